@@ -1,0 +1,78 @@
+# kestrelmq: `make serve` runs the server, `make test` runs the tests. Needs Python 3.11 or newer.
+#
+# Every target installs what it needs into .venv, at the versions of constraints.txt, and installs
+# again only when pyproject.toml or constraints.txt changed.
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+NODE_TESTS := tests/conformance/node
+PINS := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve check format test bench bench-peers soak clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
+
+setup: $(STAMPS)/dev ## install everything a developer needs into .venv
+
+serve: $(STAMPS)/runtime ## run the server in the foreground; ARGS="--memcache-port 0 ..."
+	@exec $(BIN)/kestrelmq serve $(ARGS)
+
+check: $(STAMPS)/dev ## formatting, lint, strict types, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict src tests bench
+	$(BIN)/lint-imports
+
+format: $(STAMPS)/dev ## reformat the code and fix what lint can fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: $(STAMPS)/test-tools $(STAMPS)/test $(STAMPS)/node ## all tests; ARGS="-k name" picks some
+	$(BIN)/pytest $(ARGS)
+
+soak: $(STAMPS)/test-tools $(STAMPS)/test $(STAMPS)/node ## the tests that run for minutes or more
+	$(BIN)/pytest -m soak --timeout 0 $(ARGS)
+
+bench: $(STAMPS)/runtime ## measure the server beside the peers this machine has
+	$(BIN)/python -m bench.flood $(ARGS)
+
+bench-peers: ## install the peers from Debian, and leave none of their services running
+	scripts/install-debian --no-service redis-server memcached beanstalkd
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) $(NODE_TESTS)/node_modules .mypy_cache .ruff_cache .pytest_cache \
+	    .import_linter_cache .hypothesis dist
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Debian ships venv apart from python3; an unusable venv is made again with it.
+$(STAMPS)/venv:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	$(PYTHON) -m venv $(VENV) || { scripts/install-debian python3-venv && $(PYTHON) -m venv --clear $(VENV); }
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/runtime: $(STAMPS)/venv $(PINS)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+# pylibmc has no wheel for every Python; from source it needs a compiler and two libraries.
+$(STAMPS)/test: $(STAMPS)/venv $(STAMPS)/test-tools $(PINS)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@ $(STAMPS)/runtime
+
+$(STAMPS)/dev: $(STAMPS)/venv $(STAMPS)/test-tools $(PINS)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ $(STAMPS)/runtime $(STAMPS)/test
+
+$(STAMPS)/test-tools: $(STAMPS)/venv scripts/install-debian scripts/install-test-tools
+	scripts/install-test-tools
+	@touch $@
+
+$(STAMPS)/node: $(STAMPS)/test-tools $(NODE_TESTS)/package.json
+	cd $(NODE_TESTS) && npm install --no-audit --no-fund --no-package-lock
+	@touch $@

@@ -1,0 +1,1 @@
+"""Benchmarks: kestrelmq and its peers, side by side on one machine. Linux only (epoll, /proc)."""

@@ -1,0 +1,240 @@
+"""A load generator that is never the bottleneck, and that shows its own cost.
+
+    python -m bench.loadgen --port 22133 --op set --op get --connections 50 --depth 16 --json
+
+The phases (`--op`, in order, `--repeat` times) run over the same connections. With `--server-pid`
+the server's CPU time is read directly before the first request and after the last reply of each
+phase, so that neither connecting nor the pause between phases is counted; its memory is read at
+the end of each phase.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from multiprocessing.connection import Connection
+
+from bench import accounting, latency
+from bench.worker import LoadError, Plan, Report, Worker
+from bench.workload import Operation, Protocol
+
+Runner = Callable[[Operation, int], list[Report]]
+"""Runs one phase of so many operations in all, on every worker at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One measured phase. Times in seconds, CPU in microseconds per operation, memory in KiB.
+
+    The server's numbers are None when its process is not known.
+    """
+
+    operation: str
+    operations: int
+    misses: int
+    seconds: float
+    operations_per_second: float
+    load_cpu: float
+    server_cpu: float | None
+    server_resident: int | None
+    server_peak: int | None
+    p50: int
+    p99: int
+    max: int
+
+
+def raise_open_files(wanted: int) -> None:
+    """Lets this process and its children open `wanted` files, or as many as the machine allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+        except (ValueError, OSError):
+            wanted = hard
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, max(wanted, hard)))
+
+
+def measure(run: Runner, operation: Operation, operations: int, server: int | None) -> Phase:
+    """Runs one phase and sums up what its workers measured; raises `LoadError`."""
+    before = accounting.cpu_seconds(server) if server else 0.0
+    reports = run(operation, operations)
+    used = accounting.cpu_seconds(server) - before if server else 0.0
+    memory = accounting.memory(server) if server else None
+    done = sum(report.operations for report in reports)
+    seconds = max(report.ended for report in reports) - min(report.started for report in reports)
+    times = latency.summary(sum((report.latencies for report in reports), Counter()))
+    return Phase(
+        operation=operation.value,
+        operations=done,
+        misses=sum(report.misses for report in reports),
+        seconds=seconds,
+        operations_per_second=done / seconds,
+        load_cpu=sum(report.cpu for report in reports) / done * 1e6,
+        server_cpu=used / done * 1e6 if server else None,
+        server_resident=memory.resident if memory else None,
+        server_peak=memory.peak if memory else None,
+        p50=times.p50,
+        p99=times.p99,
+        max=times.max,
+    )
+
+
+@contextmanager
+def runner(plan: Plan, processes: int) -> Iterator[Runner]:
+    """Connects, in this process or spread over several, and gives what runs the phases."""
+    if processes == 1:
+        with Worker(plan) as worker:
+            yield lambda operation, operations: [worker.run(operation, operations)]
+        return
+    with ExitStack() as stack:
+        pipes = [stack.enter_context(_process(share)) for share in _shares(plan, processes)]
+        for pipe in pipes:
+            _receive(pipe)
+
+        def run(operation: Operation, operations: int) -> list[Report]:
+            for pipe in pipes:
+                pipe.send((operation, -(-operations // len(pipes))))
+            reports = [_receive(pipe) for pipe in pipes]
+            return [report for report in reports if report is not None]
+
+        yield run
+
+
+def _shares(plan: Plan, processes: int) -> list[Plan]:
+    bounds = [plan.connections * number // processes for number in range(processes + 1)]
+    return [
+        replace(plan, connections=end - start, first_connection=plan.first_connection + start)
+        for start, end in pairwise(bounds)
+        if end > start
+    ]
+
+
+@contextmanager
+def _process(plan: Plan) -> Iterator[Connection]:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve_phases, args=(plan, ours, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield ours
+    finally:
+        ours.close()
+        process.join(5)
+        process.kill()
+
+
+def _serve_phases(plan: Plan, parent: Connection, pipe: Connection) -> None:
+    """A worker process: says None once connected, then answers each phase with its report.
+
+    It ends when the parent's end of the pipe is closed, also by the parent's death; its own copy
+    of that end, and those of workers started earlier, must not keep it open. Hence the `close`,
+    and the workers end last to first.
+    """
+    parent.close()
+    try:
+        with Worker(plan) as worker:
+            pipe.send(None)
+            while True:
+                operation, operations = pipe.recv()
+                pipe.send(worker.run(operation, operations))
+    except EOFError:
+        return
+    except (LoadError, OSError) as error:
+        with suppress(OSError):  # Another worker failed first, and nobody listens any more.
+            pipe.send(LoadError(str(error)))
+
+
+def _receive(pipe: Connection) -> Report | None:
+    match pipe.recv():
+        case LoadError() as error:
+            raise error
+        case None:
+            return None
+        case Report() as report:
+            return report
+        case other:
+            raise LoadError(f"a worker process said {other!r}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench.loadgen", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--host", default="127.0.0.1")
+    add("--port", type=int, required=True)
+    add("--protocol", type=Protocol, choices=list(Protocol), default=Protocol.MEMCACHE)
+    add("--op", type=Operation, choices=list(Operation), action="append", help="default: set")
+    add("--repeat", type=int, default=1, help="how often the phases are run through")
+    add("--connections", type=int, default=50)
+    add("--depth", type=int, default=1, help="requests sent at once on a connection")
+    add("--operations", type=int, default=100_000, help="of each phase")
+    add("--warmup", type=int, default=0, help="operations of each phase before it counts")
+    add("--size", type=int, default=1024, help="bytes of an item")
+    add("--keys", type=int, default=1, help="queues or keys to spread the connections over")
+    add("--processes", type=int, default=1)
+    add("--cpus", type=lambda text: set(map(int, text.split(","))), help="run on these, as 1,2")
+    add("--server-pid", type=int, help="measure this process's CPU time and memory")
+    add("--time-limit", type=float, default=120.0, help="seconds for each phase")
+    add("--json", action="store_true", help="one JSON list of the phases")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line. Exit status 1: the run failed, with the reason on standard error."""
+    options = _parser().parse_args(arguments)
+    if options.cpus:
+        os.sched_setaffinity(0, options.cpus)
+    raise_open_files(options.connections + 100)
+    plan = Plan(
+        host=options.host,
+        port=options.port,
+        protocol=options.protocol,
+        connections=options.connections,
+        depth=options.depth,
+        size=options.size,
+        keys=options.keys,
+        time_limit=options.time_limit,
+    )
+    operations = options.op or [Operation.SET]
+    try:
+        with runner(plan, min(options.processes, options.connections)) as run:
+            for operation in operations if options.warmup else ():
+                run(operation, options.warmup)
+            phases = [
+                measure(run, operation, options.operations, options.server_pid)
+                for _ in range(options.repeat)
+                for operation in operations
+            ]
+    except (LoadError, OSError, EOFError) as error:
+        print(f"load failed: {error}", file=sys.stderr)
+        return 1
+    _print(phases, as_json=options.json)
+    return 0
+
+
+def _print(phases: list[Phase], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([asdict(phase) for phase in phases]))
+        return
+    for phase in phases:
+        server = "" if phase.server_cpu is None else f", server {phase.server_cpu:.2f} us/op"
+        print(
+            f"{phase.operation}: {phase.operations} operations, {phase.misses} misses, "
+            f"{phase.operations_per_second:,.0f}/s, p50 {phase.p50} us, p99 {phase.p99} us, "
+            f"max {phase.max} us, load generator {phase.load_cpu:.2f} us/op{server}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Counting replies: exact on every byte, and nearly free while the server answers as expected.
+
+The rule: a batch is complete when exactly `depth` replies have come, each either the expected item
+(or acknowledgement) or a miss. Anything else, an error reply, a wrong item, a byte too many or a
+closed connection, raises `ReplyError`. No sockets here: bytes go in, "complete" comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+MAX_LINE = 8192
+"""A reply line longer than this many bytes is garbage."""
+
+Parser = Callable[[bytes, int], tuple[int, bool] | None]
+"""(buffer, start) -> (end of the reply, is it a hit), or None when more bytes are needed."""
+
+
+class ReplyError(Exception):
+    """The server answered something that isn't a valid reply to the request."""
+
+
+class BatchReplies:
+    """The replies to one batch after another on one connection.
+
+    While the bytes are a prefix of `whole` only a position moves. At the first difference the batch
+    is parsed reply by reply, to tell a miss from an error.
+
+    `fast` is `whole` between batches and None within one: a caller may compare a read with it and
+    skip `feed` when they are equal.
+    """
+
+    __slots__ = ("_buffer", "_depth", "_left", "_parser", "_position", "_whole", "fast", "misses")
+
+    def __init__(self, whole: bytes, parser: Parser, depth: int) -> None:
+        self._whole = whole
+        self._parser = parser
+        self._depth = depth
+        self._left = depth
+        self._position = 0
+        self._buffer = b""
+        self.fast: bytes | None = whole or None
+        self.misses = 0
+
+    def feed(self, data: bytes) -> bool:
+        """Takes what was read, b"" for a closed connection; True when the batch is complete."""
+        if not data:
+            raise ReplyError("the server closed the connection")
+        if (
+            not self._buffer
+            and self._left == self._depth
+            and self._whole.startswith(data, self._position)
+        ):
+            self._position += len(data)
+            if self._position < len(self._whole):
+                self.fast = None
+                return False
+            self._reset()
+            return True
+        return self._parse(self._whole[: self._position] + self._buffer + data)
+
+    def _parse(self, buffer: bytes) -> bool:
+        start = 0
+        while self._left and (reply := self._parser(buffer, start)) is not None:
+            start, hit = reply
+            self._left -= 1
+            self.misses += not hit
+        if self._left:
+            self._buffer, self._position, self.fast = buffer[start:], 0, None
+            return False
+        if start < len(buffer):
+            raise ReplyError(f"more bytes than replies: {_shown(buffer[start:])}")
+        self._reset()
+        return True
+
+    def _reset(self) -> None:
+        self._left, self._position, self._buffer = self._depth, 0, b""
+        self.fast = self._whole or None
+
+
+def memcache_set(buffer: bytes, start: int) -> tuple[int, bool] | None:
+    """`STORED` and nothing else: an item that was refused makes the run worthless."""
+    end = _line_end(buffer, start)
+    if end < 0:
+        return None
+    if buffer[start:end] != b"STORED":
+        raise ReplyError(_shown(buffer[start:end]))
+    return end + 2, True
+
+
+def memcache_get(item: bytes) -> Parser:
+    """A parser for `VALUE name flags length`, the item, `END`; a bare `END` is a miss."""
+
+    def parse(buffer: bytes, start: int) -> tuple[int, bool] | None:
+        end = _line_end(buffer, start)
+        if end < 0:
+            return None
+        line = buffer[start:end]
+        if line == b"END":
+            return end + 2, False
+        fields = line.split(b" ")
+        if fields[0] != b"VALUE" or len(fields) != 4 or fields[3] != b"%d" % len(item):
+            raise ReplyError(_shown(line))
+        return _expect(buffer, end + 2, item + b"\r\nEND\r\n")
+
+    return parse
+
+
+def resp_integer(buffer: bytes, start: int) -> tuple[int, bool] | None:
+    """The length of the list after an LPUSH."""
+    end = _line_end(buffer, start)
+    if end < 0:
+        return None
+    line = buffer[start:end]
+    if line[:1] != b":" or not line[1:].isdigit():
+        raise ReplyError(_shown(line))
+    return end + 2, True
+
+
+def resp_item(item: bytes) -> Parser:
+    """A parser for a bulk string that is the item; the null bulk string is a miss."""
+
+    def parse(buffer: bytes, start: int) -> tuple[int, bool] | None:
+        end = _line_end(buffer, start)
+        if end < 0:
+            return None
+        line = buffer[start:end]
+        if line == b"$-1":
+            return end + 2, False
+        if line != b"$%d" % len(item):
+            raise ReplyError(_shown(line))
+        return _expect(buffer, end + 2, item + b"\r\n")
+
+    return parse
+
+
+def _line_end(buffer: bytes, start: int) -> int:
+    """Where the line that begins at `start` ends, -1 when it isn't complete."""
+    end = buffer.find(b"\r\n", start, start + MAX_LINE)
+    if end < 0 and len(buffer) - start >= MAX_LINE:
+        raise ReplyError(f"no line end in {MAX_LINE} bytes: {_shown(buffer[start:])}")
+    return end
+
+
+def _expect(buffer: bytes, start: int, body: bytes) -> tuple[int, bool] | None:
+    end = start + len(body)
+    if len(buffer) < end:
+        return None
+    if buffer[start:end] != body:
+        raise ReplyError(f"not the item that was set: {_shown(buffer[start:end])}")
+    return end, True
+
+
+def _shown(data: bytes) -> str:
+    return repr(data[:80])

@@ -1,0 +1,245 @@
+"""`kestrelmq put`, `get`, `peek` and `monitor`: items in and out of queues.
+
+An item goes to standard output byte for byte, and is confirmed only when it is written there.
+"""
+
+import itertools
+import os
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from io import BufferedReader
+from typing import Annotated, Final, cast
+
+import typer
+from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from kestrelmq.cli.servers import (
+    PathPrefixFlag,
+    QueueArgument,
+    ServersFlag,
+    ZookeeperFlag,
+    connect,
+    duration,
+)
+from kestrelmq.client import Client
+from kestrelmq.errors import ClientError, KestrelError, ServerRefused
+
+_CHUNK: Final = 1024 * 1024
+
+_TIMEOUT_HELP: Final = "Wait this long for an item, such as 5 or 500ms."
+DelimiterFlag = Annotated[
+    str | None,
+    typer.Option(
+        help="What to write after each item; by default a line end when there may be several."
+    ),
+]
+
+
+def put(
+    queue: QueueArgument,
+    data: Annotated[
+        str | None,
+        typer.Argument(metavar="DATA", help="The item; - or nothing reads standard input."),
+    ] = None,
+    *,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Each line of standard input is an item of its own.")
+    ] = False,
+    expiry: Annotated[
+        str | None, typer.Option(help="Drop the item when nobody took it for so long, such as 1h.")
+    ] = None,
+    retry_unknown: Annotated[
+        bool,
+        typer.Option(
+            "--retry-unknown",
+            help="Send again what may be stored already: rather twice than never.",
+        ),
+    ] = False,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Add an item to a queue, or many.
+
+    \b
+    kestrelmq put work hello
+    kestrelmq put work - < picture.png
+    kestrelmq put work --lines --expiry 1h < jobs.txt
+
+    With --lines, the line ends are no part of the items, and the number of items is printed.
+    Exit status 1: a queue is full, or no server took it; the message says how far it went.
+    """  # noqa: D301 # \b is for the help
+    seconds = duration(expiry)
+    if lines and data not in {None, "-"}:
+        raise typer.BadParameter("--lines reads standard input, and takes no DATA")
+    with connect(servers, zookeeper, path_prefix) as client:
+        if lines:
+            stream = cast(BufferedReader, sys.stdin.buffer)
+            count = _put_lines(client, queue, stream, seconds, retry_unknown=retry_unknown)
+            print(f"{count} items put")
+            return
+        item = sys.stdin.buffer.read() if data in {None, "-"} else str(data).encode()
+        if not client.put(queue, item, seconds, retry_unknown=retry_unknown):
+            raise ServerRefused(f"queue {queue!r} is full, or the item is too large")
+
+
+def get(
+    queue: QueueArgument,
+    *,
+    timeout: Annotated[str | None, typer.Option(help=_TIMEOUT_HELP)] = None,
+    count: Annotated[
+        int, typer.Option(min=0, help="Take up to so many items; 0 takes all there are.")
+    ] = 1,
+    confirm: Annotated[
+        bool,
+        typer.Option(
+            help="Confirm an item once it is written; without, it is gone as soon as it is sent."
+        ),
+    ] = True,
+    delimiter: DelimiterFlag = None,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Take items from a queue and write them to standard output, byte for byte.
+
+    \b
+    kestrelmq get work
+    kestrelmq get work --timeout 5 > picture.png
+    kestrelmq get work --count 0 | wc -l
+
+    Each item is read with /open and confirmed when it was written, so an item that could not be
+    written is back in its queue. Exit status 1, and nothing written: there was no item.
+    """  # noqa: D301 # \b is for the help
+    wait = duration(timeout)
+    after = _delimiter(delimiter, several=count != 1)
+    taken = 0
+    with (
+        connect(servers, zookeeper, path_prefix) as client,
+        closing(_items(client, queue, wait, count, confirm=confirm)) as items,
+    ):
+        for item in items:
+            _write(item, after)
+            taken += 1
+    if not taken:
+        raise typer.Exit(1)
+
+
+def peek(
+    queue: QueueArgument,
+    *,
+    timeout: Annotated[str | None, typer.Option(help=_TIMEOUT_HELP)] = None,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Write the next item of a queue to standard output, and leave it in the queue.
+
+    In a cluster it is the next item of one of the servers. Exit status 1: there was no item.
+    """
+    wait = duration(timeout)
+    with connect(servers, zookeeper, path_prefix) as client:
+        item = client.peek(queue, wait)
+    if item is None:
+        raise typer.Exit(1)
+    _write(item, b"")
+
+
+def monitor(
+    queue: QueueArgument,
+    seconds: Annotated[str, typer.Argument(metavar="TIME", help="How long, such as 30 or 5m.")],
+    max_items: Annotated[
+        int | None, typer.Argument(metavar="MAX", min=1, help="Stop after so many items.")
+    ] = None,
+    *,
+    delimiter: DelimiterFlag = None,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Take the items that arrive within TIME, write them, and confirm them together.
+
+    \b
+    kestrelmq monitor work 30
+    kestrelmq monitor work 5m 1000
+
+    They are written when the time is over, or MAX is reached. When that fails, all of them go back
+    to the queue. Exit status 1: no item came.
+    """  # noqa: D301 # \b is for the help
+    wait = duration(seconds) or 0.0
+    after = _delimiter(delimiter, several=True)
+    with (
+        connect(servers, zookeeper, path_prefix) as client,
+        client.monitor(queue, wait, max_items) as items,
+    ):
+        for item in items:
+            _write(item, after)
+    if not items:
+        raise typer.Exit(1)
+
+
+def _items(
+    client: Client, queue: str, wait: float | None, count: int, *, confirm: bool
+) -> Generator[bytes, None, None]:
+    """Give up to `count` items; each is confirmed when the next is asked for, or at once."""
+    if confirm:
+        yield from client.consume(queue, idle_timeout=wait or 0.0, max_items=count or None)
+        return
+    for _ in range(count) if count else itertools.count():
+        if (item := client.get(queue, wait)) is None:
+            return
+        yield item
+
+
+def _delimiter(flag: str | None, *, several: bool) -> bytes:
+    if flag is None:
+        return b"\n" if several else b""
+    return flag.encode().replace(b"\\n", b"\n").replace(b"\\0", b"\0")
+
+
+def _write(item: bytes, after: bytes) -> None:
+    # Unbuffered: what an error says was not written must not be written at exit.
+    rest = memoryview(item + after)
+    try:
+        while rest:
+            rest = rest[os.write(sys.stdout.fileno(), rest) :]
+    except OSError as error:
+        raise KestrelError(f"standard output: {error.strerror}") from error
+
+
+def _put_lines(
+    client: Client, queue: str, stream: BufferedReader, expiry: float | None, *, retry_unknown: bool
+) -> int:
+    stored = 0
+    columns = (SpinnerColumn(), TextColumn("put"), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as progress:
+        bar = progress.add_task("put", total=None)
+        for batch in _line_batches(stream):
+            try:
+                outcomes = client.put_many(queue, batch, expiry, retry_unknown=retry_unknown)
+            except ClientError as error:
+                stored += error.stored.count(True)
+                unknown = error.stored.count(None)
+                message = f"{error}; {stored} items put, {unknown} of the next unknown or not sent"
+                raise ClientError(message) from error
+            stored += outcomes.count(True)
+            if not all(outcomes):
+                message = f"queue {queue!r} is full, or an item too large: {stored} items put"
+                raise ServerRefused(f"{message}, {outcomes.count(False)} refused")
+            progress.update(bar, completed=stored)
+    return stored
+
+
+def _line_batches(stream: BufferedReader) -> Iterator[list[bytes]]:
+    """Give the lines of a stream as they come, so that a slow writer's don't wait for more."""
+    rest = b""
+    while chunk := stream.read1(_CHUNK):
+        first, *others = chunk.split(b"\n")
+        if not others:
+            rest += first
+            continue
+        yield [rest + first, *others[:-1]]
+        rest = others[-1]
+    if rest:
+        yield [rest]

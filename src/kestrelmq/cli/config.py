@@ -1,0 +1,60 @@
+"""`kestrelmq config`: look at a configuration without starting a server."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kestrelmq.config import (
+    ServerConfig,
+    config_toml,
+    config_warnings,
+    load_config,
+    queues_toml,
+)
+from kestrelmq.errors import ConfigError
+from kestrelmq.names import queue_name_error
+
+app = typer.Typer(help="Check, show and describe the configuration.", no_args_is_help=True)
+
+
+@app.command()
+def check(file: Annotated[Path, typer.Argument(help="The configuration file.")]) -> None:
+    """Say whether a server would start with FILE, and everything that is wrong if it would not."""
+    config = load_config(file)
+    for warning in config_warnings(config):
+        print(f"{file}: warning: {warning}", file=sys.stderr)
+    print(f"{file}: ok, {len(config.queues)} queues and {len(config.aliases)} aliases configured")
+
+
+@app.command()
+def show(
+    queues: Annotated[
+        list[str] | None, typer.Argument(metavar="[QUEUE]...", help="Only these queues.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="The configuration file; without one, the defaults.")
+    ] = None,
+) -> None:
+    """Print the settings in force, after inheritance, as TOML that loads again.
+
+    With QUEUE names, print what holds for each of them, configured by name or not.
+
+    ZooKeeper credentials are never printed.
+    """
+    names = queues or []
+    for name in names:
+        problem = queue_name_error(name)
+        if problem is not None:
+            raise ConfigError(f"{name!r}: {problem}")
+    loaded = load_config(config) if config is not None else ServerConfig()
+    print(queues_toml(loaded, names) if names else config_toml(loaded), end="")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the configuration file, for editors and other tools."""
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    print(json.dumps(document | ServerConfig.model_json_schema(), indent=2))

@@ -1,0 +1,109 @@
+"""`kestrelmq flush`, `delete`, `status`, `reload` and `shutdown`: orders to servers.
+
+Each goes to every server. When one of them cannot be asked, the others still are, and the exit
+status is 1.
+"""
+
+from typing import Annotated
+
+import typer
+
+from kestrelmq.cli.servers import (
+    PathPrefixFlag,
+    QueueArgument,
+    ServersFlag,
+    ZookeeperFlag,
+    connect,
+)
+
+
+def flush(
+    queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="The queue's name.")] = None,
+    *,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Discard the items of every queue.")
+    ] = False,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Discard all items that wait in a queue, on every server. The queue stays.
+
+    \b
+    kestrelmq flush work
+    kestrelmq flush --all
+    """  # noqa: D301 # \b is for the help
+    if everything == (queue is not None):
+        raise typer.BadParameter("give a QUEUE, or --all for every queue")
+    with connect(servers, zookeeper, path_prefix) as client:
+        if queue is not None:
+            client.flush(queue)
+        else:
+            client.flush_all()
+
+
+def delete(
+    queue: QueueArgument,
+    *,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Drop a queue with its items and its journal, on every server.
+
+    A fanout queue, such as work+audit, stops receiving what is put into its master.
+    """
+    with connect(servers, zookeeper, path_prefix) as client:
+        client.delete(queue)
+
+
+def status(
+    new: Annotated[
+        str | None,
+        typer.Argument(metavar="NEW", help="up, writeavoid, readonly or quiescent."),
+    ] = None,
+    *,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Print the status of each server, or change it on all of them.
+
+    \b
+    kestrelmq status
+    kestrelmq status readonly
+
+    A server that is read-only gives items and takes none; a quiescent one does neither, and only
+    finishes the reads that are open. The status survives a restart.
+    """  # noqa: D301 # \b is for the help
+    with connect(servers, zookeeper, path_prefix) as client:
+        if new is not None:
+            client.set_status(new)
+            return
+        for server, now in client.status().items():
+            print(f"{server}\t{now}")
+
+
+def reload(
+    *,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Let every server read its configuration file again: its queues and aliases.
+
+    A file with a mistake changes nothing, and the message says what is wrong.
+    """
+    with connect(servers, zookeeper, path_prefix) as client:
+        client.reload()
+
+
+def shutdown(
+    *,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Stop every server cleanly. Items stay in the journals."""
+    with connect(servers, zookeeper, path_prefix) as client:
+        client.shutdown()

@@ -1,0 +1,79 @@
+"""The entry point of the `kestrelmq` command.
+
+Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wrong usage.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from kestrelmq.errors import KestrelError
+from kestrelmq.version import VERSION
+
+if TYPE_CHECKING:
+    import typer
+
+# Each command: the module that holds it, and its name there. A `typer.Typer` is a group of
+# commands, a function is one command. Only the module of the command that was asked for is
+# imported. The order is that of `kestrelmq --help`.
+COMMANDS: Final = {
+    "serve": ("kestrelmq.cli.serve", "serve"),
+    "put": ("kestrelmq.cli.client", "put"),
+    "get": ("kestrelmq.cli.client", "get"),
+    "peek": ("kestrelmq.cli.client", "peek"),
+    "monitor": ("kestrelmq.cli.client", "monitor"),
+    "queues": ("kestrelmq.cli.tables", "queues"),
+    "stats": ("kestrelmq.cli.tables", "stats"),
+    "top": ("kestrelmq.cli.top", "top"),
+    "flush": ("kestrelmq.cli.control", "flush"),
+    "delete": ("kestrelmq.cli.control", "delete"),
+    "status": ("kestrelmq.cli.control", "status"),
+    "reload": ("kestrelmq.cli.control", "reload"),
+    "shutdown": ("kestrelmq.cli.control", "shutdown"),
+    "config": ("kestrelmq.cli.config", "app"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command that `arguments` (those of the process) ask for, and exit."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--version"]:
+        print(f"kestrelmq {VERSION}")
+        sys.exit(0)
+    # Any other first word needs all commands: to list them, or to suggest the right one.
+    asked = words[:1] if words and words[0] in COMMANDS else list(COMMANDS)
+    try:
+        _application(asked)(args=words, prog_name="kestrelmq")
+    except KestrelError as error:
+        for line in str(error).splitlines():
+            print(f"kestrelmq: error: {line}", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _application(names: Sequence[str]) -> "typer.Typer":
+    import typer  # noqa: PLC0415 # `--version` answers without it
+
+    application = typer.Typer(
+        help="A durable, ordered message queue that speaks the memcache protocol.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
+
+    @application.callback()
+    def everywhere(
+        *, version: bool = typer.Option(False, "--version", help="Print the version and exit.")
+    ) -> None:
+        if version:
+            print(f"kestrelmq {VERSION}")
+            raise typer.Exit
+
+    for name in names:
+        module, attribute = COMMANDS[name]
+        command = getattr(importlib.import_module(module), attribute)
+        if isinstance(command, typer.Typer):
+            application.add_typer(command, name=name)
+        else:
+            application.command(name)(command)
+    return application

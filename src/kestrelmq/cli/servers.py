@@ -1,0 +1,88 @@
+"""Which servers a command talks to: the flags, and what becomes of them."""
+
+import os
+from typing import Annotated, Final
+
+import typer
+
+from kestrelmq.client import Client
+from kestrelmq.client.address import DEFAULT_PORT
+from kestrelmq.client.cluster import Membership
+from kestrelmq.client.options import ClientOptions, membership_of
+from kestrelmq.errors import InvalidRequest
+from kestrelmq.units import parse_duration
+
+DEFAULT_SERVER: Final = f"127.0.0.1:{DEFAULT_PORT}"
+VARIABLE: Final = "KESTRELMQ_SERVERS"
+_PANEL: Final = "Which servers"
+
+ServersFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--servers",
+        metavar="HOST:PORT,...",
+        help=f"The servers; otherwise those of the variable {VARIABLE}, or {DEFAULT_SERVER}.",
+        rich_help_panel=_PANEL,
+    ),
+]
+ZookeeperFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--zookeeper",
+        metavar="HOST:PORT,...",
+        help="Ask ZooKeeper for the servers, together with --path-prefix.",
+        rich_help_panel=_PANEL,
+    ),
+]
+PathPrefixFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--path-prefix",
+        metavar="PATH",
+        help="Where in ZooKeeper the servers are, in PATH/read and PATH/write.",
+        rich_help_panel=_PANEL,
+    ),
+]
+QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
+
+
+def membership(servers: str | None, zookeeper: str | None, path_prefix: str | None) -> Membership:
+    """Return who the servers are, as the flags say.
+
+    Raises:
+        typer.BadParameter: the flags contradict each other, or name no server.
+    """
+    if (zookeeper is None) != (path_prefix is None):
+        raise typer.BadParameter("--zookeeper and --path-prefix go together")
+    if zookeeper is not None and path_prefix is not None:
+        if servers is not None:
+            raise typer.BadParameter("give either --servers or --zookeeper")
+        from kestrelmq.client.discovery import ZooKeeperMembership  # noqa: PLC0415 # kazoo is large
+
+        return ZooKeeperMembership(zookeeper, path_prefix)
+    try:
+        return membership_of(servers or os.environ.get(VARIABLE) or DEFAULT_SERVER)
+    except InvalidRequest as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def connect(
+    servers: str | None,
+    zookeeper: str | None,
+    path_prefix: str | None,
+    options: ClientOptions | None = None,
+) -> Client:
+    """Return a client of the servers that the flags name."""
+    return Client(membership(servers, zookeeper, path_prefix), options=options)
+
+
+def duration(text: str | None) -> float | None:
+    """Return a flag's duration in seconds; None when it was not given.
+
+    Raises:
+        typer.BadParameter: it is no duration.
+    """
+    try:
+        return None if text is None else parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error

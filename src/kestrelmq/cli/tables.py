@@ -1,0 +1,153 @@
+"""`kestrelmq stats` and `kestrelmq queues`: the servers' numbers, for people and for scripts."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import typer
+
+from kestrelmq.cli.servers import PathPrefixFlag, ServersFlag, ZookeeperFlag, connect
+from kestrelmq.client import QueueStats
+from kestrelmq.errors import KestrelError
+
+# Over several servers, an age is the oldest one and everything else is a sum.
+COLUMNS: Final = (
+    "items",
+    "bytes",
+    "age_msec",
+    "waiters",
+    "open_transactions",
+    "total_items",
+    "expired_items",
+    "discarded",
+    "mem_items",
+    "mem_bytes",
+    "logsize",
+)
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
+
+
+class Sort(StrEnum):
+    """What the table of queues is sorted by."""
+
+    NAME = "name"
+    ITEMS = "items"
+    BYTES = "bytes"
+    AGE = "age"
+
+
+def stats(
+    queue: Annotated[
+        str | None, typer.Argument(metavar="QUEUE", help="Only the statistics of this queue.")
+    ] = None,
+    *,
+    as_json: JsonFlag = False,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Print every statistic of every server, or those of one queue.
+
+    \b
+    kestrelmq stats
+    kestrelmq stats work --json
+
+    Exit status 1: there is no such queue.
+    """  # noqa: D301 # \b is for the help
+    with connect(servers, zookeeper, path_prefix) as client:
+        if queue is None:
+            answers: dict[str, Mapping[str, str]] = dict(client.stats())
+        else:
+            answers = {
+                found.server: found.values for found in client.queues() if found.name == queue
+            }
+    if not answers:
+        raise KestrelError(f"no server has a queue {queue!r}")
+    if as_json:
+        numbers = {s: {k: _number(v) for k, v in values.items()} for s, values in answers.items()}
+        print(json.dumps(numbers, indent=2))
+        return
+    names = dict.fromkeys(name for values in answers.values() for name in values)
+    rows = [[name, *(values.get(name, "") for values in answers.values())] for name in names]
+    print_table(["", *answers], rows)
+
+
+def queues(
+    *,
+    sort: Annotated[Sort, typer.Option(help="Names from a to z, numbers from the largest.")] = (
+        Sort.NAME
+    ),
+    by_server: Annotated[
+        bool, typer.Option("--by-server", help="A line for each queue of each server.")
+    ] = False,
+    as_json: JsonFlag = False,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """List the queues: items and bytes waiting, the age of the last item taken, and more.
+
+    \b
+    kestrelmq queues --sort items
+    kestrelmq queues --json | jq '.[] | select(.items > 1000)'
+
+    Over several servers, numbers are sums; the age, in milliseconds, is the greatest.
+    """  # noqa: D301 # \b is for the help
+    with connect(servers, zookeeper, path_prefix) as client:
+        found = client.queues()
+    rows = _sorted([row_of([q]) for q in found] if by_server else summed(found), sort)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    heads = ["queue", *(["server"] if by_server else []), *COLUMNS]
+    print_table(heads, [[str(row[head]) for head in heads] for row in rows])
+
+
+def summed(found: Iterable[QueueStats]) -> list[dict[str, Any]]:
+    """Return one row for each queue name, over all servers that have it."""
+    names: dict[str, list[QueueStats]] = {}
+    for queue in found:
+        names.setdefault(queue.name, []).append(queue)
+    return [row_of(same) for same in names.values()]
+
+
+def row_of(same: Sequence[QueueStats]) -> dict[str, Any]:
+    """Return the row of one queue, on one server or on several."""
+    row: dict[str, Any] = {"queue": same[0].name, "server": ", ".join(q.server for q in same)}
+    for stat in COLUMNS:
+        row[stat] = sum(queue.number(stat) for queue in same)
+    row["age_msec"] = max(queue.age_msec for queue in same)
+    return row
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print columns, the first aligned to the left and numbers to the right."""
+    widths = [max(len(line[i]) for line in [heads, *rows]) for i in range(len(heads))]
+    numeric = [all(_is_number(row[i]) for row in rows) for i in range(len(heads))]
+    for line in [heads, *rows]:
+        cells = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def _sorted(rows: list[dict[str, Any]], sort: Sort) -> list[dict[str, Any]]:
+    rows.sort(key=lambda row: (row["queue"], row["server"]))
+    match sort:
+        case Sort.NAME:
+            pass
+        case Sort.ITEMS | Sort.BYTES:
+            rows.sort(key=lambda row: -row[sort.value])
+        case Sort.AGE:
+            rows.sort(key=lambda row: -row["age_msec"])
+    return rows
+
+
+def _is_number(text: str) -> bool:
+    return text.removeprefix("-").isdigit()
+
+
+def _number(text: str) -> int | str:
+    return int(text) if _is_number(text) else text

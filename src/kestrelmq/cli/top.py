@@ -1,0 +1,220 @@
+"""`kestrelmq top`: what the servers do, live."""
+
+import sys
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+
+from kestrelmq.cli.servers import (
+    PathPrefixFlag,
+    ServersFlag,
+    ZookeeperFlag,
+    duration,
+    membership,
+)
+from kestrelmq.client import Client, ClientOptions, QueueStats
+from kestrelmq.client.address import Address
+from kestrelmq.client.cluster import FixedMembership, Membership
+from kestrelmq.errors import ClientError
+
+_WIDE: Final = 200
+_PATIENCE: Final = ClientOptions(connect_timeout=1.0, operation_timeout=3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one server said at one time; `problem` is set when it said nothing."""
+
+    time: float
+    values: Mapping[str, str]
+    queues: Mapping[str, QueueStats]
+    problem: str = ""
+
+    def number(self, stat: str) -> int:
+        """Return one of the server's statistics, 0 when it has none of that name."""
+        text = self.values.get(stat, "0")
+        return int(text) if text.isdigit() else 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLine:
+    """One queue over all servers; rates are items a second."""
+
+    name: str
+    items: int
+    bytes: int
+    rate_in: float
+    rate_out: float
+    age_msec: int
+    open_reads: int
+    waiters: int
+
+
+def top(
+    *,
+    interval: Annotated[
+        str, typer.Option(help="Time between two looks, such as 2 or 500ms.")
+    ] = "2",
+    once: Annotated[
+        bool, typer.Option("--once", help="Look twice, print once, and end: for scripts.")
+    ] = False,
+    lines: Annotated[int, typer.Option(min=1, help="How many queues to show.")] = 40,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Watch servers and their busiest queues: items, rates, ages, open reads, waiters.
+
+    \b
+    kestrelmq top
+    kestrelmq top --servers a:22133,b:22133 --interval 500ms
+    kestrelmq top --once
+
+    Rates are differences between two looks. End it with Ctrl-C. Exit status 1 with --once: no
+    server could be reached.
+    """  # noqa: D301 # \b is for the help
+    seconds = duration(interval) or 0.1
+    known = membership(servers, zookeeper, path_prefix)
+    views = _views(known, seconds, lines)
+    try:
+        if once:
+            view, reached = next(views)
+            Console(width=None if sys.stdout.isatty() else _WIDE).print(view)
+            if not reached:
+                raise typer.Exit(1)
+            return
+        with Live(auto_refresh=False, screen=sys.stdout.isatty()) as live:
+            for view, _ in views:
+                live.update(view, refresh=True)
+    except KeyboardInterrupt:
+        return
+    finally:
+        views.close()
+        known.close()
+
+
+def queue_lines(
+    before: Mapping[Address, Sample], after: Mapping[Address, Sample]
+) -> list[QueueLine]:
+    """Return the queues that the later samples show, the busiest first."""
+    names = sorted({name for sample in after.values() for name in sample.queues})
+    lines = [_queue_line(name, before, after) for name in names]
+    return sorted(lines, key=lambda line: (-(line.rate_in + line.rate_out), -line.items, line.name))
+
+
+def _queue_line(
+    name: str, before: Mapping[Address, Sample], after: Mapping[Address, Sample]
+) -> QueueLine:
+    here = [(a, s.queues[name], s.time) for a, s in after.items() if name in s.queues]
+    rate_in = rate_out = 0.0
+    for address, queue, when in here:
+        earlier = before.get(address)
+        if earlier is None or name not in earlier.queues or when <= earlier.time:
+            continue
+        added, taken = _moved(earlier.queues[name], queue)
+        rate_in += added / (when - earlier.time)
+        rate_out += taken / (when - earlier.time)
+    stats = [queue for _, queue, _ in here]
+    return QueueLine(
+        name,
+        items=sum(queue.items for queue in stats),
+        bytes=sum(queue.bytes for queue in stats),
+        rate_in=rate_in,
+        rate_out=rate_out,
+        age_msec=max(queue.age_msec for queue in stats),
+        open_reads=sum(queue.number("open_transactions") for queue in stats),
+        waiters=sum(queue.number("waiters") for queue in stats),
+    )
+
+
+def _moved(before: QueueStats, after: QueueStats) -> tuple[int, int]:
+    """Return how many items came and went. A server that was restarted counts from 0 again."""
+    grown = {
+        stat: after.number(stat) - before.number(stat)
+        for stat in ("items", "total_items", "expired_items", "discarded")
+    }
+    if grown["total_items"] < 0:
+        return 0, 0
+    gone = grown["total_items"] - grown["items"] - grown["expired_items"] - grown["discarded"]
+    return grown["total_items"], max(0, gone)
+
+
+def _views(
+    known: Membership, interval: float, lines: int
+) -> Generator[tuple[RenderableType, bool], None, None]:
+    """Look again and again; give each view, and whether a server could be reached."""
+    clients: dict[Address, Client] = {}
+    known.start()
+    before = _look(known, clients)
+    try:
+        while True:
+            time.sleep(interval)
+            after = _look(known, clients)
+            yield _view(before, after, lines), any(not s.problem for s in after.values())
+            before = after
+    finally:
+        for client in clients.values():
+            client.close()
+
+
+def _look(known: Membership, clients: dict[Address, Client]) -> dict[Address, Sample]:
+    samples = {}
+    for address in sorted({*known.reads(), *known.writes()}):
+        if address not in clients:
+            clients[address] = Client(FixedMembership((address,)), options=_PATIENCE)
+        samples[address] = _sample(clients[address], str(address))
+    return samples
+
+
+def _sample(client: Client, server: str) -> Sample:
+    try:
+        values = client.stats()[server]
+        queues = client.queues()
+    except ClientError as error:
+        return Sample(time.monotonic(), {}, {}, str(error))
+    return Sample(time.monotonic(), values, {queue.name: queue for queue in queues})
+
+
+def _view(
+    before: Mapping[Address, Sample], after: Mapping[Address, Sample], lines: int
+) -> RenderableType:
+    servers = _table("server", "up", "connections", "items", "bytes", "set/s", "get/s")
+    for address, sample in after.items():
+        if sample.problem:
+            servers.add_row(str(address), sample.problem)
+            continue
+        numbers = [sample.number(n) for n in ("uptime", "curr_connections", "curr_items", "bytes")]
+        rates = [_rate(before.get(address), sample, stat) for stat in ("cmd_set", "cmd_get")]
+        servers.add_row(
+            str(address), *(f"{number:,}" for number in numbers), *(f"{r:,.1f}" for r in rates)
+        )
+    queues = _table("queue", "items", "bytes", "in/s", "out/s", "age ms", "open", "waiters")
+    for line in queue_lines(before, after)[:lines]:
+        rates = [line.rate_in, line.rate_out]
+        queues.add_row(
+            line.name,
+            *(f"{number:,}" for number in (line.items, line.bytes)),
+            *(f"{rate:,.1f}" for rate in rates),
+            *(f"{number:,}" for number in (line.age_msec, line.open_reads, line.waiters)),
+        )
+    return Group(servers, "", queues)
+
+
+def _rate(before: Sample | None, after: Sample, stat: str) -> float:
+    if before is None or before.problem or after.time <= before.time:
+        return 0.0
+    return max(0, after.number(stat) - before.number(stat)) / (after.time - before.time)
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table

@@ -1,0 +1,59 @@
+"""Where a server listens: `host:port`, `[IPv6]:port`, or a host alone for the default port."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from kestrelmq.errors import InvalidRequest
+
+DEFAULT_PORT: Final = 22133
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Address:
+    """One server's memcache listener."""
+
+    host: str
+    port: int = DEFAULT_PORT
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Return the address that `text` names.
+
+    Raises:
+        InvalidRequest: it names none.
+    """
+    text = text.strip()
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        port = rest.removeprefix(":") if rest else str(DEFAULT_PORT)
+        usable = bool(bracket) and (not rest or rest.startswith(":"))
+    elif text.count(":") > 1:
+        # A bare IPv6 address: every colon is part of it.
+        host, port, usable = text, str(DEFAULT_PORT), True
+    else:
+        host, colon, port = text.partition(":")
+        port, usable = (port, True) if colon else (str(DEFAULT_PORT), True)
+    if not usable or not host or any(c.isspace() for c in host) or not _is_port(port):
+        raise InvalidRequest(f"{text!r} is no server address such as 'localhost:{DEFAULT_PORT}'")
+    return Address(host, int(port))
+
+
+def parse_addresses(servers: str | Iterable[str]) -> tuple[Address, ...]:
+    """Return the addresses of `servers`, each once: one text with commas, or several texts.
+
+    Raises:
+        InvalidRequest: one of them is no address, or there is none.
+    """
+    texts = [servers] if isinstance(servers, str) else list(servers)
+    words = [word for text in texts for word in text.split(",") if word.strip()]
+    if not words:
+        raise InvalidRequest("no server address was given")
+    return tuple(dict.fromkeys(parse_address(word) for word in words))
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65536

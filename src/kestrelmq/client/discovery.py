@@ -1,0 +1,132 @@
+"""Servers found by ZooKeeper: the two server sets `PREFIX/read` and `PREFIX/write`.
+
+Each member is a node whose data is the ServerSet JSON. The sets are watched from the first
+operation on. While ZooKeeper cannot be reached, the servers known last stay in use: its absence
+says nothing about theirs.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any, Final
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.handlers.threading import KazooTimeoutError
+
+from kestrelmq.client.address import Address
+from kestrelmq.errors import ServerUnavailable
+
+_MEMBER: Final = "member_"
+_ENDPOINT: Final = "memcache"
+
+_log: Final = logging.getLogger("kestrelmq.client")
+
+
+def member_address(data: bytes) -> Address | None:
+    """Return where a server set's member listens for memcache; None when it does not, or is not up.
+
+    `data` is ServerSet JSON. A member that names no `memcache` among its additional endpoints, but
+    has such endpoints, listens for another protocol only.
+    """
+    try:
+        member = json.loads(data)
+        if member.get("status", "ALIVE") != "ALIVE":
+            return None
+        others = member.get("additionalEndpoints") or {}
+        endpoint = others.get(_ENDPOINT) if others else member["serviceEndpoint"]
+        if endpoint is None:
+            return None
+        host, port = endpoint["host"], endpoint["port"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    usable = isinstance(host, str) and isinstance(port, int) and 0 < port < 65536
+    return Address(host, port) if usable and host else None
+
+
+class ZooKeeperMembership:
+    """The servers under a path prefix, kept up to date. Thread-safe."""
+
+    def __init__(self, hosts: str, path_prefix: str, *, timeout: float = 10.0) -> None:
+        self._prefix = "/" + path_prefix.strip("/")
+        self._timeout = timeout
+        self._hosts = hosts
+        self._zookeeper: Any = None
+        self._members: dict[str, tuple[Address, ...]] = {"read": (), "write": ()}
+        self._lock = Lock()
+
+    def start(self) -> None:
+        """Connect to ZooKeeper and read both sets; a second call does nothing.
+
+        Raises:
+            ServerUnavailable: ZooKeeper cannot be reached in time.
+        """
+        if self._zookeeper is not None:
+            return
+        with self._lock:
+            if self._zookeeper is None:
+                self._zookeeper = self._connected()
+
+    def reads(self) -> Sequence[Address]:
+        """Return the members of the read set."""
+        return self._members["read"]
+
+    def writes(self) -> Sequence[Address]:
+        """Return the members of the write set."""
+        return self._members["write"]
+
+    def close(self) -> None:
+        """Leave ZooKeeper."""
+        with self._lock:
+            zookeeper, self._zookeeper = self._zookeeper, None
+        if zookeeper is not None:
+            _end(zookeeper)
+
+    def _connected(self) -> Any:
+        zookeeper = KazooClient(hosts=self._hosts, timeout=self._timeout, read_only=True)
+        try:
+            zookeeper.start(timeout=self._timeout)
+            for kind in self._members:
+                self._watch(zookeeper, kind)
+        except (KazooException, KazooTimeoutError) as error:
+            _end(zookeeper)
+            raise ServerUnavailable(f"ZooKeeper at {self._hosts}: {error}") from error
+        return zookeeper
+
+    def _watch(self, zookeeper: Any, kind: str) -> None:
+        path = f"{self._prefix}/{kind}"
+        watched: set[str] = set()
+
+        # A set that nobody joined yet has no node; the data watch sees it appear and disappear.
+        @zookeeper.DataWatch(path)  # type: ignore[untyped-decorator]
+        def exists(_data: bytes | None, stat: object) -> None:
+            if stat is None:
+                watched.discard(path)
+                self._members[kind] = ()
+            elif path not in watched:
+                watched.add(path)
+                zookeeper.ChildrenWatch(path)(self._reader(zookeeper, kind, path))
+
+    def _reader(self, zookeeper: Any, kind: str, path: str) -> Callable[[list[str]], None]:
+        def changed(children: list[str]) -> None:
+            addresses = {_read(zookeeper, f"{path}/{c}") for c in children if c.startswith(_MEMBER)}
+            members = tuple(sorted(address for address in addresses if address is not None))
+            if members != self._members[kind]:
+                _log.info("servers in %s: %s", path, ", ".join(map(str, members)) or "none")
+            self._members[kind] = members
+
+        return changed
+
+
+def _read(zookeeper: Any, path: str) -> Address | None:
+    try:
+        data, _ = zookeeper.get(path)
+    except NoNodeError:
+        return None
+    return member_address(data)
+
+
+def _end(zookeeper: Any) -> None:
+    zookeeper.stop()
+    zookeeper.close()

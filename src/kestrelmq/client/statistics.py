@@ -1,0 +1,105 @@
+"""The statistics of queues, out of the `STAT` lines of a server.
+
+A line is `queue_NAME_stat`, and both the name and the stat may hold underscores, so
+`queue_a_mem_items` may be of queue `a` or of queue `a_mem`. Names are found by a stat that is the
+end of no other; a line that fits two queues goes to the queue whose lines it stands among.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+QUEUE_STATS: Final = (
+    "items",
+    "bytes",
+    "total_items",
+    "logsize",
+    "expired_items",
+    "mem_items",
+    "mem_bytes",
+    "age",
+    "discarded",
+    "waiters",
+    "open_transactions",
+    "transactions",
+    "canceled_transactions",
+    "total_flushes",
+    "age_msec",
+    "create_time",
+    "children",
+    "journal_rewrites",
+    "journal_rotations",
+    "put_items",
+    "put_bytes",
+    "get_items_hit",
+    "get_items_miss",
+)
+"""The stats of a queue that servers of this protocol report."""
+
+_PREFIX: Final = "queue_"
+_MARK: Final = "_open_transactions"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """One queue on one server; `values` has every stat of it, as text.
+
+    Attributes:
+        server: the server's address.
+        name: the queue's name.
+        values: stat name to value.
+    """
+
+    server: str
+    name: str
+    values: Mapping[str, str]
+
+    def number(self, stat: str) -> int:
+        """Return a stat as a number, 0 when the server does not report it as one."""
+        try:
+            return int(self.values.get(stat, "0"))
+        except ValueError:
+            return 0
+
+    @property
+    def items(self) -> int:
+        """Items waiting."""
+        return self.number("items")
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the items waiting."""
+        return self.number("bytes")
+
+    @property
+    def age_msec(self) -> int:
+        """How long the last item taken had waited, in milliseconds."""
+        return self.number("age_msec" if "age_msec" in self.values else "age")
+
+
+def queue_stats(server: str, pairs: Iterable[tuple[str, str]]) -> list[QueueStats]:
+    """Return the queues of a server from its `STAT` lines, sorted by name."""
+    lines = [(name, value) for name, value in pairs if name.startswith(_PREFIX)]
+    queues: dict[str, dict[str, str]] = {
+        name.removeprefix(_PREFIX).removesuffix(_MARK): {}
+        for name, _ in lines
+        if name.endswith(_MARK) and len(name) > len(_PREFIX) + len(_MARK)
+    }
+    current = ""
+    for name, value in lines:
+        candidates = _candidates(name, queues)
+        fresh = [(q, stat) for q, stat in candidates if stat not in queues[q]]
+        # A queue's lines stand together, so one that fits the queue of the line before is its own.
+        for queue, stat in sorted(fresh, key=lambda candidate: candidate[0] != current)[:1]:
+            queues[queue][stat] = value
+            current = queue
+    return [QueueStats(server, name, values) for name, values in sorted(queues.items())]
+
+
+def _candidates(line: str, queues: Mapping[str, object]) -> list[tuple[str, str]]:
+    rest = line.removeprefix(_PREFIX)
+    return [
+        (rest.removesuffix(f"_{stat}"), stat)
+        for stat in QUEUE_STATS
+        if rest.endswith(f"_{stat}") and rest.removesuffix(f"_{stat}") in queues
+    ]

@@ -1,0 +1,138 @@
+"""Statistics of the server and of each queue: every one is declared once, here."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.queue import Queue
+
+Kind = Literal["counter", "gauge"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStat:
+    """One statistic of a queue.
+
+    Attributes:
+        name: as in `stats`.
+        kind: whether it only grows or goes up and down.
+        read: reads it from a queue.
+        meaning: what it says, with its unit.
+    """
+
+    name: str
+    kind: Kind
+    read: Callable[[Queue], int]
+    meaning: str
+
+
+QUEUE_STATS: Final[tuple[QueueStat, ...]] = (
+    QueueStat("items", "gauge", len, "items waiting"),
+    QueueStat("bytes", "gauge", lambda q: q.size, "bytes of data waiting"),
+    QueueStat("total_items", "counter", lambda q: q.total_items, "items ever added"),
+    QueueStat("logsize", "gauge", lambda q: q.journal.size, "bytes of journal"),
+    QueueStat("expired_items", "counter", lambda q: q.expired_items, "items expired"),
+    QueueStat("mem_items", "gauge", lambda q: q.memory_items, "items held in memory"),
+    QueueStat("mem_bytes", "gauge", lambda q: q.memory_bytes, "bytes of data held in memory"),
+    QueueStat("age", "gauge", lambda q: q.age, "wait of the item read last (ms)"),
+    QueueStat("discarded", "counter", lambda q: q.discarded, "items dropped from a full queue"),
+    QueueStat("waiters", "gauge", lambda q: len(q.waiters.line), "readers waiting"),
+    QueueStat("open_transactions", "gauge", lambda q: len(q.open), "reads open"),
+    QueueStat("transactions", "counter", lambda q: q.transactions, "transactional reads"),
+    QueueStat(
+        "canceled_transactions", "counter", lambda q: q.canceled_transactions, "reads given back"
+    ),
+    QueueStat("total_flushes", "counter", lambda q: q.total_flushes, "times flushed"),
+    QueueStat("age_msec", "gauge", lambda q: q.age, "wait of the item read last (ms)"),
+    QueueStat("create_time", "gauge", lambda q: q.create_time, "when it came up (ms)"),
+    QueueStat("put_items", "counter", lambda q: q.total_items, "items added"),
+    QueueStat("put_bytes", "counter", lambda q: q.put_bytes, "bytes of data added"),
+    QueueStat("get_items_hit", "counter", lambda q: q.get_hits, "reads that got an item"),
+    QueueStat("get_items_miss", "counter", lambda q: q.get_misses, "reads that found none"),
+    QueueStat("journal_rewrites", "counter", lambda q: q.journal.rewrites, "journal rewrites"),
+    QueueStat("journal_rotations", "counter", lambda q: q.journal.rotations, "journal rotations"),
+)
+
+
+class Counters:
+    """What the server counts itself; plain attributes, rendered only when asked for.
+
+    Attributes are statistics of the same names; see the guide.
+    """
+
+    __slots__ = (
+        "bytes_read",
+        "bytes_written",
+        "cmd_get",
+        "cmd_monitor",
+        "cmd_monitor_get",
+        "cmd_peek",
+        "cmd_set",
+        "curr_connections",
+        "get_hits",
+        "get_misses",
+        "total_connections",
+    )
+
+    def __init__(self) -> None:
+        for name in self.__slots__:
+            setattr(self, name, 0)
+
+    bytes_read: int
+    bytes_written: int
+    cmd_get: int
+    cmd_monitor: int
+    cmd_monitor_get: int
+    cmd_peek: int
+    cmd_set: int
+    curr_connections: int
+    get_hits: int
+    get_misses: int
+    total_connections: int
+
+
+def queue_stats(queue: Queue) -> list[tuple[str, object]]:
+    """Return a queue's statistics, as (name, value), and the names of its children."""
+    pairs: list[tuple[str, object]] = [(stat.name, stat.read(queue)) for stat in QUEUE_STATS]
+    if queue.children:
+        pairs.append(("children", ",".join(child.name for child in queue.children)))
+    return pairs
+
+
+def server_stats(
+    collection: QueueCollection, counters: Counters, *, uptime: int, now: int, version: str
+) -> list[tuple[str, object]]:
+    """Return the global statistics, as (name, value); `uptime` and `now` in seconds."""
+    queues = collection.queues.values()
+    memory_limit = sum(queue.config.max_memory_size for queue in queues)
+    reserved = sum(queue.memory_bytes for queue in queues)
+    return [
+        ("uptime", uptime),
+        ("time", now),
+        ("version", version),
+        ("curr_items", sum(map(len, queues))),
+        ("total_items", collection.retired_items + sum(queue.total_items for queue in queues)),
+        ("bytes", sum(queue.size for queue in queues)),
+        ("reserved_memory_ratio", f"{reserved / memory_limit if memory_limit else 0:.3f}"),
+        *((name, getattr(counters, name)) for name in Counters.__slots__),
+        ("queue_creates", collection.creates),
+        ("queue_deletes", collection.deletes),
+        ("queue_expires", collection.expires),
+    ]
+
+
+def all_stats(
+    collection: QueueCollection, server: list[tuple[str, object]]
+) -> list[tuple[str, object]]:
+    """Return `server` and every queue's statistics, named `queue_NAME_stat`."""
+    return server + [
+        (f"queue_{name}_{stat}", content)
+        for name, queue in sorted(collection.queues.items())
+        for stat, content in queue_stats(queue)
+    ]
+
+
+def damaged_queues(collection: QueueCollection) -> Mapping[str, str]:
+    """Return the queues that could not be loaded, and why."""
+    return {name: str(error) for name, error in collection.damaged.items()}

@@ -1,0 +1,231 @@
+"""A queue's items in order, in memory and on disk, and the journal of every change to them.
+
+- An item in memory is its ADDX record, the bytes that went to the journal.
+- A change is applied in memory and its record collected; `commit` writes what was collected, with
+  one write, before any reply leaves. If that fails the changes are taken back, newest first.
+- Memory holds the head, at most `max_memory_size` bytes of data and one item; what comes after is
+  behind: counted, and read back from the journal when its turn comes.
+"""
+
+import logging
+from collections import deque
+from typing import Final
+
+from kestrelmq.engine.behind import Behind
+from kestrelmq.engine.commits import Commits
+from kestrelmq.engine.undo import Change, Confirmed, GivenBack, Opened
+from kestrelmq.errors import JournalError, QueueUnavailable
+from kestrelmq.journal.records import ADDX, ADDX_HEADER, REMOVE_RECORD, unremove
+from kestrelmq.journal.replay import Replay
+from kestrelmq.journal.writer import FileJournal, NoJournal
+
+log = logging.getLogger(__name__)
+
+READ_AHEAD: Final = 4 << 20
+"""Bytes of records read back from the journal at once."""
+
+
+class Store:
+    """Items, open reads and their journal; the part of a queue that must survive a crash.
+
+    Attributes:
+        name: the queue's name.
+        open: items of open reads by xid.
+        last_xid: the last-used xid.
+        memory_bytes: bytes of item data held in memory, without open reads.
+        total_items, put_bytes: added since the queue came up.
+        failure: why the journal could not be written when that was last tried; None when it was.
+    """
+
+    def __init__(
+        self, name: str, commits: Commits, journal: FileJournal | NoJournal, state: Replay
+    ) -> None:
+        self.name = name
+        self.journal = journal
+        self.failure: JournalError | None = None
+        self.total_items = self.put_bytes = 0
+        self._commits = commits
+        self._pending: list[bytes] = []
+        self._undo: list[Change] = []
+        self._memory_limit = 0
+        self._sync_each = False
+        # The journal still has the open reads open; it hears of it with the first write.
+        given_back = sorted(state.open, reverse=True)
+        self._prelude = b"".join(map(unremove, given_back))
+        for xid in given_back:
+            state.unremove(xid)
+        self.open: dict[int, bytes] = {}
+        self.last_xid = state.last_xid
+        self._memory = state.memory
+        self.memory_bytes = state.memory_bytes
+        self._behind: Behind | None = None
+        if state.behind is not None:
+            self._behind = Behind(state.behind, state.behind_items, state.behind_bytes)
+
+    def __len__(self) -> int:
+        """Items waiting, without the open ones."""
+        return len(self._memory) + (self._behind.items if self._behind else 0)
+
+    @property
+    def size(self) -> int:
+        """Bytes of data in the items that wait."""
+        return self.memory_bytes + (self._behind.bytes if self._behind else 0)
+
+    @property
+    def memory_items(self) -> int:
+        """Items held in memory."""
+        return len(self._memory)
+
+    @property
+    def read_behind(self) -> bool:
+        """Whether part of the queue is on disk only."""
+        return self._behind is not None
+
+    def _log(self, record: bytes) -> None:
+        """Collect a journal record for the next commit."""
+        pending = self._pending
+        if not pending:
+            self._commits.dirty.append(self)
+        pending.append(record)
+
+    def _put_behind(self, size: int) -> None:
+        if self._behind is None:
+            assert isinstance(self.journal, FileJournal)  # noqa: S101 # else it was refused
+            position = self.journal.current_size + sum(map(len, self._pending)) + len(self._prelude)
+            log.info("queue %s: memory is full, reading behind", self.name)
+            self._behind = Behind(self.journal.reader(self.name, position))
+        self._behind.items += 1
+        self._behind.bytes += size
+
+    def _drop_all(self) -> int:
+        """Drop every waiting item and write that at once; return how many there were.
+
+        Raises:
+            JournalError: it could not be written; nothing was dropped.
+        """
+        self.write_now()
+        count = len(self)
+        if not count:
+            return 0
+        kept = self._memory, self.memory_bytes, self._behind
+        try:
+            self.journal.append(self._prelude + REMOVE_RECORD * count)
+        except OSError as error:
+            raise self._fail(error) from error
+        self._prelude = b""
+        self._memory, self.memory_bytes, self._behind = deque(), 0, None
+        if kept[2] is not None:
+            kept[2].close()
+        return count
+
+    def write_now(self) -> None:
+        """Commit ahead of the others, within a turn. Raises JournalError."""
+        failure = self.commit()
+        if failure is not None:
+            self._commits.failures[self] = failure
+            raise failure
+
+    def _fail(self, error: OSError) -> JournalError:
+        self.failure = JournalError(f"queue {self.name}: {error}")
+        log.error("%s", self.failure)
+        return self.failure
+
+    def commit(self) -> JournalError | None:
+        """Write the collected records; on failure take the changes back and say why."""
+        pending = self._pending
+        if not pending:
+            return None
+        try:
+            if self._prelude:
+                self.journal.append(self._prelude + b"".join(pending))
+                self._prelude = b""
+            else:
+                self.journal.append(pending[0] if len(pending) == 1 else b"".join(pending))
+        except OSError as error:
+            failure = self._fail(error)
+            self._roll_back()
+            return failure
+        self.failure = None
+        if self._sync_each:
+            self._commits.unsynced.add(self)
+        pending.clear()
+        self._undo.clear()
+        return None
+
+    def sync(self) -> None:
+        """Force to disk what was written; may be called from another thread. Raises OSError."""
+        self.journal.sync()
+
+    def sync_failed(self, error: OSError) -> JournalError:
+        """Say how a failed sync is to be reported."""
+        return self._fail(error)
+
+    def _roll_back(self) -> None:
+        pending, undo = self._pending, self._undo
+        while pending:
+            record = pending.pop()
+            if record[0] == ADDX:
+                self._take_back_add(record)
+            else:
+                self._take_back(undo.pop())
+        undo.clear()
+
+    def _take_back_add(self, record: bytes) -> None:
+        size = len(record) - ADDX_HEADER
+        self.total_items -= 1
+        self.put_bytes -= size
+        if self._behind is not None:
+            self._behind.items -= 1
+            self._behind.bytes -= size
+            if not self._behind.items:
+                self._behind.close()
+                self._behind = None
+        else:
+            self._memory.pop()
+            self.memory_bytes -= size
+
+    def _take_back(self, change: Change) -> None:
+        match change:
+            case Opened(xid, record, last_xid):
+                del self.open[xid]
+                self.last_xid = last_xid
+                self._push_back(record)
+            case Confirmed(xid, record):
+                self.open[xid] = record
+            case GivenBack(xid, record):
+                self._memory.popleft()
+                self.memory_bytes -= len(record) - ADDX_HEADER
+                self.open[xid] = record
+            case bytes():
+                self._push_back(change)
+
+    def _push_back(self, record: bytes) -> None:
+        self._memory.appendleft(record)
+        self.memory_bytes += len(record) - ADDX_HEADER
+
+    def _recall(self) -> bool:
+        """Read items back into memory; False when none is behind."""
+        behind = self._behind
+        if behind is None:
+            return False
+        try:
+            items, size = self._read_behind(behind)
+        except (OSError, JournalError) as error:
+            if self._memory:
+                return True  # those come first; the error is the next reader's
+            raise QueueUnavailable(f"queue {self.name} cannot be read: {error}") from error
+        self._memory.extend(items)
+        self.memory_bytes += size
+        if not behind.items:
+            behind.close()
+            self._behind = None
+        return bool(self._memory)
+
+    def _read_behind(self, behind: Behind) -> tuple[list[bytes], int]:
+        assert isinstance(self.journal, FileJournal)  # noqa: S101 # else nothing is behind
+        wanted = max(1, min(READ_AHEAD, self._memory_limit - self.memory_bytes))
+        items, size = behind.read(self.journal.files, wanted)
+        if items or self._memory:
+            return items, size
+        self.write_now()  # what is left has not been written yet
+        return behind.read(self.journal.files, wanted)

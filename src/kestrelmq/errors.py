@@ -1,0 +1,97 @@
+"""One exception tree: who is at fault, and whether the connection survives."""
+
+
+class KestrelError(Exception):
+    """The base of every error that kestrelmq raises on purpose."""
+
+
+class ConfigError(KestrelError):
+    """A configuration that cannot be used.
+
+    The message has one line for each problem: file, key, what was found and what is allowed.
+    """
+
+
+class JournalError(KestrelError):
+    """A journal that could not be read or written; nothing that was acknowledged is lost."""
+
+
+class DamagedJournal(JournalError):  # noqa: N818 # says what it is
+    """Bytes in a journal that are no record.
+
+    Attributes:
+        position: where, in bytes from the start of the file or buffer.
+        reason: what is wrong there.
+        file: the file's path, when it is known.
+    """
+
+    def __init__(self, position: int, reason: str, file: str | None = None) -> None:
+        super().__init__(position, reason, file)
+        self.position = position
+        self.reason = reason
+        self.file = file
+
+    def __str__(self) -> str:
+        where = f"{self.file}: " if self.file else ""
+        return f"{where}damaged at byte {self.position}: {self.reason}"
+
+
+class QueuePathLocked(JournalError):  # noqa: N818
+    """Another server uses the queue path."""
+
+
+class QueueUnavailable(KestrelError):  # noqa: N818
+    """The queue cannot be used: it was closed, is damaged, or its items cannot be read."""
+
+
+class InvalidQueueName(KestrelError, ValueError):  # noqa: N818
+    """A name that no queue can have."""
+
+
+# --- Client ---------------------------------------------------------------------------------------
+# What a client's caller sees. The class says what may have happened on the server.
+
+
+class ClientError(KestrelError):
+    """The base of every error of a client's operation.
+
+    Attributes:
+        stored: after `put_many`, what became of each item: True stored, False not stored, None
+            unknown. Empty after any other operation.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+        self.stored: tuple[bool | None, ...] = ()
+
+
+class InvalidRequest(ClientError, ValueError):  # noqa: N818
+    """Arguments that cannot be sent, such as a bad queue name; nothing was sent."""
+
+
+class ServerUnavailable(ClientError):  # noqa: N818
+    """No server could be reached, or none is known; the operation did not happen."""
+
+
+class ConnectionLost(ClientError):  # noqa: N818
+    """The connection broke before the whole reply came; the operation may have happened."""
+
+
+class OperationTimeout(ClientError):  # noqa: N818
+    """The reply did not come in time; the operation may have happened, or may still happen."""
+
+
+class ServerRefused(ClientError):  # noqa: N818
+    """A server answered with an error; the operation did not happen.
+
+    Attributes:
+        kind: `SERVER_ERROR` (another server may accept), `CLIENT_ERROR` or `ERROR` (none will).
+    """
+
+    def __init__(self, message: str, kind: str = "SERVER_ERROR") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class ProtocolError(ClientError):
+    """A server sent what is no reply to the request; the operation may have happened."""

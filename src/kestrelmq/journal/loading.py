@@ -1,0 +1,143 @@
+"""Bringing a queue up from its files: clean up, replay, set a torn tail aside.
+
+A record cut short at the end of the last file is what a crash leaves: the cut bytes are saved as
+`NAME~~torn-TIMESTAMP` and the file ends at its last whole record. Anything else that is no record
+is damage: the queue does not load, and no file is changed.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from kestrelmq.clock import Clock
+from kestrelmq.errors import DamagedJournal
+from kestrelmq.journal.files import Directory, mapped
+from kestrelmq.journal.names import QueuePlan, temporary_name
+from kestrelmq.journal.reader import JournalReader
+from kestrelmq.journal.records import Buffer, record_length, scan
+from kestrelmq.journal.replay import Replay
+from kestrelmq.journal.writer import FileJournal
+
+_BATCH = 1 << 20
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedQueue:
+    """A queue as its files tell it. The journal is not open yet."""
+
+    state: Replay
+    journal: FileJournal
+
+
+def load_queue(
+    directory: Directory, plan: QueuePlan, memory_limit: int | None, clock: Clock
+) -> LoadedQueue:
+    """Replay the files of `plan`.
+
+    Raises:
+        DamagedJournal: a file has bytes that are no record; it is named in the error.
+        OSError: a file could not be read, or a clean-up failed.
+    """
+    clean_up(directory, plan)
+    state = Replay(memory_limit, lambda file, at: JournalReader(directory.path, file, at))
+    files = plan.files
+    sizes = {}
+    for index, name in enumerate(files):
+        sizes[name] = _replay_file(directory, state, files[: index + 1], clock, len(files))
+    sizes.pop(plan.queue, None)
+    return LoadedQueue(state, FileJournal(directory, plan.queue, sizes))
+
+
+def clean_up(directory: Directory, plan: QueuePlan) -> None:
+    """Remove files that a pack replaces, then give the pack its place."""
+    for name in plan.dead:
+        log.info("removing %s, which a pack replaces", name)
+        directory.remove(name)
+        directory.reached("clean-up: dead file removed")
+    for old, new in plan.rename:
+        directory.rename(old, new)
+        directory.reached("clean-up: pack renamed")
+    if plan.dead or plan.rename:
+        directory.sync()
+
+
+def _replay_file(
+    directory: Directory, state: Replay, files: tuple[str, ...], clock: Clock, count: int
+) -> int:
+    """Fold in the last of `files`; return its size, once a torn tail is cut off."""
+    name = files[-1]
+    path = directory.path / name
+    with mapped(path) as buffer:
+        size = len(buffer)
+        end = _fold(state, buffer, files, path)
+        if end == size:
+            return size
+        if len(files) < count:
+            raise DamagedJournal(end, "a record is cut short, and another file follows", str(path))
+        tail = bytes(buffer[end:size])
+    _set_aside(directory, name, end, tail, clock)
+    return end
+
+
+def _fold(state: Replay, buffer: Buffer, files: tuple[str, ...], path: Path) -> int:
+    """Fold in the records of a file, some at a time; return where the last whole one ends."""
+    size = len(buffer)
+    position = 0
+    while position < size:
+        starts: list[int] = []
+        batch_end = min(size, position + _BATCH)
+        more = batch_end < size
+        try:
+            end = scan(buffer, position, batch_end, starts, more=more)
+            if more and not starts:  # one record longer than a batch
+                end = _scan_one(buffer, position, starts)
+        except DamagedJournal as damage:
+            if _is_zeros(buffer, damage.position):
+                end = damage.position
+                state.feed(buffer, starts, end, files)
+                return end
+            raise DamagedJournal(damage.position, damage.reason, str(path)) from None
+        if end == position:
+            return position
+        state.feed(buffer, starts, end, files)
+        position = end
+    return position
+
+
+def _scan_one(buffer: Buffer, position: int, starts: list[int]) -> int:
+    length = record_length(buffer, position, len(buffer))
+    if length is None or position + length > len(buffer):
+        return position
+    starts.append(position)
+    return position + length
+
+
+def _is_zeros(buffer: Buffer, position: int) -> bool:
+    """Whether only zeros follow: a file system may leave them after the machine lost power."""
+    zeros = bytes(_BATCH)
+    size = len(buffer)
+    return all(
+        buffer[at : at + _BATCH] == zeros[: size - at] for at in range(position, size, _BATCH)
+    )
+
+
+def _set_aside(directory: Directory, name: str, end: int, tail: bytes, clock: Clock) -> None:
+    aside = temporary_name(name, "torn", clock.now())
+    file = directory.append_to(aside)
+    try:
+        file.append(tail)
+        file.sync()
+    finally:
+        file.close()
+    directory.sync()
+    directory.reached("torn tail: saved")
+    directory.truncate(name, end)
+    log.warning(
+        "%s: a record was cut short at byte %d; its %d bytes are kept in %s",
+        directory.path / name,
+        end,
+        len(tail),
+        aside,
+    )

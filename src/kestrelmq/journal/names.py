@@ -1,0 +1,129 @@
+"""Journal file names: which files make up a queue, in which order, and what to clean up.
+
+    NAME                  the current file, replayed last
+    NAME.TIMESTAMP        a rotated file; replayed by timestamp (ms), earliest first
+    NAME.TIMESTAMP.pack   stands for every file of the queue up to TIMESTAMP, which are dead
+    anything with ~~      temporary, or ours for another purpose: never replayed
+
+Pure: `plan` says what the files in a directory mean; nothing is touched here.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from kestrelmq.names import queue_name_error
+
+TEMPORARY_MARK: Final = "~~"
+LOCK_NAME: Final = "~~lock"
+_ROTATED: Final = re.compile(r"(?P<queue>[^.]+)\.(?P<timestamp>[0-9]{1,19})(?P<pack>\.pack)?")
+
+
+@dataclass(frozen=True, slots=True)
+class JournalName:
+    """What a file name says. `timestamp` is None for the current file."""
+
+    queue: str
+    timestamp: int | None = None
+    packed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePlan:
+    """How to bring up one queue.
+
+    Attributes:
+        queue: its name.
+        rotated: rotated files to replay, in order; after the renames.
+        has_current: whether the file `queue` itself exists; it is replayed last.
+        dead: files that a pack replaces, to be removed before the renames.
+        rename: the pack files to rename, as (from, to).
+    """
+
+    queue: str
+    rotated: tuple[str, ...] = ()
+    has_current: bool = False
+    dead: tuple[str, ...] = ()
+    rename: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files to replay, in order, once the plan's renames are done."""
+        return (*self.rotated, self.queue) if self.has_current else self.rotated
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolPlan:
+    """What the files of a queue path mean: queues by name, and files that mean nothing."""
+
+    queues: dict[str, QueuePlan]
+    unknown: tuple[str, ...]
+
+
+def parse_name(name: str) -> JournalName | None:
+    """Return what `name` says, or None when it is no journal's name."""
+    if TEMPORARY_MARK in name:
+        return None
+    rotated = _ROTATED.fullmatch(name)
+    queue = rotated["queue"] if rotated else name
+    if queue_name_error(queue) is not None:
+        return None
+    if rotated is None:
+        return JournalName(queue)
+    return JournalName(queue, int(rotated["timestamp"]), rotated["pack"] is not None)
+
+
+def rotated_name(queue: str, timestamp: int) -> str:
+    """Return the name of the file of `queue` that was rotated at `timestamp` (ms)."""
+    return f"{queue}.{timestamp}"
+
+
+def pack_name(queue: str, timestamp: int) -> str:
+    """Return the name of the pack that stands for every file up to `timestamp` (ms)."""
+    return f"{queue}.{timestamp}.pack"
+
+
+def temporary_name(queue: str, purpose: str, timestamp: int) -> str:
+    """Return a name that replay ignores."""
+    return f"{queue}{TEMPORARY_MARK}{purpose}-{timestamp}"
+
+
+def plan(names: Iterable[str]) -> SpoolPlan:
+    """Say what the files in a queue path mean. Directories must not be among `names`."""
+    found: dict[str, list[tuple[JournalName, str]]] = {}
+    unknown = []
+    for name in names:
+        parsed = parse_name(name)
+        if parsed is not None:
+            found.setdefault(parsed.queue, []).append((parsed, name))
+        elif TEMPORARY_MARK not in name:
+            unknown.append(name)
+    queues = {queue: _queue_plan(queue, files) for queue, files in sorted(found.items())}
+    return SpoolPlan(queues, tuple(sorted(unknown)))
+
+
+def _queue_plan(queue: str, files: list[tuple[JournalName, str]]) -> QueuePlan:
+    packs = [(parsed.timestamp or 0, name) for parsed, name in files if parsed.packed]
+    newest_pack, pack = max(packs, default=(-1, None))
+    dead = []
+    rotated = []
+    for parsed, name in files:
+        if parsed.timestamp is None or name == pack:
+            continue
+        if parsed.timestamp <= newest_pack:
+            dead.append((parsed.timestamp, name))
+        else:
+            rotated.append((parsed.timestamp, name))
+    rename: tuple[tuple[str, str], ...] = ()
+    if pack is not None:
+        renamed = rotated_name(queue, newest_pack)
+        rename = ((pack, renamed),)
+        rotated.append((newest_pack, renamed))
+    return QueuePlan(
+        queue=queue,
+        rotated=tuple(name for _, name in sorted(rotated)),
+        has_current=any(parsed.timestamp is None for parsed, _ in files),
+        dead=tuple(name for _, name in sorted(dead)),
+        rename=rename,
+    )

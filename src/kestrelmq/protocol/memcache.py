@@ -1,0 +1,477 @@
+"""The memcache protocol, server side: request lines in, plain values out; replies out as bytes.
+
+Sans-IO. A request line is parsed into an immutable value, so equal lines may share one: `parse` is
+meant to be memoised (`Parser`), and on the hot path a request costs one look-up.
+
+Lines end in CR LF; a bare LF is accepted. Command words are case-insensitive.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Literal
+
+from kestrelmq.protocol.faults import ClientFault
+
+Dialect = Literal["kestrel", "memcached"]
+
+MAX_LINE: Final = 8192
+"""Most bytes in a request line."""
+MAX_ITEM: Final = 2**31 - 1 - 16
+"""Most bytes in an item: the journal's size field is an i32 and counts 16 bytes of header."""
+_REMEMBERED: Final = 4096
+_REMEMBERED_LINE: Final = 512
+_MAX_DIGITS: Final = 19
+
+STORED: Final = b"STORED\r\n"
+NOT_STORED: Final = b"NOT_STORED\r\n"
+END: Final = b"END\r\n"
+ERROR: Final = b"ERROR\r\n"
+DELETED: Final = b"DELETED\r\n"
+TOUCHED: Final = b"TOUCHED\r\n"
+NOT_FOUND: Final = b"NOT_FOUND\r\n"
+OK: Final = b"OK\r\n"
+FLUSHED_ALL: Final = b"Flushed all queues.\r\n"
+RELOADED: Final = b"Reloaded config.\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """Add an item; `size` bytes of data and a line end follow."""
+
+    queue: str
+    expiry: int
+    size: int
+    noreply: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of a `get`: a queue and what to do with it.
+
+    Attributes:
+        queue: its name.
+        echo: what the VALUE line calls it, in bytes.
+        timeout: milliseconds to wait for an item; None is not at all.
+        open, close, abort, peek: the options that were given.
+    """
+
+    queue: str
+    echo: bytes
+    timeout: int | None = None
+    open: bool = False
+    close: bool = False
+    abort: bool = False
+    peek: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read from queues; `plain` is the queue of a `get` of one key without any option."""
+
+    keys: tuple[Key, ...]
+    cas: bool
+    plain: str | None
+    prefix: bytes
+    """Start of the VALUE line of a plain `get`, up to the length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Monitor:
+    """Open reads of items as they arrive, for a time and up to a number."""
+
+    queue: str
+    seconds: int
+    max_items: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Confirm the oldest `count` open reads."""
+
+    queue: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TouchRead:
+    """Extend every open read of this connection on a queue."""
+
+    queue: str
+    milliseconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Drop a queue."""
+
+    queue: str
+    noreply: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Drop what waits in a queue."""
+
+    queue: str
+    noreply: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FlushAll:
+    """Drop what waits in every queue."""
+
+    noreply: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FlushExpired:
+    """Drop expired items of a queue, or of every queue (None)."""
+
+    queue: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Tell the statistics of the server, or of one queue."""
+
+    queue: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """Tell statistics or settings, grouped by queue; of all queues when none is named."""
+
+    what: Literal["stats", "config"]
+    queues: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Tell the server's status, or change it."""
+
+    new: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Simple:
+    """A command without arguments."""
+
+    verb: Literal["version", "reload", "shutdown", "quit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that is refused once its data, if any, has been read and dropped."""
+
+    reply: bytes
+    size: int | None
+    """Bytes of data that follow, before a line end; None when there is no data."""
+
+
+Request = (
+    Set
+    | Get
+    | Monitor
+    | Confirm
+    | TouchRead
+    | Delete
+    | Flush
+    | FlushAll
+    | FlushExpired
+    | Stats
+    | Dump
+    | Status
+    | Simple
+    | Refused
+)
+
+NameCheck = Callable[[bytes], str | None]
+"""Says why bytes cannot be a queue's name; None when they can."""
+
+
+class Parser:
+    """Parses request lines of one dialect, and remembers the last few thousand short ones."""
+
+    def __init__(self, dialect: Dialect, name_error: NameCheck) -> None:
+        self._dialect = dialect
+        self._name_error = name_error
+        self._remembered = lru_cache(_REMEMBERED)(self._parse)
+
+    def parse(self, line: bytes) -> Request:
+        """Return the request in `line`, which is without its LF.
+
+        Raises:
+            ClientFault: it is malformed, or in the kestrel dialect unknown.
+        """
+        if len(line) > _REMEMBERED_LINE:
+            return self._parse(line)
+        return self._remembered(line)
+
+    def _parse(self, line: bytes) -> Request:
+        if len(line) > MAX_LINE:
+            raise ClientFault(f"a line has at most {MAX_LINE} bytes", closes=True)
+        words = line.split()
+        if not words:
+            raise ClientFault("empty line", closes=self._dialect == "kestrel")
+        verb = words[0].lower()
+        parse = _VERBS.get(verb)
+        if parse is None:
+            return self._unknown(verb, words[1:])
+        return parse(self, words[1:])
+
+    # --- the pieces of a line ---
+
+    def _queue(self, word: bytes) -> str:
+        problem = self._name_error(word)
+        if problem is not None:
+            raise ClientFault(problem, closes=False)
+        return word.decode()
+
+    def _set(self, words: list[bytes]) -> Request:
+        noreply = len(words) == 5 and words[4] == b"noreply"
+        if len(words) != 4 and not noreply:
+            # Without the length the data cannot be told from the next request.
+            raise ClientFault("set takes a queue, flags, expiry and a length", closes=True)
+        size = number(words[3])
+        if size is None or not 0 <= size <= MAX_ITEM:
+            raise ClientFault("bad length", closes=True)
+        flags, expiry = number(words[1]), number(words[2])
+        if flags is None or expiry is None:
+            return Refused(client_error("flags and expiry must be numbers"), size)
+        problem = self._name_error(words[0])
+        if problem is not None:
+            return Refused(client_error(problem), size)
+        return Set(words[0].decode(), expiry, size, noreply)
+
+    def _get(self, words: list[bytes]) -> Get:
+        return self._read(words, cas=False)
+
+    def _gets(self, words: list[bytes]) -> Get:
+        return self._read(words, cas=True)
+
+    def _read(self, words: list[bytes], *, cas: bool) -> Get:
+        if not words:
+            raise ClientFault("get takes at least one queue", closes=True)
+        keys = tuple(self._key(word) for word in words)
+        first = keys[0]
+        is_plain = len(words) == 1 and b"/" not in words[0] and not cas
+        return Get(
+            keys,
+            cas,
+            first.queue if is_plain else None,
+            b"VALUE " + first.echo + b" 0 " if is_plain else b"",
+        )
+
+    def _key(self, word: bytes) -> Key:
+        name, *options = word.split(b"/")
+        if not name:
+            raise ClientFault("a get needs a queue name", closes=True)
+        timeout: int | None = None
+        flags = dict.fromkeys(("open", "close", "abort", "peek"), False)
+        for option in options:
+            text = option.decode(errors="replace")
+            if option.startswith(b"t="):
+                timeout = number(option[2:])
+                if timeout is None or timeout < 0:
+                    raise ClientFault("t= takes milliseconds", closes=False)
+            elif text in flags:
+                flags[text] = True
+            elif text:
+                raise ClientFault(f"unknown option /{_printable(option)}", closes=False)
+        if (flags["peek"] or flags["abort"]) and (flags["open"] or flags["close"]):
+            raise ClientFault("peek and abort do not go with open and close", closes=True)
+        if flags["peek"] and flags["abort"]:
+            raise ClientFault("peek does not go with abort", closes=True)
+        echo = word if self._dialect == "memcached" else name
+        return Key(self._queue(name), echo, timeout, **flags)
+
+    def _monitor(self, words: list[bytes]) -> Monitor:
+        if len(words) not in {2, 3}:
+            raise ClientFault("monitor takes a queue, seconds and perhaps a maximum", closes=False)
+        numbers = [_count(word, "monitor") for word in words[1:]]
+        return Monitor(self._queue(words[0]), numbers[0], numbers[1] if len(numbers) > 1 else None)
+
+    def _confirm(self, words: list[bytes]) -> Confirm:
+        if len(words) != 2:
+            raise ClientFault("confirm takes a queue and a count", closes=False)
+        return Confirm(self._queue(words[0]), _count(words[1], "confirm"))
+
+    def _touch_read(self, words: list[bytes]) -> TouchRead:
+        if len(words) != 2:
+            raise ClientFault("touch_read takes a queue and milliseconds", closes=False)
+        return TouchRead(self._queue(words[0]), _count(words[1], "touch_read"))
+
+    def _delete(self, words: list[bytes]) -> Delete:
+        words, noreply = _without_noreply(words)
+        # Old clients send a time after the key; 0 is all there is.
+        if len(words) not in {1, 2} or words[1:] not in ([], [b"0"]):
+            raise ClientFault("delete takes a queue", closes=False)
+        return Delete(self._queue(words[0]), noreply)
+
+    def _flush(self, words: list[bytes]) -> Flush:
+        words, noreply = _without_noreply(words)
+        if len(words) != 1:
+            raise ClientFault("flush takes a queue", closes=False)
+        return Flush(self._queue(words[0]), noreply)
+
+    def _flush_all(self, words: list[bytes]) -> FlushAll:
+        words, noreply = _without_noreply(words)
+        if words not in ([], [b"0"]):
+            raise ClientFault("flush_all takes no delay", closes=False)
+        return FlushAll(noreply)
+
+    def _flush_expired(self, words: list[bytes]) -> FlushExpired:
+        if len(words) != 1:
+            raise ClientFault("flush_expired takes a queue", closes=False)
+        return FlushExpired(self._queue(words[0]))
+
+    def _flush_all_expired(self, words: list[bytes]) -> FlushExpired:
+        _nothing(words, "flush_all_expired")
+        return FlushExpired(None)
+
+    def _stats(self, words: list[bytes]) -> Stats:
+        if len(words) > 1:
+            raise ClientFault("stats takes at most one queue", closes=False)
+        return Stats(self._queue(words[0]) if words else None)
+
+    def _dump_stats(self, words: list[bytes]) -> Dump:
+        return Dump("stats", tuple(map(self._queue, words)))
+
+    def _dump_config(self, words: list[bytes]) -> Dump:
+        return Dump("config", tuple(map(self._queue, words)))
+
+    def _status(self, words: list[bytes]) -> Status:
+        if len(words) > 1:
+            raise ClientFault("status takes at most one new status", closes=False)
+        return Status(words[0].decode(errors="replace") if words else None)
+
+    def _version(self, words: list[bytes]) -> Simple:
+        _nothing(words, "version")
+        return Simple("version")
+
+    def _reload(self, words: list[bytes]) -> Simple:
+        _nothing(words, "reload")
+        return Simple("reload")
+
+    def _shutdown(self, words: list[bytes]) -> Simple:
+        _nothing(words, "shutdown")
+        return Simple("shutdown")
+
+    def _quit(self, words: list[bytes]) -> Simple:
+        _nothing(words, "quit")
+        return Simple("quit")
+
+    def _unknown(self, verb: bytes, words: list[bytes]) -> Refused:
+        if self._dialect == "kestrel":
+            raise ClientFault(f"unknown command {_printable(verb)}", closes=True)
+        # These are followed by data, whose length is the word at this place.
+        place = {b"ms": 1}.get(verb, 3 if verb in _STORAGE_VERBS else None)
+        if place is None:
+            return Refused(ERROR, None)
+        size = number(words[place]) if len(words) > place else None
+        if size is None or not 0 <= size <= MAX_ITEM:
+            raise ClientFault("bad length", closes=True)
+        return Refused(ERROR, size)
+
+
+_STORAGE_VERBS: Final = frozenset({b"add", b"replace", b"append", b"prepend", b"cas"})
+
+_VERBS: Final[dict[bytes, Callable[[Parser, list[bytes]], Request]]] = {
+    b"set": Parser._set,
+    b"get": Parser._get,
+    b"gets": Parser._gets,
+    b"monitor": Parser._monitor,
+    b"confirm": Parser._confirm,
+    b"touch_read": Parser._touch_read,
+    b"delete": Parser._delete,
+    b"flush": Parser._flush,
+    b"flush_all": Parser._flush_all,
+    b"flush_expired": Parser._flush_expired,
+    b"flush_all_expired": Parser._flush_all_expired,
+    b"stats": Parser._stats,
+    b"dump_stats": Parser._dump_stats,
+    b"dump_config": Parser._dump_config,
+    b"status": Parser._status,
+    b"version": Parser._version,
+    b"reload": Parser._reload,
+    b"shutdown": Parser._shutdown,
+    b"quit": Parser._quit,
+}
+
+
+def number(word: bytes) -> int | None:
+    """Return the decimal number in `word`, or None when it is none (or has over 19 digits)."""
+    digits = word[1:] if word[:1] in {b"-", b"+"} else word
+    if not digits.isdigit() or len(digits) > _MAX_DIGITS:
+        return None
+    return int(word)
+
+
+def _count(word: bytes, verb: str) -> int:
+    value = number(word)
+    if value is None or value < 0:
+        raise ClientFault(f"{verb} takes whole numbers", closes=False)
+    return value
+
+
+def _nothing(words: list[bytes], verb: str) -> None:
+    if words:
+        raise ClientFault(f"{verb} takes nothing", closes=False)
+
+
+def _without_noreply(words: list[bytes]) -> tuple[list[bytes], bool]:
+    return (words[:-1], True) if words[-1:] == [b"noreply"] else (words, False)
+
+
+def _printable(word: bytes) -> str:
+    return ascii(word[:40].decode(errors="replace"))[1:-1]
+
+
+# --- replies ---
+
+
+@lru_cache(_REMEMBERED)
+def value_header(prefix: bytes, size: int) -> bytes:
+    """Return a VALUE line; `prefix` is the line up to the length."""
+    return b"%b%d\r\n" % (prefix, size)
+
+
+def value(echo: bytes, data: bytes, cas: int | None = None) -> bytes:
+    """Return a VALUE line and its data, without END."""
+    extra = b"" if cas is None else b" %d" % cas
+    return b"VALUE %b 0 %d%b\r\n%b\r\n" % (echo, len(data), extra, data)
+
+
+def client_error(reason: str) -> bytes:
+    """Return the reply that says the client is at fault."""
+    return b"CLIENT_ERROR " + _one_line(reason) + b"\r\n"
+
+
+def server_error(reason: str) -> bytes:
+    """Return the reply that says the server is at fault, or does not allow it now."""
+    return b"SERVER_ERROR " + _one_line(reason) + b"\r\n"
+
+
+def stats(pairs: list[tuple[str, object]]) -> bytes:
+    """Return STAT lines and END."""
+    return b"".join(f"STAT {name} {content}\r\n".encode() for name, content in pairs) + END
+
+
+def dump(groups: list[tuple[str, list[tuple[str, object]]]]) -> bytes:
+    """Return names and values grouped by queue, and END."""
+    lines = []
+    for queue, pairs in groups:
+        lines.append(f"queue '{queue}' {{\r\n")
+        lines.extend(f"  {name}={content}\r\n" for name, content in pairs)
+        lines.append("}\r\n")
+    return "".join(lines).encode() + END
+
+
+def line(text: str) -> bytes:
+    """Return a reply of one line."""
+    return _one_line(text) + b"\r\n"
+
+
+def _one_line(text: str) -> bytes:
+    return " ".join(text.split()).encode(errors="replace")

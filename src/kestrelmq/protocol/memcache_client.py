@@ -1,0 +1,258 @@
+"""The client's side of the memcache protocol: requests to bytes, bytes to replies; no sockets.
+
+A request is one `bytes` object, and nothing in its arguments can end its line early or start a
+second command: whatever could is refused with `InvalidRequest` before a byte is sent. The reply
+parser takes bytes as they come, cut anywhere, and gives back whole replies. It holds at most one
+line or one item that is not complete yet. Bytes that are no reply raise `ProtocolError`, and the
+stream cannot be followed from there on.
+
+Only `touch_request` is not understood by other servers of this protocol.
+"""
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from kestrelmq.errors import InvalidRequest, ProtocolError
+
+MAX_ITEM_BYTES: Final = 2**31 - 1
+"""No item is longer: a journal keeps its length in a signed 32-bit integer."""
+
+MAX_LINE_BYTES: Final = 1024 * 1024
+"""The longest reply line accepted; a `STAT` line that names many fanout children is long."""
+
+MAX_WORD_BYTES: Final = 250
+MAX_NUMBER: Final = 2**31 - 1
+
+_FAILURES: Final = {b"ERROR", b"CLIENT_ERROR", b"SERVER_ERROR"}
+_ITEM_END: Final = b"\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An item. `xid` is set only in the reply to `gets`."""
+
+    key: bytes
+    data: bytes
+    xid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """One `STAT` line."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a list of values or stats, possibly an empty one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Any other line of a reply, such as `STORED`, `UP` or `VERSION 1.0`, without its end."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error reply: `ERROR`, `CLIENT_ERROR` or `SERVER_ERROR`, and the reason, if any."""
+
+    kind: str
+    reason: str
+
+
+Reply: TypeAlias = Value | Stat | End | Line | Failure
+
+
+class ReplyParser:
+    """Turns the bytes that a server sends into replies."""
+
+    __slots__ = ("_broken", "_buffer", "_max_item_bytes", "_pending", "_scanned")
+
+    def __init__(self, max_item_bytes: int = MAX_ITEM_BYTES) -> None:
+        self._buffer = bytearray()
+        self._scanned = 0
+        self._pending: tuple[bytes, int, int | None] | None = None
+        self._max_item_bytes = max_item_bytes
+        self._broken = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every byte so far belongs to a complete reply."""
+        return not self._buffer and self._pending is None
+
+    def feed(self, data: bytes) -> list[Reply]:
+        """Take the next bytes and return the replies that are now complete, in order.
+
+        Raises:
+            ProtocolError: the bytes are no reply, or are longer than the limits.
+        """
+        if self._broken:
+            raise ProtocolError("the replies of this connection can no longer be followed")
+        self._buffer += data
+        replies: list[Reply] = []
+        try:
+            while (reply := self._next()) is not None:
+                replies.append(reply)
+        except ProtocolError:
+            self._broken = True
+            raise
+        return replies
+
+    def _next(self) -> Reply | None:
+        while self._pending is None:
+            line = self._line()
+            if line is None:
+                return None
+            if not line.startswith(b"VALUE "):
+                return _parse_line(line)
+            self._pending = self._value_header(line)
+        return self._value(*self._pending)
+
+    def _line(self) -> bytes | None:
+        end = self._buffer.find(b"\n", self._scanned)
+        if (end if end >= 0 else len(self._buffer)) > MAX_LINE_BYTES:
+            raise ProtocolError(f"a reply line is longer than {MAX_LINE_BYTES} bytes")
+        if end < 0:
+            self._scanned = len(self._buffer)
+            return None
+        line = bytes(self._buffer[:end]).removesuffix(b"\r")
+        del self._buffer[: end + 1]
+        self._scanned = 0
+        return line
+
+    def _value_header(self, line: bytes) -> tuple[bytes, int, int | None]:
+        words = line.split(b" ")
+        if len(words) not in {4, 5} or not all(map(_is_number, words[2:])):
+            raise ProtocolError(f"malformed reply {_shown(line)}")
+        size = int(words[3])
+        if size > self._max_item_bytes:
+            raise ProtocolError(f"an item of {size} bytes is over the limit {self._max_item_bytes}")
+        return words[1], size, int(words[4]) if len(words) == 5 else None
+
+    def _value(self, key: bytes, size: int, xid: int | None) -> Value | None:
+        if len(self._buffer) < size + len(_ITEM_END):
+            return None
+        if self._buffer[size : size + len(_ITEM_END)] != _ITEM_END:
+            raise ProtocolError(f"an item of {size} bytes does not end where its header says")
+        data = bytes(memoryview(self._buffer)[:size])
+        del self._buffer[: size + len(_ITEM_END)]
+        self._pending = None
+        return Value(key, data, xid)
+
+
+def _parse_line(line: bytes) -> Reply:
+    if line == b"END":
+        return End()
+    word, _, rest = line.partition(b" ")
+    if word in _FAILURES:
+        return Failure(word.decode(), _text(rest))
+    if word == b"STAT":
+        name, _, value = rest.partition(b" ")
+        if not name:
+            raise ProtocolError(f"malformed reply {_shown(line)}")
+        return Stat(_text(name), _text(value))
+    if not line:
+        raise ProtocolError("an empty line is no reply")
+    return Line(_text(line))
+
+
+def _is_number(word: bytes) -> bool:
+    # isdigit of bytes is ASCII only; 20 digits hold every 64-bit number.
+    return word.isdigit() and len(word) <= 20
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace")
+
+
+def _shown(line: bytes) -> str:
+    return repr(_text(line[:100]))
+
+
+def set_request(queue: bytes, data: bytes, expiry: int = 0) -> bytes:
+    """Return the request to add an item.
+
+    `expiry` is the protocol's: 0 never, below 1,000,000 seconds from now, otherwise epoch seconds.
+    """
+    if len(data) > MAX_ITEM_BYTES:
+        raise InvalidRequest(f"an item has at most {MAX_ITEM_BYTES} bytes, this one {len(data)}")
+    return b"set %b 0 %d %d\r\n%b\r\n" % (_queue(queue), expiry, len(data), data)
+
+
+def get_request(
+    queue: bytes,
+    *,
+    wait_ms: int = 0,
+    open_read: bool = False,
+    close: bool = False,
+    abort: bool = False,
+    peek: bool = False,
+) -> bytes:
+    """Return a `get` with its options; `wait_ms` 0 means that the server answers at once."""
+    if (peek or abort) and (open_read or close or (peek and abort)):
+        raise InvalidRequest("peek and abort go with no other option than a wait")
+    options = b"".join(
+        word
+        for word, wanted in (
+            (b"/t=%d" % _number(wait_ms, "a wait"), wait_ms),
+            (b"/close", close),
+            (b"/open", open_read),
+            (b"/abort", abort),
+            (b"/peek", peek),
+        )
+        if wanted
+    )
+    return b"get %b%b\r\n" % (_queue(queue), options)
+
+
+def monitor_request(queue: bytes, seconds: int, max_items: int | None = None) -> bytes:
+    """Return the request to open every item that arrives within `seconds`."""
+    limit = b"" if max_items is None else b" %d" % _number(max_items, "a number of items")
+    return b"monitor %b %d%b\r\n" % (_queue(queue), _number(seconds, "a time"), limit)
+
+
+def confirm_request(queue: bytes, count: int) -> bytes:
+    """Return the request to confirm the `count` oldest open reads of this connection."""
+    return b"confirm %b %d\r\n" % (_queue(queue), _number(count, "a count"))
+
+
+def touch_request(queue: bytes, wait_ms: int) -> bytes:
+    """Return the request to keep the open reads of this connection open for `wait_ms` more."""
+    return b"touch_read %b %d\r\n" % (_queue(queue), _number(wait_ms, "a time"))
+
+
+def queue_request(verb: str, queue: bytes) -> bytes:
+    """Return a request that only names a queue: `delete`, `flush`, `flush_expired`."""
+    return b"%b %b\r\n" % (_word(verb.encode(), "a command"), _queue(queue))
+
+
+def plain_request(verb: str, argument: str | None = None) -> bytes:
+    """Return a request without a queue, such as `version`, `stats` or `status READONLY`."""
+    words = [_word(verb.encode(), "a command")]
+    if argument is not None:
+        words.append(_word(argument.encode(errors="surrogatepass"), "an argument"))
+    return b" ".join(words) + b"\r\n"
+
+
+def _queue(name: bytes) -> bytes:
+    if b"/" in name:
+        raise InvalidRequest(f"a queue name must not contain '/': {_shown(name)}")
+    return _word(name, "a queue name")
+
+
+def _word(word: bytes, what: str) -> bytes:
+    if not 0 < len(word) <= MAX_WORD_BYTES:
+        raise InvalidRequest(f"{what} has 1 to {MAX_WORD_BYTES} bytes, this one has {len(word)}")
+    if any(byte <= 0x20 or byte == 0x7F for byte in word):
+        raise InvalidRequest(f"{what} has no spaces and no control characters: {_shown(word)}")
+    return word
+
+
+def _number(number: int, what: str) -> int:
+    if not 0 <= number <= MAX_NUMBER:
+        raise InvalidRequest(f"{what} must be between 0 and {MAX_NUMBER}, not {number}")
+    return number

@@ -1,0 +1,406 @@
+r"""The text protocol: bytes in, commands out; replies in, bytes out. No sockets.
+
+A command is one line, its words parted by spaces; the command word is case-insensitive. Lines end
+in "\n", and "\r\n" is accepted. Only `put` has more: `put QUEUE [EXPIRY_MS]:` and then one item a
+line, ended by an empty line.
+
+    put QUEUE [EXPIRY_MS]:                "+COUNT"
+    get QUEUE [TIMEOUT_MS]                ":ITEM" or "*"
+    peek QUEUE [TIMEOUT_MS]               ":ITEM" or "*"
+    monitor QUEUE [TIMEOUT_MS [MAX]]      ":ITEM" lines, then "*"
+    confirm QUEUE COUNT                   "+COUNT"
+    flush QUEUE                           "+0"
+    flush_all                             "+0"
+    flush_expired QUEUE                   "+COUNT"
+    flush_all_expired                     "+COUNT"
+    delete QUEUE                          "+0"
+    reload                                "+0"
+    status [NEW]                          ":UP" or "+0"
+    version                               ":x.y.z"
+    shutdown, quit                        the connection closes
+
+An error is "-MESSAGE". None closes the connection: what cannot be understood, or is too long, is
+read up to where it ends and dropped. Empty lines between commands mean nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from kestrelmq.protocol.faults import ClientFault
+
+MAX_LINE_BYTES: Final = 8192
+"""The longest command line, its end not counted."""
+
+MAX_PUT_BYTES: Final = 64 * 1024 * 1024
+"""The most that one `put` may hold: the bytes of its items, and `ITEM_COST` for each."""
+
+ITEM_COST: Final = 64
+"""What an item costs beside its bytes, so that many small ones cannot fill the memory."""
+
+# Times and counts: more digits than any sensible number has, fewer than cost time to convert.
+_MOST_DIGITS: Final = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Add `items`; `expiry` is in milliseconds from now, 0 is never, below 0 has passed."""
+
+    queue: str
+    expiry: int
+    items: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Close the connection's open read on the queue, and open the next; `timeout` in ms."""
+
+    queue: str
+    timeout: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """Look at the head; `timeout` in ms."""
+
+    queue: str
+    timeout: int
+
+
+@dataclass(frozen=True, slots=True)
+class Monitor:
+    """Open reads for `timeout` ms, or until there are `most`; None is as many as may be open."""
+
+    queue: str
+    timeout: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Confirm the `count` oldest open reads of the connection."""
+
+    queue: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Empty the queue."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class FlushAll:
+    """Empty every queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlushExpired:
+    """Drop the expired items of the queue; None is of every queue."""
+
+    queue: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete the queue."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """Read the configuration again."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetStatus:
+    """Tell the server's status."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetStatus:
+    """Change the server's status to that of the name `status`."""
+
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Tell the server's version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Stop the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """Close the connection."""
+
+
+Command: TypeAlias = (
+    Put
+    | Get
+    | Peek
+    | Monitor
+    | Confirm
+    | Flush
+    | FlushAll
+    | FlushExpired
+    | Delete
+    | Reload
+    | GetStatus
+    | SetStatus
+    | Version
+    | Shutdown
+    | Quit
+)
+
+
+class _Draft:
+    """A `put` whose items are still coming.
+
+    Attributes:
+        room: how many bytes the next item may have; 0 once `fault` says what is wrong.
+    """
+
+    __slots__ = ("_expiry", "_fault", "_items", "_queue", "room")
+
+    def __init__(self, words: list[bytes]) -> None:
+        self._items: list[bytes] = []
+        self._queue = ""
+        self._expiry = 0
+        self._fault: ClientFault | None = None
+        self.room = MAX_PUT_BYTES
+        try:
+            _expect(words, "put QUEUE [EXPIRY_MS]:", 1, 2)
+            self._queue = _name(words[0])
+            self._expiry = _integer(words[1]) if len(words) > 1 else 0
+        except ClientFault as fault:
+            self.refuse(fault)
+
+    def add(self, item: bytes) -> None:
+        self.room -= len(item) + ITEM_COST
+        if self.room < 0:
+            self.refuse(_fault(f"a put holds at most {MAX_PUT_BYTES} bytes"))
+        else:
+            self._items.append(item)
+
+    def refuse(self, fault: ClientFault) -> None:
+        """Give up; only the first fault counts, and what came is forgotten."""
+        self._fault = self._fault or fault
+        self._items.clear()
+        self.room = 0
+
+    def finish(self) -> Put:
+        if self._fault is not None:
+            raise self._fault
+        return Put(self._queue, self._expiry, tuple(self._items))
+
+
+class TextParser:
+    """Turns the bytes that a client sends into commands.
+
+    It holds at most one line or one `put` that is not complete yet, both bounded, beside what was
+    received and not yet asked for.
+    """
+
+    __slots__ = ("_buffer", "_draft", "_overlong", "_scanned")
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._scanned = 0
+        self._overlong = False
+        self._draft: _Draft | None = None
+
+    def receive(self, data: bytes) -> None:
+        """Take what came; `next_command` gives what it holds."""
+        self._buffer += data
+
+    def next_command(self) -> Command | None:
+        """Return the next command, or None when more must come first.
+
+        Raises:
+            ClientFault: the next command is none; it was dropped, and those after it follow.
+        """
+        while (line := self._next_line()) is not None:
+            overlong, self._overlong = self._overlong, False
+            draft = self._draft
+            if draft is None:
+                if overlong:
+                    raise _fault(f"a line has at most {MAX_LINE_BYTES} bytes")
+                if command := self._parse(line):
+                    return command
+            elif overlong:
+                draft.refuse(_fault(f"a put holds at most {MAX_PUT_BYTES} bytes"))
+            elif line:
+                draft.add(line)
+            else:
+                self._draft = None
+                return draft.finish()
+        return None
+
+    def take_back(self) -> bytes:
+        """Return what was received and not parsed, and forget it; it is to be received again."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        self._scanned = 0
+        return rest
+
+    def _next_line(self) -> bytes | None:
+        """Return the next line without its end, or None while it comes; sets `_overlong`."""
+        longest = MAX_LINE_BYTES if self._draft is None else self._draft.room
+        end = self._buffer.find(b"\n", self._scanned)
+        if end < 0:
+            # The last byte may yet turn out to belong to the line's end.
+            self._overlong |= len(self._buffer) > longest + 1
+            if self._overlong:
+                self._buffer.clear()
+            self._scanned = len(self._buffer)
+            return None
+        line = bytes(self._buffer[:end]).removesuffix(b"\r")
+        self._overlong |= len(line) > longest
+        del self._buffer[: end + 1]
+        self._scanned = 0
+        return line
+
+    def _parse(self, line: bytes) -> Command | None:
+        """Return the command of `line`; None when it is empty, or the beginning of a `put`."""
+        words = line.split()
+        if not words:
+            return None
+        verb = words[0].lower()
+        if verb == b"put":
+            if not words[-1].endswith(b":"):
+                raise _fault("usage: put QUEUE [EXPIRY_MS]:")
+            last = words.pop()[:-1]
+            self._draft = _Draft([*words[1:], last] if last else words[1:])
+            return None
+        if (parse := _PARSERS.get(verb)) is None:
+            raise _fault("unknown command")
+        return parse(words[1:])
+
+
+def _get(words: list[bytes]) -> Get:
+    _expect(words, "get QUEUE [TIMEOUT_MS]", 1, 2)
+    return Get(_name(words[0]), _count(words[1]) if len(words) > 1 else 0)
+
+
+def _peek(words: list[bytes]) -> Peek:
+    _expect(words, "peek QUEUE [TIMEOUT_MS]", 1, 2)
+    return Peek(_name(words[0]), _count(words[1]) if len(words) > 1 else 0)
+
+
+def _monitor(words: list[bytes]) -> Monitor:
+    _expect(words, "monitor QUEUE [TIMEOUT_MS [MAX]]", 1, 3)
+    timeout = _count(words[1]) if len(words) > 1 else 0
+    return Monitor(_name(words[0]), timeout, _count(words[2]) if len(words) > 2 else None)
+
+
+def _confirm(words: list[bytes]) -> Confirm:
+    _expect(words, "confirm QUEUE COUNT", 2, 2)
+    return Confirm(_name(words[0]), _count(words[1]))
+
+
+def _flush(words: list[bytes]) -> Flush:
+    _expect(words, "flush QUEUE", 1, 1)
+    return Flush(_name(words[0]))
+
+
+def _flush_expired(words: list[bytes]) -> FlushExpired:
+    _expect(words, "flush_expired QUEUE", 1, 1)
+    return FlushExpired(_name(words[0]))
+
+
+def _delete(words: list[bytes]) -> Delete:
+    _expect(words, "delete QUEUE", 1, 1)
+    return Delete(_name(words[0]))
+
+
+def _status(words: list[bytes]) -> GetStatus | SetStatus:
+    _expect(words, "status [NEW]", 0, 1)
+    return SetStatus(words[0].decode(errors="replace")) if words else GetStatus()
+
+
+def _alone(verb: str, command: Command) -> Callable[[list[bytes]], Command]:
+    def parse(words: list[bytes]) -> Command:
+        _expect(words, verb, 0, 0)
+        return command
+
+    return parse
+
+
+_PARSERS: Final[dict[bytes, Callable[[list[bytes]], Command]]] = {
+    b"get": _get,
+    b"peek": _peek,
+    b"monitor": _monitor,
+    b"confirm": _confirm,
+    b"flush": _flush,
+    b"flush_all": _alone("flush_all", FlushAll()),
+    b"flush_expired": _flush_expired,
+    b"flush_all_expired": _alone("flush_all_expired", FlushExpired(None)),
+    b"delete": _delete,
+    b"reload": _alone("reload", Reload()),
+    b"status": _status,
+    b"version": _alone("version", Version()),
+    b"shutdown": _alone("shutdown", Shutdown()),
+    b"quit": _alone("quit", Quit()),
+}
+
+
+def _expect(words: list[bytes], usage: str, least: int, most: int) -> None:
+    if not least <= len(words) <= most:
+        raise _fault(f"usage: {usage}")
+
+
+def _name(word: bytes) -> str:
+    try:
+        return word.decode()
+    except UnicodeDecodeError:
+        raise _fault("a queue name is UTF-8") from None
+
+
+def _integer(word: bytes) -> int:
+    digits = word.removeprefix(b"-")
+    if digits.isdigit() and len(digits) <= _MOST_DIGITS:
+        return int(word)
+    raise _fault("not a number")
+
+
+def _count(word: bytes) -> int:
+    number = _integer(word)
+    if number < 0:
+        raise _fault("a number below 0")
+    return number
+
+
+def _fault(message: str) -> ClientFault:
+    return ClientFault(message, closes=False)
+
+
+def counted(count: int) -> bytes:
+    """Return the reply that something was done, to `count` items."""
+    return b"+%d\n" % count
+
+
+def carries(item: bytes) -> bool:
+    """Return whether `item` can be sent: a linefeed in it would end its line."""
+    return b"\n" not in item
+
+
+def value(item: bytes) -> bytes:
+    """Return the reply that is an item (see `carries`), a status or a version."""
+    return b":%b\n" % item
+
+
+NOTHING: Final = b"*\n"
+"""The reply that there is no item, or no more."""
+
+
+def error(message: str) -> bytes:
+    """Return the reply that something failed."""
+    return b"-%b\n" % " ".join(message.split()).encode()

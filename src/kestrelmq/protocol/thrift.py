@@ -1,0 +1,288 @@
+"""The thrift protocol: frames in, requests out; answers in, frames out. No sockets.
+
+A frame is an i32 length, big-endian, and a message in the binary protocol (with or without its
+version header) or in the compact one; each is answered in its own. `kestrel.thrift` beside this
+file is the service. Messages are walked through by `thrift_shape` before thriftpy2 sees them.
+
+A frame keeps its end however bad its content is, so only two things close the connection: a length
+that is no frame's, and a message without a readable head, which cannot be answered. Whatever else
+is wrong is a `Refused` request, to be answered with its exception.
+"""
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import thriftpy2
+from thriftpy2.protocol import compact, cybin
+from thriftpy2.thrift import TApplicationException, TMessageType, TType
+from thriftpy2.transport import memory
+
+from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.thrift_messages import (
+    Abort,
+    Answer,
+    Confirm,
+    CurrentStatus,
+    DeleteQueue,
+    Dialect,
+    FlushAllQueues,
+    FlushQueue,
+    Get,
+    GetVersion,
+    Head,
+    Peek,
+    Problem,
+    Put,
+    QueueInfo,
+    Refused,
+    Request,
+    SetStatus,
+    ThriftStatus,
+)
+from kestrelmq.protocol.thrift_shape import BinaryWalker, CompactWalker, MalformedError, Shape
+
+MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
+"""The longest frame that is accepted."""
+
+_LENGTH: Final = struct.Struct(">i")
+_MOST_NAME_BYTES: Final = 1024
+_VERSION_1: Final = 0x8001
+_COMPACT_ID: Final = b"\x82"
+_COMPACT_VERSION: Final = 1
+
+_IDL: Final = thriftpy2.load(
+    str(Path(__file__).with_name("kestrel.thrift")), module_name="kestrelmq.protocol.kestrel_thrift"
+)
+_METHODS: Final = frozenset(_IDL.Kestrel.thrift_services)
+
+
+class ThriftParser:
+    """Cuts what a client sends into frames; holds one that is not complete, and what follows."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def receive(self, data: bytes) -> None:
+        """Take what came; `next_frame` gives what it holds."""
+        self._buffer += data
+
+    def next_frame(self) -> bytes | None:
+        """Return the next frame without its length, or None when more must come first.
+
+        Raises:
+            ClientFault: the length is none that a frame has.
+        """
+        buffer = self._buffer
+        if len(buffer) < _LENGTH.size:
+            return None
+        length: int = _LENGTH.unpack_from(buffer)[0]
+        if not 0 < length <= MAX_FRAME_BYTES:
+            raise ClientFault(f"a frame has 1 to {MAX_FRAME_BYTES} bytes", closes=True)
+        end = _LENGTH.size + length
+        if len(buffer) < end:
+            return None
+        frame = bytes(memoryview(buffer)[_LENGTH.size : end])
+        del buffer[:end]
+        return frame
+
+    def take_back(self) -> bytes:
+        """Return what was received and not cut, and forget it; it is to be received again."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
+
+
+def decode(frame: bytes) -> tuple[Head, Request | Refused]:
+    """Return the head and the request of a message.
+
+    Raises:
+        ClientFault: the head cannot be read, so that there is nobody to answer.
+    """
+    try:
+        head, message_type, walker = _read_head(frame)
+    except (MalformedError, UnicodeDecodeError):
+        raise ClientFault("no thrift message", closes=True) from None
+    if message_type not in (TMessageType.CALL, TMessageType.ONEWAY):
+        return head, Refused(Problem.INVALID_MESSAGE_TYPE, f"message type {message_type}")
+    if head.name not in _METHODS:
+        return head, Refused(Problem.UNKNOWN_METHOD, f"unknown method {head.name}")
+    begin = walker.at
+    try:
+        fields = walker.struct()
+        return head, _request(head, frame[begin:], fields)
+    except UnicodeDecodeError:
+        return head, Refused(Problem.PROTOCOL_ERROR, "a string that is not UTF-8")
+    except MalformedError as error:
+        return head, Refused(Problem.PROTOCOL_ERROR, str(error))
+
+
+def encode(head: Head, answer: Answer) -> bytes:
+    """Return the frame that answers the request of `head`."""
+    result = getattr(_IDL.Kestrel, f"{head.name}_result")()
+    match answer:
+        case list():
+            result.success = [_IDL.Item(data=item.data, id=item.id) for item in answer]
+        case QueueInfo():
+            result.success = _IDL.QueueInfo(
+                head_item=answer.head_item,
+                items=answer.items,
+                bytes=answer.bytes,
+                journal_bytes=answer.journal_bytes,
+                age=answer.age,
+                waiters=answer.waiters,
+                open_transactions=answer.open_transactions,
+            )
+        case ThriftStatus():
+            result.success = answer.value
+        case int() | str():
+            result.success = answer
+        case None:
+            pass
+    return _frame(head, TMessageType.REPLY, result)
+
+
+def encode_refusal(head: Head, refused: Refused) -> bytes:
+    """Return the frame that says why the request of `head` was not served."""
+    error = TApplicationException(refused.problem.value, refused.message)
+    return _frame(head, TMessageType.EXCEPTION, error)
+
+
+def head_of(frame: bytes) -> Head:
+    """Return the head of a frame that `encode` returned."""
+    return _read_head(frame[_LENGTH.size :])[0]
+
+
+def _read_head(frame: bytes) -> tuple[Head, int, BinaryWalker | CompactWalker]:
+    if frame[:1] == _COMPACT_ID:
+        return _read_compact_head(frame)
+    walker = BinaryWalker(frame, 0)
+    word = walker.integer()
+    if word < 0:
+        if (word >> 16) & 0xFFFF != _VERSION_1:
+            raise MalformedError("unknown version")
+        dialect, message_type = Dialect.BINARY, word & 0xFF
+        name = _read_name(walker, walker.integer())
+    else:
+        dialect = Dialect.OLD_BINARY
+        name = _read_name(walker, word)
+        message_type = walker.byte()
+    head = Head(dialect, name, walker.integer(), message_type == TMessageType.ONEWAY)
+    return head, message_type, walker
+
+
+def _read_compact_head(frame: bytes) -> tuple[Head, int, CompactWalker]:
+    walker = CompactWalker(frame, 1)
+    version_and_type = walker.byte()
+    if version_and_type & 0x1F != _COMPACT_VERSION:
+        raise MalformedError("unknown version")
+    message_type = version_and_type >> 5
+    seqid = walker.varint(32)
+    name = _read_name(walker, walker.length())
+    head = Head(Dialect.COMPACT, name, seqid, message_type == TMessageType.ONEWAY)
+    return head, message_type, walker
+
+
+def _read_name(walker: BinaryWalker | CompactWalker, length: int) -> str:
+    if length > _MOST_NAME_BYTES:
+        raise MalformedError("a long name")
+    begin = walker.skip(length)
+    return walker.data[begin : walker.at].decode()
+
+
+def _request(head: Head, body: bytes, fields: dict[int, Shape]) -> Request:
+    arguments = getattr(_IDL.Kestrel, f"{head.name}_args")()
+    for number, expected in arguments.thrift_spec.items():
+        if number in fields and fields[number] != _shape(expected):
+            raise MalformedError(f"{expected[1]} has another type")
+    _, protocol = _open(head.dialect, body)
+    protocol.read_struct(arguments)
+    for field in vars(arguments):
+        if getattr(arguments, field) is None:
+            raise MalformedError(f"{field} is missing")
+    return _REQUESTS[head.name](arguments)
+
+
+def _shape(expected: tuple[Any, ...]) -> Shape:
+    """Return the shape of a field of thriftpy2's: (type, name, [part], required)."""
+    ttype = expected[0]
+    element = expected[2] if ttype in (TType.LIST, TType.SET) else 0
+    return ttype, TType.STRING if element == TType.BINARY else element
+
+
+def _get(arguments: Any) -> Get:
+    if arguments.auto_abort_msec < 0:
+        raise MalformedError("auto_abort_msec is below 0")
+    return Get(
+        arguments.queue_name,
+        arguments.max_items,
+        arguments.timeout_msec,
+        arguments.auto_abort_msec,
+    )
+
+
+def _set_status(arguments: Any) -> SetStatus:
+    try:
+        return SetStatus(ThriftStatus(arguments.status))
+    except ValueError:
+        raise MalformedError(f"unknown status {arguments.status}") from None
+
+
+_REQUESTS: Final[dict[str, Callable[[Any], Request]]] = {
+    "put": lambda a: Put(a.queue_name, tuple(a.items), a.expiration_msec),
+    "get": _get,
+    "confirm": lambda a: Confirm(a.queue_name, frozenset(a.ids)),
+    "abort": lambda a: Abort(a.queue_name, frozenset(a.ids)),
+    "peek": lambda a: Peek(a.queue_name),
+    "flush_queue": lambda a: FlushQueue(a.queue_name),
+    "flush_all_queues": lambda _: FlushAllQueues(),
+    "delete_queue": lambda a: DeleteQueue(a.queue_name),
+    "current_status": lambda _: CurrentStatus(),
+    "set_status": _set_status,
+    "get_version": lambda _: GetVersion(),
+}
+
+
+def _frame(head: Head, message_type: int, body: Any) -> bytes:
+    transport, protocol = _open(head.dialect)
+    protocol.write_struct(body)
+    content: bytes = transport.getvalue()
+    begin = _message_begin(head, message_type)
+    return b"".join((_LENGTH.pack(len(begin) + len(content)), begin, content))
+
+
+def _message_begin(head: Head, message_type: int) -> bytes:
+    name = head.name.encode()
+    match head.dialect:
+        case Dialect.BINARY:
+            begin = struct.pack(">HBBi", _VERSION_1, 0, message_type, len(name))
+            return begin + name + _LENGTH.pack(head.seqid)
+        case Dialect.OLD_BINARY:
+            return _LENGTH.pack(len(name)) + name + struct.pack(">Bi", message_type, head.seqid)
+        case Dialect.COMPACT:
+            begin = _COMPACT_ID + bytes((_COMPACT_VERSION | message_type << 5,))
+            return begin + _varint(head.seqid) + _varint(len(name)) + name
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _open(dialect: Dialect, content: bytes | None = None) -> tuple[Any, Any]:
+    """Return a buffer of thriftpy2's with `content`, and a protocol that reads and writes it."""
+    # The library's types end here: its compiled parts have none.
+    library: Any = compact if dialect is Dialect.COMPACT else cybin
+    buffers: Any = memory
+    if dialect is Dialect.COMPACT:
+        transport = buffers.TMemoryBuffer(content)
+        return transport, library.TCompactProtocol(transport, strict_decode=True)
+    transport = buffers.TCyMemoryBuffer(content)
+    return transport, library.TCyBinaryProtocol(transport, strict_decode=True)

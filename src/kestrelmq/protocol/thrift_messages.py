@@ -1,0 +1,168 @@
+"""What the thrift service is asked and what it answers: plain values, in its own terms."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from thriftpy2.thrift import TApplicationException
+
+
+class Dialect(Enum):
+    """How a message is encoded."""
+
+    BINARY = "binary"
+    OLD_BINARY = "binary without version"
+    COMPACT = "compact"
+
+
+class ThriftStatus(Enum):
+    """A server's status, as the service numbers it."""
+
+    NOT_CONFIGURED = 0
+    QUIESCENT = 1
+    READ_ONLY = 2
+    UP = 3
+
+
+class Problem(Enum):
+    """Why a request was not served: the types of TApplicationException that are used."""
+
+    UNKNOWN_METHOD = TApplicationException.UNKNOWN_METHOD
+    INVALID_MESSAGE_TYPE = TApplicationException.INVALID_MESSAGE_TYPE
+    INTERNAL_ERROR = TApplicationException.INTERNAL_ERROR
+    PROTOCOL_ERROR = TApplicationException.PROTOCOL_ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Add `items`; `expiration` is in milliseconds from now, 0 is never, below 0 has passed."""
+
+    queue: str
+    items: tuple[bytes, ...]
+    expiration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read up to `max_items` within `timeout` ms; open reads end after `auto_abort` ms, if any."""
+
+    queue: str
+    max_items: int
+    timeout: int
+    auto_abort: int
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Confirm open reads."""
+
+    queue: str
+    ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Abort open reads."""
+
+    queue: str
+    ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """Tell of the queue and its first item."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class FlushQueue:
+    """Empty the queue."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class FlushAllQueues:
+    """Empty every queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteQueue:
+    """Delete the queue."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentStatus:
+    """Tell the server's status."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetStatus:
+    """Change the server's status."""
+
+    status: ThriftStatus
+
+
+@dataclass(frozen=True, slots=True)
+class GetVersion:
+    """Tell the server's version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that cannot be served as it stands, and why."""
+
+    problem: Problem
+    message: str
+
+
+Request: TypeAlias = (
+    Put
+    | Get
+    | Confirm
+    | Abort
+    | Peek
+    | FlushQueue
+    | FlushAllQueues
+    | DeleteQueue
+    | CurrentStatus
+    | SetStatus
+    | GetVersion
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A message's head, which its answer repeats; nobody waits for that of a `oneway` one."""
+
+    dialect: Dialect
+    name: str
+    seqid: int
+    oneway: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An item in an answer; the id is 0 when it was removed for good."""
+
+    data: bytes
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """An answer to `Peek`; `age` is in milliseconds."""
+
+    head_item: bytes | None
+    items: int
+    bytes: int
+    journal_bytes: int
+    age: int
+    waiters: int
+    open_transactions: int
+
+
+Answer: TypeAlias = int | str | list[Item] | QueueInfo | ThriftStatus | None

@@ -1,0 +1,243 @@
+"""The shape of a thrift struct: walked through before anything is built from it.
+
+A declared length or count can be anything, and a library that believes it may allocate, loop or
+recurse without end. So every length is checked here against the bytes that are there, every value
+counts against `MAX_VALUES`, and nesting ends at `MAX_DEPTH`; nothing is allocated for any of it.
+What passes is well-formed, and small enough to decode.
+"""
+
+from abc import ABC, abstractmethod
+from struct import unpack_from
+from typing import Final, TypeAlias
+
+from thriftpy2.thrift import TType
+
+MAX_VALUES: Final = 100_000
+"""The most fields and elements of one message."""
+
+MAX_DEPTH: Final = 16
+"""How deep structs, lists, sets and maps may nest."""
+
+Shape: TypeAlias = tuple[int, int]
+"""A field's type, and the type of its elements (0 when it has none), as `TType` numbers."""
+
+_WIDTHS: Final = {
+    TType.BOOL: 1,
+    TType.BYTE: 1,
+    TType.I16: 2,
+    TType.I32: 4,
+    TType.I64: 8,
+    TType.DOUBLE: 8,
+}
+# The compact protocol's numbers of the types; 1 and 2 are true and false.
+_COMPACT_TYPES: Final = {
+    1: TType.BOOL,
+    2: TType.BOOL,
+    3: TType.BYTE,
+    4: TType.I16,
+    5: TType.I32,
+    6: TType.I64,
+    7: TType.DOUBLE,
+    8: TType.STRING,
+    9: TType.LIST,
+    10: TType.SET,
+    11: TType.MAP,
+    12: TType.STRUCT,
+}
+
+
+class MalformedError(ValueError):
+    """Bytes that are no thrift message, or one that is too large to be meant."""
+
+
+class Walker(ABC):
+    """Walks through `data` from byte `at` on; `at` is where it has come to."""
+
+    __slots__ = ("_left", "at", "data")
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self.data = data
+        self.at = at
+        self._left = MAX_VALUES
+
+    def struct(self, depth: int = 0) -> dict[int, Shape]:
+        """Walk through a struct, and return the shapes of its fields."""
+        fields: dict[int, Shape] = {}
+        while (field := self._field()) is not None:
+            ttype, number = field
+            if number in fields:
+                raise MalformedError(f"field {number} twice")
+            self._count(1)
+            fields[number] = self._field_value(ttype, depth + 1)
+        return fields
+
+    def _value(self, ttype: int, depth: int) -> Shape:
+        """Walk through one value."""
+        if depth > MAX_DEPTH:
+            raise MalformedError("nested too deep")
+        if ttype == TType.STRUCT:
+            self.struct(depth)
+        elif ttype in (TType.LIST, TType.SET):
+            element, count = self._list_begin()
+            self._count(count)
+            for _ in range(count):
+                self._value(element, depth + 1)
+            return ttype, element
+        elif ttype == TType.MAP:
+            key, value, count = self._map_begin()
+            self._count(2 * count)
+            for _ in range(count):
+                self._value(key, depth + 1)
+                self._value(value, depth + 1)
+        elif ttype == TType.STRING:
+            self.skip(self.length())
+        else:
+            self._scalar(ttype)
+        return ttype, 0
+
+    def skip(self, size: int) -> int:
+        """Pass `size` bytes that must be there; return where they begin."""
+        begin = self.at
+        if not 0 <= size <= len(self.data) - begin:
+            raise MalformedError("cut short")
+        self.at = begin + size
+        return begin
+
+    def byte(self) -> int:
+        """Return the next byte."""
+        return self.data[self.skip(1)]
+
+    def _count(self, values: int) -> None:
+        self._left -= values
+        if values < 0 or self._left < 0:
+            raise MalformedError(f"more than {MAX_VALUES} values")
+
+    def _field_value(self, ttype: int, depth: int) -> Shape:
+        """Walk through a field's value."""
+        return self._value(ttype, depth)
+
+    @abstractmethod
+    def _field(self) -> tuple[int, int] | None:
+        """Pass the head of a field; return its type and number, or None at the struct's end."""
+
+    @abstractmethod
+    def _list_begin(self) -> tuple[int, int]:
+        """Pass the head of a list or set; return the type of the elements and their count."""
+
+    @abstractmethod
+    def _map_begin(self) -> tuple[int, int, int]:
+        """Pass the head of a map; return the types of the keys and values, and their count."""
+
+    @abstractmethod
+    def length(self) -> int:
+        """Pass the head of a string; return its length."""
+
+    @abstractmethod
+    def _scalar(self, ttype: int) -> None:
+        """Pass a value that has no parts."""
+
+
+class BinaryWalker(Walker):
+    """Walks through the binary protocol: all numbers are big-endian and of fixed width."""
+
+    __slots__ = ()
+
+    def integer(self) -> int:
+        """Return the next i32."""
+        number: int = unpack_from(">i", self.data, self.skip(4))[0]
+        return number
+
+    def _field(self) -> tuple[int, int] | None:
+        ttype = self.byte()
+        if ttype == TType.STOP:
+            return None
+        return ttype, unpack_from(">h", self.data, self.skip(2))[0]
+
+    def _list_begin(self) -> tuple[int, int]:
+        return self.byte(), self.integer()
+
+    def _map_begin(self) -> tuple[int, int, int]:
+        return self.byte(), self.byte(), self.integer()
+
+    def length(self) -> int:
+        """Pass the head of a string; return its length."""
+        return self.integer()
+
+    def _scalar(self, ttype: int) -> None:
+        if (width := _WIDTHS.get(ttype)) is None:
+            raise MalformedError(f"unknown type {ttype}")
+        self.skip(width)
+
+
+class CompactWalker(Walker):
+    """Walks through the compact protocol: most numbers are varints, little-endian by 7 bits."""
+
+    __slots__ = ("_last_field",)
+
+    def __init__(self, data: bytes, at: int) -> None:
+        super().__init__(data, at)
+        self._last_field = 0
+
+    def varint(self, bits: int) -> int:
+        """Return the next varint, which must fit into `bits` bits."""
+        number = shift = 0
+        while True:
+            byte = self.byte()
+            number |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift >= bits:
+                raise MalformedError("a number too large")
+        if number >> bits:
+            raise MalformedError("a number too large")
+        return number
+
+    def struct(self, depth: int = 0) -> dict[int, Shape]:
+        """Walk through a struct; each counts its field numbers from its own beginning."""
+        outer, self._last_field = self._last_field, 0
+        fields = super().struct(depth)
+        self._last_field = outer
+        return fields
+
+    def _field(self) -> tuple[int, int] | None:
+        head = self.byte()
+        if head & 0x0F == 0:
+            return None
+        if head >> 4:
+            self._last_field += head >> 4
+        else:
+            zigzag = self.varint(16)
+            self._last_field = (zigzag >> 1) ^ -(zigzag & 1)
+        return self._type(head & 0x0F), self._last_field
+
+    def _field_value(self, ttype: int, depth: int) -> Shape:
+        # A boolean field's value is its type.
+        return (ttype, 0) if ttype == TType.BOOL else self._value(ttype, depth)
+
+    def _list_begin(self) -> tuple[int, int]:
+        head = self.byte()
+        count = head >> 4
+        return self._type(head & 0x0F), self.varint(32) if count == 15 else count
+
+    def _map_begin(self) -> tuple[int, int, int]:
+        count = self.varint(32)
+        if not count:
+            return TType.BYTE, TType.BYTE, 0
+        types = self.byte()
+        return self._type(types >> 4), self._type(types & 0x0F), count
+
+    def length(self) -> int:
+        """Pass the head of a string; return its length."""
+        return self.varint(32)
+
+    def _scalar(self, ttype: int) -> None:
+        if ttype in (TType.BOOL, TType.BYTE, TType.DOUBLE):
+            self.skip(_WIDTHS[ttype])
+        else:
+            self.varint(8 * _WIDTHS[ttype])
+
+    def _type(self, number: int) -> int:
+        if (ttype := _COMPACT_TYPES.get(number)) is None:
+            raise MalformedError(f"unknown type {number}")
+        return ttype

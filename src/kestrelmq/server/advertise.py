@@ -1,0 +1,93 @@
+"""What a server tells the world through ZooKeeper: where it can be reached.
+
+The data of a member node is the JSON of Twitter's ServerSet, which its readers match by key.
+"""
+
+import fcntl
+import ipaddress
+import json
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from kestrelmq.errors import ConfigError
+
+# The request for an interface's IPv4 address, as the kernels number it.
+_SIOCGIFADDR: Final = 0xC0206921 if sys.platform == "darwin" else 0x8915
+_WILDCARDS: Final = frozenset({"0.0.0.0", "::", "*", ""})
+
+# The service endpoint is the first of these that listens.
+ENDPOINT_NAMES: Final = ("memcache", "thrift", "text")
+
+
+def member_data(host: str, ports: Mapping[str, int]) -> bytes:
+    """Return a member node's data: `host` and the ports that listen, by name of `ENDPOINT_NAMES`.
+
+    Raises:
+        ConfigError: no listener of these names is on, so there is nothing to advertise.
+    """
+    endpoints = {
+        name: {"host": host, "port": ports[name]} for name in ENDPOINT_NAMES if name in ports
+    }
+    if not endpoints:
+        raise ConfigError("[zookeeper] needs a memcache, thrift or text listener to advertise")
+    return json.dumps(
+        {
+            "serviceEndpoint": next(iter(endpoints.values())),
+            "additionalEndpoints": endpoints,
+            "status": "ALIVE",
+        },
+        separators=(",", ":"),
+    ).encode()
+
+
+def interface_addresses() -> list[str]:
+    """Return the IPv4 addresses of this machine's interfaces, in the order of the interfaces."""
+    addresses = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                reply = fcntl.ioctl(probe, _SIOCGIFADDR, request)
+            except OSError:
+                continue  # an interface without an IPv4 address
+            # struct ifreq: 16 bytes of name, then struct sockaddr_in with the address at byte 4.
+            addresses.append(socket.inet_ntoa(reply[20:24]))
+    return addresses
+
+
+def advertised_host(
+    listen_address: str, interfaces: Callable[[], Iterable[str]] = interface_addresses
+) -> str:
+    """Return the host under which clients elsewhere reach a listener on `listen_address`.
+
+    A wildcard becomes the first address of `interfaces` that is not loopback.
+
+    Raises:
+        ConfigError: it is a loopback address, or there is no other.
+    """
+    if listen_address in _WILDCARDS:
+        for address in interfaces():
+            if not ipaddress.ip_address(address).is_loopback:
+                return address
+        raise ConfigError(
+            f"listen_address: {listen_address!r} is every interface, and none has an address that"
+            " can be advertised in ZooKeeper; set the address that clients are to use"
+        )
+    if _is_loopback(listen_address):
+        raise ConfigError(
+            f"listen_address: found {listen_address!r}, a loopback address, which [zookeeper]"
+            " cannot advertise to other machines; set the address that clients are to use, or"
+            " '0.0.0.0'"
+        )
+    return listen_address
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"listen_address: found {host!r}: {error.strerror}") from None
+    return any(ipaddress.ip_address(str(entry[4][0]).split("%")[0]).is_loopback for entry in found)

@@ -1,0 +1,90 @@
+"""What the sessions of every protocol work on: the queues, the status, the counters, the loop."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kestrelmq.config import ServerConfig
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.stats import Counters, server_stats
+from kestrelmq.errors import QueueUnavailable
+from kestrelmq.server.status import ServerStatus
+from kestrelmq.server.turns import Turns
+from kestrelmq.version import VERSION
+
+
+@dataclass(slots=True)
+class ServerContext:
+    """Shared by all sessions of a server.
+
+    Attributes:
+        config: the settings in force.
+        collection: the queues.
+        status: what is allowed at present.
+        counters: what the server counts.
+        turns: the loop's selector.
+        loop: the loop.
+        reload: reads the configuration file again and puts it in force; says what needs a
+            restart. Raises ConfigError.
+        shutdown: begins to stop the server.
+        started: when the server started (monotonic seconds).
+    """
+
+    config: ServerConfig
+    collection: QueueCollection
+    status: ServerStatus
+    counters: Counters
+    turns: Turns
+    loop: asyncio.AbstractEventLoop
+    reload: Callable[[], list[str]]
+    shutdown: Callable[[], None]
+    started: float = field(default_factory=time.monotonic)
+
+    def refuses_writes(self) -> str | None:
+        """Say why nothing may be added at present; None when it may."""
+        if not self.status.writes_allowed:
+            return self.status.reason_for_refusal(write=True)
+        return self._over(self.config.connection_limit_refuse_writes)
+
+    def refuses_reads(self) -> str | None:
+        """Say why nothing may be read at present; None when it may."""
+        if not self.status.reads_allowed:
+            return self.status.reason_for_refusal(write=False)
+        return self._over(self.config.connection_limit_refuse_reads)
+
+    def check_client(self, queue: str, *, write: bool, client_id: str | None = None) -> None:
+        """Refuse a client that the queue does not allow. Raises QueueUnavailable."""
+        config = self.collection.settings(queue)
+        allowed = (
+            config.allowed_client_ids_for_enqueue
+            if write
+            else config.allowed_client_ids_for_dequeue
+        )
+        if allowed is not None and client_id not in allowed:
+            raise QueueUnavailable(f"this client may not {'add to' if write else 'read'} {queue}")
+
+    def _over(self, limit: int | None) -> str | None:
+        if limit is not None and self.counters.curr_connections > limit:
+            return f"too many connections ({self.counters.curr_connections}, the limit is {limit})"
+        return None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether neither reads nor writes are refused by anything; the hot path asks this."""
+        return (
+            self.status.writes_allowed
+            and self.status.reads_allowed
+            and self.config.connection_limit_refuse_reads is None
+            and self.config.connection_limit_refuse_writes is None
+        )
+
+    def server_stats(self) -> list[tuple[str, object]]:
+        """Return the global statistics, as (name, value)."""
+        return server_stats(
+            self.collection,
+            self.counters,
+            uptime=int(time.monotonic() - self.started),
+            now=int(time.time()),
+            version=VERSION,
+        )

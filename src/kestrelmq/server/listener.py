@@ -1,0 +1,131 @@
+"""A listening socket: accepts clients and gives each a session."""
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from kestrelmq.engine.stats import Counters
+from kestrelmq.server.connection import Connection, Session
+from kestrelmq.server.turns import Turns
+
+_ACCEPTED_AT_ONCE: Final = 128
+_PAUSE: Final = 0.2
+"""Seconds without accepting when the system has no room for another connection."""
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+log = logging.getLogger(__name__)
+
+SessionFactory = Callable[[Connection], Session]
+
+
+class Listener:
+    """Accepts the clients of one protocol.
+
+    Attributes:
+        connections: the clients connected at present.
+    """
+
+    def __init__(
+        self,
+        protocol: str,
+        turns: Turns,
+        counters: Counters,
+        new_session: SessionFactory,
+        *,
+        trace: bool = False,
+    ) -> None:
+        """`trace` logs the start and end of every connection."""
+        self.connections: set[Connection] = set()
+        self.protocol = protocol
+        self._turns = turns
+        self._counters = counters
+        self._new_session = new_session
+        self._trace = trace
+        self._socket: socket.socket | None = None
+        self._paused: asyncio.TimerHandle | None = None
+
+    def open(self, address: str, port: int, backlog: int) -> tuple[str, int]:
+        """Listen; return the address and port, which the system chose if `port` is 0.
+
+        Raises:
+            OSError: the address cannot be used.
+        """
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(where)
+            listening.listen(backlog)
+            listening.setblocking(False)
+        except OSError:
+            listening.close()
+            raise
+        self._socket = listening
+        asyncio.get_running_loop().add_reader(listening, self._accept)
+        bound = listening.getsockname()
+        return bound[0], bound[1]
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            if self._socket is None:
+                return
+            try:
+                client, peer = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                self._pause(error)
+                return
+            self._begin(client, f"{peer[0]}:{peer[1]}")
+
+    def _pause(self, error: OSError) -> None:
+        """Stop accepting for a moment; those who wait in the backlog are not lost."""
+        log.warning("%s: cannot accept connections: %s", self.protocol, error.strerror)
+        loop = asyncio.get_running_loop()
+        if self._socket is not None:
+            loop.remove_reader(self._socket)
+            self._paused = loop.call_later(_PAUSE, self._go_on)
+
+    def _go_on(self) -> None:
+        self._paused = None
+        if self._socket is not None:
+            asyncio.get_running_loop().add_reader(self._socket, self._accept)
+
+    def _begin(self, client: socket.socket, peer: str) -> None:
+        client.setblocking(False)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(client, peer, self._turns, self._counters, self._end)
+        self.connections.add(connection)
+        self._counters.curr_connections += 1
+        self._counters.total_connections += 1
+        if self._trace:
+            log.info("%s: %s connected", self.protocol, peer)
+        connection.start(self._new_session(connection))
+
+    def _end(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self._counters.curr_connections -= 1
+        if self._trace:
+            log.info("%s: %s disconnected", self.protocol, connection.peer)
+
+    def stop_accepting(self) -> None:
+        """Close the listening socket; clients stay connected."""
+        if self._paused is not None:
+            self._paused.cancel()
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+
+    def close(self) -> None:
+        """Stop accepting and end every connection."""
+        self.stop_accepting()
+        for connection in list(self.connections):
+            connection.close()

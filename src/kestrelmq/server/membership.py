@@ -1,0 +1,287 @@
+"""The server's membership of its ZooKeeper server sets, `PREFIX/read` and `PREFIX/write`.
+
+One thread, `kestrelmq-zookeeper`, does everything that may wait for ZooKeeper; the event loop only
+leaves word there of the status, and hears back when the sets agree with it. The thread remembers
+nothing of what it did before: it looks up which nodes the session owns and creates or deletes what
+differs. So it is right after a lost reply, a lost connection or a lost session alike; ZooKeeper
+answers a session's requests in order, so a request that timed out has been served, or never will
+be, when the look-up that follows it is answered.
+
+While ZooKeeper cannot be reached a set cannot be left. A stricter status then waits no longer than
+`ServerStatus` allows its listeners, and the sets are put right at the next connection; if there is
+none, ZooKeeper drops the member when the session times out. A crash leaves the members in their
+sets for `session_timeout` seconds.
+"""
+
+import asyncio
+import importlib
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.protocol.states import KazooState
+from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
+
+from kestrelmq.config import ZooKeeperConfig
+from kestrelmq.errors import ConfigError
+from kestrelmq.server.status import Status
+
+_log: Final = logging.getLogger(__name__)
+
+# Seconds until the sets are looked at again after a failure; ZooKeeper's own events come earlier.
+_RETRY_AFTER: Final = 1.0
+_ACLS: Final = {
+    "open-unsafe": OPEN_ACL_UNSAFE,
+    "everyone-read-creator-all": CREATOR_ALL_ACL + READ_ACL_UNSAFE,
+}
+
+
+class ServerSet(Protocol):
+    """One server set, and this server's place in it. A `server_set_initializer` returns these."""
+
+    def hold(self, member: bytes | None) -> None:
+        """Be in the set with the data `member`, or, if it is None, not be in it.
+
+        Called in the thread of the membership whenever things may have changed, so it must find
+        out by itself whether there is anything to do. It may wait; an exception of kazoo's, a
+        TimeoutError or an OSError makes it be called again soon.
+        """
+
+
+class NodeSet:
+    """A server set in which each member is an ephemeral node `member_NNNNNNNNNN`."""
+
+    def __init__(
+        self, client: KazooClient, path: str, wait: float, changed: Callable[[], None]
+    ) -> None:
+        """Use the set at `path`.
+
+        Args:
+            client: the connection; its default ACL is that of every node made here.
+            path: the set's node, made when it is needed.
+            wait: seconds that each answer may take.
+            changed: called in a thread of the client's when this server's node disappears.
+        """
+        self._client = client
+        self._path = path
+        self._wait = wait
+        self._changed = changed
+
+    def hold(self, member: bytes | None) -> None:
+        """Make the set have one node of this session's, or none."""
+        mine = self._mine()
+        for spare in mine if member is None else mine[1:]:
+            self._delete(spare)
+        if member is not None:
+            node = mine[0] if mine else self._create(member)
+            self._client.exists_async(node, watch=self._node_changed).get(timeout=self._wait)
+
+    def _mine(self) -> list[str]:
+        session = self._client.client_id[0]
+        try:
+            children = self._client.get_children_async(self._path).get(timeout=self._wait)
+        except NoNodeError:
+            return []
+        mine = []
+        for name in sorted(children):
+            path = f"{self._path}/{name}"
+            stat = self._client.exists_async(path).get(timeout=self._wait)
+            if stat is not None and stat.owner_session_id == session:
+                mine.append(path)
+        return mine
+
+    def _delete(self, path: str) -> None:
+        try:
+            self._client.delete_async(path).get(timeout=self._wait)
+        except NoNodeError:
+            return
+        _log.info("left %s", path)
+
+    def _create(self, member: bytes) -> str:
+        self._client.ensure_path_async(self._path).get(timeout=self._wait)
+        path: str = self._client.create_async(
+            f"{self._path}/member_", member, ephemeral=True, sequence=True
+        ).get(timeout=self._wait)
+        _log.info("joined %s", path)
+        return path
+
+    def _node_changed(self, _event: object) -> None:
+        self._changed()
+
+
+class Membership:
+    """Keeps the server in the sets that its status calls for, until it is stopped.
+
+    Attributes:
+        agrees: whether the sets were last seen to be what the status calls for, over a connection
+            that has not been lost since.
+    """
+
+    def __init__(
+        self,
+        config: ZooKeeperConfig,
+        member: bytes,
+        call_soon: Callable[[Callable[[], None]], object],
+    ) -> None:
+        """Describe the membership; `start` begins it.
+
+        Args:
+            config: where ZooKeeper is, and how to use it.
+            member: the data of this server's nodes, from `advertise.member_data`.
+            call_soon: calls a function on the event loop, from any thread.
+        """
+        self._config = config
+        self._member = member
+        self._call_soon = call_soon
+        self._condition = threading.Condition()
+        self._status = Status.DOWN
+        self._acted: list[Callable[[], None]] = []
+        self._due = False
+        self._stopping = False
+        self._stopped: asyncio.Event | None = None
+        self._client: Any = None
+        self._sets: dict[str, ServerSet] = {}
+        self.agrees = False
+
+    def start(self, status: Status) -> None:
+        """Begin to connect, and join the sets of `status` once connected; returns at once.
+
+        Raises:
+            ConfigError: an initializer cannot be imported, or fails.
+        """
+        self._client = self._make_client()
+        self._sets = {kind: self._make_set(kind) for kind in ("read", "write")}
+        self._stopped = asyncio.Event()
+        self._status = status
+        self._client.add_listener(self._connection_changed)
+        threading.Thread(target=self._run, name="kestrelmq-zookeeper", daemon=True).start()
+
+    def status_changed(self, status: Status, acted: Callable[[], None]) -> None:
+        """Call for the sets of `status`; `acted` is called on the loop once they are so."""
+        with self._condition:
+            self._status = status
+            self._acted.append(acted)
+            self.agrees = False
+            self._due = True
+            self._condition.notify()
+
+    async def stop(self, limit: float = 5.0) -> None:
+        """Leave every set and disconnect; takes `limit` seconds at most.
+
+        When ZooKeeper cannot be reached it drops the members itself, after the session's time.
+        """
+        if self._stopped is None:
+            return
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+        try:
+            await asyncio.wait_for(self._stopped.wait(), limit)
+        except TimeoutError:
+            _log.warning("ZooKeeper does not answer; it will drop this server by itself")
+
+    def _run(self) -> None:
+        self._client.start_async()
+        delay: float | None = None
+        while self._wait(delay):
+            delay = self._put_right()
+        self._disconnect()
+
+    def _wait(self, delay: float | None) -> bool:
+        """Wait until something may have changed, or `delay` seconds; return False to end."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._due or self._stopping, delay)
+            self._due = False
+            return not self._stopping
+
+    def _put_right(self) -> float | None:
+        """Make the sets agree with the status; return after how long to try again, if at all."""
+        if not self._client.connected:
+            return None  # the connection's next event wakes us
+        with self._condition:
+            status, acted = self._status, self._acted
+            self._acted = []
+        try:
+            self._sets["write"].hold(self._member if status.in_write_set else None)
+            self._sets["read"].hold(self._member if status.in_read_set else None)
+        except (KazooException, TimeoutError, OSError, self._client.handler.timeout_exception) as e:
+            _log.warning("ZooKeeper: %s: %s; trying again", type(e).__name__, e)
+        except Exception:  # noqa: BLE001 # a site's own set may fail in its own ways
+            _log.exception("the server sets could not be put right; trying again")
+        else:
+            self.agrees = True
+            self._report(acted)
+            return None
+        with self._condition:
+            self._acted = acted + self._acted
+        return _RETRY_AFTER
+
+    def _report(self, acted: list[Callable[[], None]]) -> None:
+        for call in acted:
+            self._on_loop(call)
+
+    def _on_loop(self, call: Callable[[], None]) -> None:
+        try:
+            self._call_soon(call)
+        except RuntimeError:
+            _log.debug("the event loop has ended")
+
+    def _disconnect(self) -> None:
+        # Ending the session deletes its nodes.
+        try:
+            self._client.stop()
+            self._client.close()
+        except Exception:  # noqa: BLE001 # whatever it is, the server is going down
+            _log.warning("the ZooKeeper session did not end in order", exc_info=True)
+        if self._stopped is not None:
+            self._on_loop(self._stopped.set)
+
+    def _wake(self) -> None:
+        with self._condition:
+            self._due = True
+            self._condition.notify()
+
+    def _connection_changed(self, state: KazooState) -> None:
+        # Called in kazoo's connection thread, which must not be kept waiting.
+        if state == KazooState.CONNECTED:
+            _log.info("connected to ZooKeeper")
+            self._wake()
+            return
+        self.agrees = False
+        if not self._stopping:
+            lost = "session" if state == KazooState.LOST else "connection"
+            _log.warning("ZooKeeper %s lost; reconnecting", lost)
+
+    def _make_client(self) -> Any:
+        config = self._config
+        if config.client_initializer is not None:
+            return _call(config.client_initializer, config)
+        secret = config.credentials
+        return KazooClient(
+            hosts=",".join(config.hosts),
+            timeout=config.session_timeout,
+            auth_data=None if secret is None else [("digest", secret.get_secret_value())],
+            default_acl=_ACLS[config.acl],
+            connection_retry=KazooRetry(max_tries=-1, max_delay=_RETRY_AFTER),
+        )
+
+    def _make_set(self, kind: str) -> ServerSet:
+        path = f"{self._config.path_prefix.rstrip('/')}/{kind}"
+        if self._config.server_set_initializer is not None:
+            made: ServerSet = _call(
+                self._config.server_set_initializer, self._config, self._client, path
+            )
+            return made
+        return NodeSet(self._client, path, self._config.session_timeout, self._wake)
+
+
+def _call(initializer: str, *arguments: object) -> Any:
+    module, _, function = initializer.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)(*arguments)
+    except Exception as error:
+        raise ConfigError(f"[zookeeper] {initializer}: {type(error).__name__}: {error}") from error

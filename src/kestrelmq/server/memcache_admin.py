@@ -1,0 +1,130 @@
+"""Requests of the memcache protocol that are about the server or whole queues."""
+
+from collections.abc import Callable
+
+from kestrelmq.config import queue_settings
+from kestrelmq.engine.stats import all_stats, queue_stats
+from kestrelmq.errors import ConfigError, InvalidQueueName, JournalError, QueueUnavailable
+from kestrelmq.protocol import memcache
+from kestrelmq.protocol.memcache import (
+    DELETED,
+    END,
+    FLUSHED_ALL,
+    OK,
+    RELOADED,
+    Delete,
+    Dump,
+    Flush,
+    FlushAll,
+    FlushExpired,
+    Request,
+    Simple,
+    Stats,
+    Status,
+)
+from kestrelmq.server.connection import Touched
+from kestrelmq.server.context import ServerContext
+from kestrelmq.server.status import Status as ServerStatusValue
+from kestrelmq.server.status import StatusNotSaved
+from kestrelmq.version import VERSION
+
+Answer = tuple[bytes, Touched]
+
+
+class Forbidden(Exception):  # noqa: N818 # says what it is
+    """The server's status does not allow the request; the connection closes."""
+
+
+def serve_admin(context: ServerContext, request: Request) -> Answer:
+    """Serve `request`; return the reply, and what must be written before it may leave."""
+    try:
+        return _serve(context, request)
+    except (JournalError, QueueUnavailable) as error:
+        return memcache.server_error(str(error)), None
+    except InvalidQueueName as error:
+        return memcache.client_error(str(error)), None
+
+
+def _serve(context: ServerContext, request: Request) -> Answer:  # one case a request
+    collection = context.collection
+    match request:
+        case Delete(queue, noreply):
+            return _change(context, lambda: collection.delete(queue), DELETED, noreply=noreply)
+        case Flush(queue, noreply):
+            return _change(context, lambda: collection.flush(queue), END, noreply=noreply)
+        case FlushAll(noreply):
+            done = OK if context.config.memcache_dialect == "memcached" else FLUSHED_ALL
+            return _change(context, collection.flush_all, done, noreply=noreply)
+        case FlushExpired(None):
+            count = collection.flush_all_expired()
+            return memcache.line(str(count)), tuple(collection.queues.values())
+        case FlushExpired(str(queue)):
+            count = collection.flush_expired(queue)
+            return memcache.line(str(count)), collection.queues.get(queue)
+        case Stats(queue):
+            return memcache.stats(_stats(context, queue)), None
+        case Dump(what, queues):
+            return memcache.dump(_dump(context, what, queues)), None
+        case Status(new):
+            return _status(context, new), None
+        case Simple("version"):
+            return b"VERSION " + VERSION.encode() + b"\r\n", None
+        case Simple("reload"):
+            return _reload(context), None
+        case Simple("shutdown"):
+            context.shutdown()
+            return b"", None
+        case _:
+            raise AssertionError(f"{request} is served elsewhere")
+
+
+def _change(
+    context: ServerContext, change: Callable[[], object], done: bytes, *, noreply: bool
+) -> Answer:
+    """Do what a status may forbid; a refusal ends the connection."""
+    refusal = context.refuses_writes()
+    if refusal is not None:
+        raise Forbidden(refusal)
+    try:
+        change()
+    except (JournalError, QueueUnavailable) as error:
+        done = memcache.server_error(str(error))
+    return b"" if noreply else done, None
+
+
+def _stats(context: ServerContext, name: str | None) -> list[tuple[str, object]]:
+    collection = context.collection
+    if name is None:
+        return all_stats(collection, context.server_stats())
+    queue = collection.queues.get(name)
+    return [] if queue is None else queue_stats(queue)
+
+
+def _dump(
+    context: ServerContext, what: str, names: tuple[str, ...]
+) -> list[tuple[str, list[tuple[str, object]]]]:
+    queues = context.collection.queues
+    chosen = [queues[name] for name in names or sorted(queues) if name in queues]
+    if what == "stats":
+        return [(queue.name, queue_stats(queue)) for queue in chosen]
+    return [(queue.name, [*queue_settings(queue.config)]) for queue in chosen]
+
+
+def _status(context: ServerContext, new: str | None) -> bytes:
+    if new is None:
+        return memcache.line(context.status.status.value)
+    try:
+        context.status.set(ServerStatusValue.parse(new))
+    except ValueError as error:
+        return memcache.client_error(str(error))
+    except StatusNotSaved as error:
+        return memcache.server_error(str(error))
+    return END
+
+
+def _reload(context: ServerContext) -> bytes:
+    try:
+        context.reload()
+    except (ConfigError, OSError) as error:
+        return memcache.server_error(str(error))
+    return RELOADED

@@ -1,0 +1,303 @@
+"""Reads of the memcache protocol that may wait: `get` with its options, and `monitor`.
+
+While a read waits its connection is paused: what comes after it on the same connection waits too,
+and so replies keep their order.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.waiters import Waiter, Wanted
+from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
+from kestrelmq.journal.records import ADDX_HEADER
+from kestrelmq.protocol import memcache
+from kestrelmq.protocol.memcache import END, ERROR, Get, Key, Monitor
+from kestrelmq.server.connection import WAITING, Connection
+from kestrelmq.server.context import ServerContext
+from kestrelmq.server.reads import OpenReads
+
+_FAILURES: Final = (QueueUnavailable, JournalError)
+
+
+class WaitingRead:
+    """A connection's place in the line of a queue, with a deadline.
+
+    Exactly one of `served` and `timed_out` is called, unless it is cancelled.
+    """
+
+    __slots__ = ("_connection", "_queue", "_served", "_timed_out", "_timer", "_waiter")
+
+    def __init__(
+        self,
+        connection: Connection,
+        queue: Queue,
+        wanted: Wanted,
+        served: Callable[[bytes, int], None],
+        timed_out: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._served = served
+        self._timed_out = timed_out
+        self._waiter = Waiter(wanted, self._serve)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        """Get in line, for so long at most."""
+        self._queue.wait(self._waiter)
+        self._timer = loop.call_later(seconds, self._time_out)
+        self._connection.paused |= WAITING
+
+    def cancel(self) -> None:
+        """Leave the line; nothing is called any more."""
+        self._queue.waiters.cancel(self._waiter)
+        self._end()
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _serve(self, record: bytes | None, xid: int) -> None:
+        self._end()
+        if record is None:
+            self._timed_out()  # the queue went away
+        else:
+            self._served(record, xid)
+
+    def _time_out(self) -> None:
+        self._timer = None
+        if self._queue.waiters.cancel(self._waiter):
+            self._timed_out()
+
+
+class MemcacheFetch:
+    """A `get`: its keys are served one after the other, and answered in one reply."""
+
+    __slots__ = (
+        "_connection",
+        "_context",
+        "_index",
+        "_parts",
+        "_reads",
+        "_request",
+        "_touched",
+        "_waiting",
+    )
+
+    def __init__(
+        self, connection: Connection, context: ServerContext, reads: OpenReads, request: Get
+    ) -> None:
+        self._connection = connection
+        self._context = context
+        self._reads = reads
+        self._request = request
+        self._index = 0
+        self._parts: list[bytes] = []
+        self._touched: list[Queue] = []
+        self._waiting: WaitingRead | None = None
+
+    def proceed(self) -> None:
+        """Serve keys until one waits, or all are served and the reply is made."""
+        keys = self._request.keys
+        while self._index < len(keys):
+            key = keys[self._index]
+            try:
+                if not self._serve(key):
+                    return
+            except KestrelError as error:
+                self._finish(self._error(error))
+                return
+            if self._connection.closing:
+                return
+            self._index += 1
+        self._finish(b"".join(self._parts) + END)
+
+    def _error(self, error: KestrelError) -> bytes:
+        if isinstance(error, _FAILURES):
+            return memcache.server_error(str(error))
+        return memcache.client_error(str(error))
+
+    def _finish(self, reply: bytes) -> None:
+        self._connection.push(reply, tuple(self._touched))
+        if self._connection.paused & WAITING:
+            self._connection.unpause(WAITING)
+
+    def _close_with(self, reply: bytes) -> bool:
+        self._connection.closing = True
+        self._finish(reply)
+        return True
+
+    def _serve(self, key: Key) -> bool:
+        """Serve one key; False while it waits."""
+        context, reads = self._context, self._reads
+        if key.abort or key.close:
+            self._end_oldest(key)
+            if key.abort or not key.open:
+                return True
+        refusal = context.refuses_reads()
+        if refusal is not None:
+            return self._close_with(memcache.server_error(refusal))
+        held = reads.count(key.queue)
+        if held and not key.open and not key.peek:
+            return self._close_with(ERROR)
+        if key.open and held >= context.config.max_open_transactions:
+            return self._close_with(ERROR)
+        context.check_client(key.queue, write=False)
+        self._count(key)
+        if key.queue in context.collection.config.aliases:
+            return True
+        return self._read(key, context.collection.obtain(key.queue))
+
+    def _count(self, key: Key) -> None:
+        if key.peek:
+            self._context.counters.cmd_peek += 1
+        else:
+            self._context.counters.cmd_get += 1
+
+    def _end_oldest(self, key: Key) -> None:
+        taken = self._reads.take_oldest(key.queue)
+        if taken is None:
+            return
+        queue, xid = taken
+        if key.abort:
+            queue.unremove(xid)
+        else:
+            queue.confirm(xid)
+        self._touched.append(queue)
+
+    def _read(self, key: Key, queue: Queue) -> bool:
+        wanted = Wanted.PEEK if key.peek else Wanted.OPEN if key.open else Wanted.REMOVE
+        record, xid = queue.take_as(wanted)
+        if record is not None:
+            self._take(key, queue, record, xid)
+            return True
+        if not key.timeout:
+            self._miss(key)
+            return True
+        self._waiting = WaitingRead(
+            self._connection,
+            queue,
+            wanted,
+            lambda record, xid: self._served(key, queue, record, xid),
+            lambda: self._timed_out(key),
+        )
+        self._waiting.begin(self._context.loop, key.timeout / 1000)
+        return False
+
+    def _take(self, key: Key, queue: Queue, record: bytes, xid: int) -> None:
+        if key.open:
+            self._reads.add(queue, xid, record)
+        if not key.peek:
+            self._context.counters.get_hits += 1
+        self._touched.append(queue)
+        cas = xid if self._request.cas else None
+        self._parts.append(memcache.value(key.echo, record[ADDX_HEADER:], cas))
+
+    def _miss(self, key: Key) -> None:
+        if not key.peek:
+            self._context.counters.get_misses += 1
+
+    def _served(self, key: Key, queue: Queue, record: bytes, xid: int) -> None:
+        self._waiting = None
+        self._take(key, queue, record, xid)
+        self._index += 1
+        self.proceed()
+
+    def _timed_out(self, key: Key) -> None:
+        self._waiting = None
+        self._miss(key)
+        self._index += 1
+        self.proceed()
+
+    def cancel(self) -> None:
+        """The client is gone."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+
+class MemcacheMonitor:
+    """A `monitor`: each item that arrives is an open read and is sent at once; then END."""
+
+    __slots__ = ("_connection", "_context", "_deadline", "_left", "_reads", "_request", "_waiting")
+
+    def __init__(
+        self, connection: Connection, context: ServerContext, reads: OpenReads, request: Monitor
+    ) -> None:
+        self._connection = connection
+        self._context = context
+        self._reads = reads
+        self._request = request
+        self._waiting: WaitingRead | None = None
+        self._deadline = context.loop.time() + request.seconds
+        room = context.config.max_monitor_transactions - reads.count(request.queue)
+        self._left = room if request.max_items is None else min(request.max_items, room)
+
+    def proceed(self) -> None:
+        """Send what is there; then wait for the next, or end."""
+        context, name = self._context, self._request.queue
+        context.counters.cmd_monitor += 1
+        refusal = context.refuses_reads()
+        if refusal is not None:
+            self._connection.closing = True
+            self._end(memcache.server_error(refusal))
+            return
+        try:
+            context.check_client(name, write=False)
+            if name in context.collection.config.aliases:
+                self._end(END)
+                return
+            self._go_on(context.collection.obtain(name))
+        except _FAILURES as error:
+            self._end(memcache.server_error(str(error)))
+        except KestrelError as error:
+            self._end(memcache.client_error(str(error)))
+
+    def _go_on(self, queue: Queue) -> None:
+        while self._left > 0:
+            record, xid = queue.take_as(Wanted.OPEN)
+            if record is None:
+                break
+            self._send(queue, record, xid)
+        remaining = self._deadline - self._context.loop.time()
+        if self._left <= 0 or remaining <= 0:
+            self._end(END)
+            return
+        self._waiting = WaitingRead(
+            self._connection,
+            queue,
+            Wanted.OPEN,
+            lambda record, xid: self._served(queue, record, xid),
+            lambda: self._end(END),
+        )
+        self._waiting.begin(self._context.loop, remaining)
+
+    def _send(self, queue: Queue, record: bytes, xid: int) -> None:
+        self._left -= 1
+        self._context.counters.cmd_monitor_get += 1
+        self._reads.add(queue, xid, record)
+        echo = self._request.queue.encode()
+        self._connection.push(memcache.value(echo, record[ADDX_HEADER:]), queue)
+
+    def _served(self, queue: Queue, record: bytes, xid: int) -> None:
+        self._waiting = None
+        self._send(queue, record, xid)
+        try:
+            self._go_on(queue)
+        except _FAILURES as error:
+            self._end(memcache.server_error(str(error)))
+
+    def _end(self, reply: bytes) -> None:
+        self._waiting = None
+        self._connection.push(reply, None)
+        if self._connection.paused & WAITING:
+            self._connection.unpause(WAITING)
+
+    def cancel(self) -> None:
+        """The client is gone."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None

@@ -1,0 +1,329 @@
+"""The memcache protocol over one connection: `set`, `get`, `monitor` and their open reads.
+
+The hot path is `feed`: a plain `set` or `get` on a queue that exists is served there, in a few
+look-ups. Everything else goes to `_serve`, one method a request. Replies are collected on the
+connection, each with the queue that must be in its journal before the reply may leave.
+"""
+
+from typing import Final
+
+from kestrelmq.engine.queue import Queue
+from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
+from kestrelmq.journal.records import ADDX_HEADER
+from kestrelmq.protocol import memcache
+from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.memcache import (
+    END,
+    ERROR,
+    NOT_FOUND,
+    NOT_STORED,
+    STORED,
+    TOUCHED,
+    Confirm,
+    Get,
+    Monitor,
+    Parser,
+    Refused,
+    Request,
+    Set,
+    Simple,
+    TouchRead,
+    value_header,
+)
+from kestrelmq.server.connection import OUTPUT_LIMIT, STALLED, Connection, Touched
+from kestrelmq.server.context import ServerContext
+from kestrelmq.server.memcache_admin import Forbidden, serve_admin
+from kestrelmq.server.memcache_reads import MemcacheFetch, MemcacheMonitor
+from kestrelmq.server.reads import OpenReads
+
+_EPOCH_EXPIRY: Final = 1_000_000
+"""Expiries from here on are epoch seconds; smaller ones are seconds from now."""
+_FAILURES: Final = (QueueUnavailable, JournalError)
+
+
+class MemcacheSession:
+    """One client's requests, open reads and waiting read."""
+
+    __slots__ = (
+        "_connection",
+        "_context",
+        "_counters",
+        "_fetch",
+        "_parse",
+        "_produced",
+        "_queues",
+        "_reads",
+        "_skip",
+        "_skip_reply",
+        "wanted",
+    )
+
+    def __init__(self, connection: Connection, context: ServerContext, parser: Parser) -> None:
+        self._connection = connection
+        self._context = context
+        self._counters = context.counters
+        self._queues = context.collection.queues
+        self._parse = parser.parse
+        self._reads = OpenReads()
+        self._fetch: MemcacheFetch | MemcacheMonitor | None = None
+        self._produced = 0
+        self._skip = 0
+        self._skip_reply = b""
+        self.wanted = 0
+
+    # --- the hot path ---
+
+    def feed(self, data: bytes) -> bytes:
+        """Apply the requests in `data`; return what is left."""
+        connection = self._connection
+        parse = self._parse
+        end = len(data)
+        position = self._drop(data, 0) if self._skip else 0
+        self.wanted = self._produced = 0
+        while position < end:
+            newline = data.find(b"\n", position)
+            if newline < 0:
+                return self._part_of_line(data[position:])
+            try:
+                request = parse(data[position:newline])
+            except ClientFault as fault:
+                self._fault(fault)
+                if fault.closes:
+                    return b""
+                position = newline + 1
+                continue
+            kind = type(request)
+            if kind is Set:
+                after = self._set(request, data, newline + 1)  # type: ignore[arg-type]
+                if not after:
+                    return data[position:]
+                position = after
+            elif kind is Get:
+                position = newline + 1
+                self._get(request)  # type: ignore[arg-type]
+            elif kind is Refused:
+                position = self._refuse(request, data, newline + 1)  # type: ignore[arg-type]
+            else:
+                position = newline + 1
+                self._serve(request)
+            if connection.paused or connection.closing:
+                return data[position:]
+        return b""
+
+    def _set(self, request: Set, data: bytes, body: int) -> int:
+        """Add the item that begins at `body`; return where the next request does, 0 for not yet."""
+        body_end = body + request.size
+        after = body_end + 2
+        if data[body_end:after] != b"\r\n":
+            after = self._find_end(request, data, body, body_end)
+            if after <= 0:
+                return -after
+        queue = self._queues.get(request.queue)
+        if queue is None or queue.restricted or not self._context.is_open:
+            self._set_slowly(request, data[body:body_end])
+            return after
+        self._counters.cmd_set += 1
+        try:
+            stored = queue.add(data[body:body_end], request.expiry and self._expiry(request.expiry))
+        except _FAILURES as error:
+            self._answer_error(error, noreply=request.noreply)
+            return after
+        if not request.noreply:
+            self._connection.out.append(STORED if stored else NOT_STORED)
+            self._connection.touched.append(queue)
+        return after
+
+    def _get(self, request: Get) -> None:
+        queue = self._queues.get(request.plain) if request.plain is not None else None
+        if queue is None or queue.restricted or self._reads or not self._context.is_open:
+            self._get_slowly(request)
+            return
+        counters = self._counters
+        counters.cmd_get += 1
+        try:
+            record = queue.remove()
+        except _FAILURES as error:
+            self._answer_error(error)
+            return
+        connection = self._connection
+        if record is None:
+            counters.get_misses += 1
+            connection.out.append(END)
+            connection.touched.append(None)
+            return
+        counters.get_hits += 1
+        size = len(record) - ADDX_HEADER
+        connection.out.append(
+            b"%b%b\r\nEND\r\n" % (value_header(request.prefix, size), record[ADDX_HEADER:])
+        )
+        connection.touched.append(queue)
+        self._produced += size
+        if self._produced > OUTPUT_LIMIT:
+            connection.paused |= STALLED
+
+    # --- input that is not whole ---
+
+    def _find_end(self, request: Set, data: bytes, body: int, body_end: int) -> int:
+        """Return where data that does not end in CR LF ends; 0: not here yet; below 0: closing."""
+        ending = data[body_end : body_end + 2]
+        if ending[:1] == b"\n":
+            return body_end + 1
+        if not ending or ending == b"\r":
+            queue = self._queues.get(request.queue)
+            limit = queue.config.max_item_size if queue is not None else None
+            if limit is not None and request.size > limit:
+                reply = b"" if request.noreply else NOT_STORED
+                return -self._skip_rest(data, body, request.size, reply)
+            # Or one byte more, if the line end is CR LF.
+            self.wanted = request.size + 1 + body - data.rfind(b"\n", 0, body - 1) - 1
+            return 0
+        self._fault(ClientFault("bad data chunk", closes=True))
+        return -len(data)
+
+    def _refuse(self, request: Refused, data: bytes, body: int) -> int:
+        if request.size is None:
+            self._answer(request.reply)
+            return body
+        return self._skip_rest(data, body, request.size, request.reply)
+
+    def _skip_rest(self, data: bytes, body: int, size: int, reply: bytes) -> int:
+        """Drop `size` bytes of data and their line end, then reply; return where they end."""
+        self._skip = size + 1  # and the first byte of the line end, which may be the only one
+        self._skip_reply = reply
+        return self._drop(data, body)
+
+    def _drop(self, data: bytes, position: int) -> int:
+        """Drop data that is not wanted; return where it ends."""
+        while self._skip and position < len(data):
+            step = min(len(data) - position, self._skip)
+            position += step
+            self._skip -= step
+            if self._skip:
+                break
+            last = data[position - 1 : position]
+            if last == b"\r":
+                self._skip = 1
+            elif last != b"\n":
+                self._fault(ClientFault("bad data chunk", closes=True))
+                return len(data)
+            elif self._skip_reply:
+                self._answer(self._skip_reply)
+        return position
+
+    def _part_of_line(self, part: bytes) -> bytes:
+        if len(part) <= memcache.MAX_LINE:
+            return part
+        self._fault(ClientFault(f"a line has at most {memcache.MAX_LINE} bytes", closes=True))
+        return b""
+
+    # --- replies ---
+
+    def _answer(self, reply: bytes, touched: Touched = None) -> None:
+        self._connection.out.append(reply)
+        self._connection.touched.append(touched)
+
+    def _answer_error(self, error: Exception, *, noreply: bool = False) -> None:
+        if not noreply:
+            self._answer(memcache.server_error(str(error)))
+
+    def _fault(self, fault: ClientFault) -> None:
+        self._answer(memcache.client_error(fault.message))
+        self._connection.closing |= fault.closes
+
+    def _close_with(self, reply: bytes) -> None:
+        self._answer(reply)
+        self._connection.closing = True
+
+    def failure_reply(self, failure: JournalError) -> bytes:
+        """Return the reply to an operation that was taken back."""
+        return memcache.server_error(str(failure))
+
+    def broken(self) -> None:
+        """Reply to a request that failed because of a bug."""
+        self._close_with(memcache.server_error("internal error"))
+
+    def closed(self) -> None:
+        """Give back what the connection holds."""
+        if self._fetch is not None:
+            self._fetch.cancel()
+        self._reads.give_back()
+
+    def _expiry(self, expiry: int) -> int:
+        """Translate a client's expiry, which is not 0, to milliseconds since the epoch."""
+        now = self._context.turns.clock.now()
+        if expiry < 0:
+            return now - 1
+        return now + expiry * 1000 if expiry < _EPOCH_EXPIRY else expiry * 1000
+
+    # --- set and get, in full ---
+
+    def _set_slowly(self, request: Set, data: bytes) -> None:
+        self._counters.cmd_set += 1
+        context = self._context
+        refusal = context.refuses_writes()
+        if refusal is not None:
+            self._close_with(memcache.server_error(refusal))
+            return
+        try:
+            context.check_client(request.queue, write=True)
+            stored = context.collection.add(
+                request.queue, data, request.expiry and self._expiry(request.expiry)
+            )
+        except KestrelError as error:
+            self._answer_error(error, noreply=request.noreply)
+            return
+        if not request.noreply:
+            self._answer(STORED if stored else NOT_STORED, self._targets(request.queue))
+
+    def _targets(self, name: str) -> Touched:
+        """Return the queues that an add to `name` went to."""
+        collection = self._context.collection
+        queue = collection.queues.get(name)
+        return queue if queue is not None else tuple(collection.destinations(name))
+
+    def _get_slowly(self, request: Get) -> None:
+        self._fetch = MemcacheFetch(self._connection, self._context, self._reads, request)
+        self._fetch.proceed()
+
+    def _serve(self, request: Request) -> None:
+        match request:
+            case Monitor():
+                self._fetch = MemcacheMonitor(self._connection, self._context, self._reads, request)
+                self._fetch.proceed()
+            case Confirm(queue, count):
+                self._confirm(queue, count)
+            case TouchRead(queue, milliseconds):
+                self._touch(queue, milliseconds)
+            case Simple("quit"):
+                self._connection.closing = True
+            case _:
+                self._serve_admin(request)
+
+    def _serve_admin(self, request: Request) -> None:
+        try:
+            reply, touched = serve_admin(self._context, request)
+        except Forbidden as forbidden:
+            self._close_with(memcache.server_error(str(forbidden)))
+            return
+        if reply:
+            self._answer(reply, touched)
+        self._connection.closing |= request == Simple("shutdown")
+
+    def _confirm(self, queue: str, count: int) -> None:
+        reads = self._reads
+        if reads.count(queue) < count:
+            self._answer(ERROR)
+            return
+        touched: list[Queue] = []
+        for _ in range(count):
+            taken = reads.take_oldest(queue)
+            if taken is not None:
+                taken[0].confirm(taken[1])
+                touched.append(taken[0])
+        self._answer(END, tuple(touched[:1]))
+
+    def _touch(self, queue: str, milliseconds: int) -> None:
+        held = self._reads.xids(queue)
+        for found, xid in held:
+            found.extend(xid, milliseconds / 1000)
+        self._answer(TOUCHED if held else NOT_FOUND)

@@ -1,0 +1,177 @@
+"""Reads of the text protocol, all of which may wait: `get`, `peek` and `monitor`.
+
+While a read waits its connection is paused, and so replies keep their order.
+"""
+
+from typing import assert_never
+
+from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.waiters import Wanted
+from kestrelmq.errors import KestrelError
+from kestrelmq.journal.records import ADDX_HEADER
+from kestrelmq.protocol import text
+from kestrelmq.protocol.text import Get, Monitor, Peek
+from kestrelmq.server.connection import WAITING, Connection, Touched
+from kestrelmq.server.context import ServerContext
+from kestrelmq.server.memcache_reads import WaitingRead
+from kestrelmq.server.reads import OpenReads
+
+
+class TextRead:
+    """One command that reads: it sends items as they come, then how it ended, if that is a reply.
+
+    A `get` or `peek` ends with its item; a `monitor` ends with "*", and so does whatever found
+    nothing.
+    """
+
+    __slots__ = (
+        "_command",
+        "_connection",
+        "_context",
+        "_deadline",
+        "_left",
+        "_reads",
+        "_waiting",
+        "_wanted",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        context: ServerContext,
+        reads: OpenReads,
+        command: Get | Peek | Monitor,
+    ) -> None:
+        self._connection = connection
+        self._context = context
+        self._reads = reads
+        self._command = command
+        self._wanted = Wanted.PEEK if isinstance(command, Peek) else Wanted.OPEN
+        self._left = 0
+        self._deadline = 0.0
+        self._waiting: WaitingRead | None = None
+
+    def begin(self) -> None:
+        """Read what is there, and wait for more if there is need.
+
+        Raises:
+            KestrelError: the queue cannot be read.
+        """
+        context, name = self._context, self._command.queue
+        self._count()
+        if isinstance(self._command, Get):
+            self._confirm_previous()
+        refusal = context.refuses_reads()
+        if refusal is not None:
+            self._end(text.error(refusal))
+            return
+        context.check_client(name, write=False)
+        if name in context.collection.config.aliases:
+            self._end(text.NOTHING)
+            return
+        self._left = self._room()
+        if self._left <= 0 and not isinstance(self._command, Monitor):
+            self._end(text.error("too many transactions open"))
+            return
+        self._deadline = context.loop.time() + self._command.timeout / 1000
+        self._go_on(context.collection.obtain(name))
+
+    def cancel(self) -> None:
+        """The client is gone."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _count(self) -> None:
+        counters = self._context.counters
+        match self._command:
+            case Get():
+                counters.cmd_get += 1
+            case Peek():
+                counters.cmd_peek += 1
+            case Monitor():
+                counters.cmd_monitor += 1
+            case _:
+                assert_never(self._command)
+
+    def _room(self) -> int:
+        """Return how many items this command may send."""
+        match self._command:
+            case Peek():
+                return 1
+            case Get(name):
+                return min(1, self._context.config.max_monitor_transactions - self._held(name))
+            case Monitor(name, _, most):
+                room = self._context.config.max_monitor_transactions - self._held(name)
+                return room if most is None else min(most, room)
+            case _:
+                assert_never(self._command)
+
+    def _held(self, name: str) -> int:
+        return self._reads.count(name)
+
+    def _confirm_previous(self) -> None:
+        taken = self._reads.take_oldest(self._command.queue)
+        if taken is not None:
+            queue, xid = taken
+            queue.confirm(xid)
+
+    def _go_on(self, queue: Queue) -> None:
+        while self._left > 0:
+            record, xid = queue.take_as(self._wanted)
+            if record is None:
+                break
+            if not self._send(queue, record, xid):
+                return
+        remaining = self._deadline - self._context.loop.time()
+        if self._left <= 0 or remaining <= 0:
+            self._end(None if self._is_answered() else text.NOTHING, queue)
+            return
+        self._waiting = WaitingRead(
+            self._connection,
+            queue,
+            self._wanted,
+            lambda record, xid: self._served(queue, record, xid),
+            lambda: self._end(text.NOTHING, queue),
+        )
+        self._waiting.begin(self._context.loop, remaining)
+
+    def _is_answered(self) -> bool:
+        return self._left <= 0 and not isinstance(self._command, Monitor)
+
+    def _send(self, queue: Queue, record: bytes, xid: int) -> bool:
+        """Send an item; False when it cannot be sent, which ends the read."""
+        item = record[ADDX_HEADER:]
+        if not text.carries(item):
+            if self._wanted is Wanted.OPEN:
+                queue.unremove(xid)
+            message = "the item holds a linefeed, which the text protocol cannot carry"
+            self._end(text.error(message), queue)
+            return False
+        self._left -= 1
+        if self._wanted is Wanted.OPEN:
+            self._reads.add(queue, xid, record)
+        if isinstance(self._command, Get):
+            self._context.counters.get_hits += 1
+        elif isinstance(self._command, Monitor):
+            self._context.counters.cmd_monitor_get += 1
+        self._connection.push(text.value(item), queue)
+        return True
+
+    def _served(self, queue: Queue, record: bytes, xid: int) -> None:
+        self._waiting = None
+        try:
+            if self._send(queue, record, xid):
+                self._go_on(queue)
+        except KestrelError as error:
+            self._end(text.error(str(error)))
+
+    def _end(self, reply: bytes | None, touched: Touched = None) -> None:
+        """Send how it ended; what a `get` confirmed before it is written first."""
+        self._waiting = None
+        if isinstance(self._command, Get) and reply == text.NOTHING:
+            self._context.counters.get_misses += 1
+        if reply is not None:
+            self._connection.push(reply, touched)
+        if self._connection.paused & WAITING:
+            self._connection.unpause(WAITING)

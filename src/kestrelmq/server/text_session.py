@@ -1,0 +1,166 @@
+"""The text protocol over one connection.
+
+Every error is a reply; the connection stays open. Reads are open reads of the connection: `get`
+confirms the one before it, and whatever is open when the client goes is given back.
+"""
+
+from typing import Final
+
+from kestrelmq.engine.queue import Queue
+from kestrelmq.errors import JournalError, KestrelError
+from kestrelmq.protocol import text
+from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.text import (
+    Command,
+    Confirm,
+    Delete,
+    Flush,
+    FlushAll,
+    FlushExpired,
+    Get,
+    GetStatus,
+    Monitor,
+    Peek,
+    Put,
+    Quit,
+    Reload,
+    SetStatus,
+    Shutdown,
+    TextParser,
+    Version,
+)
+from kestrelmq.server.connection import OUTPUT_LIMIT, STALLED, Connection, Touched
+from kestrelmq.server.context import ServerContext
+from kestrelmq.server.reads import OpenReads
+from kestrelmq.server.status import Status
+from kestrelmq.server.text_reads import TextRead
+from kestrelmq.version import VERSION
+
+_DONE: Final = text.counted(0)
+
+Answer = tuple[bytes, Touched]
+
+
+class TextSession:
+    """One client's commands, open reads and waiting read."""
+
+    __slots__ = ("_connection", "_context", "_parser", "_read", "_reads", "wanted")
+
+    def __init__(self, connection: Connection, context: ServerContext) -> None:
+        self._connection = connection
+        self._context = context
+        self._parser = TextParser()
+        self._reads = OpenReads()
+        self._read: TextRead | None = None
+        self.wanted = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """Apply the commands in `data`; return what comes after one that waits."""
+        connection, parser = self._connection, self._parser
+        parser.receive(data)
+        produced = 0
+        while True:
+            try:
+                command = parser.next_command()
+                if command is None:
+                    return b""
+                self._serve(command)
+            except ClientFault as fault:
+                connection.push(text.error(fault.message), None)
+            except (KestrelError, ValueError) as error:
+                connection.push(text.error(str(error)), None)
+            produced += len(connection.out[-1]) if connection.out else 0
+            if produced > OUTPUT_LIMIT:
+                connection.paused |= STALLED
+            if connection.paused or connection.closing:
+                return parser.take_back()
+
+    def failure_reply(self, failure: JournalError, _reply: bytes) -> bytes:
+        """Return the reply to an operation that was taken back."""
+        return text.error(str(failure))
+
+    def broken(self) -> None:
+        """Reply to a command that failed because of a bug."""
+        self._connection.push(text.error("internal error"), None)
+        self._connection.closing = True
+
+    def closed(self) -> None:
+        """Give back what the connection holds."""
+        if self._read is not None:
+            self._read.cancel()
+        self._reads.give_back()
+
+    def _serve(self, command: Command) -> None:
+        match command:
+            case Get() | Peek() | Monitor():
+                self._read = TextRead(self._connection, self._context, self._reads, command)
+                self._read.begin()
+            case Quit():
+                self._connection.closing = True
+            case Shutdown():
+                self._connection.closing = True
+                self._context.shutdown()
+            case Put():
+                self._connection.push(*self._put(command))
+            case Confirm():
+                self._connection.push(*self._confirm(command))
+            case Flush() | FlushAll() | FlushExpired() | Delete():
+                self._connection.push(*self._change(command))
+            case SetStatus(name):
+                self._context.status.set(Status.parse(name))
+                self._connection.push(_DONE, None)
+            case GetStatus():
+                self._connection.push(text.value(self._context.status.status.value.encode()), None)
+            case Reload():
+                self._context.reload()
+                self._connection.push(_DONE, None)
+            case Version():
+                self._connection.push(text.value(VERSION.encode()), None)
+
+    def _put(self, put: Put) -> Answer:
+        """Add items until one is refused."""
+        context, name = self._context, put.queue
+        refusal = context.refuses_writes()
+        if refusal is not None:
+            return text.error(refusal), None
+        context.check_client(name, write=True)
+        expiry = put.expiry and max(context.turns.clock.now() + put.expiry, 1)
+        count = 0
+        for item in put.items:
+            context.counters.cmd_set += 1
+            if not context.collection.add(name, item, expiry):
+                break
+            count += 1
+        return text.counted(count), tuple(context.collection.destinations(name))
+
+    def _confirm(self, confirm: Confirm) -> Answer:
+        reads, name = self._reads, confirm.queue
+        if reads.count(name) < confirm.count:
+            return text.error("Not that many transactions open."), None
+        touched: list[Queue] = []
+        for _ in range(confirm.count):
+            taken = reads.take_oldest(name)
+            if taken is not None:
+                queue, xid = taken
+                queue.confirm(xid)
+                touched.append(queue)
+        return text.counted(confirm.count), tuple(touched[:1])
+
+    def _change(self, command: Flush | FlushAll | FlushExpired | Delete) -> Answer:
+        refusal = self._context.refuses_writes()
+        if refusal is not None:
+            return text.error(refusal), None
+        collection = self._context.collection
+        match command:
+            case Flush(name):
+                collection.flush(name)
+            case FlushAll():
+                collection.flush_all()
+            case Delete(name):
+                collection.delete(name)
+            case FlushExpired(None):
+                count = collection.flush_all_expired()
+                return text.counted(count), tuple(collection.queues.values())
+            case FlushExpired(str(name)):
+                return text.counted(collection.flush_expired(name)), collection.queues.get(name)
+        return _DONE, None

@@ -1,0 +1,24 @@
+"""Queues and journals as data sources of Spark, and pipelines over them.
+
+    from kestrelmq.spark import register
+    register(spark)
+    spark.read.format("kestrel.journal").load("/var/spool/kestrel")   # every operation
+    spark.read.format("kestrel.queue").load("/var/spool/kestrel")     # what is in the queues now
+    rows.write.format("kestrel.journal").mode("append").save("/var/spool/new")
+
+Importing this package needs no Spark; `pip install kestrelmq[spark]` brings it.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def register(spark: "SparkSession") -> None:
+    """Make the data sources known to a session."""
+    from kestrelmq.spark.journal_source import JournalSource  # noqa: PLC0415 # needs Spark
+    from kestrelmq.spark.queue_source import QueueSource  # noqa: PLC0415 # needs Spark
+
+    for source in (JournalSource, QueueSource):
+        spark.dataSource.register(source)

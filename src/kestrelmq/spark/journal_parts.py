@@ -1,0 +1,204 @@
+"""Parts: what the tasks of a write leave in the queue path before it is committed.
+
+All parts of a job are in one directory of the queue path, `~~write-JOB`, which servers do not look
+into. A part holds the records of one queue from one task, in order of `sequence` if there is one;
+beside it lies an index, the sequence number and length of each record. A job that dies leaves
+its directory, and nothing else.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import numpy as np
+import pyarrow as pa
+
+from kestrelmq.spark.encoding import Encoded
+
+_INDEX: Final = np.dtype([("sequence", "<i8"), ("length", "<i8")])
+_OPEN_FILES: Final = 100
+_MERGED_AT_ONCE: Final = 10_000
+_BUFFERED: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Records of one queue that one task wrote.
+
+    Attributes:
+        queue: its name.
+        path: the file.
+        items: how many records are in it.
+        size: bytes in it.
+        low: least sequence number.
+        high: greatest sequence number.
+        ordered: whether the records are in order of sequence number.
+        sequenced: whether there are sequence numbers at all.
+    """
+
+    queue: str
+    path: Path
+    items: int = 0
+    size: int = 0
+    low: int = 2**63 - 1
+    high: int = -(2**63)
+    ordered: bool = True
+    sequenced: bool = False
+
+
+class PartWriter:
+    """Writes the parts of one task."""
+
+    def __init__(self, directory: Path, task: str) -> None:
+        """Write to `directory`; `task` tells this attempt of this task from all others."""
+        self._directory = directory
+        self._task = task
+        self._parts: dict[str, Part] = {}
+        self._handles: OrderedDict[Path, BinaryIO] = OrderedDict()
+
+    def write(self, encoded: Encoded) -> None:
+        """Append rows to the parts of their queues."""
+        for place, queue in enumerate(encoded.queues):
+            begin, end = encoded.bounds[place : place + 2]
+            low, high = int(encoded.offsets[begin]), int(encoded.offsets[end])
+            part = self._part(queue)
+            self._handle(part.path).write(encoded.records[low:high])
+            part = replace(part, items=part.items + end - begin, size=part.size + high - low)
+            if encoded.sequences is not None:
+                part = self._index(
+                    part, encoded.sequences[begin:end], encoded.offsets[begin : end + 1]
+                )
+            self._parts[queue] = part
+
+    def finish(self) -> list[Part]:
+        """Put every part in order and on disk."""
+        for path in list(self._handles):
+            self._handles.pop(path).close()
+        finished = []
+        for part in self._parts.values():
+            if not part.ordered:
+                finished.append(merge([part], part.path.with_suffix(".sorted")))
+            else:
+                _sync(part.path)
+                finished.append(part)
+        return finished
+
+    def _part(self, queue: str) -> Part:
+        if queue not in self._parts:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            path = self._directory / f"{self._task}-{len(self._parts)}"
+            self._parts[queue] = Part(queue, path)
+        return self._parts[queue]
+
+    def _index(
+        self,
+        part: Part,
+        sequences: "np.ndarray[tuple[int], np.dtype[np.int64]]",
+        offsets: "np.ndarray[tuple[int], np.dtype[np.int32]]",
+    ) -> Part:
+        entries = np.empty(len(sequences), dtype=_INDEX)
+        entries["sequence"] = sequences
+        entries["length"] = np.diff(offsets)
+        self._handle(_index_path(part.path)).write(memoryview(entries.view(np.uint8)))
+        ordered = part.high <= sequences[0] and bool(np.all(np.diff(sequences) >= 0))
+        return replace(
+            part,
+            low=min(part.low, int(sequences.min())),
+            high=max(part.high, int(sequences.max())),
+            ordered=part.ordered and ordered,
+            sequenced=True,
+        )
+
+    def _handle(self, path: Path) -> BinaryIO:
+        handle = self._handles.pop(path, None)
+        if handle is None:
+            if len(self._handles) >= _OPEN_FILES:
+                self._handles.popitem(last=False)[1].close()
+            handle = path.open("ab", buffering=_BUFFERED)
+        self._handles[path] = handle
+        return handle
+
+
+def in_order(parts: Sequence[Part], merged: Path) -> list[Part]:
+    """Return the parts of a queue in their final order.
+
+    Without sequence numbers that is the order given. Parts whose sequence numbers overlap are
+    merged to the file `merged`.
+    """
+    if not all(part.sequenced for part in parts):
+        return list(parts)
+    ordered = sorted(parts, key=lambda part: (part.low, part.high))
+    overlap = any(
+        later.low < earlier.high for earlier, later in zip(ordered, ordered[1:], strict=False)
+    )
+    return [merge(parts, merged)] if overlap else ordered
+
+
+def merge(parts: Sequence[Part], merged: Path) -> Part:
+    """Write the records of `parts` to `merged`, in order of sequence number, and sync it."""
+    indexes = [np.fromfile(_index_path(part.path), dtype=_INDEX) for part in parts]
+    order = np.argsort(np.concatenate([index["sequence"] for index in indexes]), kind="stable")
+    records = pa.chunked_array(
+        [_records(part, index["length"]) for part, index in zip(parts, indexes, strict=True)]
+    )
+    with merged.open("wb") as file:
+        for begin in range(0, len(order), _MERGED_AT_ONCE):
+            taken = records.take(pa.array(order[begin : begin + _MERGED_AT_ONCE]))
+            for chunk in taken.chunks:
+                _, offsets, values = chunk.buffers()
+                bounds = np.frombuffer(offsets, dtype=np.int64)
+                low, high = bounds[chunk.offset], bounds[chunk.offset + len(chunk)]
+                file.write(memoryview(values)[low:high])
+    entries = np.concatenate(indexes)[order]
+    entries.tofile(_index_path(merged))
+    _sync(merged)
+    return Part(
+        queue=parts[0].queue,
+        path=merged,
+        items=len(order),
+        size=sum(part.size for part in parts),
+        low=int(entries["sequence"][0]),
+        high=int(entries["sequence"][-1]),
+        sequenced=True,
+    )
+
+
+def joined(parts: Sequence[Part], path: Path) -> Path:
+    """Return one file with all of `parts`: the only one, or `path`, written and synced."""
+    if len(parts) == 1:
+        return parts[0].path
+    with path.open("wb") as target:
+        for part in parts:
+            with part.path.open("rb") as source:
+                left = part.size
+                while left > 0:
+                    copied = os.sendfile(target.fileno(), source.fileno(), None, left)
+                    if copied == 0:
+                        raise OSError(f"{part.path}: {left} bytes are missing")
+                    left -= copied
+    _sync(path)
+    return path
+
+
+def _records(part: Part, lengths: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> pa.Array:
+    """The records of a part as an array over its mapped file."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    values = pa.memory_map(str(part.path)).read_buffer()
+    buffers = [None, pa.py_buffer(offsets), values]
+    return pa.Array.from_buffers(pa.large_binary(), len(lengths), buffers)
+
+
+def _index_path(path: Path) -> Path:
+    return path.with_name(path.name + ".index")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

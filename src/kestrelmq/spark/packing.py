@@ -1,0 +1,115 @@
+"""One queue's journal in its smallest form: open reads and live items, nothing else.
+
+Records are copied as they are, in runs: item data is not looked at, and memory holds none.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from kestrelmq.journal.records import (
+    ADD_XID,
+    ADDX_HEADER,
+    REMOVE_TENTATIVE_RECORD,
+    STATE_DUMP,
+    add_xid,
+    added_item,
+    save_xid,
+)
+from kestrelmq.spark.planning import Wanted, replay_in_order, wanted
+from kestrelmq.spark.queue_source import is_live
+from kestrelmq.spark.scanning import Chunk, FileView, open_view
+from kestrelmq.spark.spool import SpoolFile
+
+
+def pack_files(files: Sequence[SpoolFile], output: Path) -> tuple[int, bytes]:
+    """Write to `output` what a queue's files come to.
+
+    A server that loads it has the same items, open reads and last-used xid.
+
+    Returns:
+        The number of items, and the bytes of a record that is cut short at the end of the last
+        file, which are left out.
+
+    Raises:
+        DamagedJournal: a file is damaged.
+    """
+    replayed = replay_in_order(files)
+    plan = replayed.plan()
+    plans = wanted(plan)
+    front = {item: record for part in plans for item, record in _front(part)}
+    with output.open("wb") as target:
+        if replayed.end.last_xid:
+            target.write(save_xid(replayed.end.last_xid))
+        for item, xid in plan.live.given_back:
+            target.write(add_xid(xid, _as_addx(front[item])) + REMOVE_TENTATIVE_RECORD)
+        for item in plan.live.head:
+            target.write(_as_stored(front[item]))
+        for part in plans:
+            _copy_rest(part, target)
+    live = plan.live
+    items = len(live.given_back) + len(live.head) + live.end - live.first
+    return items, _torn_tail(files[-1])
+
+
+def _torn_tail(file: SpoolFile) -> bytes:
+    view = open_view(file.path, file.size)
+    for _ in view.chunks(tail_may_be_torn=True):
+        pass
+    return b"" if view.torn_at is None else bytes(view.buffer[view.torn_at : view.size])
+
+
+def _live_chunks(part: Wanted) -> Iterator[tuple[FileView, Chunk, "np.ndarray[tuple[int], np.dtype[np.int64]]"]]:
+    """The live items of a file, with their ordinals."""
+    view = open_view(part.file.path, part.file.size)
+    ordinal = part.first
+    for chunk in view.chunks(tail_may_be_torn=part.file.last):
+        items = chunk.part(chunk.adds)
+        ordinals = np.arange(ordinal, ordinal + len(items), dtype=np.int64)
+        ordinal += len(items)
+        live = is_live(ordinals, part)
+        yield view, items.part(live), ordinals[live]
+
+
+def _front(part: Wanted) -> Iterator[tuple[int, bytes]]:
+    """The records of live items that do not follow their neighbours: few."""
+    if not part.exceptions:
+        return
+    for view, items, ordinals in _live_chunks(part):
+        for place, item in enumerate(ordinals.tolist()):
+            if item in part.exceptions:
+                yield item, bytes(view.buffer[items.starts[place] : items.ends[place]])
+
+
+def _as_stored(record: bytes) -> bytes:
+    """A record that adds the same item, and does nothing else."""
+    if record[0] == STATE_DUMP:
+        return _as_addx(record)
+    return record
+
+
+def _as_addx(record: bytes) -> bytes:
+    item = added_item(record, 0, len(record))
+    if item is None or len(item) < ADDX_HEADER:
+        raise ValueError("the record adds no item")
+    return bytes(item)
+
+
+def _copy_rest(part: Wanted, target: BinaryIO) -> None:
+    """Copy the records of the live range, as long runs as the file allows."""
+    for view, items, ordinals in _live_chunks(part):
+        wanted_here = (ordinals >= part.live_from) & (ordinals < part.live_to)
+        rest = items.part(wanted_here)
+        if not len(rest):
+            continue
+        combined = rest.opcodes == STATE_DUMP
+        breaks = (rest.starts[1:] != rest.ends[:-1]) | combined[1:] | combined[:-1]
+        bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(rest)]
+        for low, high in zip(bounds, bounds[1:], strict=False):
+            run = bytes(view.buffer[rest.starts[low] : rest.ends[high - 1]])
+            target.write(_as_addx(run) if combined[low] else run)
+
+
+assert ADD_XID != STATE_DUMP  # noqa: S101 # an ADD_XID is copied as it is, a CONTINUE is not

@@ -1,0 +1,115 @@
+"""`history`: every item that the journals still tell of, with its fate.
+
+    removed     taken by a get without a transaction, dropped or flushed
+    confirmed   taken by a read that was confirmed
+    expired     gone, and past its expiry when it went
+    open        held by an open read at the end of the journal
+    live        in the queue
+
+`aborts` counts how often a read of it was given back. A remove has no time in the journal:
+`gone_after` and `gone_before` (ms) are the add times of the neighbouring adds, null if unknown. An
+item counts as expired when even `gone_after` is past its expiry.
+
+Packing forgets: items that were gone before a journal was packed are not in it any more.
+"""
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from kestrelmq.spark import columns, fates
+from kestrelmq.spark.options import DEFAULT_BATCH_ROWS
+from kestrelmq.spark.planning import Replayed
+from kestrelmq.spark.reading import replay_journals
+
+_KEY = ["spool", "queue", "ordinal"]
+
+
+def history(spark: SparkSession, path: str, *, with_data: bool = False) -> DataFrame:
+    """Return every item that was ever added, as far as the journals go back.
+
+    Columns: `spool, queue, ordinal, file, position, add_time, expiry, size, data, fate, aborts,
+    gone_after, gone_before`; `ordinal` counts a queue's adds from 0, `position` is the byte where
+    the record begins.
+
+    Args:
+        spark: the session.
+        path: a queue path, or a glob of queue paths; whole queues.
+        with_data: read the items' data; without, `data` is null.
+    """
+    replayed = replay_journals(spark, path)
+    tracings = [
+        fates.Tracing(file, state)
+        for queue in replayed
+        for file, state in zip(queue.files, queue.starts, strict=True)
+    ]
+
+    def items(tracing: fates.Tracing) -> Iterator[pa.RecordBatch]:
+        return fates.items(tracing, with_data=with_data, rows=DEFAULT_BATCH_ROWS)
+
+    added = _per_file(spark, tracings, items, fates.ITEM_SCHEMA)
+    happened = _per_file(spark, tracings, fates.happenings, fates.EVENT_SCHEMA)
+    joined = added.join(_by_item(happened), _KEY, "left").join(
+        _open_items(spark, replayed), _KEY, "left"
+    )
+    return joined.select(
+        *(f.col(name) for name in fates.ITEM_SCHEMA.names),
+        _fate().alias("fate"),
+        f.coalesce("aborts", f.lit(0)).cast("int").alias("aborts"),
+        "gone_after",
+        "gone_before",
+    )
+
+
+def _fate() -> "f.Column":
+    expired = (f.col("expiry") != 0) & (f.col("gone_after") >= f.col("expiry"))
+    return (
+        f.when(f.col("gone").isNull(), f.when(f.col("is_open"), "open").otherwise("live"))
+        .when(expired, "expired")
+        .when(f.col("gone") == fates.TERMINAL[1], "confirmed")
+        .otherwise("removed")
+    )
+
+
+def _by_item(happened: DataFrame) -> DataFrame:
+    is_gone = f.col("fate").isin(*fates.TERMINAL)
+    return happened.groupBy(*_KEY).agg(
+        f.sum(f.when(is_gone, 0).otherwise(1)).alias("aborts"),
+        f.max(f.when(is_gone, f.col("fate"))).alias("gone"),
+        f.max(f.when(is_gone, f.col("not_before"))).alias("gone_after"),
+        f.max(f.when(is_gone, f.col("not_after"))).alias("gone_before"),
+    )
+
+
+def _open_items(spark: SparkSession, replayed: Sequence[Replayed]) -> DataFrame:
+    rows = [
+        (queue.files[0].spool, queue.files[0].queue, item, True)
+        for queue in replayed
+        for item in queue.end.open.values()
+    ]
+    schema = "spool string, queue string, ordinal bigint, is_open boolean"
+    return spark.createDataFrame(rows, schema)
+
+
+def _per_file(
+    spark: SparkSession,
+    tracings: Sequence[fates.Tracing],
+    make: Callable[[fates.Tracing], Iterable[pa.RecordBatch]],
+    schema: pa.Schema,
+) -> DataFrame:
+    """Return the rows that `make` yields for each file, made by Spark's tasks."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for task in batch.column(0).to_pylist():
+                yield from columns.coalesce(make(pickle.loads(task)), DEFAULT_BATCH_ROWS)  # noqa: S301 # made below
+
+    tasks = [(place, bytearray(pickle.dumps(tracing))) for place, tracing in enumerate(tracings)]
+    slices = max(1, min(len(tasks), spark.sparkContext.defaultParallelism * 4))
+    rows = spark.createDataFrame(tasks, "place int, task binary")
+    spread = rows.repartitionByRange(slices, "place").select("task")
+    return spread.mapInArrow(run, from_arrow_schema(schema))

@@ -1,0 +1,122 @@
+"""`pack`: the journals of many queues packed offline, in parallel, one task a queue.
+
+Every queue is replaced at one rename. A crash leaves each queue packed or as it was, and may leave
+a directory `~~write-...`, which servers ignore. No server may run on the queue path.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from uuid import uuid4
+
+from pyspark.sql import SparkSession
+
+from kestrelmq.clock import Clock, SystemClock
+from kestrelmq.journal.files import DiskDirectory, QueuePathLock
+from kestrelmq.journal.names import temporary_name
+from kestrelmq.spark.journal_commit import Commit
+from kestrelmq.spark.journal_parts import Part
+from kestrelmq.spark.packing import pack_files
+from kestrelmq.spark.spool import SpoolFile, by_queue, list_files
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What packing did to one queue; sizes in bytes."""
+
+    spool: str
+    queue: str
+    items: int
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A packed journal that has no name yet, and the tail that it leaves out."""
+
+    packed: Packed
+    part: Part
+    torn: bytes
+
+
+def pack(spark: SparkSession, path: str, *, clock: Clock | None = None) -> list[Packed]:
+    """Pack the journals of every queue of `path`; a server then loads the same queues.
+
+    Args:
+        spark: the session.
+        path: a queue path, or a glob of queue paths.
+        clock: gives the files' timestamps; the machine's if not given.
+
+    Raises:
+        QueuePathLocked: a server uses the queue path.
+        ValueError: `path` is not a queue path.
+    """
+    now = (clock or SystemClock()).now()
+    with ExitStack() as locks:
+        spools = sorted({file.spool for file in list_files(path)})
+        if Path(path).is_file():
+            raise ValueError(f"{path} is one file; packing needs the whole queue path")
+        for spool in spools:
+            lock = QueuePathLock(Path(spool))
+            lock.acquire()
+            locks.callback(lock.release)
+        queues = list(by_queue(list_files(path)))
+        work = f"~~write-{uuid4().hex[:16]}"
+        try:
+            written = _pack_all(spark, queues, work)
+            for spool, group in groupby(written, key=lambda one: one.packed.spool):
+                _commit(Path(spool), work, list(group), now)
+        finally:
+            for spool in spools:
+                shutil.rmtree(Path(spool) / work, ignore_errors=True)
+    return [one.packed for one in written]
+
+
+def _pack_all(
+    spark: SparkSession, queues: Sequence[list[SpoolFile]], work: str
+) -> list[_Written]:
+    if not queues:
+        return []
+    slices = min(len(queues), spark.sparkContext.defaultParallelism * 4)
+    tasks = [(files, work, place) for place, files in enumerate(queues)]
+    return spark.sparkContext.parallelize(tasks, slices).map(_pack_one).collect()
+
+
+def _pack_one(task: tuple[list[SpoolFile], str, int]) -> _Written:
+    files, work, place = task
+    spool, queue = files[0].spool, files[0].queue
+    target = Path(spool) / work / str(place)
+    target.parent.mkdir(exist_ok=True)
+    items, torn = pack_files(files, target)
+    descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    before, after = sum(file.size for file in files), target.stat().st_size
+    return _Written(
+        Packed(spool, queue, items, before, after), Part(queue, target, items, after), torn
+    )
+
+
+def _commit(spool: Path, work: str, done: list[_Written], now: int) -> None:
+    directory = DiskDirectory(spool)
+    for one in done:
+        if one.torn:
+            _save_torn_tail(directory, one, now)
+    parts = {one.packed.queue: [one.part] for one in done}
+    Commit(directory, spool / work, now, overwrite=True).run(parts)
+
+
+def _save_torn_tail(directory: DiskDirectory, one: _Written, now: int) -> None:
+    """Set aside a record that is cut short; nothing is ever deleted."""
+    saved = directory.append_to(temporary_name(one.packed.queue, "torn", now))
+    saved.append(one.torn)
+    saved.sync()
+    saved.close()
+    directory.sync()

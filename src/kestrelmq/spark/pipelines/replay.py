@@ -1,0 +1,49 @@
+"""`replay`: the present contents of every queue to Parquet."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
+from kestrelmq.spark.reading import read_queues
+
+WriteMode = Literal["error", "overwrite", "append"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueContents:
+    """What was written of one queue: items, of them open reads, and bytes of data."""
+
+    queue: str
+    items: int
+    open_reads: int
+    bytes: int
+
+
+def replay(
+    spark: SparkSession, path: str, output: str, *, mode: WriteMode = "error"
+) -> list[QueueContents]:
+    """Write what is in the queues of `path` to Parquet, partitioned by queue.
+
+    Columns are those of `kestrel.queue`; `position` orders the items of a queue.
+
+    Args:
+        spark: the session.
+        path: a queue path, a journal file, or a glob of either.
+        output: where the Parquet goes.
+        mode: what to do when there is something already.
+
+    Returns:
+        One summary for each queue with items, by name.
+    """
+    contents = read_queues(spark, path)
+    contents.write.mode(mode).partitionBy("queue").parquet(output)
+    # Read back as text: a queue called 7 is not a number.
+    written = spark.read.schema(contents.schema).parquet(output)
+    rows = written.groupBy("queue").agg(
+        f.count("*").alias("items"),
+        f.count("xid").alias("open_reads"),
+        f.sum("size").alias("bytes"),
+    )
+    return [QueueContents(**row.asDict()) for row in rows.orderBy("queue").collect()]

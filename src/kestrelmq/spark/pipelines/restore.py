@@ -1,0 +1,70 @@
+"""`restore`: Parquet back to journals that a server loads at start."""
+
+from datetime import UTC, datetime
+from typing import Literal
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import StringType, StructField, StructType
+
+from kestrelmq.spark.reading import write_journals
+
+_KEPT = ("queue", "data", "add_time", "expiry")
+
+
+def restore(
+    spark: SparkSession,
+    source: str,
+    path: str,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    mode: Literal["append", "overwrite"] = "append",
+) -> int:
+    """Write items from Parquet to journals, in their old order.
+
+    Args:
+        spark: the session.
+        source: Parquet as `replay` and `history` write it: `queue`, `data`, and, where there are
+            any, `add_time`, `expiry` (ms) and what orders a queue's items: `position` (replay) or
+            `ordinal` (history).
+        path: the queue path; no server may run on it.
+        since: only items added at this time or later; a time without a zone is UTC.
+        until: only items added before this time.
+        mode: `append` or `overwrite`, as `write_journals` has it.
+
+    Returns:
+        The number of items restored.
+    """
+    rows = in_time_range(_read(spark, source), since, until)
+    order = next((name for name in ("ordinal", "position") if name in rows.columns), None)
+    kept = [f.col(name) for name in _KEPT if name in rows.columns]
+    if order is not None:
+        kept.append(f.col(order).alias("sequence"))
+    chosen = rows.select(*kept).where(f.col("data").isNotNull())
+    write_journals(chosen, path, mode)
+    return chosen.count()
+
+
+def in_time_range(rows: DataFrame, since: datetime | None, until: datetime | None) -> DataFrame:
+    """Return the rows whose `add_time` (ms) is not before `since` and before `until`."""
+    if since is not None:
+        rows = rows.where(f.col("add_time") >= milliseconds(since))
+    if until is not None:
+        rows = rows.where(f.col("add_time") < milliseconds(until))
+    return rows
+
+
+def milliseconds(time: datetime) -> int:
+    """Return milliseconds since the epoch; a time without a zone is UTC."""
+    aware = time if time.tzinfo else time.replace(tzinfo=UTC)
+    return int(aware.timestamp() * 1000)
+
+
+def _read(spark: SparkSession, source: str) -> DataFrame:
+    # Spark guesses the types of partition columns, and a queue called 007 is no number.
+    guessed = spark.read.parquet(source).schema
+    schema = StructType(
+        [StructField("queue", StringType()) if field.name == "queue" else field for field in guessed]
+    )
+    return spark.read.schema(schema).parquet(source)

@@ -1,0 +1,247 @@
+"""`kestrel.queue`: what is in the queues now, as a server that loads the journals would have it.
+
+Open reads are given back to the head, ascending by xid; `position` 0 is the head. A queue with a
+small journal is replayed by the task that reads it. A large one is planned first: its files are
+summarised in parallel, and then only those that hold live items are read again. No item data
+passes through the driver.
+
+Spark plans a source in a process of its own that cannot start jobs. There, files are summarised by
+a pool of processes on the driver's machine; `kestrelmq.spark.read_queues` plans by a Spark job.
+"""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from kestrelmq.errors import ConfigError
+from kestrelmq.spark import columns
+from kestrelmq.spark.journal_source import check_schema
+from kestrelmq.spark.options import QueueReadOptions, queue_read_options
+from kestrelmq.spark.planning import (
+    Task,
+    Wanted,
+    from_text,
+    replay_in_order,
+    replay_in_parallel,
+    summarise,
+    wanted,
+)
+from kestrelmq.spark.scanning import Chunk, FileView, open_view
+from kestrelmq.spark.segments import Segment
+from kestrelmq.spark.spool import SpoolFile, by_queue, list_files
+
+QUEUE_FORMAT: Final = "kestrel.queue"
+QUEUE_SCHEMA: Final = StructType(
+    [
+        StructField("queue", StringType(), nullable=False),
+        StructField("position", LongType(), nullable=False),
+        StructField("xid", IntegerType(), nullable=True),
+        StructField("add_time", LongType(), nullable=False),
+        StructField("expiry", LongType(), nullable=False),
+        StructField("size", IntegerType(), nullable=False),
+        StructField("data", BinaryType(), nullable=False),
+    ]
+)
+
+
+class QueuePartition(InputPartition):
+    """What one task reads: whole queues to replay, or live items that a plan found."""
+
+    def __init__(
+        self, queues: Sequence[Sequence[SpoolFile]] = (), planned: Sequence[Wanted] = ()
+    ) -> None:
+        super().__init__(None)
+        self.queues = tuple(tuple(files) for files in queues)
+        self.planned = tuple(planned)
+
+
+class QueueSource(DataSource):
+    """The data source `kestrel.queue`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name."""
+        return QUEUE_FORMAT
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+
+    def schema(self) -> StructType:
+        """Return all columns; a reader that asks for fewer gets fewer."""
+        return QUEUE_SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return a reader of the columns of `schema`."""
+        check_schema(schema, QUEUE_SCHEMA, QUEUE_FORMAT)
+        return QueueReader(queue_read_options(self.options), schema)
+
+
+class QueueReader(DataSourceReader):
+    """Reads what is in the queues."""
+
+    def __init__(self, options: QueueReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        """Share out small queues, and the files of large ones that hold live items."""
+        if self._options.planned is not None:
+            try:
+                found = from_text(self._options.planned)
+            except ValueError as error:
+                raise ConfigError(f"option 'planned' must be {error}") from None
+            return self._planned(found)
+        small, large = split_by_size(list_files(self._options.path), self._options.direct_bytes)
+        plans = [
+            file for replayed in replay_in_parallel(large, in_processes)
+            for file in wanted(replayed.plan())
+        ]
+        shared = share_queues(small, self._options.partition_bytes)
+        return [*(QueuePartition(queues) for queues in shared), *self._planned(plans)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the live items of a partition."""
+        if not isinstance(partition, QueuePartition):
+            return iter(())
+        return columns.coalesce(self._batches(partition), self._options.batch_rows)
+
+    def _planned(self, plans: Sequence[Wanted]) -> list[InputPartition]:
+        """Share out files of plans; a file is a partition, small ones share one."""
+        found: list[list[Wanted]] = []
+        room = 0
+        for plan in plans:
+            if plan.file.size > room:
+                found.append([])
+                room = self._options.partition_bytes
+            found[-1].append(plan)
+            room -= plan.file.size
+        return [QueuePartition(planned=share) for share in found]
+
+    def _batches(self, partition: QueuePartition) -> Iterator[pa.RecordBatch]:
+        for files in partition.queues:
+            for plan in wanted(replay_in_order(files).plan()):
+                yield from self._file(plan)
+        for plan in partition.planned:
+            yield from self._file(plan)
+
+    def _file(self, plan: Wanted) -> Iterator[pa.RecordBatch]:
+        view = open_view(plan.file.path, plan.file.size)
+        ordinal = plan.first
+        for chunk in view.chunks(tail_may_be_torn=plan.file.last):
+            items = chunk.part(chunk.adds)
+            ordinals = np.arange(ordinal, ordinal + len(items), dtype=np.int64)
+            ordinal += len(items)
+            live = is_live(ordinals, plan)
+            yield from self._items(view, plan, items.part(live), ordinals[live])
+
+    def _items(
+        self, view: FileView, plan: Wanted, items: Chunk, ordinals: NDArray[np.int64]
+    ) -> Iterator[pa.RecordBatch]:
+        done = 0
+        for batch in columns.batches(items, self._options.batch_rows):
+            here = ordinals[done : done + len(batch)]
+            done += len(batch)
+            makers = _makers(view, plan, batch, here)
+            yield pa.RecordBatch.from_arrays(
+                [makers[name]() for name in self._schema.names],
+                schema=to_arrow_schema(self._schema, timezone="UTC"),
+            )
+
+
+def is_live(ordinals: NDArray[np.int64], plan: Wanted) -> NDArray[np.bool_]:
+    """Return which of a file's items are live; `ordinals` are consecutive."""
+    live = (ordinals >= plan.live_from) & (ordinals < plan.live_to)
+    if len(ordinals):
+        for item in plan.exceptions:
+            if ordinals[0] <= item <= ordinals[-1]:
+                live[item - ordinals[0]] = True
+    return live  # type: ignore[no-any-return]
+
+
+def split_by_size(
+    files: Sequence[SpoolFile], direct_bytes: int
+) -> tuple[list[list[SpoolFile]], list[list[SpoolFile]]]:
+    """Return the queues to replay directly, and those to plan: large, and of several files."""
+    small, large = [], []
+    for queue in by_queue(files):
+        size = sum(file.size for file in queue)
+        (large if len(queue) > 1 and size > direct_bytes else small).append(queue)
+    return small, large
+
+
+def share_queues(
+    queues: Sequence[list[SpoolFile]], partition_bytes: int
+) -> list[list[list[SpoolFile]]]:
+    """Share out queues, in order: a large one by itself, small ones together."""
+    found: list[list[list[SpoolFile]]] = []
+    room = 0
+    for queue in queues:
+        cost = sum(max(file.size, 64 << 10) for file in queue)
+        if cost > room:
+            found.append([])
+            room = partition_bytes
+        found[-1].append(queue)
+        room -= cost
+    return found
+
+
+def in_processes(tasks: Sequence[Task]) -> list[Segment]:
+    """Summarise files in a pool of processes on this machine."""
+    workers = min(os.cpu_count() or 1, len(tasks))
+    if workers == 1:
+        return [summarise(task) for task in tasks]
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(summarise, tasks))
+
+
+def _makers(
+    view: FileView, plan: Wanted, batch: Chunk, ordinals: NDArray[np.int64]
+) -> dict[str, Callable[[], Any]]:
+    """How to make the columns, each only if it is asked for."""
+    return {
+        "queue": lambda: columns.constant(plan.file.queue, len(batch)),
+        "position": lambda: pa.array(_positions(plan, ordinals)),
+        "xid": lambda: pa.array(_open_xids(plan, ordinals), pa.int32()),
+        # An ADD has no add time: it is 0, the oldest there is, as in replay.
+        "add_time": lambda: columns.add_times(view, batch).fill_null(0),
+        "expiry": lambda: columns.expiries(view, batch),
+        "size": lambda: columns.sizes(batch),
+        "data": lambda: columns.data(view, batch),
+    }
+
+
+def _positions(plan: Wanted, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+    positions = ordinals + plan.shift
+    for place, item in _exceptions(plan, ordinals):
+        positions[place] = plan.exceptions[item][0]
+    return positions
+
+
+def _open_xids(plan: Wanted, ordinals: NDArray[np.int64]) -> list[int | None]:
+    xids: list[int | None] = [None] * len(ordinals)
+    for place, item in _exceptions(plan, ordinals):
+        xids[place] = plan.exceptions[item][1]
+    return xids
+
+
+def _exceptions(plan: Wanted, ordinals: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    if plan.exceptions:
+        items = np.fromiter(plan.exceptions, dtype=np.int64)
+        for place in np.flatnonzero(np.isin(ordinals, items)).tolist():
+            yield place, int(ordinals[place])

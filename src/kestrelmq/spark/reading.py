@@ -1,0 +1,116 @@
+"""Reading and writing journals from a program, with a session at hand.
+
+What `spark.read` and `df.write` do with the data sources, and what they cannot do by themselves:
+ask for the needed columns only, push filters down, plan by a Spark job, sort what is written.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from kestrelmq.spark.journal_source import JOURNAL_FORMAT, JOURNAL_SCHEMA
+from kestrelmq.spark.options import DEFAULT_DIRECT_BYTES, Mode
+from kestrelmq.spark.planning import (
+    Replayed,
+    Run,
+    Task,
+    replay_in_parallel,
+    summarise,
+    to_text,
+    wanted,
+)
+from kestrelmq.spark.queue_source import QUEUE_FORMAT, QUEUE_SCHEMA, split_by_size
+from kestrelmq.spark.segments import Segment
+from kestrelmq.spark.spool import SpoolFile, list_files
+
+_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+def read_journals(
+    spark: SparkSession,
+    path: str,
+    columns: Sequence[str] | None = None,
+    *,
+    mode: Mode = "failfast",
+) -> DataFrame:
+    """Return the operations in the journals of `path`.
+
+    Args:
+        spark: the session.
+        path: a queue path, a journal file, or a glob of either.
+        columns: the columns wanted; without `data` no item data is read.
+        mode: what damage does: see `kestrelmq.spark.options`.
+    """
+    pushdown = spark.conf.get(_PUSHDOWN, "false") or "false"
+    reader = spark.read.format(JOURNAL_FORMAT).schema(_pick(JOURNAL_SCHEMA, columns))
+    return reader.option("mode", mode).option("pushdown", pushdown).load(path)
+
+
+def read_queues(
+    spark: SparkSession,
+    path: str,
+    columns: Sequence[str] | None = None,
+    *,
+    direct_bytes: int = DEFAULT_DIRECT_BYTES,
+) -> DataFrame:
+    """Return what is in the queues of `path` now.
+
+    Small spools are replayed by the tasks that read them; with a queue of more than
+    `direct_bytes`, a Spark job plans first, file by file.
+    """
+    files = list_files(path)
+    reader = spark.read.format(QUEUE_FORMAT).schema(_pick(QUEUE_SCHEMA, columns))
+    small, large = split_by_size(files, direct_bytes)
+    if large:
+        replayed = replay_in_parallel([*small, *large], run_on(spark))
+        plans = [plan for queue in replayed for plan in wanted(queue.plan())]
+        reader = reader.option("planned", to_text(plans))
+    return reader.option("directBytes", str(max(direct_bytes, 1))).load(path)
+
+
+def replay_journals(spark: SparkSession, path: str) -> list[Replayed]:
+    """Replay every queue of `path` by a Spark job; needs memory for no item."""
+    queues: dict[tuple[str, str], list[SpoolFile]] = {}
+    for file in list_files(path):
+        queues.setdefault((file.spool, file.queue), []).append(file)
+    return replay_in_parallel(list(queues.values()), run_on(spark))
+
+
+def run_on(spark: SparkSession) -> Run:
+    """Return a way to summarise files by a Spark job, one task a file or a share of small ones."""
+
+    def run(tasks: Sequence[Task]) -> list[Segment]:
+        slices = min(len(tasks), max(spark.sparkContext.defaultParallelism * 4, 1))
+        return spark.sparkContext.parallelize(tasks, slices).map(summarise).collect()
+
+    return run
+
+
+def write_journals(
+    rows: DataFrame, path: str, mode: Literal["append", "overwrite"] = "append"
+) -> None:
+    """Write rows to journals that a server loads at start.
+
+    Columns: `queue`, `data`, and if wanted `add_time`, `expiry` (ms or timestamps) and `sequence`,
+    which orders the items of a queue. Rows are sorted by Spark first, so that no merging is left.
+
+    Args:
+        rows: what to write.
+        path: the queue path.
+        mode: `append` puts items behind what queues hold; `overwrite` replaces what the queues
+            that occur in `rows` hold, and leaves other queues alone.
+    """
+    if "sequence" in rows.columns:
+        rows = rows.repartition("queue").sortWithinPartitions("queue", "sequence")
+    rows.write.format(JOURNAL_FORMAT).mode(mode).save(path)
+
+
+def _pick(schema: StructType, columns: Sequence[str] | None) -> StructType:
+    if columns is None:
+        return schema
+    unknown = [name for name in columns if name not in schema.names]
+    if unknown:
+        raise ValueError(f"no column {unknown[0]!r}: there are {', '.join(schema.names)}")
+    return StructType([schema[name] for name in columns])

@@ -1,0 +1,173 @@
+"""Journal files for numpy: record boundaries in chunks, header fields as arrays, events.
+
+Boundaries come from the one scanner, `journal.records.scan`; everything after that is done for a
+whole chunk at once.
+"""
+
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kestrelmq.errors import DamagedJournal, JournalError
+from kestrelmq.journal.records import (
+    ADD,
+    ADD_XID,
+    ADDX,
+    REMOVE,
+    REMOVE_TENTATIVE,
+    STATE_DUMP,
+    Buffer,
+    record_length,
+    scan,
+)
+from kestrelmq.spark.segments import Events
+
+CHUNK: Final = 16 << 20
+"""Bytes scanned at once; a longer record is taken whole."""
+STATE_DUMP_SIZE: Final = 9
+TORN: Final = "the last record is cut short"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Whole records of a file that follow each other.
+
+    Attributes:
+        starts: where each begins.
+        ends: where each ends.
+        opcodes: their first bytes; a CONTINUE has that of a STATE_DUMP.
+    """
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    opcodes: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def part(self, wanted: "slice | NDArray[np.bool_]") -> "Chunk":
+        """Return some of the records."""
+        return Chunk(self.starts[wanted], self.ends[wanted], self.opcodes[wanted])
+
+    @property
+    def continues(self) -> NDArray[np.bool_]:
+        """Which records are CONTINUEs."""
+        return (self.opcodes == STATE_DUMP) & (self.ends - self.starts > STATE_DUMP_SIZE)
+
+    @property
+    def adds(self) -> NDArray[np.bool_]:
+        """Which records add an item."""
+        opcodes = self.opcodes
+        plain = (opcodes == ADDX) | (opcodes == ADD) | (opcodes == ADD_XID)
+        return plain | self.continues
+
+
+class FileView:
+    """The first `size` bytes of a journal file, with its fields as unaligned arrays.
+
+    Attributes:
+        torn_at: where a record begins that the end of the file cuts short; set by `chunks`.
+    """
+
+    def __init__(self, buffer: Buffer, size: int) -> None:
+        """Look at `buffer`, which must hold at least `size` bytes and outlive this."""
+        self.buffer = buffer
+        self.size = size
+        self.torn_at: int | None = None
+        self.bytes: NDArray[np.uint8] = np.frombuffer(buffer, dtype=np.uint8, count=size)
+
+    def field(
+        self, dtype: str, positions: NDArray[np.int64]
+    ) -> NDArray[np.int32] | NDArray[np.int64]:
+        """Return the little-endian integers at `positions`."""
+        width = np.dtype(dtype).itemsize
+        if len(positions) == 0 or self.size < width:
+            return np.zeros(0, dtype=dtype)
+        shape = (self.size - width + 1,)
+        everywhere: NDArray[np.int64] = np.ndarray(
+            shape, dtype=dtype, buffer=self.bytes.data, strides=(1,)
+        )
+        return everywhere[positions]
+
+    def chunks(self, *, tail_may_be_torn: bool) -> Iterator[Chunk]:
+        """Cut the file into chunks of whole records, in order.
+
+        Raises:
+            DamagedJournal: after the last good record: the bytes there are no record, or the
+                file ends within one and `tail_may_be_torn` is not set.
+        """
+        position = 0
+        wanted = CHUNK
+        while position < self.size:
+            end = min(position + wanted, self.size)
+            starts: list[int] = []
+            more = end < self.size
+            damage = None
+            try:
+                stopped = scan(self.buffer, position, end, starts, more=more)
+            except DamagedJournal as found:
+                damage = found
+                stopped = found.position
+            if starts:
+                yield self._chunk(starts, stopped)
+            if damage is not None:
+                raise DamagedJournal(damage.position, damage.reason)
+            if not more:
+                self.torn_at = stopped if stopped < end else None
+                if self.torn_at is not None and not tail_may_be_torn:
+                    raise DamagedJournal(stopped, TORN)
+                return
+            length = None if starts else record_length(self.buffer, position, end, more=True)
+            wanted = CHUNK if starts else max(2 * wanted, length or 0)
+            position = stopped
+
+    def _chunk(self, starts: list[int], end: int) -> Chunk:
+        begins = np.array(starts, dtype=np.int64)
+        ends = np.empty_like(begins)
+        ends[:-1] = begins[1:]
+        ends[-1] = end
+        return Chunk(begins, ends, self.bytes[begins])
+
+
+def open_view(path: str, size: int) -> FileView:
+    """Map the first `size` bytes of a journal file.
+
+    The mapping ends with the last array or Arrow buffer that looks at it.
+
+    Raises:
+        JournalError: the file is gone or shorter than when it was listed.
+    """
+    if size == 0:
+        return FileView(b"", 0)
+    try:
+        with Path(path).open("rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            if found < size:
+                raise JournalError(f"{path}: shrank from {size} to {found} bytes while it was read")
+            buffer = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        raise JournalError(f"{path}: was rotated or packed away while it was read") from None
+    buffer.madvise(mmap.MADV_SEQUENTIAL)
+    return FileView(buffer, size)
+
+
+def events(view: FileView, chunk: Chunk) -> Events:
+    """Return what the records of `chunk` do to their queue."""
+    continues = chunk.continues
+    adds = chunk.adds
+    eventful = ~adds | (chunk.opcodes == ADD_XID) | continues
+    eventful &= (chunk.opcodes != STATE_DUMP) | continues
+    indexes = np.flatnonzero(eventful)
+    kinds = chunk.opcodes[indexes]
+    xids = np.zeros(len(indexes), dtype=np.int32)
+    has_xid = (kinds != REMOVE) & (kinds != REMOVE_TENTATIVE)
+    xids[has_xid] = view.field("<i4", chunk.starts[indexes[has_xid]] + 1)
+    adds_so_far = np.cumsum(adds)
+    before = adds_so_far[indexes] - adds[indexes]
+    return Events(kinds, xids, before, int(adds_so_far[-1]) if len(chunk) else 0)

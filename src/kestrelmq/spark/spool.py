@@ -1,0 +1,99 @@
+"""Which journal files a path means, in the order in which a server replays them.
+
+A path is a queue path (a directory), one journal file, or a glob of either. Sizes are taken when
+the files are listed: what is appended later belongs to the next listing.
+"""
+
+import glob
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from kestrelmq.journal.names import TEMPORARY_MARK, QueuePlan, parse_name, plan
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolFile:
+    """A journal file.
+
+    Attributes:
+        queue: the queue it belongs to.
+        path: where it is.
+        name: `path` from the fixed part of what was asked for: short, and unlike any other's.
+        size: bytes in it when it was listed.
+        last: whether it is its queue's last, the one that may be written and end in a torn record.
+        spool: the queue path it is in.
+    """
+
+    queue: str
+    path: str
+    name: str
+    size: int
+    last: bool
+    spool: str
+
+
+def list_files(pattern: str) -> list[SpoolFile]:
+    """Return the journal files that `pattern` means; within a queue, in replay order.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+    """
+    is_glob = glob.has_magic(pattern)
+    matches = sorted(glob.glob(pattern)) if is_glob else [pattern]
+    paths = [path for path in matches if not (is_glob and TEMPORARY_MARK in Path(path).name)]
+    found = [path for path in paths if Path(path).exists()]
+    if not found:
+        raise FileNotFoundError(f"option 'path': no file or directory matches {pattern!r}")
+    files: list[SpoolFile] = []
+    root = _fixed_part(pattern)
+    single: dict[str, list[str]] = {}
+    for path in found:
+        absolute = os.path.abspath(path)  # noqa: PTH100 # does not resolve links: names matter
+        if Path(absolute).is_dir():
+            files.extend(_files_in(absolute, None, root))
+        else:
+            spool, name = os.path.split(absolute)
+            single.setdefault(spool, []).append(name)
+    for spool, names in single.items():
+        if not is_glob and parse_name(names[0]) is None:
+            raise FileNotFoundError(f"option 'path': {pattern!r} is not named as a journal is")
+        files.extend(_files_in(spool, frozenset(names), root))
+    return files
+
+
+def by_queue(files: Iterable[SpoolFile]) -> Iterator[list[SpoolFile]]:
+    """Group files, as `list_files` returns them, into queues."""
+    for _, group in groupby(files, key=lambda file: (file.spool, file.queue)):
+        yield list(group)
+
+
+def _fixed_part(pattern: str) -> str:
+    """The directory that everything `pattern` can match is in; that itself, if it is one."""
+    absolute = os.path.abspath(pattern)  # noqa: PTH100 # as above
+    if glob.has_magic(pattern):
+        parts = absolute.split("/")
+        first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+        return "/".join(parts[:first]) or "/"
+    return absolute if Path(absolute).is_dir() else os.path.dirname(absolute)  # noqa: PTH120
+
+
+def _files_in(spool: str, only: frozenset[str] | None, root: str) -> Iterator[SpoolFile]:
+    with os.scandir(spool) as entries:
+        sizes = {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+    for queue in plan(sizes).queues.values():
+        names = _names_on_disk(queue)
+        for name in names:
+            if only is None or name in only:
+                last = name == names[-1]
+                path = f"{spool}/{name}"
+                short = os.path.relpath(path, root)
+                yield SpoolFile(queue.queue, path, short, sizes[name], last, spool)
+
+
+def _names_on_disk(queue: QueuePlan) -> list[str]:
+    """The files to replay, by the names they have before the plan's renames."""
+    before = {new: old for old, new in queue.rename}
+    return [before.get(name, name) for name in queue.files]

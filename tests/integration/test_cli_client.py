@@ -1,0 +1,217 @@
+"""The client commands against a real server, as a shell runs them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.client import Client
+from tests.support.server import ServerProcess, running_server
+
+BINARY = bytes(range(256)) * 4
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Run one server for the tests of this module that do not harm it."""
+    config = "[queues.small]\nmax_items = 2\n"
+    with running_server(tmp_path_factory.mktemp("server"), config=config) as process:
+        yield process
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[Client]:
+    """Connect to the one server, with all its queues empty."""
+    with Client(server.address) as connected:
+        connected.flush_all()
+        yield connected
+
+
+def run(
+    server: ServerProcess | str, *arguments: str, data: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    """Run `kestrelmq` with its servers in the environment."""
+    address = server if isinstance(server, str) else server.address
+    return subprocess.run(
+        [sys.executable, "-c", "from kestrelmq.cli.main import main; main()", *arguments],
+        input=data,
+        capture_output=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"KESTRELMQ_SERVERS": address},
+    )
+
+
+def answer(server: ServerProcess | str, *arguments: str, data: bytes = b"") -> bytes:
+    """Run `kestrelmq`, which must succeed, and return what it printed."""
+    result = run(server, *arguments, data=data)
+    assert (result.returncode, result.stderr) == (0, b"")
+    return result.stdout
+
+
+def test_an_item_goes_in_and_comes_out_byte_for_byte(client: Client, server: ServerProcess) -> None:
+    """Put reads an argument or standard input; peek leaves the item, get takes it."""
+    assert answer(server, "put", "work", "caf\u00e9") == b""
+    assert answer(server, "put", "work", "-", data=BINARY) == b""
+    assert answer(server, "put", "work", data=b"") == b""
+    assert answer(server, "peek", "work") == "caf\u00e9".encode()
+    assert answer(server, "get", "work") == "caf\u00e9".encode()
+    assert answer(server, "get", "work", "--no-confirm") == BINARY
+    assert answer(server, "get", "work") == b""
+    assert client.get("work") is None
+
+
+def test_an_empty_queue_is_exit_status_1_and_silent(client: Client, server: ServerProcess) -> None:
+    """A script can tell no item from an empty item."""
+    for arguments in (["get", "work"], ["peek", "work"], ["get", "work", "--timeout", "10ms"]):
+        result = run(server, *arguments)
+        assert (result.returncode, result.stdout, result.stderr) == (1, b"", b"")
+
+
+def test_lines_become_items_and_items_lines(client: Client, server: ServerProcess) -> None:
+    """--lines puts each line, and --count takes several, each with a delimiter."""
+    assert answer(server, "put", "work", "--lines", data=b"a\nb\r\n\nlast") == b"4 items put\n"
+    assert answer(server, "get", "work", "--count", "2") == b"a\nb\r\n"
+    assert answer(server, "get", "work", "--count", "0", "--delimiter", "\\0") == b"\0last\0"
+    lines = b"".join(b"%d\n" % n for n in range(5000))
+    assert answer(server, "put", "work", "--lines", data=lines) == b"5000 items put\n"
+    assert answer(server, "get", "work", "--count", "0") == lines
+
+
+def test_an_item_that_could_not_be_written_stays_in_its_queue(
+    client: Client, server: ServerProcess
+) -> None:
+    """A full disk behind get costs no item."""
+    client.put("work", b"x" * 100)
+    command = "from kestrelmq.cli.main import main; main()"
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(
+            [sys.executable, "-c", command, "get", "work", "--servers", server.address],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=60,
+        )
+    assert result.returncode == 1
+    assert b"No space left" in result.stderr
+    assert b"Traceback" not in result.stderr
+    assert client.get("work", timeout=5) == b"x" * 100
+
+
+def test_an_item_expires(client: Client, server: ServerProcess) -> None:
+    """--expiry takes a duration, and refuses what is none."""
+    answer(server, "put", "work", "x", "--expiry", "30 minutes")
+    assert client.get("work") == b"x"
+    assert run(server, "put", "work", "x", "--expiry", "soon").returncode == 2
+
+
+def test_a_full_queue_is_an_error(client: Client, server: ServerProcess) -> None:
+    """The message says how far it went."""
+    result = run(server, "put", "small", "--lines", data=b"1\n2\n3\n")
+    assert result.returncode == 1
+    assert b"2 items put, 1 refused" in result.stderr
+    result = run(server, "put", "small", "x")
+    assert (result.returncode, result.stdout) == (1, b"")
+    assert b"full" in result.stderr
+
+
+def test_monitor_collects_and_confirms(client: Client, server: ServerProcess) -> None:
+    """It ends when it has as many as it was told; with none, the exit status is 1."""
+    client.put_many("work", [b"1", b"2", b"3"])
+    assert answer(server, "monitor", "work", "5", "2") == b"1\n2\n"
+    assert client.get("work") == b"3"
+    assert run(server, "monitor", "work", "1").returncode == 1
+
+
+def test_statistics_are_printed_for_people_and_programs(
+    client: Client, server: ServerProcess
+) -> None:
+    """Stats and queues print a table, or JSON with numbers."""
+    client.put_many("work", [b"12345"] * 3)
+    client.put("another", b"x")
+    numbers = json.loads(answer(server, "stats", "--json"))[server.address]
+    assert (numbers["queue_work_items"], numbers["queue_work_bytes"]) == (3, 15)
+    assert json.loads(answer(server, "stats", "work", "--json"))[server.address]["items"] == 3
+    assert b"uptime" in answer(server, "stats")
+    assert run(server, "stats", "never-there").returncode == 1
+    rows = {row["queue"]: row for row in json.loads(answer(server, "queues", "--json"))}
+    assert (rows["work"]["items"], rows["another"]["bytes"]) == (3, 1)
+    table = answer(server, "queues", "--sort", "items").decode().splitlines()
+    assert table[0].split()[:3] == ["queue", "items", "bytes"]
+    assert table[1].split()[:3] == ["work", "3", "15"]
+
+
+def test_top_prints_once_for_scripts(client: Client, server: ServerProcess) -> None:
+    """Servers and queues are shown with rates; a server that is down is shown as such."""
+    client.put_many("work", [b"12345"] * 3)
+    printed = answer(server, "top", "--once", "--interval", "50ms").decode()
+    assert server.address in printed
+    work = next(line.split() for line in printed.splitlines() if line.startswith("work "))
+    assert work[1:3] == ["3", "15"]
+    both = f"{server.address},127.0.0.1:1"
+    assert "refused" in answer(both, "top", "--once", "--interval", "50ms").decode()
+    assert run("127.0.0.1:1", "top", "--once", "--interval", "50ms").returncode == 1
+
+
+def test_flush_and_delete(client: Client, server: ServerProcess) -> None:
+    """One queue, or all, on purpose."""
+    for name in ("a", "b", "c"):
+        client.put(name, b"x")
+    answer(server, "flush", "a")
+    answer(server, "delete", "b")
+    names = {queue.name: queue.items for queue in client.queues()}
+    assert (names["a"], "b" in names, names["c"]) == (0, False, 1)
+    assert run(server, "flush").returncode == 2
+    assert run(server, "flush", "a", "--all").returncode == 2
+    answer(server, "flush", "--all")
+    assert client.get("c") is None
+
+
+def test_status_and_reload(client: Client, server: ServerProcess) -> None:
+    """The status is shown and changed; an unknown one is refused."""
+    answer(server, "status", "readonly")
+    try:
+        shown = answer(server, "status").decode().split()
+        assert (shown[0], shown[1].upper()) == (server.address, "READONLY")
+        assert run(server, "put", "work", "x").returncode == 1
+    finally:
+        answer(server, "status", "up")
+    assert run(server, "status", "nonsense").returncode == 1
+    answer(server, "reload")
+
+
+def test_wrong_usage_is_exit_status_2(server: ServerProcess) -> None:
+    """Usage errors are told apart from failures, which are one line."""
+    assert run(server, "get").returncode == 2
+    assert run("nonsense:x", "get", "work").returncode == 2
+    assert run(server, "get", "work", "--zookeeper", "z:1").returncode == 2
+    assert run(server, "put", "work", "x", "--lines").returncode == 2
+    result = run("127.0.0.1:1", "get", "work")
+    assert result.returncode == 1
+    assert result.stderr.decode().count("\n") == 1
+    assert run(server, "put", "a/b", "x").returncode == 1
+
+
+def test_a_cluster_is_one_to_the_commands(tmp_path: Path) -> None:
+    """--servers with several servers: items, sums, and orders to all of them, shutdown too."""
+    with ExitStack() as stack:
+        cluster = [stack.enter_context(running_server(tmp_path / str(n))) for n in range(2)]
+        both = ",".join(process.address for process in cluster)
+        for n in range(2):
+            answer(both, "put", "work", str(n))
+        with Client(cluster[0].address) as first, Client(cluster[1].address) as second:
+            first.put_many("spread", [b"x"] * 2)
+            second.put_many("spread", [b"x"] * 3)
+        rows = {row["queue"]: row for row in json.loads(answer(both, "queues", "--json"))}
+        assert rows["spread"]["items"] == 5
+        assert len(json.loads(answer(both, "stats", "spread", "--json"))) == 2
+        lines = answer(both, "queues", "--by-server").decode().splitlines()
+        assert sum(line.startswith("spread") for line in lines) == 2
+        assert sorted(answer(both, "get", "work", "--count", "0").split()) == [b"0", b"1"]
+        answer(both, "shutdown")
+        assert [process.process.wait(15) for process in cluster] == [0, 0]

@@ -1,0 +1,119 @@
+"""Real spools for the tests, made from records, and what a server would load from them."""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kestrelmq.journal.names import plan
+from kestrelmq.journal.records import (
+    Add,
+    AddX,
+    AddXid,
+    ConfirmRemove,
+    Continue,
+    Record,
+    Remove,
+    RemoveTentative,
+    RemoveTentativeXid,
+    SaveXid,
+    StateDump,
+    Unremove,
+    encode,
+    item_add_time,
+    item_data,
+    item_expiry,
+    scan,
+)
+from kestrelmq.journal.replay import Replay
+
+NOW = 1_700_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An item as a server has it: open reads come first, with their xids."""
+
+    xid: int | None
+    add_time: int
+    expiry: int
+    data: bytes
+
+
+def load(spool: Path) -> dict[str, list[Loaded]]:
+    """Return what a server loads from a queue path, by the fold that the server uses."""
+    names = [path.name for path in spool.iterdir() if path.is_file()]
+    queues = {}
+    for queue, found in plan(names).queues.items():
+        on_disk = {new: old for old, new in found.rename}
+        state = Replay()
+        for name in found.files:
+            content = (spool / on_disk.get(name, name)).read_bytes()
+            starts: list[int] = []
+            end = scan(content, 0, len(content), starts)
+            state.feed(content, starts, end)
+        given_back = [(xid, item) for xid, item in sorted(state.open.items())]
+        items = [*given_back, *((None, item) for item in state.memory)]
+        queues[queue] = [
+            Loaded(xid, item_add_time(item), item_expiry(item), item_data(item))
+            for xid, item in items
+        ]
+    return queues
+
+
+def write(path: Path, records: Iterable[Record], *, tail: bytes = b"") -> None:
+    """Write a journal file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(map(encode, records)) + tail)
+
+
+def adds(data: Sequence[bytes], *, at: int = NOW) -> list[Record]:
+    """Return records that add items, one a millisecond."""
+    return [AddX(at + place, 0, item) for place, item in enumerate(data)]
+
+
+def random_records(rng: random.Random, count: int, *, dialect: str) -> list[Record]:
+    """Return records in any order a reader must accept; removes are a little rarer than adds."""
+    records: list[Record] = []
+    for number in range(count):
+        xid = rng.randrange(1, 9)
+        data = rng.randbytes(rng.choice([0, 1, 30, 300]))
+        at = NOW + number
+        choice = rng.random()
+        if choice < 0.45:
+            records.append(AddX(at, rng.choice([0, at + 50]), data))
+        elif choice < 0.5:
+            records.append(Add(rng.choice([0, 1_800_000_000]), data))
+        elif choice < 0.65:
+            records.append(Remove())
+        elif choice < 0.8:
+            documented = dialect == "documented"
+            records.append(RemoveTentative() if documented else RemoveTentativeXid(xid))
+        elif choice < 0.9:
+            records.append(rng.choice([Unremove(xid), ConfirmRemove(xid)]))
+        elif choice < 0.94:
+            records.append(rng.choice([SaveXid(xid), AddXid(xid, at, 0, data)]))
+        elif dialect == "documented":
+            records.append(StateDump(xid, 0))
+        else:
+            records.append(Continue(xid, at, 0, data))
+    return records
+
+
+def random_spool(rng: random.Random, spool: Path, queues: int) -> None:
+    """Fill a queue path: rotation, packs, dead files, temporaries, torn tails, both dialects."""
+    spool.mkdir(parents=True, exist_ok=True)
+    for number in range(queues):
+        name = f"queue{number}" if number % 3 else f"q-{number}+child_é"
+        dialect = rng.choice(["documented", "kestrel-2"])
+        for timestamp in sorted(rng.sample(range(1000, 2000), rng.randrange(4))):
+            records = random_records(rng, rng.randrange(200), dialect=dialect)
+            pack = ".pack" if rng.random() < 0.2 else ""
+            write(spool / f"{name}.{timestamp}{pack}", records)
+        if rng.random() < 0.8:
+            records = random_records(rng, rng.randrange(200), dialect=dialect)
+            tail = encode(AddX(NOW, 0, b"torn"))[: rng.choice([0, 1, 3, 20, 24])]
+            write(spool / name, records, tail=tail)
+        write(spool / f"{name}~~pack-5", random_records(rng, 5, dialect=dialect))
+    (spool / "~~lock").write_bytes(b"")
+    (spool / "folder").mkdir(exist_ok=True)

@@ -1,0 +1,100 @@
+"""`kestrel.queue`: what is in the queues now is what a server would load."""
+
+import random
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from kestrelmq.journal.records import AddX, Record, Remove, RemoveTentative, Unremove
+from kestrelmq.spark.reading import read_queues
+from tests.spark.spools import NOW, Loaded, adds, load, random_spool, write
+
+
+def contents(rows: DataFrame) -> dict[str, list[Loaded]]:
+    """Return the items of each queue, in order; positions must count from 0."""
+    found: dict[str, list[Loaded]] = {}
+    for row in rows.orderBy("queue", "position").collect():
+        items = found.setdefault(row.queue, [])
+        assert row.position == len(items)
+        assert row.size == len(row.data)
+        items.append(Loaded(row.xid, row.add_time, row.expiry, bytes(row.data)))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_spools_are_as_a_server_loads_them(
+    spark: SparkSession, tmp_path: Path, seed: int
+) -> None:
+    """Both dialects, packs, rotation, open reads, torn tails: item for item, however planned."""
+    random_spool(random.Random(seed), tmp_path, 12)
+    expected = {queue: items for queue, items in load(tmp_path).items() if items}
+
+    direct = contents(spark.read.format("kestrel.queue").load(str(tmp_path)))
+    planned_by_job = contents(read_queues(spark, str(tmp_path), direct_bytes=1))
+
+    assert direct == expected
+    assert planned_by_job == expected
+
+
+def test_the_source_plans_large_queues_by_itself(spark: SparkSession, tmp_path: Path) -> None:
+    """Without a job, a pool of processes on the driver's machine summarises the files."""
+    random_spool(random.Random(77), tmp_path, 6)
+    expected = {queue: items for queue, items in load(tmp_path).items() if items}
+
+    rows = spark.read.format("kestrel.queue").option("directBytes", "1").load(str(tmp_path))
+
+    assert contents(rows) == expected
+
+
+def test_open_reads_go_back_to_the_head_by_xid(spark: SparkSession, tmp_path: Path) -> None:
+    """Open reads come first, ascending by xid; then what was given back; then the rest."""
+    opens: list[Record] = [RemoveTentative()] * 3
+    write(tmp_path / "q.1", [*adds([b"a", b"b", b"c"]), *opens])
+    write(tmp_path / "q", [*adds([b"d"]), Unremove(2)])
+
+    rows = read_queues(spark, str(tmp_path)).orderBy("position").collect()
+
+    assert [(row.xid, bytes(row.data)) for row in rows] == [
+        (1, b"a"),
+        (3, b"c"),
+        (None, b"b"),
+        (None, b"d"),
+    ]
+
+
+def test_data_is_not_needed(spark: SparkSession, tmp_path: Path) -> None:
+    """A reader that asks for fewer columns gets those, in its own order."""
+    write(tmp_path / "q", adds([b"abc", b""]))
+
+    rows = read_queues(spark, str(tmp_path), ["size", "queue"])
+
+    assert sorted(map(tuple, rows.collect())) == [(0, "q"), (3, "q")]
+
+
+def test_damage_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """A damaged queue is not loaded in part: the error names file and byte."""
+    write(tmp_path / "q.1", adds([b"x"]), tail=b"\x63")
+    write(tmp_path / "q", [Remove()])
+
+    with pytest.raises(PySparkException, match=r"q\.1: damaged at byte 22"):
+        read_queues(spark, str(tmp_path)).collect()
+
+
+def test_large_items_and_many_small_ones(spark: SparkSession, tmp_path: Path) -> None:
+    """Batches are cut by rows and by bytes; nothing is lost at the cuts."""
+    rng = random.Random(1)
+    large = [rng.randbytes(9_000_000) for _ in range(3)]
+    small: list[Record] = [AddX(NOW + n, 0, b"%d" % n) for n in range(50_000)]
+    write(tmp_path / "large", adds(large))
+    write(tmp_path / "small", [*small, *[Remove()] * 25_001])
+
+    rows = read_queues(spark, str(tmp_path))
+
+    found = rows.where("queue = 'large'").orderBy("position").collect()
+    assert [bytes(row.data) for row in found] == large
+    first = rows.where("queue = 'small'").orderBy("position").first()
+    assert first is not None
+    assert bytes(first.data) == b"25001"
+    assert rows.where("queue = 'small'").count() == 24_999

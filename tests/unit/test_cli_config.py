@@ -1,0 +1,177 @@
+"""The commands `kestrelmq config` and what every command shares."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.cli.main import main
+from kestrelmq.config import ServerConfig, config_from_toml, effective
+from kestrelmq.version import VERSION
+
+FULL = """
+listen_address = "0.0.0.0"
+thrift_listen_port = "none"
+queue_path = "/var/spool/kestrel"
+log_file = "/var/log/kestrel"
+client_timeout = 0.1
+
+[zookeeper]
+hosts = ["a:2181"]
+path_prefix = "/kestrel"
+
+[default]
+max_items = 10
+max_size = 1000001
+
+[queues.q]
+max_items = "unlimited"
+sync_journal = "0ms"
+allowed_client_ids_for_enqueue = ["a\\"b", "c\\u007f"]
+
+[queues."q+child"]
+max_age = "36 hours"
+
+[aliases."all"]
+destination_queues = ["q", "other"]
+"""
+
+
+def run(*arguments: str) -> int:
+    """Run the command in this process and return its exit status."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Return a configuration file that uses every kind of setting."""
+    path = tmp_path / "k.toml"
+    path.write_text(FULL)
+    return path
+
+
+def test_check_accepts_a_good_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A good file gives status 0 and a line that says so."""
+    assert run("config", "check", str(file)) == 0
+    assert capsys.readouterr().out == f"{file}: ok, 2 queues and 1 aliases configured\n"
+
+
+def test_check_warns_of_a_masked_queue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is allowed but odd is a warning, and the status stays 0."""
+    path = tmp_path / "k.toml"
+    path.write_text("[queues.q]\n[aliases.q]\ndestination_queues = ['r']\n")
+    assert run("config", "check", str(path)) == 0
+    assert capsys.readouterr().err == f"{path}: warning: aliases.q masks the queue of that name\n"
+
+
+def test_check_reports_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong file gives status 1 and one line for each problem, no traceback."""
+    path = tmp_path / "k.toml"
+    path.write_text("log_level = 'loud'\n[default]\nmax_itms = 1\n")
+    assert run("config", "check", str(path)) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        (
+            f'kestrelmq: error: {path}: log_level: found "loud"; '
+            "allowed: debug, info, warning, error, critical"
+        ),
+        f"kestrelmq: error: {path}: default.max_itms: unknown setting; did you mean max_items?",
+    ]
+
+
+def test_show_prints_what_loads_again(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The settings shown, loaded as a file, are in force unchanged for every queue."""
+    assert run("config", "show", "--config", str(file)) == 0
+    original, again = (config_from_toml(text, "test") for text in (FULL, capsys.readouterr().out))
+    globals_of = [
+        {name: getattr(config, name) for name in ServerConfig.model_fields} | {"queues": None}
+        for config in (original, again)
+    ]
+    assert globals_of[1] == globals_of[0] | {"status_file": original.status_path}
+    for queue in ("q", "q+child", "q+other", "unheard-of"):
+        assert effective(again, queue) == effective(original, queue)
+
+
+def test_show_without_a_file_prints_every_default(capsys: pytest.CaptureFixture[str]) -> None:
+    """The output is a complete configuration file to start from."""
+    assert run("config", "show") == 0
+    shown = tomllib.loads(capsys.readouterr().out)
+    tables = {"zookeeper", "queues", "aliases"}
+    assert shown.keys() == ServerConfig.model_fields.keys() - tables
+    assert shown["default"].keys() == ServerConfig().default.model_dump().keys()
+
+
+def test_show_of_queues_prints_only_those(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A queue that has no table of its own is shown with what it inherits."""
+    assert run("config", "show", "--config", str(file), "q+child", "new") == 0
+    shown = tomllib.loads(capsys.readouterr().out)
+    assert shown.keys() == {"queues"}
+    assert shown["queues"].keys() == {"q+child", "new"}
+    assert shown["queues"]["q+child"]["max_age"] == "36h"
+    assert shown["queues"]["q+child"]["sync_journal"] == "0s"
+    assert shown["queues"]["new"]["max_items"] == 10
+
+
+def test_show_hides_credentials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is shown may be pasted anywhere, and still loads."""
+    path = tmp_path / "k.toml"
+    path.write_text("[zookeeper]\nhosts = ['a']\npath_prefix = '/k'\ncredentials = 'u:hunter2'\n")
+    assert run("config", "show", "--config", str(path)) == 0
+    out = capsys.readouterr().out
+    assert "hunter2" not in out
+    assert "# credentials" in out
+    assert config_from_toml(out, "shown").zookeeper is not None
+
+
+def test_show_refuses_what_is_no_queue_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that no queue can have is an error, not an empty answer."""
+    assert run("config", "show", "a/b") == 1
+    assert "must not contain '/'" in capsys.readouterr().err
+
+
+def test_schema_describes_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    """The schema knows each setting, and that no other is allowed."""
+    assert run("config", "schema") == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["properties"].keys() == ServerConfig.model_fields.keys()
+    assert schema["additionalProperties"] is False
+    assert all("description" in setting for setting in schema["properties"].values())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("confg",),
+        ("config",),
+        ("config", "check"),
+        ("config", "show", "--nope"),
+        ("--nope",),
+    ],
+)
+def test_wrong_usage_is_status_2(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wrong usage is told apart from failure."""
+    assert run(*arguments) == 2
+    assert "Usage" in "".join(capsys.readouterr())
+
+
+def test_the_version_is_printed_without_loading_a_command() -> None:
+    """`--version` is quick because it imports neither typer nor a command."""
+    script = (
+        "import sys, kestrelmq.cli.main as m\n"
+        "try: m.main(['--version'])\n"
+        "finally: print(*sys.modules)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ
+    ).stdout.splitlines()
+    assert found[0] == f"kestrelmq {VERSION}"
+    assert {"typer", "pydantic", "kestrelmq.cli.config"}.isdisjoint(found[1].split())

@@ -1,0 +1,520 @@
+"""Which server an operation goes to, and what happens when one fails: plans with played servers."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+
+import pytest
+
+from kestrelmq.client import commands
+from kestrelmq.client.address import Address, parse_address, parse_addresses
+from kestrelmq.client.cluster import FIRST_BACKOFF, LONGEST_BACKOFF, ServerSet
+from kestrelmq.client.discovery import member_address
+from kestrelmq.client.options import protocol_expiry
+from kestrelmq.client.plans import Planner
+from kestrelmq.client.rounds import BATCH_ITEMS
+from kestrelmq.client.statistics import queue_stats
+from kestrelmq.client.steps import Free, Held, Hold, Pause, Plan, Run, Step, is_something
+from kestrelmq.errors import (
+    ClientError,
+    ConnectionLost,
+    InvalidRequest,
+    OperationTimeout,
+    ServerRefused,
+    ServerUnavailable,
+)
+from kestrelmq.protocol.memcache_client import ReplyParser
+
+A, B, C = Address("a"), Address("b"), Address("c")
+Answer = bytes | ClientError
+
+
+@dataclass
+class Play:
+    """Plays the servers: `answer` gives the bytes, or the error, for each request to a server."""
+
+    answer: Callable[[Address, bytes], Answer]
+    members: list[Address] = field(default_factory=lambda: [A, B, C])
+    now: float = 1000.0
+    asked: list[tuple[Address, bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.servers = ServerSet(lambda: self.members, self.clock, Random(7))
+        self.planner = Planner(self.servers, self.servers, self.clock)
+
+    def clock(self) -> float:
+        """Return the played time."""
+        return self.now
+
+    def run(self, plan: Plan[Any]) -> Any:
+        """Carry a plan out."""
+        step_on: Callable[[Any], Step] = plan.send
+        answer: Any = None
+        try:
+            while True:
+                step = step_on(answer)
+                try:
+                    answer, step_on = self._perform(step), plan.send
+                except ClientError as error:
+                    answer, step_on = error, plan.throw
+        except StopIteration as done:
+            return done.value
+
+    def servers_asked(self) -> list[Address]:
+        """Return the servers in the order in which they were asked."""
+        return [server for server, _ in self.asked]
+
+    def _perform(self, step: Step) -> Any:
+        match step:
+            case Pause(seconds):
+                self.now += seconds
+                return None
+            case Run(server, command):
+                return self._ask(server, command)
+            case Hold(server, command, on):
+                result = self._ask(server, command)
+                streak = on.streak + 1 if on else 0
+                return Held(server, None, result, streak) if is_something(result) else None
+            case Free(held, command):
+                return self._ask(held.server, command)
+
+    def _ask(self, server: Address, command: commands.Command[Any]) -> Any:
+        self.asked.append((server, command.request))
+        answer = self.answer(server, command.request)
+        reading = command.reading()
+        next(reading)
+        if isinstance(answer, ClientError):
+            raise answer
+        if answer == b"END\r\n":
+            self.now += command.wait
+        try:
+            for reply in ReplyParser().feed(answer):
+                reading.send(reply)
+        except StopIteration as done:
+            return done.value
+        raise ConnectionLost("cut")
+
+
+def value(data: bytes) -> bytes:
+    """Return the reply that holds an item."""
+    return b"VALUE q 0 %d\r\n%b\r\nEND\r\n" % (len(data), data)
+
+
+STORED, NOT_STORED, EMPTY = b"STORED\r\n", b"NOT_STORED\r\n", b"END\r\n"
+
+
+def put(play: Play, *items: bytes, retry: bool | None = None) -> Any:
+    """Put items into queue q."""
+    return play.run(play.planner.put("q", items or (b"x",), 0, retry_unknown=retry))
+
+
+def get(play: Play, timeout: float | None = None) -> Any:
+    """Get an item of queue q."""
+    return play.run(play.planner.take("q", timeout, commands.get))
+
+
+# The choice
+
+
+def test_the_choice_is_random_and_reaches_every_server() -> None:
+    """Over many operations each server comes first about equally often."""
+    servers = ServerSet(lambda: [A, B, C], lambda: 0.0, Random(1))
+    first = [servers.choose().ready[0] for _ in range(900)]
+    assert all(240 < first.count(server) < 360 for server in (A, B, C))
+
+
+def test_a_failed_server_is_set_aside_for_longer_each_time() -> None:
+    """The time aside doubles, is spread by half, is bounded, and ends with a success."""
+    now = 0.0
+    servers = ServerSet(lambda: [A, B], lambda: now, Random(1))
+    for failure in range(14):
+        longest = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2**failure)
+        assert servers.failed(A)
+        assert servers.choose().aside == (A,)
+        now += longest / 2 - 0.001
+        assert servers.choose().aside == (A,)
+        now += longest / 2 + 0.001
+        assert set(servers.choose().ready) == {A, B}
+    servers.succeeded(A)
+    assert servers.failed(A)
+    now += FIRST_BACKOFF
+    assert servers.choose().aside == ()
+
+
+def test_one_fault_seen_by_many_operations_counts_once() -> None:
+    """Operations that fail together do not drive the time aside up."""
+    now = 0.0
+    servers = ServerSet(lambda: [A], lambda: now, Random(1))
+    assert [servers.failed(A) for _ in range(50)] == [True] + [False] * 49
+    now = FIRST_BACKOFF
+    assert servers.choose().ready == (A,)
+
+
+def test_a_server_that_left_and_joined_again_starts_afresh() -> None:
+    """Membership may change at any time; failures of a server that left are forgotten."""
+    members = [A, B]
+    servers = ServerSet(lambda: members, lambda: 0.0, Random(1))
+    servers.failed(B)
+    members.remove(B)
+    assert servers.choose().ready == (A,)
+    members.append(B)
+    assert set(servers.choose().ready) == {A, B}
+
+
+# Adding
+
+
+def test_a_put_that_reached_no_server_moves_on_to_another() -> None:
+    """A dead server costs the caller nothing but time, and is not asked again."""
+    play = Play(lambda server, _: STORED if server == C else ServerUnavailable("down"))
+    assert [put(play) for _ in range(20)] == [[True]] * 20
+    assert play.servers_asked().count(A) <= 1
+    assert play.servers_asked().count(B) <= 1
+
+
+def test_a_put_fails_when_no_server_can_be_reached() -> None:
+    """Every server is tried once, those set aside too, and the error names what each said."""
+    play = Play(lambda server, _: ServerUnavailable(f"{server} is down"))
+    for _ in range(2):
+        play.asked.clear()
+        with pytest.raises(ServerUnavailable, match=r"a:22133 is down") as failure:
+            put(play)
+        assert sorted(play.servers_asked()) == [A, B, C]
+        assert failure.value.stored == (None,)
+
+
+@pytest.mark.parametrize("error", [ConnectionLost("cut"), OperationTimeout("slow")])
+def test_a_put_whose_reply_was_lost_is_not_repeated(error: ClientError) -> None:
+    """It may be stored, so only the caller can decide."""
+    play = Play(lambda *_: error)
+    with pytest.raises(type(error)) as failure:
+        put(play)
+    assert len(play.asked) == 1
+    assert failure.value.stored == (None,)
+
+
+def test_a_put_whose_reply_was_lost_is_repeated_where_duplicates_are_accepted() -> None:
+    """With retry_unknown the caller sees no error while any server answers."""
+    play = Play(lambda server, _: STORED if server == C else ConnectionLost("cut"))
+    assert [put(play, retry=True) for _ in range(5)] == [[True]] * 5
+
+
+def test_a_full_queue_is_tried_elsewhere_and_then_reported() -> None:
+    """False means that every server that answered refused."""
+    play = Play(lambda server, _: STORED if server == B else NOT_STORED)
+    assert put(play) == [True]
+    play = Play(lambda *_: NOT_STORED)
+    assert put(play) == [False]
+    assert sorted(play.servers_asked()) == [A, B, C]
+
+
+def test_a_server_that_refuses_by_its_state_is_passed_over() -> None:
+    """A read-only server sends writers to the others; when all refuse the caller learns why."""
+    refuse = b"SERVER_ERROR Server is read-only\r\n"
+    play = Play(lambda server, _: STORED if server == C else refuse)
+    assert [put(play) for _ in range(5)] == [[True]] * 5
+    with pytest.raises(ServerRefused, match="read-only"):
+        put(Play(lambda *_: refuse))
+
+
+def test_a_request_that_every_server_refuses_is_not_repeated() -> None:
+    """CLIENT_ERROR and ERROR are about the request, not about the server."""
+    for refusal in (b"CLIENT_ERROR no\r\n", b"ERROR\r\n"):
+        play = Play(lambda *_, refusal=refusal: refusal)
+        with pytest.raises(ServerRefused):
+            put(play)
+        assert len(play.asked) == 1
+
+
+def test_a_batch_goes_on_from_the_items_that_were_answered() -> None:
+    """Stored items are not sent again; of the others the error says that nothing is known."""
+    answers: Iterator[Answer] = iter([STORED * 2, NOT_STORED * 3])
+    play = Play(lambda *_: next(answers))
+    with pytest.raises(ConnectionLost) as failure:
+        put(play, b"1", b"2", b"3")
+    assert failure.value.stored == (True, True, None)
+
+
+def test_a_batch_moves_only_refused_items_to_the_next_server() -> None:
+    """An item is sent on only when its own answer was a refusal."""
+    answers: Iterator[Answer] = iter([STORED + NOT_STORED + STORED, STORED])
+    play = Play(lambda *_: next(answers))
+    assert put(play, b"1", b"2", b"3") == [True, True, True]
+    assert play.asked[1][1] == b"set q 0 0 1\r\n2\r\n"
+
+
+def test_an_item_is_not_reported_refused_when_a_later_answer_was_lost() -> None:
+    """A refusal is forgotten when the item was sent to another server that did not answer."""
+    answers: Iterator[Answer] = iter([NOT_STORED, ConnectionLost("cut")])
+    with pytest.raises(ConnectionLost) as failure:
+        put(Play(lambda *_: next(answers)))
+    assert failure.value.stored == (None,)
+
+
+def test_many_items_are_sent_in_bounded_batches() -> None:
+    """A batch is small enough that its replies fit into a socket's buffer."""
+    play = Play(lambda _, request: STORED * request.count(b"set q"))
+    assert put(play, *[b"x"] * 1000) == [True] * 1000
+    assert max(request.count(b"set q") for _, request in play.asked) == BATCH_ITEMS
+
+
+def test_a_bad_queue_name_asks_no_server() -> None:
+    """The name is checked before anything is sent."""
+    play = Play(lambda *_: STORED)
+    for name in ("", "a/b", "a b", "a\r\nflush_all"):
+        with pytest.raises(InvalidRequest):
+            play.run(play.planner.put(name, [b"x"], 0, retry_unknown=None))
+    assert play.asked == []
+
+
+# Reading
+
+
+def test_a_get_finds_an_item_on_any_server() -> None:
+    """None means that every server that answered was empty."""
+    play = Play(lambda server, _: value(b"x") if server == B else EMPTY)
+    assert [get(play) for _ in range(5)] == [b"x"] * 5
+    play = Play(lambda *_: EMPTY)
+    assert get(play) is None
+    assert sorted(play.servers_asked()) == [A, B, C]
+
+
+def test_an_empty_item_is_an_item() -> None:
+    """Zero bytes are not the same as nothing."""
+    play = Play(lambda *_: value(b""))
+    assert get(play) == b""
+    held = play.run(play.planner.hold("q", None))
+    assert held.result == b""
+
+
+def test_a_blocking_get_over_a_cluster_waits_at_each_server_in_turn() -> None:
+    """The wait is cut into short slices, over all servers alike, and ends in time."""
+    play = Play(lambda *_: EMPTY)
+    assert get(play, 3.0) is None
+    assert play.now == pytest.approx(1003.0, abs=0.001)
+    slices = [server for server, request in play.asked if b"/t=50" in request]
+    counts = [slices.count(server) for server in (A, B, C)]
+    assert max(counts) - min(counts) <= 1
+    assert sum(counts) >= 59
+
+
+def test_a_blocking_get_of_one_server_leaves_the_waiting_to_it() -> None:
+    """One server is asked once, not polled."""
+    play = Play(lambda *_: EMPTY, members=[A])
+    assert get(play, 3.0) is None
+    assert play.asked == [(A, b"get q/t=3000\r\n")]
+
+
+def test_a_get_survives_a_server_that_dies_and_comes_back() -> None:
+    """While there is time left, a blocking get keeps trying."""
+
+    def answer(*_: object) -> Answer:
+        return value(b"x") if play.now > 1002 else ServerUnavailable("down")
+
+    play = Play(answer, members=[A])
+    assert get(play, 5.0) == b"x"
+    play.now = 1000.0
+    with pytest.raises(ServerUnavailable):
+        get(play, 1.0)
+
+
+def test_a_broken_connection_of_a_read_is_made_again_once() -> None:
+    """A server that was restarted is not taken for dead."""
+    answers: Iterator[Answer] = iter([ConnectionLost("cut"), value(b"x")])
+    play = Play(lambda *_: next(answers), members=[A])
+    assert get(play) == b"x"
+
+
+def test_a_read_passes_over_a_server_that_refuses() -> None:
+    """A quiescent server, or one whose queue is damaged, does not stop the others."""
+    play = Play(lambda server, _: value(b"x") if server == A else b"SERVER_ERROR damaged\r\n")
+    assert [get(play) for _ in range(10)] == [b"x"] * 10
+
+
+def test_a_consumer_confirms_and_opens_in_one_step() -> None:
+    """While a server has items, an item costs one round trip."""
+    play = Play(lambda *_: value(b"x"), members=[A])
+    held = play.run(play.planner.advance("q", None, 1.0))
+    held = play.run(play.planner.advance("q", held, 1.0))
+    assert [request for _, request in play.asked] == [
+        b"get q/t=1000/open\r\n",
+        b"get q/close/open\r\n",
+    ]
+    play.run(play.planner.finish("q", held))
+    assert play.asked[-1] == (A, b"get q/close\r\n")
+
+
+def test_a_consumer_leaves_a_busy_server_after_a_while() -> None:
+    """A server that never runs dry does not keep the items of the others waiting."""
+    play = Play(lambda *_: value(b"x"))
+    held = None
+    for _ in range(1000):
+        held = play.run(play.planner.advance("q", held, 1.0))
+    assert all(play.servers_asked().count(server) > 100 for server in (A, B, C))
+
+
+def test_a_consumer_whose_confirmation_is_lost_goes_on() -> None:
+    """The item may come again; the consumer gets the next from a server that works."""
+    play = Play(lambda server, _: value(b"x") if server == A else EMPTY)
+    held = play.run(play.planner.advance("q", None, 1.0))
+    play.answer = lambda server, _: value(b"y") if server == B else ConnectionLost("cut")
+    held = play.run(play.planner.advance("q", held, 1.0))
+    assert (held.server, held.result) == (B, b"y")
+
+
+def test_a_consumer_waits_for_ever_when_it_is_told_to() -> None:
+    """An endless wait survives an hour without any server."""
+
+    def answer(*_: object) -> Answer:
+        return value(b"x") if play.now > 4600 else ServerUnavailable("down")
+
+    play = Play(answer)
+    assert play.run(play.planner.advance("q", None, math.inf)).result == b"x"
+
+
+def test_a_monitor_of_a_cluster_collects_from_every_server() -> None:
+    """Servers are watched in turn, and every item read is confirmed where it came from."""
+    play = Play(lambda server, _: value(str(server).encode()))
+    batch = play.run(play.planner.monitor("q", 5, 3))
+    assert sorted(held.result[0] for held in batch) == [b"a:22133", b"b:22133", b"c:22133"]
+    play.asked.clear()
+    play.answer = lambda *_: EMPTY
+    play.run(play.planner.confirm("q", batch))
+    assert sorted(play.asked) == [(s, b"confirm q 1\r\n") for s in (A, B, C)]
+
+
+def test_a_monitor_ends_after_its_time() -> None:
+    """With nothing to collect it takes as long as it was told, and gives nothing."""
+    play = Play(lambda *_: EMPTY, members=[A])
+    assert play.run(play.planner.monitor("q", 25, None)) == []
+    assert play.now == 1025.0
+
+
+def test_every_server_is_asked_even_when_one_fails() -> None:
+    """The operation fails, and has been done wherever it could be."""
+    play = Play(lambda server, _: ServerUnavailable("down") if server == A else EMPTY)
+    with pytest.raises(ServerUnavailable):
+        play.run(play.planner.everywhere(commands.flush(b"q")))
+    assert play.servers_asked() == [A, B, C]
+
+
+def test_no_known_server_is_an_error() -> None:
+    """An empty server set is told apart from an empty queue."""
+    play = Play(lambda *_: EMPTY, members=[])
+    for plan in (
+        play.planner.take("q", None, commands.get),
+        play.planner.put("q", [b"x"], 0, retry_unknown=None),
+        play.planner.everywhere(commands.stats()),
+    ):
+        with pytest.raises(ServerUnavailable, match="no server is known"):
+            play.run(plan)
+
+
+# Plain values
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("host:1", Address("host", 1)),
+        ("host", Address("host", 22133)),
+        (" 10.0.0.1:65535 ", Address("10.0.0.1", 65535)),
+        ("[::1]:5", Address("::1", 5)),
+        ("[::1]", Address("::1", 22133)),
+        ("::1", Address("::1", 22133)),
+    ],
+)
+def test_addresses_are_read_and_printed(text: str, address: Address) -> None:
+    """An address prints so that it reads back."""
+    assert parse_address(text) == address
+    assert parse_address(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":1", "a:", "a:0", "a:65536", "a:x", "[::1", "[::1]5", "a b:1"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    """A wrong address fails at once, not at the first operation."""
+    with pytest.raises(InvalidRequest):
+        parse_address(text)
+
+
+def test_a_list_of_servers_has_each_once() -> None:
+    """Commas and lists may be mixed; nothing at all is refused."""
+    assert parse_addresses(["a:1,b:2", "a:1"]) == (Address("a", 1), Address("b", 2))
+    for nothing in ("", " , ", ()):
+        with pytest.raises(InvalidRequest):
+            parse_addresses(nothing)
+
+
+@pytest.mark.parametrize(
+    ("expiry", "sent"),
+    [
+        (None, 0),
+        (0.2, 1),
+        (60, 60),
+        (999_999, 999_999),
+        (1_000_000, 5_000_000),
+        (0, -1),
+        (-5, -1),
+        (datetime(2020, 1, 1, tzinfo=UTC), 1_577_836_800),
+        (datetime(1970, 1, 1, tzinfo=UTC), -1),
+    ],
+)
+def test_an_expiry_is_sent_as_the_protocol_counts(expiry: Any, sent: int) -> None:
+    """Long relative times become absolute, and zero does not become never."""
+    assert protocol_expiry(expiry, lambda: 4_000_000.0) == sent
+
+
+@pytest.mark.parametrize("expiry", [math.inf, math.nan, datetime(2020, 1, 1)])  # noqa: DTZ001
+def test_an_expiry_that_is_no_time_is_refused(expiry: Any) -> None:
+    """Infinity, and a time without a zone, are refused."""
+    with pytest.raises(InvalidRequest):
+        protocol_expiry(expiry)
+
+
+def test_stats_of_queues_with_confusing_names_are_told_apart() -> None:
+    """A line that fits two queues goes to the one whose lines it stands among."""
+    pairs = [
+        (f"queue_{queue}_{stat}", f"{queue} {stat}")
+        for queue in ("a", "a_mem", "a_mem_items")
+        for stat in ("items", "bytes", "mem_items", "mem_bytes", "open_transactions")
+    ]
+    assert [(q.name, dict(q.values)) for q in queue_stats("s", [("uptime", "1"), *pairs])] == [
+        (
+            queue,
+            {
+                stat: f"{queue} {stat}"
+                for stat in ("items", "bytes", "mem_items", "mem_bytes", "open_transactions")
+            },
+        )
+        for queue in ("a", "a_mem", "a_mem_items")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "address"),
+    [
+        (b'{"serviceEndpoint": {"host": "h", "port": 1}, "status": "ALIVE"}', Address("h", 1)),
+        (
+            b'{"additionalEndpoints": {"memcache": {"host": "m", "port": 2}}, "status": "ALIVE"}',
+            Address("m", 2),
+        ),
+        (
+            b'{"additionalEndpoints": {"thrift": {"host": "h", "port": 1}}, "status": "ALIVE"}',
+            None,
+        ),
+        (b'{"serviceEndpoint": {"host": "h", "port": 1}, "status": "DEAD"}', None),
+        (b'{"serviceEndpoint": {"host": "h", "port": "1"}}', None),
+        (b'{"serviceEndpoint": {"host": "h", "port": 70000}}', None),
+        (b"[]", None),
+        (b"", None),
+        (b"\xff", None),
+    ],
+)
+def test_a_member_of_a_server_set_names_its_address(data: bytes, address: Address | None) -> None:
+    """Members that listen for another protocol, are not up, or make no sense are left out."""
+    assert member_address(data) == address

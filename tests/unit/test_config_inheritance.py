@@ -1,0 +1,75 @@
+"""Which settings are in force for a queue."""
+
+import pytest
+
+from kestrelmq.config import QueueConfig, ServerConfig, config_from_toml, effective
+
+GUIDE = """
+[default]
+max_memory_size = "8MB"
+
+[queues.q]
+max_items = 500
+
+[queues."q+fanout"]
+max_age = "1 minute"
+
+[queues.x]
+max_memory_size = "16MB"
+"""
+
+
+@pytest.mark.parametrize(
+    ("queue", "setting", "value"),
+    [
+        ("q", "max_memory_size", 8 * 1024**2),
+        ("q+fanout", "max_memory_size", 8 * 1024**2),
+        ("x", "max_memory_size", 16 * 1024**2),
+        ("q", "max_items", 500),
+        ("q+fanout", "max_items", 500),
+        ("q+fanout", "max_age", 60.0),
+    ],
+)
+def test_the_table_of_the_guide(queue: str, setting: str, value: object) -> None:
+    """The example of the original's guide gives what Kestrel 2.3.4 and later give."""
+    assert getattr(effective(config_from_toml(GUIDE, "guide"), queue), setting) == value
+
+
+def test_what_nobody_sets_is_built_in() -> None:
+    """Without any configuration every queue has the built-in settings."""
+    assert effective(ServerConfig(), "any") == QueueConfig()
+    assert effective(ServerConfig(), "any+child") == QueueConfig()
+
+
+def test_a_child_that_is_not_configured_is_like_its_master() -> None:
+    """A fanout child needs no table of its own."""
+    config = config_from_toml(GUIDE, "guide")
+    assert effective(config, "q+other") == effective(config, "q")
+
+
+def test_a_masters_settings_stay_its_own() -> None:
+    """What a child sets reaches neither its master nor another queue."""
+    config = config_from_toml(GUIDE, "guide")
+    assert effective(config, "q").max_age is None
+    assert effective(config, "x").max_items is None
+
+
+def test_a_built_in_value_that_is_set_wins_over_an_inherited_one() -> None:
+    """Set to the default is not the same as not set."""
+    config = config_from_toml(
+        """
+        [default]
+        max_items = 10
+        keep_journal = false
+        sync_journal = "1s"
+        [queues.q]
+        max_items = "unlimited"
+        keep_journal = true
+        [queues."q+child"]
+        sync_journal = "never"
+        """,
+        "test",
+    )
+    master, child = effective(config, "q"), effective(config, "q+child")
+    assert (master.max_items, master.keep_journal, master.sync_journal) == (None, True, 1.0)
+    assert (child.max_items, child.keep_journal, child.sync_journal) == (None, True, None)

@@ -1,0 +1,466 @@
+"""The thrift protocol's codec, against thriftpy2's own client."""
+
+import contextlib
+import itertools
+import socket
+import struct
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import thriftpy2
+from hypothesis import given
+from hypothesis import strategies as st
+from thriftpy2 import protocol as thriftpy2_protocol
+from thriftpy2 import transport as thriftpy2_transport
+from thriftpy2.thrift import TApplicationException, TClient, TMessageType
+
+from kestrelmq.protocol import thrift
+from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.thrift import ThriftParser, decode, encode, encode_refusal
+from kestrelmq.protocol.thrift_messages import (
+    Abort,
+    Answer,
+    Confirm,
+    CurrentStatus,
+    DeleteQueue,
+    Dialect,
+    FlushAllQueues,
+    FlushQueue,
+    Get,
+    GetVersion,
+    Head,
+    Item,
+    Peek,
+    Problem,
+    Put,
+    QueueInfo,
+    Refused,
+    Request,
+    SetStatus,
+    ThriftStatus,
+)
+from kestrelmq.protocol.thrift_shape import MAX_VALUES
+
+IDL: Any = thriftpy2.load(
+    str(Path(thrift.__file__).with_name("kestrel.thrift")), module_name="client_kestrel_thrift"
+)
+# The library has types for some of this, and none for the rest.
+PROTOCOLS: Any = thriftpy2_protocol
+TRANSPORTS: Any = thriftpy2_transport
+DIALECTS = list(Dialect)
+
+CALLS: list[tuple[str, dict[str, Any], Request, Answer]] = [
+    ("put", {"queue_name": "q", "items": [b"a", b"\xff\x00"]}, Put("q", (b"a", b"\xff\x00"), 0), 2),
+    (
+        "put",
+        {"queue_name": "caf\u00e9", "items": [], "expiration_msec": -5},
+        Put("caf\u00e9", (), -5),
+        0,
+    ),
+    ("get", {"queue_name": "q", "max_items": 3}, Get("q", 3, 0, 0), [Item(b"a", 0)]),
+    (
+        "get",
+        {"queue_name": "q", "max_items": 20, "timeout_msec": 100, "auto_abort_msec": 2**31 - 1},
+        Get("q", 20, 100, 2**31 - 1),
+        [Item(b"\xff", 7), Item(b"", 2**31)] * 10,
+    ),
+    ("get", {"queue_name": "q", "max_items": 1}, Get("q", 1, 0, 0), []),
+    ("confirm", {"queue_name": "q", "ids": {1, 2**62}}, Confirm("q", frozenset({1, 2**62})), 1),
+    ("abort", {"queue_name": "q", "ids": set()}, Abort("q", frozenset()), 0),
+    ("peek", {"queue_name": "q"}, Peek("q"), QueueInfo(b"\xff", 1, 2**40, 3, 4, 5, 6)),
+    ("peek", {"queue_name": "q"}, Peek("q"), QueueInfo(None, 0, 0, 0, 0, 0, 0)),
+    ("flush_queue", {"queue_name": "q"}, FlushQueue("q"), None),
+    ("flush_all_queues", {}, FlushAllQueues(), None),
+    ("delete_queue", {"queue_name": "q"}, DeleteQueue("q"), None),
+    ("current_status", {}, CurrentStatus(), ThriftStatus.READ_ONLY),
+    ("set_status", {"status": 1}, SetStatus(ThriftStatus.QUIESCENT), None),
+    ("get_version", {}, GetVersion(), "1.2.3"),
+]
+
+
+def protocol(dialect: Dialect, transport: Any) -> Any:
+    """Return thriftpy2's protocol for `dialect`."""
+    if dialect is Dialect.COMPACT:
+        return PROTOCOLS.TCompactProtocol(transport)
+    strict = dialect is Dialect.BINARY
+    return PROTOCOLS.TBinaryProtocol(transport, strict_read=strict, strict_write=strict)
+
+
+def message(
+    dialect: Dialect,
+    method: str,
+    arguments: dict[str, Any],
+    message_type: int = TMessageType.CALL,
+    seqid: int = 77,
+) -> bytes:
+    """Return a request as thriftpy2 writes it, without a frame."""
+    transport = TRANSPORTS.TMemoryBuffer()
+    writer = protocol(dialect, transport)
+    writer.write_message_begin(method, message_type, seqid)
+    structure = getattr(IDL.Kestrel, f"{method}_args", IDL.Kestrel.get_version_args)()
+    vars(structure).update(arguments)
+    structure.write(writer)
+    written: bytes = transport.getvalue()
+    return written
+
+
+def framed(content: bytes) -> bytes:
+    """Return `content` as a frame."""
+    return struct.pack(">i", len(content)) + content
+
+
+def received(dialect: Dialect, frame: bytes) -> tuple[str, int, int, Any]:
+    """Return name, type, sequence number and result of an answer, as thriftpy2 reads it."""
+    (length,) = struct.unpack(">i", frame[:4])
+    assert len(frame) == 4 + length
+    transport = TRANSPORTS.TMemoryBuffer(frame[4:])
+    reader = protocol(dialect, transport)
+    name, message_type, seqid = reader.read_message_begin()
+    if message_type == TMessageType.EXCEPTION:
+        result = TApplicationException()
+    else:
+        result = getattr(IDL.Kestrel, f"{name}_result")()
+    result.read(reader)
+    assert transport.read(1) == b""
+    return name, message_type, seqid, result
+
+
+def plain(value: Any) -> Any:
+    """Return an answer as plain values, from ours and thriftpy2's alike."""
+    match value:
+        case list():
+            return [plain(part) for part in value]
+        case ThriftStatus():
+            return value.value
+        case Item() | QueueInfo():
+            return {name: getattr(value, name) for name in value.__slots__}
+        case int() | str() | None:
+            return value
+        case _:
+            return vars(value)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(("method", "arguments", "request_", "answer"), CALLS)
+def test_every_call_is_understood_and_answered_in_its_dialect(
+    dialect: Dialect, method: str, arguments: dict[str, Any], request_: Request, answer: Answer
+) -> None:
+    """What thriftpy2 writes is read, and what is written thriftpy2 reads."""
+    head, request = decode(message(dialect, method, arguments))
+    assert head == Head(dialect, method, 77)
+    assert request == request_
+    frame = encode(head, answer)
+    assert thrift.head_of(frame) == head
+    name, message_type, seqid, result = received(dialect, frame)
+    assert (name, message_type, seqid) == (method, TMessageType.REPLY, 77)
+    assert plain(getattr(result, "success", None)) == plain(answer)
+
+
+FRAMES = [framed(message(dialect, *call[:2])) for dialect in DIALECTS for call in CALLS]
+
+
+def frames(chunks: list[bytes]) -> list[bytes]:
+    """Return the frames, with their lengths, in what comes in `chunks`."""
+    parser = ThriftParser()
+    found = []
+    for chunk in chunks:
+        parser.receive(chunk)
+        while (frame := parser.next_frame()) is not None:
+            found.append(framed(frame))
+    return found
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_a_frame_whole_in_parts_and_with_bytes_after_it(frame: bytes) -> None:
+    """Where the stream is cut changes nothing; an incomplete frame waits."""
+    assert frames([frame]) == [frame]
+    assert frames([bytes([byte]) for byte in frame]) == [frame]
+    for cut in range(len(frame) + 1):
+        assert frames([frame[:cut], frame[cut:]]) == [frame]
+    assert frames([frame + frame + frame[:-1]]) == [frame, frame]
+
+
+def test_what_was_not_cut_yet_can_be_taken_back() -> None:
+    """A session that must wait leaves the rest of the stream to its connection."""
+    parser = ThriftParser()
+    parser.receive(FRAMES[0] + FRAMES[1][:7])
+    parser.next_frame()
+    assert parser.take_back() == FRAMES[1][:7]
+    parser.receive(FRAMES[1])
+    assert parser.next_frame() == FRAMES[1][4:]
+
+
+@pytest.mark.parametrize("length", [0, -1, -(2**31), thrift.MAX_FRAME_BYTES + 1, 2**31 - 1])
+def test_a_length_that_no_frame_has_closes_the_connection(length: int) -> None:
+    """It is seen before a byte of the frame is waited for, let alone allocated."""
+    parser = ThriftParser()
+    parser.receive(struct.pack(">i", length))
+    with pytest.raises(ClientFault) as caught:
+        parser.next_frame()
+    assert caught.value.closes
+
+
+def test_the_longest_frame_is_accepted() -> None:
+    """64 MiB are allowed."""
+    frame = framed(bytes(thrift.MAX_FRAME_BYTES))
+    assert frames([frame]) == [frame]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_an_unknown_method_is_answered_with_an_exception(dialect: Dialect) -> None:
+    """A Finagle client asks this way for its protocol upgrade, and goes on without."""
+    probe = "__can__finagle__trace__v3__"
+    head, request = decode(message(dialect, probe, {}, seqid=5))
+    assert request == Refused(Problem.UNKNOWN_METHOD, f"unknown method {probe}")
+    name, message_type, seqid, result = received(dialect, encode_refusal(head, request))
+    assert (name, message_type, seqid) == (probe, TMessageType.EXCEPTION, 5)
+    assert (result.type, result.message) == (1, f"unknown method {probe}")
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_oneway_request_is_known_as_such(dialect: Dialect) -> None:
+    """Nobody reads an answer to it."""
+    head, request = decode(message(dialect, "get_version", {}, TMessageType.ONEWAY))
+    assert (head.oneway, request) == (True, GetVersion())
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("message_type", [TMessageType.REPLY, TMessageType.EXCEPTION, 0, 7])
+def test_a_message_that_is_no_request_is_refused(dialect: Dialect, message_type: int) -> None:
+    """The connection lives on."""
+    _, request = decode(message(dialect, "get_version", {}, message_type))
+    assert request == Refused(Problem.INVALID_MESSAGE_TYPE, f"message type {message_type}")
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    ("method", "arguments", "reason"),
+    [
+        ("put", {"queue_name": "q"}, "items is missing"),
+        ("put", {"items": [b"a"]}, "queue_name is missing"),
+        ("get", {"queue_name": "q"}, "max_items is missing"),
+        ("confirm", {"queue_name": "q"}, "ids is missing"),
+        ("set_status", {}, "status is missing"),
+        ("set_status", {"status": 9}, "unknown status 9"),
+        ("peek", {"queue_name": b"\xff"}, "a string that is not UTF-8"),
+        (
+            "get",
+            {"queue_name": "q", "max_items": 1, "auto_abort_msec": -1},
+            "auto_abort_msec is below 0",
+        ),
+        ("put", {"queue_name": "q", "items": [b""] * MAX_VALUES}, "more than 100000 values"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused_with_the_reason(
+    dialect: Dialect, method: str, arguments: dict[str, Any], reason: str
+) -> None:
+    """The head is fine, so there is somebody to tell; the connection lives on."""
+    head, request = decode(message(dialect, method, arguments))
+    assert request == Refused(Problem.PROTOCOL_ERROR, reason)
+    assert received(dialect, encode_refusal(head, request))[3].message == reason
+
+
+BINARY_PUT = message(Dialect.BINARY, "put", {})[:-1]
+COMPACT_PUT = message(Dialect.COMPACT, "put", {})[:-1]
+HUGE = struct.pack(">i", 2**31 - 1)
+VARINT = b"\xff\xff\xff\xff\x0f"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (BINARY_PUT, "cut short"),
+        (BINARY_PUT + b"\x0b\x00\x01" + HUGE + b"q\x00", "cut short"),
+        (BINARY_PUT + b"\x0b\x00\x01" + struct.pack(">i", -1) + b"q\x00", "cut short"),
+        (BINARY_PUT + b"\x0f\x00\x02\x0b" + HUGE, "more than"),
+        (BINARY_PUT + b"\x0f\x00\x02\x0b" + struct.pack(">i", -1), "more than"),
+        (BINARY_PUT + b"\x0f\x00\x02\x0b" + struct.pack(">i", 5) + b"\x00" * 8, "cut short"),
+        (BINARY_PUT + b"\x0f\x00\x02\x00" + HUGE, "more than"),
+        (BINARY_PUT + b"\x0f\x00\x02\x00" + struct.pack(">i", 5) + b"\x00", "unknown type 0"),
+        (BINARY_PUT + b"\x0d\x00\x09\x0b\x0b" + HUGE, "more than"),
+        (BINARY_PUT + b"\x0f\x00\x09" + b"\x0f\x00\x00\x00\x01" * 10_000, "nested too deep"),
+        (BINARY_PUT + b"\x0c\x00\x09" * 10_000, "nested too deep"),
+        (BINARY_PUT + b"\x63\x00\x01", "unknown type 99"),
+        (BINARY_PUT + b"\x08\x00\x09\x00\x00\x00\x00" * 2 + b"\x00", "field 9 twice"),
+        (BINARY_PUT + b"\x08\x00\x02\x00\x00\x00\x00\x00", "items has another type"),
+        (BINARY_PUT + b"\x0f\x00\x02\x08\x00\x00\x00\x00\x00", "items has another type"),
+        (COMPACT_PUT, "cut short"),
+        (COMPACT_PUT + b"\x18" + VARINT + b"q", "cut short"),
+        (COMPACT_PUT + b"\x18" + b"\x80" * 1000, "a number too large"),
+        (COMPACT_PUT + b"\x18" + b"\xff\xff\xff\xff\x1f", "a number too large"),
+        (COMPACT_PUT + b"\x29\xf8" + VARINT, "more than"),
+        (COMPACT_PUT + b"\x29\xf0" + VARINT, "unknown type 0"),
+        (COMPACT_PUT + b"\x29\xfd" + VARINT, "unknown type 13"),
+        (COMPACT_PUT + b"\x9b" + VARINT + b"\x88", "more than"),
+        (COMPACT_PUT + b"\x99" + b"\x19" * 10_000, "nested too deep"),
+        (COMPACT_PUT + b"\x1c" * 10_000, "nested too deep"),
+        (COMPACT_PUT + b"\x05\x04\x00\x00", "items has another type"),
+        (COMPACT_PUT + b"\x09\x04\x05\x00", "items has another type"),
+    ],
+)
+def test_lengths_and_counts_that_lie_are_refused_without_allocating(
+    content: bytes, reason: str
+) -> None:
+    """A few bytes cannot make the server allocate, loop or recurse."""
+    tracemalloc.start()
+    try:
+        _, request = decode(content)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert isinstance(request, Refused)
+    assert request.problem is Problem.PROTOCOL_ERROR
+    assert reason in request.message
+    assert peak < 200_000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x00",
+        b"\x80\x01",
+        b"\x80\x02\x00\x01\x00\x00\x00\x01a\x00\x00\x00\x01\x00",
+        b"\x80\x01\x00\x01" + HUGE + b"put",
+        b"\x80\x01\x00\x01\x00\x00\x00\x02\xff\xff\x00\x00\x00\x01\x00",
+        b"\x00\x00\x04\x01" + b"a" * 1025 + b"\x01\x00\x00\x00\x01\x00",
+        b"\x82",
+        b"\x82\x22\x01\x03put\x00",
+        b"\x82\x21" + b"\x80" * 1000,
+        b"\x82\x21\x01" + VARINT + b"put",
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_a_message_without_a_readable_head_closes_the_connection(content: bytes) -> None:
+    """There is no name to answer to."""
+    with pytest.raises(ClientFault, match="no thrift message") as caught:
+        decode(content)
+    assert caught.value.closes
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_unknown_fields_are_passed_over(dialect: Dialect) -> None:
+    """A newer client may send more than this server knows."""
+    newer: Any = thriftpy2.load_fp(_newer_idl(), "newer_thrift")
+    transport = TRANSPORTS.TMemoryBuffer()
+    writer = protocol(dialect, transport)
+    writer.write_message_begin("peek", TMessageType.CALL, 1)
+    newer.Kestrel.peek_args(
+        yes=True,
+        no=False,
+        tiny=-1,
+        short=-2,
+        number=-3,
+        long=-(2**63),
+        fraction=1.5,
+        queue_name="q",
+        flags=[True, False, True],
+        doubles=[1.5] * 20,
+        table={"a": [1, 2], "b": []},
+        empty={},
+        part=newer.Part(yes=True, flags={False}, inner=[newer.Part(), newer.Part(yes=False)]),
+    ).write(writer)
+    assert decode(transport.getvalue())[1] == Peek("q")
+
+
+def _newer_idl() -> Any:
+    """Return a service whose `peek` has fields of every type, before and after the known one."""
+
+    class Source:
+        def read(self) -> str:
+            return """
+            struct Part { 1: bool yes, 2: set<bool> flags, 3: list<Part> inner }
+            service Kestrel {
+              void peek(-5: bool yes, -4: bool no, -3: byte tiny, -2: i16 short,
+                        1: string queue_name, 20: i32 number, 200: i64 long, 201: double fraction,
+                        202: list<bool> flags, 203: list<double> doubles,
+                        204: map<string, list<i32>> table, 205: map<i32, bool> empty, 206: Part part)
+            }
+            """
+
+    return Source()
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_refused_or_closes(content: bytes) -> None:
+    """Nothing else comes out of a frame of garbage."""
+    with contextlib.suppress(ClientFault):
+        decode(content)
+
+
+@given(st.sampled_from(FRAMES), st.data())
+def test_a_damaged_request_is_decoded_or_refused_and_can_be_answered(
+    frame: bytes, data: st.DataObject
+) -> None:
+    """Whatever byte is changed, cut or added, the outcome is one of the three."""
+    content = bytearray(frame[4:])
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+        if not content:
+            return
+    with contextlib.suppress(ClientFault):
+        head, request = decode(bytes(content))
+        if isinstance(request, Refused):
+            encode_refusal(head, request)
+
+
+@given(st.binary(max_size=100), st.lists(st.integers(0, 100), max_size=4))
+def test_a_stream_of_garbage_ends_or_gives_the_same_frames_however_it_is_cut(
+    stream: bytes, cuts: list[int]
+) -> None:
+    """The parser raises its fault or goes on; nothing else."""
+    bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    chunks = [stream[a:b] for a, b in itertools.pairwise(bounds)]
+    outcomes: list[list[bytes] | str] = []
+    for way in ([stream], chunks):
+        try:
+            outcomes.append(frames(way))
+        except ClientFault as fault:
+            outcomes.append(fault.message)
+    assert outcomes[0] == outcomes[1]
+
+
+class Served(threading.Thread):
+    """The codec at one end of a pair of sockets, answering from a script."""
+
+    def __init__(self, end: socket.socket, answers: Iterator[Answer]) -> None:
+        super().__init__()
+        self.requests: list[Request | Refused] = []
+        self._end = end
+        self._answers = answers
+
+    def run(self) -> None:
+        """Answer until the client hangs up."""
+        parser = ThriftParser()
+        while data := self._end.recv(3):
+            parser.receive(data)
+            while (frame := parser.next_frame()) is not None:
+                head, request = decode(frame)
+                self.requests.append(request)
+                if isinstance(request, Refused):
+                    self._end.sendall(encode_refusal(head, request))
+                else:
+                    self._end.sendall(encode(head, next(self._answers)))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_thriftpy2s_own_client_over_sockets(dialect: Dialect) -> None:
+    """Every call goes through, and an unknown one raises and harms nothing."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        served = Served(ours, iter([call[3] for call in CALLS]))
+        served.start()
+        transport = TRANSPORTS.TSocket()
+        transport.set_handle(theirs)
+        client = TClient(IDL.Kestrel, protocol(dialect, TRANSPORTS.TFramedTransport(transport)))
+        for method, arguments, _, answer in CALLS:
+            assert plain(getattr(client, method)(**arguments)) == plain(answer)
+        with pytest.raises(TApplicationException, match="items is missing"):
+            client.put(queue_name="q")
+        theirs.shutdown(socket.SHUT_WR)
+        served.join()
+    assert served.requests[: len(CALLS)] == [call[2] for call in CALLS]
