@@ -11,6 +11,9 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 NODE_TESTS := tests/conformance/node
 PINS := pyproject.toml constraints.txt
+# The hot path, compiled: a copy of the package that is put before the source on the path.
+HOT := build/compiled
+SOURCES := $(shell find src -name '*.py')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve check format test bench bench-peers soak clean
@@ -20,8 +23,8 @@ help: ## list the targets
 
 setup: $(STAMPS)/dev ## install everything a developer needs into .venv
 
-serve: $(STAMPS)/runtime ## run the server in the foreground; ARGS="--memcache-port 0 ..."
-	@exec $(BIN)/kestrelmq serve $(ARGS)
+serve: $(HOT)/stamp ## run the server in the foreground; ARGS="--memcache-port 0 ..."
+	@PYTHONPATH=$(HOT) exec $(BIN)/kestrelmq serve $(ARGS)
 
 check: $(STAMPS)/dev ## formatting, lint, strict types, import rules
 	$(BIN)/ruff format --check .
@@ -39,14 +42,14 @@ test: $(STAMPS)/test-tools $(STAMPS)/test $(STAMPS)/node ## all tests; ARGS="-k 
 soak: $(STAMPS)/test-tools $(STAMPS)/test $(STAMPS)/node ## the tests that run for minutes or more
 	$(BIN)/pytest -m soak --timeout 0 $(ARGS)
 
-bench: $(STAMPS)/runtime ## measure the server beside the peers this machine has
-	$(BIN)/python -m bench.flood $(ARGS)
+bench: $(HOT)/stamp ## measure the server beside the peers this machine has
+	PYTHONPATH=$(HOT) $(BIN)/python -m bench.flood $(ARGS)
 
 bench-peers: ## install the peers from Debian, and leave none of their services running
 	scripts/install-debian --no-service redis-server memcached beanstalkd
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(NODE_TESTS)/node_modules .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) $(NODE_TESTS)/node_modules build .mypy_cache .ruff_cache .pytest_cache \
 	    .import_linter_cache .hypothesis dist
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -59,6 +62,12 @@ $(STAMPS)/venv:
 $(STAMPS)/runtime: $(STAMPS)/venv $(PINS)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
+
+# Without a compiler the server runs all the same, on plain Python.
+$(HOT)/stamp: $(SOURCES) scripts/compile-hot-path $(STAMPS)/runtime
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[build]'
+	$(BIN)/python scripts/compile-hot-path $(HOT) || [ $$? -eq 3 ]
+	@mkdir -p $(HOT) && touch $@
 
 # pylibmc has no wheel for every Python; from source it needs a compiler and two libraries.
 $(STAMPS)/test: $(STAMPS)/venv $(STAMPS)/test-tools $(PINS)

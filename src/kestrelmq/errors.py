@@ -69,6 +69,10 @@ class InvalidRequest(ClientError, ValueError):  # noqa: N818
     """Arguments that cannot be sent, such as a bad queue name; nothing was sent."""
 
 
+class ClientClosed(ClientError):  # noqa: N818
+    """The client was closed; the operation did not happen, or was waiting and ended."""
+
+
 class ServerUnavailable(ClientError):  # noqa: N818
     """No server could be reached, or none is known; the operation did not happen."""
 

@@ -1,16 +1,15 @@
-"""The client against real servers: one, a cluster, and servers that die meanwhile."""
+"""The blocking client against one real server, which also dies meanwhile."""
 
-import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, aclosing
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kestrelmq.client import AsyncClient, Client, ClientOptions
+from kestrelmq.client import Client, ClientOptions
 from kestrelmq.errors import (
+    ClientClosed,
     ConnectionLost,
     InvalidRequest,
     OperationTimeout,
@@ -34,21 +33,6 @@ def client(server: ServerProcess) -> Iterator[Client]:
     with Client(server.address) as connected:
         connected.flush_all()
         yield connected
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[list[ServerProcess]]:
-    """Run three servers."""
-    with ExitStack() as stack:
-        yield [stack.enter_context(running_server(tmp_path / str(n))) for n in range(3)]
-
-
-def addresses(cluster: list[ServerProcess]) -> list[str]:
-    """Return where the servers of a cluster listen."""
-    return [server.address for server in cluster]
-
-
-# One server
 
 
 @pytest.mark.parametrize("data", [b"hello", b"", b"\r\nEND\r\n\0\xff", b"x" * 3_000_000])
@@ -184,6 +168,27 @@ def test_a_bad_name_sends_nothing(client: Client) -> None:
     assert client.put("work", b"x")
 
 
+def test_closing_a_client_ends_what_waits(server: ServerProcess) -> None:
+    """An endless consumer in another thread ends with an error, and so does what comes later."""
+    errors: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            list(shared.consume("never-filled"))
+        except ClientClosed as error:
+            errors.append(error)
+
+    # Two addresses of one server: a cluster, where no wait at a server is long.
+    shared = Client([server.address, server.address.replace("127.0.0.1", "localhost")])
+    waiter = threading.Thread(target=consume)
+    waiter.start()
+    shared.close()
+    waiter.join(10)
+    assert len(errors) == 1
+    with pytest.raises(ClientClosed):
+        shared.put("work", b"x")
+
+
 def test_threads_share_a_client(client: Client) -> None:
     """Many threads put and consume over one client; each item is seen once."""
 
@@ -247,215 +252,3 @@ def test_shutdown_stops_the_server(tmp_path: Path) -> None:
         assert server.process.wait(15) == 0
         server.restart()
         assert client.get("work") == b"x"
-
-
-# A cluster
-
-
-def test_a_cluster_is_used_evenly_and_as_one(cluster: list[ServerProcess]) -> None:
-    """Puts reach every server, and a get finds an item wherever it is."""
-    with Client(addresses(cluster)) as client:
-        for n in range(120):
-            assert client.put("work", b"%d" % n)
-        counts = {queue.server: queue.items for queue in client.queues()}
-        assert sum(counts.values()) == 120
-        assert min(counts.values()) > 15
-        assert {client.get("work") for _ in range(120)} == {b"%d" % n for n in range(120)}
-        assert client.get("work") is None
-        with Client(cluster[1].address) as direct:
-            direct.put("late", b"x")
-        assert client.get("late", timeout=10) == b"x"
-
-
-class Load:
-    """Producers and consumers of one queue, and what became of them."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.produced: list[bytes] = []
-        self.seen: list[bytes] = []
-        self.errors: list[BaseException] = []
-        self.done = threading.Event()
-        self.producers = [
-            threading.Thread(target=self._run, args=(self._produce, w)) for w in "abcd"
-        ]
-        self.consumers = [
-            threading.Thread(target=self._run, args=(self._consume, w)) for w in "efgh"
-        ]
-        for thread in self.producers + self.consumers:
-            thread.start()
-
-    def wait_for(self, count: int) -> None:
-        """Wait until so many items are produced, or something went wrong."""
-        while len(self.produced) < count and not self.errors:
-            time.sleep(0.005)
-
-    def finish(self) -> None:
-        """Let the producers end, and the consumers once they have seen everything."""
-        for thread in self.producers:
-            thread.join(30)
-        deadline = time.monotonic() + 20
-        while not set(self.seen) >= set(self.produced) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        self.done.set()
-        for thread in self.consumers:
-            thread.join(30)
-
-    def _run(self, work: Callable[[str], None], who: str) -> None:
-        try:
-            work(who)
-        except BaseException as error:  # noqa: BLE001 # whatever it is, the test must see it
-            self.errors.append(error)
-
-    def _produce(self, who: str) -> None:
-        for n in range(400):
-            item = f"{who}{n}".encode()
-            assert self.client.put("work", item, retry_unknown=True)
-            self.produced.append(item)
-
-    def _consume(self, _: str) -> None:
-        while not self.done.is_set():
-            for item in self.client.consume("work", idle_timeout=0.3):
-                self.seen.append(item)
-
-
-def test_a_cluster_that_loses_a_server_loses_no_item(cluster: list[ServerProcess]) -> None:
-    """One of three is killed and comes back, under load.
-
-    With retry_unknown no error reaches put, and none ever reaches consume; every item arrives.
-    """
-    with Client(addresses(cluster)) as client:
-        load = Load(client)
-        load.wait_for(300)
-        cluster[0].kill9()
-        load.wait_for(900)
-        cluster[0].restart()
-        load.finish()
-    assert load.errors == []
-    assert len(load.produced) == 1600
-    assert set(load.seen) == set(load.produced)
-    # At most one item of each producer and of each consumer was in flight at the kill.
-    assert len(load.seen) - len(load.produced) <= 8
-
-
-def test_a_cluster_with_a_read_only_server_takes_items_elsewhere(
-    cluster: list[ServerProcess],
-) -> None:
-    """No error reaches the caller, and the read-only server gets nothing."""
-    with Client(addresses(cluster)) as client, Client(cluster[0].address) as direct:
-        direct.set_status("readonly")
-        assert all(client.put("work", b"x") for _ in range(30))
-        assert client.put_many("work", [b"y"] * 1000) == [True] * 1000
-        counts = {queue.server: queue.items for queue in client.queues() if queue.name == "work"}
-        assert counts.get(cluster[0].address, 0) == 0
-        assert sum(counts.values()) == 1030
-
-
-def test_an_order_to_a_cluster_fails_when_a_server_is_down(cluster: list[ServerProcess]) -> None:
-    """The others have carried it out all the same."""
-    with Client(addresses(cluster)) as client:
-        client.put_many("work", [b"x"] * 10)
-        cluster[2].kill9()
-        with pytest.raises(ServerUnavailable, match=cluster[2].address):
-            client.flush("work")
-        assert client.get("work") is None
-
-
-# asyncio
-
-
-async def waiters(client: AsyncClient, count: int) -> None:
-    """Wait until the server says that so many readers wait."""
-    while sum(queue.number("waiters") for queue in await client.queues()) != count:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-
-
-async def test_the_asyncio_client_does_the_same(server: ServerProcess) -> None:
-    """Every operation of AsyncClient works on a real server."""
-    async with AsyncClient(server.address) as client:
-        await client.flush_all()
-        assert await client.put("work", b"1")
-        assert await client.put_many("work", [b"2", b"3", b""]) == [True] * 3
-        assert await client.peek("work") == b"1"
-        assert await client.get("work") == b"1"
-        with pytest.raises(KeyError):
-            async with client.reserve("work") as item:
-                raise KeyError(item)
-        async with client.reserve("work") as item:
-            assert item == b"2"
-        assert [item async for item in client.consume("work", idle_timeout=0)] == [b"3", b""]
-        await client.put_many("work", [b"4", b"5"])
-        async with client.monitor("work", 5, 2) as items:
-            assert items == [b"4", b"5"]
-        assert await client.get("work", timeout=0.05) is None
-        assert {queue.name for queue in await client.queues()} >= {"work"}
-        assert (await client.stats())[server.address]["version"] == (await client.version())[
-            server.address
-        ]
-        assert (await client.status())[server.address].upper() == "UP"
-        await client.reload()
-        await client.flush("work")
-        await client.delete("work")
-
-
-async def test_a_cancelled_read_loses_nothing(server: ServerProcess) -> None:
-    """A task that is cancelled while it waits, or holds an item, gives the item back."""
-    async with AsyncClient(server.address) as client:
-        await client.flush_all()
-
-        async def hold() -> None:
-            async with client.reserve("work", timeout=30):
-                holding.set()
-                await asyncio.sleep(30)
-
-        holding = asyncio.Event()
-        waiting = asyncio.create_task(client.get("work", timeout=30))
-        await waiters(client, 1)
-        waiting.cancel()
-        await waiters(client, 0)
-        await client.put("work", b"x")
-        holder = asyncio.create_task(hold())
-        await holding.wait()
-        holder.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await holder
-        assert await client.get("work", timeout=5) == b"x"
-
-
-async def test_an_asyncio_consumer_that_is_closed_gives_its_item_back(
-    server: ServerProcess,
-) -> None:
-    """With aclosing, an early end returns the item at once."""
-    async with AsyncClient(server.address) as client:
-        await client.flush_all()
-        await client.put_many("work", [b"1", b"2"])
-        async with aclosing(client.consume("work")) as items:
-            async for item in items:
-                assert item == b"1"
-                break
-        assert await client.get("work") == b"1"
-
-
-async def test_many_tasks_share_an_asyncio_client_of_a_cluster(
-    cluster: list[ServerProcess],
-) -> None:
-    """A server dies; producers that accept duplicates and consumers see no error."""
-    seen: list[bytes] = []
-
-    async def produce(client: AsyncClient, who: int) -> None:
-        for n in range(200):
-            assert await client.put("work", b"%d:%d" % (who, n), retry_unknown=True)
-            if who == 0 and n == 100:
-                cluster[0].kill9()
-
-    async def consume(client: AsyncClient) -> None:
-        async for item in client.consume("work", idle_timeout=1.0):
-            seen.append(item)
-
-    async with AsyncClient(addresses(cluster)) as client:
-        consumers = [asyncio.create_task(consume(client)) for _ in range(5)]
-        await asyncio.gather(*(produce(client, who) for who in range(5)))
-        await asyncio.to_thread(cluster[0].restart)
-        seen += [item async for item in client.consume("work", idle_timeout=2.0)]
-        await asyncio.gather(*consumers)
-    assert set(seen) == {b"%d:%d" % (who, n) for who in range(5) for n in range(200)}

@@ -1,10 +1,15 @@
 """Real spools for the tests, made from records, and what a server would load from them."""
 
 import random
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from kestrelmq.clock import SystemClock
+from kestrelmq.journal.files import DiskDirectory
+from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import plan
 from kestrelmq.journal.records import (
     Add,
@@ -23,7 +28,6 @@ from kestrelmq.journal.records import (
     item_add_time,
     item_data,
     item_expiry,
-    scan,
 )
 from kestrelmq.journal.replay import Replay
 
@@ -41,24 +45,22 @@ class Loaded:
 
 
 def load(spool: Path) -> dict[str, list[Loaded]]:
-    """Return what a server loads from a queue path, by the fold that the server uses."""
-    names = [path.name for path in spool.iterdir() if path.is_file()]
-    queues = {}
-    for queue, found in plan(names).queues.items():
-        on_disk = {new: old for old, new in found.rename}
-        state = Replay()
-        for name in found.files:
-            content = (spool / on_disk.get(name, name)).read_bytes()
-            starts: list[int] = []
-            end = scan(content, 0, len(content), starts)
-            state.feed(content, starts, end)
-        given_back = [(xid, item) for xid, item in sorted(state.open.items())]
-        items = [*given_back, *((None, item) for item in state.memory)]
-        queues[queue] = [
-            Loaded(xid, item_add_time(item), item_expiry(item), item_data(item))
-            for xid, item in items
-        ]
-    return queues
+    """Return what a server loads from a queue path; it is left as it is."""
+    with TemporaryDirectory() as scratch:
+        copy = Path(shutil.copytree(spool, Path(scratch) / "spool"))
+        directory = DiskDirectory(copy)
+        return {
+            queue: _items(load_queue(directory, found, None, SystemClock()).state)
+            for queue, found in plan(directory.names()).queues.items()
+        }
+
+
+def _items(state: Replay) -> list[Loaded]:
+    given_back = [(xid, item) for xid, item in sorted(state.open.items())]
+    return [
+        Loaded(xid, item_add_time(item), item_expiry(item), item_data(item))
+        for xid, item in [*given_back, *((None, item) for item in state.memory)]
+    ]
 
 
 def write(path: Path, records: Iterable[Record], *, tail: bytes = b"") -> None:
@@ -88,11 +90,12 @@ def random_records(rng: random.Random, count: int, *, dialect: str) -> list[Reco
             records.append(Remove())
         elif choice < 0.8:
             documented = dialect == "documented"
-            records.append(RemoveTentative() if documented else RemoveTentativeXid(xid))
+            record: Record = RemoveTentative() if documented else RemoveTentativeXid(xid)
+            records.append(record)
         elif choice < 0.9:
-            records.append(rng.choice([Unremove(xid), ConfirmRemove(xid)]))
+            records.append(Unremove(xid) if rng.random() < 0.5 else ConfirmRemove(xid))
         elif choice < 0.94:
-            records.append(rng.choice([SaveXid(xid), AddXid(xid, at, 0, data)]))
+            records.append(SaveXid(xid) if rng.random() < 0.5 else AddXid(xid, at, 0, data))
         elif dialect == "documented":
             records.append(StateDump(xid, 0))
         else:
@@ -112,7 +115,8 @@ def random_spool(rng: random.Random, spool: Path, queues: int) -> None:
             write(spool / f"{name}.{timestamp}{pack}", records)
         if rng.random() < 0.8:
             records = random_records(rng, rng.randrange(200), dialect=dialect)
-            tail = encode(AddX(NOW, 0, b"torn"))[: rng.choice([0, 1, 3, 20, 24])]
+            torn = encode(AddX(NOW, 0, b"torn"))
+            tail = rng.choice([b"", torn[:1], torn[:3], torn[:20], torn[:24], bytes(4096)])
             write(spool / name, records, tail=tail)
         write(spool / f"{name}~~pack-5", random_records(rng, 5, dialect=dialect))
     (spool / "~~lock").write_bytes(b"")

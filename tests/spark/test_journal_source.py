@@ -1,7 +1,7 @@
 """`kestrel.journal`, read: one row for each operation, against real Spark."""
 
-import os
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,8 @@ from kestrelmq.journal.records import (
     Unremove,
     encode,
 )
+from kestrelmq.spark.journal_source import JOURNAL_SCHEMA, JournalPartition, JournalReader
+from kestrelmq.spark.options import JournalReadOptions
 from kestrelmq.spark.reading import read_journals
 from tests.spark.spools import NOW, adds, random_spool, write
 
@@ -115,9 +117,7 @@ def test_a_path_is_a_directory_a_file_or_a_glob(spark: SparkSession, tmp_path: P
     assert files(f"{tmp_path}/*/q.*") == ["one/q.1", "two/q.1"]
 
 
-def test_filters_are_pushed_down_and_change_no_result(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_filters_are_pushed_down_and_change_no_result(spark: SparkSession, tmp_path: Path) -> None:
     """With and without push-down the same rows come; with it, other files are not opened."""
     random_spool(random.Random(3), tmp_path, 6)
     (tmp_path / "damaged").write_bytes(DAMAGE)
@@ -197,11 +197,26 @@ def test_a_thousand_queues(spark: SparkSession, tmp_path: Path) -> None:
     assert rows.select("queue").distinct().count() == 1000
 
 
+def test_planning_over_ten_thousand_files_is_quick(tmp_path: Path) -> None:
+    """Listing and sharing out takes seconds at most, even on a busy machine."""
+    for number in range(10_000):
+        (tmp_path / f"q{number % 100}.{number}").write_bytes(b"\x01")
+    begun = time.monotonic()
+
+    partitions = JournalReader(JournalReadOptions(str(tmp_path)), JOURNAL_SCHEMA).partitions()
+
+    assert time.monotonic() - begun < 5
+    assert len(partitions) == 10
+    files = [
+        file for part in partitions if isinstance(part, JournalPartition) for file in part.files
+    ]
+    assert len(files) == 10_000
+
+
 def test_wrong_options_and_columns_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     """The error names the option or column, what was found and what is allowed."""
-    os.makedirs(tmp_path, exist_ok=True)
     reader = spark.read.format("kestrel.journal")
-    with pytest.raises(PySparkException, match="option 'mode'.*'lenient'.*one of failfast"):
+    with pytest.raises(PySparkException, match=r"option 'mode'.*'lenient'.*one of failfast"):
         reader.option("mode", "lenient").load(str(tmp_path)).collect()
     with pytest.raises(PySparkException, match="column 'date' is unknown"):
         spark.read.format("kestrel.journal").schema("date long").load(str(tmp_path)).collect()

@@ -22,7 +22,7 @@ _LISTENING: Final = re.compile(r"(\w+) listening on (\S+):(\d+)")
 
 
 class ServerProcess:
-    """A `kestrelmq serve` process, and the same again after `restart`.
+    """A `kestrelmq serve` process from `start` on, and the same again after `restart`.
 
     Attributes:
         queue_path: where its journals are.
@@ -30,12 +30,13 @@ class ServerProcess:
         process: the process that runs now, or ran last.
     """
 
+    process: "subprocess.Popen[str]"
+
     def __init__(self, queue_path: Path, arguments: list[str]) -> None:
         self.queue_path = queue_path
         self.ports: dict[str, int] = {}
         self._arguments = arguments
         self._output: deque[str] = deque(maxlen=200)
-        self.start()
 
     @property
     def address(self) -> str:
@@ -129,8 +130,10 @@ def running_server(
         file = tmp_path / "kestrelmq.toml"
         file.write_text(config)
         arguments += ["--config", str(file)]
-    server = ServerProcess(queue_path, arguments)
+    server = ServerProcess(queue_path, arguments).start()
     try:
         yield server
     finally:
         server.kill9()
+        # Shown beside the failure of the test that ends the server.
+        sys.stderr.write(server.output)

@@ -1,22 +1,18 @@
-"""Which server an operation goes to, and what happens when one fails: plans with played servers."""
+"""What an operation does when servers fail, refuse, or have nothing: plans with played servers."""
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
 import pytest
 
 from kestrelmq.client import commands
-from kestrelmq.client.address import Address, parse_address, parse_addresses
-from kestrelmq.client.cluster import FIRST_BACKOFF, LONGEST_BACKOFF, ServerSet
-from kestrelmq.client.discovery import member_address
-from kestrelmq.client.options import protocol_expiry
+from kestrelmq.client.address import Address
+from kestrelmq.client.cluster import ServerSet
 from kestrelmq.client.plans import Planner
 from kestrelmq.client.rounds import BATCH_ITEMS
-from kestrelmq.client.statistics import queue_stats
 from kestrelmq.client.steps import Free, Held, Hold, Pause, Plan, Run, Step, is_something
 from kestrelmq.errors import (
     ClientError,
@@ -114,54 +110,6 @@ def put(play: Play, *items: bytes, retry: bool | None = None) -> Any:
 def get(play: Play, timeout: float | None = None) -> Any:
     """Get an item of queue q."""
     return play.run(play.planner.take("q", timeout, commands.get))
-
-
-# The choice
-
-
-def test_the_choice_is_random_and_reaches_every_server() -> None:
-    """Over many operations each server comes first about equally often."""
-    servers = ServerSet(lambda: [A, B, C], lambda: 0.0, Random(1))
-    first = [servers.choose().ready[0] for _ in range(900)]
-    assert all(240 < first.count(server) < 360 for server in (A, B, C))
-
-
-def test_a_failed_server_is_set_aside_for_longer_each_time() -> None:
-    """The time aside doubles, is spread by half, is bounded, and ends with a success."""
-    now = 0.0
-    servers = ServerSet(lambda: [A, B], lambda: now, Random(1))
-    for failure in range(14):
-        longest = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2**failure)
-        assert servers.failed(A)
-        assert servers.choose().aside == (A,)
-        now += longest / 2 - 0.001
-        assert servers.choose().aside == (A,)
-        now += longest / 2 + 0.001
-        assert set(servers.choose().ready) == {A, B}
-    servers.succeeded(A)
-    assert servers.failed(A)
-    now += FIRST_BACKOFF
-    assert servers.choose().aside == ()
-
-
-def test_one_fault_seen_by_many_operations_counts_once() -> None:
-    """Operations that fail together do not drive the time aside up."""
-    now = 0.0
-    servers = ServerSet(lambda: [A], lambda: now, Random(1))
-    assert [servers.failed(A) for _ in range(50)] == [True] + [False] * 49
-    now = FIRST_BACKOFF
-    assert servers.choose().ready == (A,)
-
-
-def test_a_server_that_left_and_joined_again_starts_afresh() -> None:
-    """Membership may change at any time; failures of a server that left are forgotten."""
-    members = [A, B]
-    servers = ServerSet(lambda: members, lambda: 0.0, Random(1))
-    servers.failed(B)
-    members.remove(B)
-    assert servers.choose().ready == (A,)
-    members.append(B)
-    assert set(servers.choose().ready) == {A, B}
 
 
 # Adding
@@ -366,10 +314,10 @@ def test_a_consumer_whose_confirmation_is_lost_goes_on() -> None:
 
 
 def test_a_consumer_waits_for_ever_when_it_is_told_to() -> None:
-    """An endless wait survives an hour without any server."""
+    """An endless wait survives five minutes without any server."""
 
     def answer(*_: object) -> Answer:
-        return value(b"x") if play.now > 4600 else ServerUnavailable("down")
+        return value(b"x") if play.now > 1300 else ServerUnavailable("down")
 
     play = Play(answer)
     assert play.run(play.planner.advance("q", None, math.inf)).result == b"x"
@@ -411,110 +359,3 @@ def test_no_known_server_is_an_error() -> None:
     ):
         with pytest.raises(ServerUnavailable, match="no server is known"):
             play.run(plan)
-
-
-# Plain values
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("host:1", Address("host", 1)),
-        ("host", Address("host", 22133)),
-        (" 10.0.0.1:65535 ", Address("10.0.0.1", 65535)),
-        ("[::1]:5", Address("::1", 5)),
-        ("[::1]", Address("::1", 22133)),
-        ("::1", Address("::1", 22133)),
-    ],
-)
-def test_addresses_are_read_and_printed(text: str, address: Address) -> None:
-    """An address prints so that it reads back."""
-    assert parse_address(text) == address
-    assert parse_address(str(address)) == address
-
-
-@pytest.mark.parametrize(
-    "text", ["", ":1", "a:", "a:0", "a:65536", "a:x", "[::1", "[::1]5", "a b:1"]
-)
-def test_what_is_no_address_is_refused(text: str) -> None:
-    """A wrong address fails at once, not at the first operation."""
-    with pytest.raises(InvalidRequest):
-        parse_address(text)
-
-
-def test_a_list_of_servers_has_each_once() -> None:
-    """Commas and lists may be mixed; nothing at all is refused."""
-    assert parse_addresses(["a:1,b:2", "a:1"]) == (Address("a", 1), Address("b", 2))
-    for nothing in ("", " , ", ()):
-        with pytest.raises(InvalidRequest):
-            parse_addresses(nothing)
-
-
-@pytest.mark.parametrize(
-    ("expiry", "sent"),
-    [
-        (None, 0),
-        (0.2, 1),
-        (60, 60),
-        (999_999, 999_999),
-        (1_000_000, 5_000_000),
-        (0, -1),
-        (-5, -1),
-        (datetime(2020, 1, 1, tzinfo=UTC), 1_577_836_800),
-        (datetime(1970, 1, 1, tzinfo=UTC), -1),
-    ],
-)
-def test_an_expiry_is_sent_as_the_protocol_counts(expiry: Any, sent: int) -> None:
-    """Long relative times become absolute, and zero does not become never."""
-    assert protocol_expiry(expiry, lambda: 4_000_000.0) == sent
-
-
-@pytest.mark.parametrize("expiry", [math.inf, math.nan, datetime(2020, 1, 1)])  # noqa: DTZ001
-def test_an_expiry_that_is_no_time_is_refused(expiry: Any) -> None:
-    """Infinity, and a time without a zone, are refused."""
-    with pytest.raises(InvalidRequest):
-        protocol_expiry(expiry)
-
-
-def test_stats_of_queues_with_confusing_names_are_told_apart() -> None:
-    """A line that fits two queues goes to the one whose lines it stands among."""
-    pairs = [
-        (f"queue_{queue}_{stat}", f"{queue} {stat}")
-        for queue in ("a", "a_mem", "a_mem_items")
-        for stat in ("items", "bytes", "mem_items", "mem_bytes", "open_transactions")
-    ]
-    assert [(q.name, dict(q.values)) for q in queue_stats("s", [("uptime", "1"), *pairs])] == [
-        (
-            queue,
-            {
-                stat: f"{queue} {stat}"
-                for stat in ("items", "bytes", "mem_items", "mem_bytes", "open_transactions")
-            },
-        )
-        for queue in ("a", "a_mem", "a_mem_items")
-    ]
-
-
-@pytest.mark.parametrize(
-    ("data", "address"),
-    [
-        (b'{"serviceEndpoint": {"host": "h", "port": 1}, "status": "ALIVE"}', Address("h", 1)),
-        (
-            b'{"additionalEndpoints": {"memcache": {"host": "m", "port": 2}}, "status": "ALIVE"}',
-            Address("m", 2),
-        ),
-        (
-            b'{"additionalEndpoints": {"thrift": {"host": "h", "port": 1}}, "status": "ALIVE"}',
-            None,
-        ),
-        (b'{"serviceEndpoint": {"host": "h", "port": 1}, "status": "DEAD"}', None),
-        (b'{"serviceEndpoint": {"host": "h", "port": "1"}}', None),
-        (b'{"serviceEndpoint": {"host": "h", "port": 70000}}', None),
-        (b"[]", None),
-        (b"", None),
-        (b"\xff", None),
-    ],
-)
-def test_a_member_of_a_server_set_names_its_address(data: bytes, address: Address | None) -> None:
-    """Members that listen for another protocol, are not up, or make no sense are left out."""
-    assert member_address(data) == address

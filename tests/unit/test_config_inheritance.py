@@ -73,3 +73,25 @@ def test_a_built_in_value_that_is_set_wins_over_an_inherited_one() -> None:
     master, child = effective(config, "q"), effective(config, "q+child")
     assert (master.max_items, master.keep_journal, master.sync_journal) == (None, True, 1.0)
     assert (child.max_items, child.keep_journal, child.sync_journal) == (None, True, None)
+
+
+def test_fanout_only_is_not_inherited() -> None:
+    """A master that keeps nothing passes everything to children that do keep it."""
+    config = config_from_toml(
+        """
+        [default]
+        fanout_only = true
+        [queues.q]
+        max_items = 5
+        fanout_only = true
+        [queues."q+none"]
+        fanout_only = true
+        """,
+        "test",
+    )
+    assert effective(config, "q").fanout_only
+    assert effective(config, "other").fanout_only
+    child = effective(config, "q+child")
+    assert (child.fanout_only, child.max_items) == (False, 5)
+    assert not effective(config, "other+child").fanout_only
+    assert effective(config, "q+none").fanout_only

@@ -46,6 +46,7 @@ def test_built_in_server_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "text_listen_port": 2222,
         "thrift_listen_port": 2229,
         "admin_http_port": 2223,
+        "admin_tokens": (),
         "queue_path": tmp_path / "kestrelmq",
         "expiration_timer_frequency": 1.0,
         "client_timeout": None,

@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -28,17 +29,16 @@ from kestrelmq.journal.replay import Replay
 from kestrelmq.spark.scanning import FileView, events
 from kestrelmq.spark.segments import (
     EMPTY,
-    Fate,
     Live,
     Runs,
     Segment,
     Start,
-    Summariser,
     last_xids,
     opened,
     replay,
     xid_of,
 )
+from kestrelmq.spark.summarising import Fate, Summariser
 
 EXAMPLES = int(os.environ.get("KESTRELMQ_SEGMENT_EXAMPLES", "600"))
 NOW = 1_700_000_000_000
@@ -93,7 +93,7 @@ def journal(steps: Sequence[object]) -> list[bytes]:
 def cut(records: list[bytes], at: Sequence[int]) -> list[bytes]:
     """Join records to the bytes of segments that end before the records of these indexes."""
     bounds = sorted({0, *(min(index, len(records)) for index in at), len(records)})
-    return [b"".join(records[low:high]) for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [b"".join(records[low:high]) for low, high in pairwise(bounds)]
 
 
 def summarise(segment: bytes, start: Start | None, last_xid: int = 0) -> Segment:
@@ -107,7 +107,9 @@ def summarise(segment: bytes, start: Start | None, last_xid: int = 0) -> Segment
 
 def in_parallel(segments: list[bytes], *, guess: bool) -> tuple[Live, int]:
     """Return the live items and the last-used xid, from segments summarised on their own."""
-    summaries = [summarise(segment, None if index else EMPTY) for index, segment in enumerate(segments)]
+    summaries = [
+        summarise(segment, None if index else EMPTY) for index, segment in enumerate(segments)
+    ]
     if guess:
         guesses = last_xids(summaries)
         summaries = [
@@ -148,7 +150,9 @@ def flat(live: Live) -> list[int]:
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(steps=steps, cuts=cuts, guess=st.booleans())
 def test_segments_agree_with_sequential_replay(
-    steps: list[object], cuts: list[int], guess: bool  # noqa: FBT001
+    steps: list[object],
+    cuts: list[int],
+    guess: bool,  # noqa: FBT001
 ) -> None:
     """However a journal is cut, the fold of its segments is the state of sequential replay."""
     segments = cut(journal(steps), cuts)

@@ -189,7 +189,9 @@ def test_what_was_not_cut_yet_can_be_taken_back() -> None:
     parser = ThriftParser()
     parser.receive(FRAMES[0] + FRAMES[1][:7])
     parser.next_frame()
+    assert parser.missing == len(FRAMES[1]) - 7
     assert parser.take_back() == FRAMES[1][:7]
+    assert parser.missing == 0
     parser.receive(FRAMES[1])
     assert parser.next_frame() == FRAMES[1][4:]
 
@@ -377,7 +379,8 @@ def _newer_idl() -> Any:
               void peek(-5: bool yes, -4: bool no, -3: byte tiny, -2: i16 short,
                         1: string queue_name, 20: i32 number, 200: i64 long, 201: double fraction,
                         202: list<bool> flags, 203: list<double> doubles,
-                        204: map<string, list<i32>> table, 205: map<i32, bool> empty, 206: Part part)
+                        204: map<string, list<i32>> table, 205: map<i32, bool> empty,
+                        206: Part part)
             }
             """
 

@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "status": ("kestrelmq.cli.control", "status"),
     "reload": ("kestrelmq.cli.control", "reload"),
     "shutdown": ("kestrelmq.cli.control", "shutdown"),
+    "bench": ("kestrelmq.cli.bench", "app"),
     "config": ("kestrelmq.cli.config", "app"),
 }
 

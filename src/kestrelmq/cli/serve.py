@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from kestrelmq.admin.service import AdminService
 from kestrelmq.config import ServerConfig, apply_overrides, load_config
 from kestrelmq.server.app import Server
 from kestrelmq.server.logs import set_up_logging
@@ -62,7 +63,14 @@ def serve(  # noqa: PLR0913 # one parameter a flag
     base = load_config(config) if config is not None else ServerConfig()
     effective = apply_overrides(base, overrides)
     set_up_logging(effective)
-    Server(effective, _announce, config_file=config, overrides=overrides).run()
+    server = Server(
+        effective,
+        _announce,
+        config_file=config,
+        overrides=overrides,
+        services=(AdminService(),),
+    )
+    server.run()
 
 
 def _announce(line: str) -> None:

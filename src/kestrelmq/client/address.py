@@ -20,8 +20,8 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_address(text: str) -> Address:
-    """Return the address that `text` names.
+def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
+    """Return the address that `text` names; `default_port` is for one that names none.
 
     Raises:
         InvalidRequest: it names none.
@@ -29,16 +29,16 @@ def parse_address(text: str) -> Address:
     text = text.strip()
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
-        port = rest.removeprefix(":") if rest else str(DEFAULT_PORT)
+        port = rest.removeprefix(":") if rest else str(default_port)
         usable = bool(bracket) and (not rest or rest.startswith(":"))
     elif text.count(":") > 1:
         # A bare IPv6 address: every colon is part of it.
-        host, port, usable = text, str(DEFAULT_PORT), True
+        host, port, usable = text, str(default_port), True
     else:
         host, colon, port = text.partition(":")
-        port, usable = (port, True) if colon else (str(DEFAULT_PORT), True)
+        port, usable = (port, True) if colon else (str(default_port), True)
     if not usable or not host or any(c.isspace() for c in host) or not _is_port(port):
-        raise InvalidRequest(f"{text!r} is no server address such as 'localhost:{DEFAULT_PORT}'")
+        raise InvalidRequest(f"{text!r} is no server address such as 'localhost:{default_port}'")
     return Address(host, int(port))
 
 

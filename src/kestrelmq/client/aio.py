@@ -198,6 +198,7 @@ class AsyncClient:
         return {str(server): result for server, result in results.items()}
 
     async def _carry_out(self, plan: Plan[T]) -> T:
+        self._pool.check_open()
         if not self._started:
             await asyncio.to_thread(self._membership.start)
             self._started = True

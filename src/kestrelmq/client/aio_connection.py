@@ -12,6 +12,7 @@ from kestrelmq.client.address import Address
 from kestrelmq.client.commands import Command, Reading
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.errors import (
+    ClientClosed,
     ConnectionLost,
     KestrelError,
     OperationTimeout,
@@ -167,10 +168,10 @@ class AsyncPool:
         """Return a connection that nobody else uses, made now if need be.
 
         Raises:
+            ClientClosed: the pool is closed.
             ServerUnavailable: it cannot be made.
         """
-        if self._closed:
-            raise ServerUnavailable("the client is closed")
+        self.check_open()
         idle = self._idle.get(address, [])
         while idle:
             connection = idle.pop()
@@ -180,6 +181,11 @@ class AsyncPool:
         connection = AsyncConnection(address, self._options)
         await connection.open()
         return connection
+
+    def check_open(self) -> None:
+        """Raise `ClientClosed` when the pool is closed."""
+        if self._closed:
+            raise ClientClosed("the client is closed")
 
     def release(self, connection: AsyncConnection) -> None:
         """Take a connection back, to be used again or closed."""

@@ -223,6 +223,7 @@ class Client:
         return {str(server): result for server, result in results.items()}
 
     def _carry_out(self, plan: Plan[T]) -> T:
+        self._pool.check_open()
         self._membership.start()
         held: list[Connection] = []
         answer: Any = None

@@ -15,7 +15,13 @@ from typing import TypeVar
 from kestrelmq.client.address import Address
 from kestrelmq.client.commands import Command, Reading
 from kestrelmq.client.options import ClientOptions
-from kestrelmq.errors import ConnectionLost, OperationTimeout, ProtocolError, ServerUnavailable
+from kestrelmq.errors import (
+    ClientClosed,
+    ConnectionLost,
+    OperationTimeout,
+    ProtocolError,
+    ServerUnavailable,
+)
 from kestrelmq.protocol.memcache_client import Reply, ReplyParser
 
 T = TypeVar("T")
@@ -146,6 +152,7 @@ class Pool:
         """Return a connection that nobody else uses, made now if need be.
 
         Raises:
+            ClientClosed: the pool is closed.
             ServerUnavailable: it cannot be made.
         """
         while (connection := self._take(address)) is not None:
@@ -180,10 +187,14 @@ class Pool:
             with suppress(OSError):
                 connection.close()
 
+    def check_open(self) -> None:
+        """Raise `ClientClosed` when the pool is closed."""
+        if self._closed:
+            raise ClientClosed("the client is closed")
+
     def _take(self, address: Address) -> Connection | None:
         with self._lock:
-            if self._closed:
-                raise ServerUnavailable("the client is closed")
+            self.check_open()
             idle = self._idle.get(address)
             return idle.pop() if idle else None
 

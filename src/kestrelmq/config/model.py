@@ -37,6 +37,7 @@ from kestrelmq.config.values import (
     SyncPeriod,
     Text,
     TextList,
+    Tokens,
     one_of,
 )
 
@@ -162,6 +163,9 @@ class ServerConfig(_Settings):
     """Port of the thrift protocol."""
     admin_http_port: Port = 2223
     """Port of the admin HTTP service."""
+    admin_tokens: Tokens = ()
+    """Secrets that admin requests which change anything must show one of; without any, such
+    requests are only served on a loopback address."""
     queue_path: FilePath = Field(default_factory=_own_queue_path)
     """Directory of the journals."""
     expiration_timer_frequency: OptionalPeriod = 1.0

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
-_NOT_SHOWN: Final = frozenset({"credentials"})
+_NOT_SHOWN: Final = frozenset({"credentials", "admin_tokens"})
 _MOST_SHOWN: Final = 60
 
 _ALLOWED: Final = {

@@ -75,6 +75,8 @@ def _pairs(settings: Mapping[str, Any]) -> Iterator[str]:
     for name, value in settings.items():
         if isinstance(value, SecretStr):
             yield f"# {name} is set, and not shown"
+        elif name == "admin_tokens" and value:
+            yield f"# {name} are set, and not shown"
         elif name != "credentials":
             yield f"{name} = {_value(name, value)}"
 

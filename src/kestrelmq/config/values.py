@@ -4,6 +4,7 @@ Each kind converts what people write (`"16 MiB"`, `"30 minutes"`, `"none"`) befo
 checked, and its error says what is allowed. Nothing else is converted: `"5"` is no number.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -19,6 +20,10 @@ MAX_DURATION: Final = 100 * 366 * 86_400.0
 
 # The words that stand for "no limit" and "not at all".
 OFF_WORDS: Final = ("none", "unlimited")
+
+LEAST_TOKEN: Final = 16
+"""Fewest characters of a token: what can be guessed is no secret."""
+_TOKEN: Final = re.compile(rf"[!-~]{{{LEAST_TOKEN},}}")
 
 _Converter = Callable[[Any], Any]
 
@@ -116,6 +121,19 @@ def _credentials(value: Any) -> Any:
     if isinstance(value, SecretStr):
         return value
     raise ValueError("allowed: 'user:password'")
+
+
+def _tokens(value: Any) -> tuple[SecretStr, ...]:
+    if isinstance(value, list | tuple):
+        tokens = [
+            token.get_secret_value() if isinstance(token, SecretStr) else token for token in value
+        ]
+        if all(isinstance(token, str) and _TOKEN.fullmatch(token) for token in tokens):
+            return tuple(map(SecretStr, tokens))
+    raise ValueError(
+        f"allowed: a list of texts of {LEAST_TOKEN} or more characters, "
+        "printable ASCII without blanks"
+    )
 
 
 def _queue_name(name: str) -> str:
@@ -219,6 +237,14 @@ TextList = Annotated[tuple[str, ...], BeforeValidator(_list_of_text)]
 QueueList = Annotated[tuple[QueueName, ...], BeforeValidator(_list_of_text), Field(min_length=1)]
 NodePath = Annotated[str, BeforeValidator(_absolute_node)]
 Credentials = Annotated[SecretStr | None, _or_none(_credentials)]
+Tokens = Annotated[
+    tuple[SecretStr, ...],
+    BeforeValidator(_tokens),
+    _schema(
+        f"A list of secrets, each of {LEAST_TOKEN} or more printable ASCII characters.",
+        {"type": "array", "items": {"type": "string", "minLength": LEAST_TOKEN}},
+    ),
+]
 OptionalTextList = Annotated[
     tuple[str, ...] | None,
     _or_none(_list_of_text, "everyone"),

@@ -5,9 +5,13 @@ after. It reads large pieces, in order, so a long queue is served at the disk's 
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import ADDX_HEADER
+
+SKIP: Final = 1 << 20
+"""Bytes read at once to get to an item."""
 
 
 class Behind:
@@ -17,14 +21,16 @@ class Behind:
         reader: stands at the first of them.
         items: how many there are, those not written yet included.
         bytes: bytes of data in them.
+        read_items: how many were read back so far.
     """
 
-    __slots__ = ("bytes", "items", "reader")
+    __slots__ = ("bytes", "items", "read_items", "reader")
 
     def __init__(self, reader: JournalReader, items: int = 0, size: int = 0) -> None:
         self.reader = reader
         self.items = items
         self.bytes = size
+        self.read_items = 0
 
     def read(self, files: Sequence[str], wanted: int) -> tuple[list[bytes], int]:
         """Take items of about `wanted` bytes from the front; return them and their data bytes.
@@ -37,7 +43,25 @@ class Behind:
         size = sum(map(len, items)) - ADDX_HEADER * len(items)
         self.items -= len(items)
         self.bytes -= size
+        self.read_items += len(items)
         return items, size
+
+    def move(self, files: Sequence[str], position: int, skip: int) -> None:
+        """Stand in the first of `files`, `skip` items after `position`.
+
+        Raises:
+            DamagedJournal, OSError: it cannot be read; it stands where it stood.
+        """
+        moved = self.reader.copy()
+        moved.seek(files[0], position)
+        while skip:
+            skipped = len(moved.read(files, skip, SKIP))
+            if not skipped:
+                moved.close()
+                raise OSError(f"{files[0]} ends {skip} items early")
+            skip -= skipped
+        self.reader.close()
+        self.reader = moved
 
     def close(self) -> None:
         """Release the file."""

@@ -5,6 +5,7 @@ known but unusable; its files are not touched.
 """
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 from kestrelmq.clock import Clock
@@ -22,6 +23,15 @@ from kestrelmq.names import master_of, queue_name_error
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class Retired:
+    """What queues that were deleted had counted."""
+
+    total_items: int = 0
+    get_hits: int = 0
+    get_misses: int = 0
+
+
 class QueueCollection:
     """The queues of one queue path.
 
@@ -30,7 +40,7 @@ class QueueCollection:
         damaged: queues that could not be loaded, and why.
         commits: which queues changed since the last commit.
         creates, deletes, expires: queues that came and went since start.
-        retired_items: items that deleted queues had ever been given.
+        retired: what deleted queues had counted.
     """
 
     def __init__(
@@ -45,7 +55,7 @@ class QueueCollection:
         self.damaged: dict[str, QueueUnavailable] = {}
         self.commits = Commits()
         self.creates = self.deletes = self.expires = 0
-        self.retired_items = 0
+        self.retired = Retired()
         self._masked: dict[str, Queue] = {}
         self._clock = clock
         self._directory = directory or DiskDirectory(Path(config.queue_path))
@@ -91,6 +101,7 @@ class QueueCollection:
         self.commits.commit()
         for queue in [*self.queues.values(), *self._masked.values()]:
             queue.close()
+        self.commits.worker.close()
         self._lock.release()
 
     # --- finding and making queues ---
@@ -254,7 +265,9 @@ class QueueCollection:
         del self.queues[name]
         self._connect_fanout(master_of(name) or name)
         self.deletes += 1
-        self.retired_items += queue.total_items
+        self.retired.total_items += queue.total_items
+        self.retired.get_hits += queue.get_hits
+        self.retired.get_misses += queue.get_misses
         return True
 
     # --- time ---
@@ -282,6 +295,11 @@ class QueueCollection:
             and not queue.open
             and not queue.waiters.line
         )
+
+    def tick(self) -> None:
+        """Do what upkeep of the journals the passing of time brings about; about once a second."""
+        for queue in [*self.queues.values(), *self._masked.values()]:
+            queue.tick()
 
     def abort_overdue(self) -> None:
         """Give back the open reads whose time is up."""

@@ -5,22 +5,24 @@ for each queue that changed, and only then may replies leave. A queue whose writ
 every operation since its last commit, and its name is among the failures.
 """
 
-from typing import Protocol
-
+from kestrelmq.engine.worker import InlineWorker, Worker
 from kestrelmq.errors import JournalError
 
 
-class Committable(Protocol):
+class Committable:
     """Something that collects changes."""
 
     def commit(self) -> JournalError | None:
         """Write what was collected; on failure take it back and say why."""
+        raise NotImplementedError
 
     def sync(self) -> None:
         """Force to disk what was written; may be called from another thread. Raises OSError."""
+        raise NotImplementedError
 
     def sync_failed(self, error: OSError) -> JournalError:
         """Say how the failed sync is to be reported."""
+        raise NotImplementedError
 
 
 class Commits:
@@ -30,11 +32,15 @@ class Commits:
         dirty: the queues; a queue adds itself with its first change.
         unsynced: queues that were written since `take_unsynced` and whose replies wait for a sync.
         failures: queues whose changes were taken back since the last `commit`, and why.
+        worker: runs long work on the journals.
     """
 
-    __slots__ = ("dirty", "failures", "unsynced")
+    __slots__ = ("_due", "dirty", "failures", "unsynced", "worker")
 
-    def __init__(self) -> None:
+    def __init__(self, worker: Worker | None = None) -> None:
+        """`worker` is by default one that does all at once; queues keep the one they began with."""
+        self.worker: Worker = worker or InlineWorker()
+        self._due: dict[Committable, float] = {}
         self.dirty: list[Committable] = []
         self.unsynced: set[Committable] = set()
         self.failures: dict[Committable, JournalError] = {}
@@ -50,6 +56,19 @@ class Commits:
         if failures:
             self.failures = {}
         return failures
+
+    def sync_later(self, queue: Committable, due: float) -> None:
+        """Have `queue` synced at `due` (monotonic seconds), unless that is to happen earlier."""
+        self._due.setdefault(queue, due)
+
+    def take_due(self, now: float) -> set[Committable]:
+        """Return the queues whose periodic sync is due, and forget them."""
+        if not self._due:
+            return set()
+        due = {queue for queue, at in self._due.items() if at <= now}
+        for queue in due:
+            del self._due[queue]
+        return due
 
     def take_unsynced(self) -> set[Committable]:
         """Return the queues that need a sync before their replies may leave, and forget them."""

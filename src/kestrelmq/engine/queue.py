@@ -5,7 +5,7 @@ Not thread-safe: the server's loop, or the library's lock, goes around it.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig
@@ -16,17 +16,20 @@ from kestrelmq.engine.undo import Confirmed, GivenBack, Opened
 from kestrelmq.engine.waiters import Waiter, Waiters, Wanted
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.records import (
+    ADDX,
     ADDX_HEADER,
     MAX_XID,
     MIN_XID,
     NO_EXPIRY,
     REMOVE_RECORD,
     REMOVE_TENTATIVE_RECORD,
+    TIMES_SIZE,
     NamedItem,
     confirm_remove,
     item,
     item_add_time,
     item_expiry,
+    pack_header,
     remove_tentative_xid,
     save_xid,
     unremove,
@@ -64,19 +67,16 @@ class Queue(Store):
         state: Replay | None = None,
         expire_to: ExpireTo | None = None,
     ) -> None:
-        super().__init__(name, commits, journal or NoJournal(), state or Replay())
+        super().__init__(name, clock, commits, journal or NoJournal(), state or Replay())
         self.children: tuple[Queue, ...] = ()
         self.waiters = Waiters()
         self.create_time = clock.now()
         self.get_hits = self.get_misses = 0
         self.expired_items = self.discarded = self.total_flushes = 0
         self.transactions = self.canceled_transactions = 0
-        self._clock = clock
         self._expire_to = expire_to
         self._deadlines = Deadlines()
         self._closed = False
-        self._last_added = NO_EXPIRY
-        self._last_taken = 0
         self._expiring = self._behind is not None or any(
             record[13:21] != NO_EXPIRY for record in self._memory
         )
@@ -85,11 +85,10 @@ class Queue(Store):
     def configure(self, config: QueueConfig) -> None:
         """Put other settings in force; what is in the queue stays."""
         self.config = config
-        self._memory_limit = config.max_memory_size
+        self._configure_journal(config)
         self._max_age = None if config.max_age is None else int(config.max_age * 1000)
         self._timeout = config.open_transaction_timeout
-        self._sync_each = config.sync_journal == 0
-        self._explicit_xids = config.journal_dialect == "kestrel-2"
+        self._explicit_xids = self.dialect == "kestrel-2"
         self.restricted = (
             config.allowed_client_ids_for_dequeue is not None
             or config.allowed_client_ids_for_enqueue is not None
@@ -110,9 +109,8 @@ class Queue(Store):
     @property
     def age(self) -> int:
         """How long the last item that was read had waited (ms); 0 when the queue is empty."""
-        if not len(self) or self._last_added is NO_EXPIRY:
-            return 0
-        return max(0, self._last_taken - int.from_bytes(self._last_added, "little", signed=True))
+        taken = self._last_taken
+        return max(0, self._last_taken_at - item_add_time(taken)) if taken and len(self) else 0
 
     # --- adding ---
 
@@ -129,10 +127,31 @@ class Queue(Store):
         Raises:
             QueueUnavailable: the queue was closed.
         """
-        record = item(self._clock.now(), expiry, data)
-        for child in self.children:
-            child.accept(record, expiry)
-        return self.accept(record, expiry)
+        size = len(data)
+        if (
+            self._careful
+            or expiry
+            or self.children
+            or self._behind is not None
+            or self.memory_bytes + size > self._memory_limit
+        ):
+            record = item(self._clock.now(), expiry, data)
+            for child in self.children:
+                child.accept(record, expiry)
+            return self.accept(record, expiry)
+        # The hot path: as `accept`, with nothing to look out for.
+        record = pack_header(ADDX, size + TIMES_SIZE, self._clock.now(), 0) + data
+        self._memory.append(record)
+        self.memory_bytes += size
+        self.total_items += 1
+        self.put_bytes += size
+        pending = self._pending
+        if not pending:
+            self._commits.dirty.append(self)
+        pending.append(record)
+        if self.waiters.line:
+            self._serve()
+        return True
 
     def accept(self, record: bytes, expiry: int = 0) -> bool:
         """Add an item here only; as `add`, for a record that queues may share."""
@@ -200,10 +219,19 @@ class Queue(Store):
         Raises:
             QueueUnavailable: the queue was closed, or its items could not be read.
         """
-        record = self._take()
-        if record is not None:
-            self._log(REMOVE_RECORD)
-            self._undo.append(record)
+        if self._careful or self._behind is not None or not self._memory:
+            record = self._take()
+            if record is None:
+                return None
+        else:
+            record = self._memory.popleft()
+            self.memory_bytes -= len(record) - ADDX_HEADER
+            self.get_hits += 1
+        pending = self._pending
+        if not pending:
+            self._commits.dirty.append(self)
+        pending.append(REMOVE_RECORD)
+        self._undo.append(record)
         return record
 
     def open_read(self, timeout: float | None = None) -> tuple[int, bytes] | None:
@@ -255,15 +283,15 @@ class Queue(Store):
                 self.discard_expired(None)
         memory = self._memory
         if not memory and (self._behind is None or not self._recall()):
-            self.get_misses += 1
             return None
+        if self._behind is not None and self.memory_bytes < self._memory_limit // 2:
+            # Before the item is taken: this may write what is collected, which must be whole.
+            self._recall()
+            if not memory:
+                return None
         record = memory.popleft()
         self.memory_bytes -= len(record) - ADDX_HEADER
         self.get_hits += 1
-        self._last_added = record[5:13]
-        self._last_taken = self._clock.now()
-        if self._behind is not None and self.memory_bytes < self._memory_limit // 2:
-            self._recall()
         return record
 
     def peek(self) -> bytes | None:
@@ -287,17 +315,27 @@ class Queue(Store):
 
     def unremove(self, xid: int) -> bool:
         """Give the open read `xid` back to the head; False when it is not open."""
-        record = self.open.pop(xid, None)
-        if record is None:
-            return False
-        self.canceled_transactions += 1
-        self._memory.appendleft(record)
-        self.memory_bytes += len(record) - ADDX_HEADER
-        self._log(unremove(xid))
-        self._undo.append(GivenBack(xid, record))
-        if self.waiters.line:
+        return self.give_back((xid,)) == 1
+
+    def give_back(self, xids: Sequence[int]) -> int:
+        """Give open reads back, the first of `xids` at the head; return how many were open.
+
+        Waiting readers are served when all of them are back, and so in their order.
+        """
+        count = 0
+        for xid in reversed(xids):
+            record = self.open.pop(xid, None)
+            if record is None:
+                continue
+            count += 1
+            self._memory.appendleft(self._given_back(xid, record))
+            self.memory_bytes += len(record) - ADDX_HEADER
+            self._log(unremove(xid))
+            self._undo.append(GivenBack(xid, record))
+        self.canceled_transactions += count
+        if count and self.waiters.line:
             self._serve()
-        return True
+        return count
 
     def extend(self, xid: int, timeout: float) -> bool:
         """Let the open read `xid` give itself back `timeout` seconds from now, not earlier."""
@@ -389,9 +427,7 @@ class Queue(Store):
 
     def abort_overdue(self) -> int:
         """Give back the open reads whose time is up; return how many."""
-        due = self._deadlines.overdue(self._clock.monotonic(), self.open)
-        # The one opened last goes back first, so that the oldest ends up at the head.
-        return sum(self.unremove(xid) for xid in reversed(due))
+        return self.give_back(self._deadlines.overdue(self._clock.monotonic(), self.open))
 
     @property
     def next_deadline(self) -> float | None:
@@ -405,11 +441,12 @@ class Queue(Store):
     def delete(self) -> None:
         """Drop everything, the journal too. Raises JournalError: it is still there."""
         try:
-            self.journal.delete()
+            self._delete_journal()
         except OSError as error:
             raise self._fail(error) from error
         self._pending.clear()
         self._undo.clear()
+        self.open.clear()
         self.close()
 
     def close(self) -> None:
@@ -421,4 +458,4 @@ class Queue(Store):
             self.waiters.pop().callback(None, 0)
         if self._behind is not None:
             self._behind.close()
-        self.journal.close()
+        self._close_journal()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.counters import COUNTERS, Counters
 from kestrelmq.engine.queue import Queue
 
 Kind = Literal["counter", "gauge"]
@@ -55,43 +56,6 @@ QUEUE_STATS: Final[tuple[QueueStat, ...]] = (
 )
 
 
-class Counters:
-    """What the server counts itself; plain attributes, rendered only when asked for.
-
-    Attributes are statistics of the same names; see the guide.
-    """
-
-    __slots__ = (
-        "bytes_read",
-        "bytes_written",
-        "cmd_get",
-        "cmd_monitor",
-        "cmd_monitor_get",
-        "cmd_peek",
-        "cmd_set",
-        "curr_connections",
-        "get_hits",
-        "get_misses",
-        "total_connections",
-    )
-
-    def __init__(self) -> None:
-        for name in self.__slots__:
-            setattr(self, name, 0)
-
-    bytes_read: int
-    bytes_written: int
-    cmd_get: int
-    cmd_monitor: int
-    cmd_monitor_get: int
-    cmd_peek: int
-    cmd_set: int
-    curr_connections: int
-    get_hits: int
-    get_misses: int
-    total_connections: int
-
-
 def queue_stats(queue: Queue) -> list[tuple[str, object]]:
     """Return a queue's statistics, as (name, value), and the names of its children."""
     pairs: list[tuple[str, object]] = [(stat.name, stat.read(queue)) for stat in QUEUE_STATS]
@@ -107,15 +71,23 @@ def server_stats(
     queues = collection.queues.values()
     memory_limit = sum(queue.config.max_memory_size for queue in queues)
     reserved = sum(queue.memory_bytes for queue in queues)
+    hits = collection.retired.get_hits + sum(queue.get_hits for queue in queues)
+    misses = collection.retired.get_misses + sum(queue.get_misses for queue in queues)
     return [
         ("uptime", uptime),
         ("time", now),
         ("version", version),
         ("curr_items", sum(map(len, queues))),
-        ("total_items", collection.retired_items + sum(queue.total_items for queue in queues)),
+        (
+            "total_items",
+            collection.retired.total_items + sum(queue.total_items for queue in queues),
+        ),
         ("bytes", sum(queue.size for queue in queues)),
         ("reserved_memory_ratio", f"{reserved / memory_limit if memory_limit else 0:.3f}"),
-        *((name, getattr(counters, name)) for name in Counters.__slots__),
+        ("cmd_get", hits + misses),
+        ("get_hits", hits),
+        ("get_misses", misses),
+        *((name, getattr(counters, name)) for name in COUNTERS),
         ("queue_creates", collection.creates),
         ("queue_deletes", collection.deletes),
         ("queue_expires", collection.expires),

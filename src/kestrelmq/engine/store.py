@@ -7,17 +7,31 @@
   behind: counted, and read back from the journal when its turn comes.
 """
 
+import contextlib
 import logging
 from collections import deque
+from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
+from kestrelmq.clock import Clock
+from kestrelmq.config import QueueConfig
 from kestrelmq.engine.behind import Behind
-from kestrelmq.engine.commits import Commits
+from kestrelmq.engine.commits import Commits, Committable
+from kestrelmq.engine.policy import Limits
 from kestrelmq.engine.undo import Change, Confirmed, GivenBack, Opened
+from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.journal.records import ADDX, ADDX_HEADER, REMOVE_RECORD, unremove
+from kestrelmq.journal.records import (
+    ADDX,
+    ADDX_HEADER,
+    REMOVE_RECORD,
+    NamedItem,
+    item_add_time,
+    unremove,
+)
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.writer import FileJournal, NoJournal
+from kestrelmq.journal.writer import Dialect, FileJournal, NoJournal
 
 log = logging.getLogger(__name__)
 
@@ -25,30 +39,45 @@ READ_AHEAD: Final = 4 << 20
 """Bytes of records read back from the journal at once."""
 
 
-class Store:
+class Store(Committable):
     """Items, open reads and their journal; the part of a queue that must survive a crash.
 
     Attributes:
         name: the queue's name.
         open: items of open reads by xid.
         last_xid: the last-used xid.
+        dialect: that of the records that are written.
         memory_bytes: bytes of item data held in memory, without open reads.
         total_items, put_bytes: added since the queue came up.
         failure: why the journal could not be written when that was last tried; None when it was.
     """
 
     def __init__(
-        self, name: str, commits: Commits, journal: FileJournal | NoJournal, state: Replay
+        self,
+        name: str,
+        clock: Clock,
+        commits: Commits,
+        journal: FileJournal | NoJournal,
+        state: Replay,
     ) -> None:
         self.name = name
         self.journal = journal
         self.failure: JournalError | None = None
         self.total_items = self.put_bytes = 0
+        self._clock = clock
         self._commits = commits
+        # Header of the item that was read last, and when; read at the commit, for the statistics.
+        self._last_taken = b""
+        self._last_taken_at = 0
         self._pending: list[bytes] = []
         self._undo: list[Change] = []
         self._memory_limit = 0
         self._sync_each = False
+        self._sync_period: float | None = None
+        self.dialect: Dialect = "documented"
+        if isinstance(journal, FileJournal) and journal.dialect is not None:
+            self.dialect = journal.dialect
+        self._upkeep: Upkeep | None = None
         # The journal still has the open reads open; it hears of it with the first write.
         given_back = sorted(state.open, reverse=True)
         self._prelude = b"".join(map(unremove, given_back))
@@ -81,6 +110,56 @@ class Store:
         """Whether part of the queue is on disk only."""
         return self._behind is not None
 
+    def browse(self, count: int) -> list[bytes]:
+        """Return the first items that memory holds, at most `count`, and leave them there."""
+        return list(islice(self._memory, count))
+
+    @property
+    def oldest(self) -> int:
+        """When the item at the head was added (ms); 0 when memory holds none."""
+        return item_add_time(self._memory[0]) if self._memory else 0
+
+    @property
+    def last_wait(self) -> int:
+        """How long the item that was read last, as of the last commit, had waited (ms)."""
+        waited = self._last_taken_at - item_add_time(self._last_taken) if self._last_taken else 0
+        return max(0, waited)
+
+    def sample(self, number: int) -> int | None:
+        """Return the opcode of one of the records collected for the next commit, if any are."""
+        pending = self._pending
+        return pending[number % len(pending)][0] if pending else None
+
+    def _configure_journal(self, config: QueueConfig) -> None:
+        """Put the settings that concern the journal in force."""
+        self._memory_limit = config.max_memory_size
+        self._sync_each = config.sync_journal == 0
+        self._sync_period = config.sync_journal or None
+        journal = self.journal
+        if isinstance(journal, NoJournal):
+            return
+        limits = Limits(
+            default_journal_size=config.default_journal_size,
+            max_journal_size=config.max_journal_size,
+            max_memory_size=config.max_memory_size,
+            min_compact_delay=config.min_journal_compact_delay,
+            aggressive=not config.disable_aggressive_rewrites,
+        )
+        if self._upkeep is None:
+            self._upkeep = Upkeep(self, journal, self._commits.worker, self._clock, limits)
+        self._upkeep.configure(limits)
+        wanted = config.journal_dialect
+        if journal.dialect not in {None, wanted} and not self._change_dialect():
+            wanted = self.dialect  # the next reload tries again
+        journal.dialect = self.dialect = wanted
+
+    def _change_dialect(self) -> bool:
+        """Begin a new file, for a file keeps to one dialect; False if it failed."""
+        if self._pending:
+            with contextlib.suppress(JournalError):
+                self.write_now()
+        return self._upkeep is not None and self._upkeep.rotate_for_dialect()
+
     def _log(self, record: bytes) -> None:
         """Collect a journal record for the next commit."""
         pending = self._pending
@@ -93,7 +172,7 @@ class Store:
             assert isinstance(self.journal, FileJournal)  # noqa: S101 # else it was refused
             position = self.journal.current_size + sum(map(len, self._pending)) + len(self._prelude)
             log.info("queue %s: memory is full, reading behind", self.name)
-            self._behind = Behind(self.journal.reader(self.name, position))
+            self._behind = Behind(self.journal.reader(self.journal.current_name, position))
         self._behind.items += 1
         self._behind.bytes += size
 
@@ -113,6 +192,8 @@ class Store:
         except OSError as error:
             raise self._fail(error) from error
         self._prelude = b""
+        if self._upkeep is not None and self._upkeep.places is not None:
+            self._upkeep.places.drop(count)
         self._memory, self.memory_bytes, self._behind = deque(), 0, None
         if kept[2] is not None:
             kept[2].close()
@@ -120,7 +201,7 @@ class Store:
 
     def write_now(self) -> None:
         """Commit ahead of the others, within a turn. Raises JournalError."""
-        failure = self.commit()
+        failure = self._write() if self._pending else None
         if failure is not None:
             self._commits.failures[self] = failure
             raise failure
@@ -132,9 +213,25 @@ class Store:
 
     def commit(self) -> JournalError | None:
         """Write the collected records; on failure take the changes back and say why."""
+        if self._pending:
+            failure = self._write()
+            if failure is not None:
+                return failure
+        upkeep = self._upkeep
+        if upkeep is not None and self.journal.size > (
+            upkeep.attend_at if self._memory else upkeep.attend_empty_at
+        ):
+            upkeep.attend()
+        return None
+
+    def _write(self) -> JournalError | None:
         pending = self._pending
-        if not pending:
-            return None
+        failures = self._commits.failures
+        if failures and self in failures:
+            # Earlier in the turn a write failed. All replies of the turn are errors then, and so
+            # what came after must not be done either.
+            self._roll_back()
+            return failures[self]
         try:
             if self._prelude:
                 self.journal.append(self._prelude + b"".join(pending))
@@ -146,11 +243,25 @@ class Store:
             self._roll_back()
             return failure
         self.failure = None
+        undo = self._undo
+        if undo:
+            self._note_taken(undo[-1])
+            if self._upkeep is not None and self._upkeep.places is not None:
+                self._upkeep.places.follow(undo)
         if self._sync_each:
             self._commits.unsynced.add(self)
+        elif self._sync_period is not None:
+            self._commits.sync_later(self, self._clock.monotonic() + self._sync_period)
         pending.clear()
-        self._undo.clear()
+        undo.clear()
         return None
+
+    def _note_taken(self, last: Change) -> None:
+        if isinstance(last, Opened):
+            last = last.item
+        if isinstance(last, bytes):
+            self._last_taken = last[:ADDX_HEADER]
+            self._last_taken_at = self._clock.now()
 
     def sync(self) -> None:
         """Force to disk what was written; may be called from another thread. Raises OSError."""
@@ -159,6 +270,65 @@ class Store:
     def sync_failed(self, error: OSError) -> JournalError:
         """Say how a failed sync is to be reported."""
         return self._fail(error)
+
+    # --- upkeep ---
+
+    @property
+    def behind_read(self) -> int:
+        """How many items were read back since the queue last began to read behind."""
+        return self._behind.read_items if self._behind is not None else 0
+
+    @property
+    def reader_file(self) -> str | None:
+        """The file in which the next item that is not in memory is looked for, if any is."""
+        return self._behind.reader.file if self._behind is not None else None
+
+    def reader_renamed(self, old: str, new: str) -> None:
+        """Tell that the journal file `old` is called `new` now."""
+        if self._behind is not None:
+            self._behind.reader.renamed(old, new)
+
+    def move_reader(self, files: Sequence[str], position: int, skip: int) -> None:
+        """Let the next item be looked for in other files, after `skip` items from `position` on.
+
+        Raises:
+            OSError, JournalError: they cannot be read; it is looked for where it was.
+        """
+        if self._behind is not None:
+            self._behind.move(files, position, skip)
+
+    def tick(self) -> None:
+        """Do what upkeep the passing of time brings about; everything must be committed."""
+        if self._upkeep is not None and not self._pending:
+            if self._prelude:
+                self._write_prelude()
+            self._upkeep.tick()
+
+    def _write_prelude(self) -> None:
+        try:
+            self.journal.append(self._prelude)
+        except OSError as error:
+            self._fail(error)
+            return
+        self._prelude = b""
+
+    def _given_back(self, xid: int, record: bytes) -> bytes:
+        """Return `record`, which was open under `xid`, as the item to put back on the queue."""
+        upkeep = self._upkeep
+        if upkeep is None or xid not in upkeep.named:
+            return record
+        upkeep.named.discard(xid)
+        return NamedItem.of(xid, record)
+
+    def _delete_journal(self) -> None:
+        """Remove the journal's files. Raises OSError."""
+        left = self._upkeep.cancel() if self._upkeep is not None else ()
+        self.journal.delete(self._clock.now(), left)
+
+    def _close_journal(self) -> None:
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+        self.journal.close()
 
     def _roll_back(self) -> None:
         pending, undo = self._pending, self._undo

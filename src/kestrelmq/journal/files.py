@@ -13,15 +13,19 @@ import errno
 import fcntl
 import mmap
 import os
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from threading import Lock
+from typing import Final, Protocol, Self
 
 from kestrelmq.errors import QueuePathLocked
 from kestrelmq.journal.names import LOCK_NAME
 
-_APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+_APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
 _MODE: Final = 0o640
+MAX_OPEN: Final = 1024
+"""Append files that keep their descriptor; the journals of other queues open theirs when needed."""
 
 
 class AppendFile(Protocol):
@@ -35,10 +39,13 @@ class AppendFile(Protocol):
         """Write all of `data` at the end, or raise OSError and leave the file as it was."""
 
     def sync(self) -> None:
-        """Force to disk what was appended. Raises OSError."""
+        """Force to disk what was appended; from any thread. Raises OSError."""
+
+    def renamed(self, name: str) -> None:
+        """Tell that the file is called `name` now."""
 
     def close(self) -> None:
-        """Release the file; does not sync."""
+        """Release the file; does not sync, and does not wait for a sync that runs."""
 
 
 class Directory(Protocol):
@@ -53,6 +60,9 @@ class Directory(Protocol):
 
     def append_to(self, name: str) -> AppendFile:
         """Open `name` for appending; it is created if it is not there."""
+
+    def create(self, name: str) -> AppendFile:
+        """Open `name`, empty, for a file that is written once and closed; from any thread."""
 
     def rename(self, old: str, new: str) -> None:
         """Rename `old` to `new`, replacing it."""
@@ -71,24 +81,55 @@ class Directory(Protocol):
 
 
 class DiskFile:
-    """An `AppendFile` on disk."""
+    """An `AppendFile` on disk.
 
-    __slots__ = ("_descriptor", "_dirty", "size")
+    Its descriptor may be taken away by `OpenFiles` between two calls; the next call opens the file
+    again. One lock keeps a descriptor from being closed while another thread syncs it.
+    """
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    __slots__ = (
+        "_descriptor",
+        "_dirty",
+        "_ended",
+        "_files",
+        "_lock",
+        "path",
+        "size",
+        "used",
+    )
+
+    def __init__(self, path: Path, files: "OpenFiles | None" = None) -> None:
+        """Describe the file at `path`; `open` opens it. `files` may take its descriptor away."""
+        self.path = path
+        self.size = 0
+        self.used = False
+        self._files = files
+        self._descriptor: int | None = None
         self._dirty = False
-        self.size = os.fstat(descriptor).st_size
+        self._ended = False
+        self._lock = Lock()
+
+    def open(self, flags: int = 0) -> Self:
+        """Open the file, which is created if it is not there. Raises OSError."""
+        self._descriptor = os.open(self.path, _APPEND | os.O_CREAT | flags, _MODE)
+        self.size = os.fstat(self._descriptor).st_size
+        if self._files is not None:
+            self._files.opened(self)
+        return self
 
     def append(self, data: bytes) -> None:
         """Write all of `data` at the end, or raise OSError and leave the file as it was."""
+        descriptor = self._descriptor
+        if descriptor is None:
+            descriptor = self._reopen()
+        self.used = True
         if self._dirty:
-            self._cut()
+            self._cut(descriptor)
         written = 0
         length = len(data)
         try:
             while True:
-                written += os.write(self._descriptor, data[written:] if written else data)
+                written += os.write(descriptor, data[written:] if written else data)
                 if written >= length:
                     break
         except OSError:
@@ -96,33 +137,111 @@ class DiskFile:
                 self._dirty = True
                 # If even this fails, the next append tries again before it writes.
                 with contextlib.suppress(OSError):
-                    self._cut()
+                    self._cut(descriptor)
             raise
         self.size += length
 
-    def _cut(self) -> None:
-        os.ftruncate(self._descriptor, self.size)
+    def _reopen(self) -> int:
+        """Open the file again, which must be there, and be as it was left. Raises OSError."""
+        if self._ended:
+            raise OSError(errno.EBADF, "the file is closed", str(self.path))
+        descriptor = os.open(self.path, _APPEND)
+        if os.fstat(descriptor).st_size != self.size and not self._dirty:
+            os.close(descriptor)
+            raise OSError(errno.EIO, "the file was changed by another program", str(self.path))
+        self._descriptor = descriptor
+        if self._files is not None:
+            self._files.opened(self)
+        return descriptor
+
+    def _cut(self, descriptor: int) -> None:
+        os.ftruncate(descriptor, self.size)
         self._dirty = False
 
     def sync(self) -> None:
-        """Force to disk what was appended. Raises OSError."""
-        os.fsync(self._descriptor)
+        """Force to disk what was appended; from any thread. Raises OSError."""
+        with self._lock:
+            descriptor = self._descriptor
+            if descriptor is not None:
+                os.fsync(descriptor)
+            else:
+                # Another descriptor of the file will do: what is synced is the file.
+                descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        if self._ended:
+            self.release()
+
+    def renamed(self, name: str) -> None:
+        """Tell that the file is called `name` now."""
+        self.path = self.path.with_name(name)
 
     def close(self) -> None:
-        """Release the file; does not sync."""
-        if self._dirty:
+        """Release the file; does not sync, and does not wait for a sync that runs."""
+        self._ended = True
+        if self._dirty and self._descriptor is not None:
             with contextlib.suppress(OSError):
-                self._cut()
-        os.close(self._descriptor)
+                self._cut(self._descriptor)
+        self.release()
+        if self._files is not None:
+            self._files.closed(self)
+
+    def release(self) -> bool:
+        """Give the descriptor up, unless a sync uses it; say whether none is held."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+        finally:
+            self._lock.release()
+        return True
+
+
+class OpenFiles:
+    """Which append files hold a descriptor: at most so many, those in use rather than others.
+
+    Files are counted in by the one thread that appends to them, and so none loses its descriptor
+    between two steps of an append. They may be counted out by any thread.
+    """
+
+    __slots__ = ("_files", "_limit", "_lock")
+
+    def __init__(self, limit: int = MAX_OPEN) -> None:
+        self._limit = limit
+        self._files: OrderedDict[DiskFile, None] = OrderedDict()
+        self._lock = Lock()
+
+    def opened(self, file: DiskFile) -> None:
+        """Count `file` in; one that was not used of late may have to give its descriptor up."""
+        with self._lock:
+            self._files[file] = None
+            tries = 2 * len(self._files)
+            while len(self._files) > self._limit and tries:
+                tries -= 1
+                oldest, _ = self._files.popitem(last=False)
+                if oldest is file or oldest.used or not oldest.release():
+                    oldest.used = False
+                    self._files[oldest] = None
+
+    def closed(self, file: DiskFile) -> None:
+        """Count `file` out."""
+        with self._lock:
+            self._files.pop(file, None)
 
 
 class DiskDirectory:
     """A `Directory` on disk."""
 
-    __slots__ = ("path",)
+    __slots__ = ("_files", "path")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_open: int = MAX_OPEN) -> None:
+        """`max_open` is the most append files that hold a descriptor between two appends."""
         self.path = path
+        self._files = OpenFiles(max_open)
 
     def names(self) -> list[str]:
         """Return the names of the regular files in it."""
@@ -131,7 +250,11 @@ class DiskDirectory:
 
     def append_to(self, name: str) -> DiskFile:
         """Open `name` for appending; it is created if it is not there."""
-        return DiskFile(os.open(self.path / name, _APPEND, _MODE))
+        return DiskFile(self.path / name, self._files).open()
+
+    def create(self, name: str) -> DiskFile:
+        """Open `name`, empty, for a file that is written once and closed; from any thread."""
+        return DiskFile(self.path / name).open(os.O_TRUNC)
 
     def rename(self, old: str, new: str) -> None:
         """Rename `old` to `new`, replacing it."""
@@ -172,6 +295,21 @@ def mapped(path: Path) -> Iterator[mmap.mmap | bytes]:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
             buffer.madvise(mmap.MADV_SEQUENTIAL)
             yield buffer
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a server holds the queue path `path`; nothing is created to find out."""
+    try:
+        descriptor = os.open(path / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 class QueuePathLock:

@@ -6,8 +6,10 @@ is damage: the queue does not load, and no file is changed.
 """
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from kestrelmq.clock import Clock
 from kestrelmq.errors import DamagedJournal
@@ -18,7 +20,9 @@ from kestrelmq.journal.records import Buffer, record_length, scan
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal
 
-_BATCH = 1 << 20
+_BATCH: Final = 1 << 20
+_SMALL_BATCH: Final = 64 << 10
+"""For replay beside a queue that serves: a short time, as long as other threads wait."""
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +51,8 @@ def load_queue(
     for index, name in enumerate(files):
         sizes[name] = _replay_file(directory, state, files[: index + 1], clock, len(files))
     sizes.pop(plan.queue, None)
-    return LoadedQueue(state, FileJournal(directory, plan.queue, sizes))
+    dialect = state.dialect if plan.has_current else None
+    return LoadedQueue(state, FileJournal(directory, plan.queue, sizes, dialect))
 
 
 def clean_up(directory: Directory, plan: QueuePlan) -> None:
@@ -81,13 +86,37 @@ def _replay_file(
     return end
 
 
-def _fold(state: Replay, buffer: Buffer, files: tuple[str, ...], path: Path) -> int:
+def replay_whole(
+    directory: Directory, state: Replay, files: Sequence[str], pause: Callable[[], None]
+) -> None:
+    """Fold in files that are whole and do not change, with a pause now and then.
+
+    Raises:
+        DamagedJournal: a file has bytes that are no record, or ends with part of one.
+        OSError: a file could not be read.
+    """
+    for index, name in enumerate(files):
+        path = directory.path / name
+        with mapped(path) as buffer:
+            end = _fold(state, buffer, tuple(files[: index + 1]), path, _SMALL_BATCH, pause)
+            if end != len(buffer):
+                raise DamagedJournal(end, "a record is cut short", str(path))
+
+
+def _fold(
+    state: Replay,
+    buffer: Buffer,
+    files: tuple[str, ...],
+    path: Path,
+    batch: int = _BATCH,
+    pause: Callable[[], None] | None = None,
+) -> int:
     """Fold in the records of a file, some at a time; return where the last whole one ends."""
     size = len(buffer)
     position = 0
     while position < size:
         starts: list[int] = []
-        batch_end = min(size, position + _BATCH)
+        batch_end = min(size, position + batch)
         more = batch_end < size
         try:
             end = scan(buffer, position, batch_end, starts, more=more)
@@ -103,6 +132,8 @@ def _fold(state: Replay, buffer: Buffer, files: tuple[str, ...], path: Path) -> 
             return position
         state.feed(buffer, starts, end, files)
         position = end
+        if pause is not None:
+            pause()
     return position
 
 

@@ -17,6 +17,11 @@ from kestrelmq.names import queue_name_error
 
 TEMPORARY_MARK: Final = "~~"
 LOCK_NAME: Final = "~~lock"
+NEXT: Final = "next"
+PACK: Final = "pack"
+DELETE: Final = "delete"
+"""Purposes of temporaries that mean nothing once the process that wrote them is gone."""
+_LEFT_OVER: Final = re.compile(r"(?P<queue>[^~]+)~~(next|pack|delete)-[0-9]+")
 _ROTATED: Final = re.compile(r"(?P<queue>[^.]+)\.(?P<timestamp>[0-9]{1,19})(?P<pack>\.pack)?")
 
 
@@ -37,7 +42,8 @@ class QueuePlan:
         queue: its name.
         rotated: rotated files to replay, in order; after the renames.
         has_current: whether the file `queue` itself exists; it is replayed last.
-        dead: files that a pack replaces, to be removed before the renames.
+        dead: files to be removed before the renames: those that a pack replaces, and temporaries
+            that a crash left.
         rename: the pack files to rename, as (from, to).
     """
 
@@ -51,6 +57,12 @@ class QueuePlan:
     def files(self) -> tuple[str, ...]:
         """The files to replay, in order, once the plan's renames are done."""
         return (*self.rotated, self.queue) if self.has_current else self.rotated
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """The same files, by the names that they have before the plan's renames are done."""
+        old_names = {new: old for old, new in self.rename}
+        return tuple(old_names.get(name, name) for name in self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +104,7 @@ def temporary_name(queue: str, purpose: str, timestamp: int) -> str:
 def plan(names: Iterable[str]) -> SpoolPlan:
     """Say what the files in a queue path mean. Directories must not be among `names`."""
     found: dict[str, list[tuple[JournalName, str]]] = {}
+    left_over: dict[str, list[str]] = {}
     unknown = []
     for name in names:
         parsed = parse_name(name)
@@ -99,11 +112,18 @@ def plan(names: Iterable[str]) -> SpoolPlan:
             found.setdefault(parsed.queue, []).append((parsed, name))
         elif TEMPORARY_MARK not in name:
             unknown.append(name)
-    queues = {queue: _queue_plan(queue, files) for queue, files in sorted(found.items())}
+        elif match := _LEFT_OVER.fullmatch(name):
+            left_over.setdefault(match["queue"], []).append(name)
+    queues = {
+        queue: _queue_plan(queue, files, left_over.get(queue, []))
+        for queue, files in sorted(found.items())
+    }
     return SpoolPlan(queues, tuple(sorted(unknown)))
 
 
-def _queue_plan(queue: str, files: list[tuple[JournalName, str]]) -> QueuePlan:
+def _queue_plan(
+    queue: str, files: list[tuple[JournalName, str]], left_over: list[str]
+) -> QueuePlan:
     packs = [(parsed.timestamp or 0, name) for parsed, name in files if parsed.packed]
     newest_pack, pack = max(packs, default=(-1, None))
     dead = []
@@ -124,6 +144,6 @@ def _queue_plan(queue: str, files: list[tuple[JournalName, str]]) -> QueuePlan:
         queue=queue,
         rotated=tuple(name for _, name in sorted(rotated)),
         has_current=any(parsed.timestamp is None for parsed, _ in files),
-        dead=tuple(name for _, name in sorted(dead)),
+        dead=(*sorted(left_over), *(name for _, name in sorted(dead))),
         rename=rename,
     )

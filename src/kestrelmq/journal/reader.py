@@ -24,8 +24,9 @@ class JournalReader:
         position: where in it the next record to look at begins.
     """
 
-    def __init__(self, path: Path, file: str, position: int) -> None:
+    def __init__(self, path: Path, file: str, position: int, chunk: int = CHUNK) -> None:
         self._path = path
+        self._size = chunk
         self.file = file
         self.position = position
         self._descriptor: int | None = None
@@ -70,7 +71,7 @@ class JournalReader:
 
     def _fill(self, files: Sequence[str]) -> bool:
         """Read and scan the next chunk; False at the end of the journal."""
-        wanted = CHUNK
+        wanted = self._size
         while True:
             chunk = self._pread(wanted)
             if not chunk:
@@ -106,6 +107,18 @@ class JournalReader:
         self.close()
         self.file = file
         self.position = 0
+
+    def copy(self) -> "JournalReader":
+        """Return another reader of the same files."""
+        return JournalReader(self._path, self.file, self.position, self._size)
+
+    def seek(self, file: str, position: int) -> None:
+        """Stand at `position` in `file`, which is opened at once. Raises OSError."""
+        self.close()
+        self._descriptor = os.open(self._path / file, os.O_RDONLY | os.O_CLOEXEC)
+        self.file = file
+        self.position = position
+        self._chunk, self._starts, self._next, self._scanned = b"", [], 0, 0
 
     def renamed(self, old: str, new: str) -> None:
         """Tell that the file `old` is now called `new`."""

@@ -50,7 +50,10 @@ _I64: Final = Struct("<q")
 ADDX_HEADER: Final = _ADDX.size
 """Bytes before the data in an ADDX record, and so in every item held in memory."""
 ADD_XID_HEADER: Final = _ADD_XID.size
-_TIMES_SIZE: Final = _TIMES.size
+TIMES_SIZE: Final = _TIMES.size
+"""Bytes that the size field of ADDX counts besides the data."""
+pack_header: Final = _ADDX.pack
+"""Packs the header of an ADDX record: opcode, size field, add time, expiry."""
 assert (_ADD.size, ADDX_HEADER, ADD_XID_HEADER, _XID.size) == (9, 21, 25, 5)  # noqa: S101 # the format
 
 NO_EXPIRY: Final = bytes(8)
@@ -347,7 +350,7 @@ def record_length(buffer: Buffer, position: int, end: int, *, more: bool = False
         if left < 5:
             return None
         size: int = _I32.unpack_from(buffer, position + 1)[0]
-        least = 4 if opcode == ADD else _TIMES_SIZE
+        least = 4 if opcode == ADD else TIMES_SIZE
         if size < least:
             raise DamagedJournal(position, f"size {size} of opcode {opcode} is less than {least}")
         return 5 + size
@@ -356,18 +359,18 @@ def record_length(buffer: Buffer, position: int, end: int, *, more: bool = False
             return None
         size = _I32.unpack_from(buffer, position + 5)[0]
         if opcode == STATE_DUMP:
-            if more and size >= _TIMES_SIZE and left < ADD_XID_HEADER:
+            if more and size >= TIMES_SIZE and left < ADD_XID_HEADER:
                 return None
             reach = position + 9 + size if more else end
             return 9 + size if _is_continue(buffer, position, size, reach) else 9
-        if size < _TIMES_SIZE:
+        if size < TIMES_SIZE:
             raise DamagedJournal(position, f"size {size} of opcode {opcode} is less than 16")
         return 9 + size
     raise DamagedJournal(position, f"unknown opcode {opcode}")
 
 
 def _is_continue(buffer: Buffer, position: int, size: int, end: int) -> bool:
-    if size < _TIMES_SIZE or position + 9 + size > end:
+    if size < TIMES_SIZE or position + 9 + size > end:
         return False
     add_time: int = _I64.unpack_from(buffer, position + 9)[0]
     return _YEAR_2000 <= add_time < _YEAR_2100

@@ -10,6 +10,7 @@ xid that is not open, change nothing; an xid that is opened twice gives the firs
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.reader import JournalReader
@@ -44,6 +45,7 @@ class Replay:
         behind_bytes: bytes of data in those.
         open: items of open reads by xid.
         last_xid: the last-used xid.
+        dialect: how the last file says which xid a read got; None while it does not.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Replay:
         self.behind_bytes = 0
         self.open: dict[int, bytes] = {}
         self.last_xid = 0
+        self.dialect: Literal["documented", "kestrel-2"] | None = None
         self._limit = memory_limit
         self._open_reader = open_reader
         self._files: Sequence[str] = ()
@@ -83,6 +86,8 @@ class Replay:
 
         `files` are the queue's files up to the one that `buffer` maps, which is the last.
         """
+        if self._files and files[-1] != self._files[-1]:
+            self.dialect = None
         self._files = files
         memory = self.memory
         limit = self._limit
@@ -109,8 +114,10 @@ class Replay:
 
     def _feed_other(self, buffer: Buffer, opcode: int, start: int, stop: int) -> None:
         if opcode == REMOVE_TENTATIVE:
+            self.dialect = "documented"
             self._open_next(None)
         elif opcode == REMOVE_TENTATIVE_XID:
+            self.dialect = "kestrel-2"
             self._open_next(record_xid(buffer, start))
         elif opcode == CONFIRM_REMOVE:
             self.open.pop(record_xid(buffer, start), None)

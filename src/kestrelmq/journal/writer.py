@@ -1,14 +1,31 @@
 """The files of one queue: an ordered list of rotated ones, and the current one, which grows.
 
 Invariant: replaying `files` in order gives the queue's state as of the last append that returned.
-A crash may leave a record cut short at the end of the current file; loading sets it aside.
+
+A crash may leave a record cut short at the end of the current file (loading sets it aside), a
+rotated file and no current one, an empty temporary, or a pack beside the files that it replaces.
 """
 
-from typing import Protocol
+import contextlib
+import logging
+from collections.abc import Iterable
+from threading import Lock
+from typing import Literal, Protocol
 
 from kestrelmq.journal.files import AppendFile, Directory
-from kestrelmq.journal.names import parse_name
+from kestrelmq.journal.names import (
+    DELETE,
+    NEXT,
+    pack_name,
+    parse_name,
+    rotated_name,
+    temporary_name,
+)
 from kestrelmq.journal.reader import JournalReader
+
+Dialect = Literal["documented", "kestrel-2"]
+
+log = logging.getLogger(__name__)
 
 
 class Journal(Protocol):
@@ -24,7 +41,7 @@ class Journal(Protocol):
     def sync(self) -> None:
         """Force to disk what was appended. Raises OSError."""
 
-    def delete(self) -> None:
+    def delete(self, now: int, also: Iterable[str] = ()) -> None:
         """Remove the queue's files. Raises OSError."""
 
     def close(self) -> None:
@@ -43,7 +60,7 @@ class NoJournal:
     def sync(self) -> None:
         """Nothing to force to disk."""
 
-    def delete(self) -> None:
+    def delete(self, now: int, also: Iterable[str] = ()) -> None:
         """Nothing to remove."""
 
     def close(self) -> None:
@@ -54,25 +71,75 @@ class FileJournal:
     """A queue's journal on disk.
 
     Attributes:
-        files: names of the files in replay order; the last is the current one.
-        size: bytes in all of them.
+        directory: where its files are.
+        queue: the queue's name.
+        sizes: bytes in each rotated file by its name, in replay order.
+        size: bytes in all files.
+        dialect: how the current file says which xid a read got; None while it does not.
+        suspect: a sync failed, and what it should have covered may never reach the disk: until
+            the journal is replaced, no sync succeeds.
         rewrites, rotations: how often it was rewritten and rotated since it was opened.
     """
 
-    __slots__ = ("_current", "_directory", "_queue", "files", "rewrites", "rotations", "size")
+    __slots__ = (
+        "_current",
+        "_lock",
+        "_name",
+        "_names_changed",
+        "_unsynced",
+        "dialect",
+        "directory",
+        "queue",
+        "rewrites",
+        "rotations",
+        "size",
+        "sizes",
+        "suspect",
+    )
 
-    def __init__(self, directory: Directory, queue: str, rotated: dict[str, int]) -> None:
-        """`rotated` has the size of each rotated file, in replay order."""
-        self._directory = directory
-        self._queue = queue
-        self._current: AppendFile | None = None
-        self.files = [*rotated, queue]
+    def __init__(
+        self,
+        directory: Directory,
+        queue: str,
+        rotated: dict[str, int],
+        dialect: Dialect | None = None,
+    ) -> None:
+        """Describe a journal; `open` opens it.
+
+        Args:
+            directory: where its files are.
+            queue: the queue's name.
+            rotated: the size of each rotated file, in replay order.
+            dialect: that of the current file.
+        """
+        self.queue = queue
+        self.sizes = rotated
         self.size = sum(rotated.values())
+        self.dialect = dialect
+        self.suspect = False
         self.rewrites = self.rotations = 0
+        self.directory = directory
+        self._current: AppendFile | None = None
+        self._name = queue
+        # Rotated files that no sync has covered yet; the lock is held for a moment only.
+        self._unsynced: dict[str, AppendFile] = {}
+        self._names_changed = False
+        self._lock = Lock()
+
+    @property
+    def current_name(self) -> str:
+        """Name of the current file; the queue's, unless a rotation failed half-way."""
+        return self._name
+
+    @property
+    def files(self) -> list[str]:
+        """Names of the files in replay order; the last is the current one."""
+        return [*self.sizes, self._name]
 
     def open(self) -> None:
         """Open the current file, creating it when it is not there. Raises OSError."""
-        self._current = self._directory.append_to(self._queue)
+        self._current = self.directory.append_to(self._name)
+        self._names_changed = True
         self.size += self._current.size
 
     def append(self, data: bytes) -> None:
@@ -82,11 +149,6 @@ class FileJournal:
         self._current.append(data)
         self.size += len(data)
 
-    def sync(self) -> None:
-        """Force to disk what was appended. Raises OSError."""
-        if self._current is not None:
-            self._current.sync()
-
     @property
     def current_size(self) -> int:
         """Bytes in the current file."""
@@ -94,23 +156,149 @@ class FileJournal:
 
     def reader(self, file: str, position: int) -> JournalReader:
         """Return a reader that stands at `position` in `file`."""
-        return JournalReader(self._directory.path, file, position)
+        return JournalReader(self.directory.path, file, position)
 
-    def delete(self) -> None:
-        """Remove the queue's files; what was set aside as torn or damaged stays. Raises OSError."""
-        self.close()
-        # Oldest last: after a crash half-way, what is left replays to no more than was there.
-        for name in reversed(self.files):
-            self._directory.remove(name)
-        self._directory.sync()
+    # --- syncing ---
 
-    def close(self) -> None:
-        """Release the files."""
-        if self._current is not None:
-            self._current.close()
-            self._current = None
+    def sync(self) -> None:
+        """Force to disk what was appended, older files first; from any thread. Raises OSError.
+
+        After a failure the system may have dropped what it could not write, and a later fsync of
+        the same file would succeed without it. So a failure makes the journal `suspect`.
+        """
+        with self._lock:
+            current = self._current
+            older = dict(self._unsynced)
+            names_changed, self._names_changed = self._names_changed, False
+        if self.suspect:
+            raise OSError("an earlier sync failed; the journal is being written anew")
+        try:
+            for file in older.values():
+                file.sync()
+            if current is not None:
+                current.sync()
+            if names_changed:
+                self.directory.sync()
+        except OSError:
+            self.suspect = self._names_changed = True
+            raise
+        self._forget_unsynced(older)
+
+    def sync_rotated(self) -> None:
+        """Force rotated files to disk; from any thread. Raises OSError."""
+        with self._lock:
+            older = dict(self._unsynced)
+        try:
+            for file in older.values():
+                file.sync()
+        except OSError:
+            self.suspect = True
+            raise
+        self._forget_unsynced(older)
+
+    def _forget_unsynced(self, names: Iterable[str]) -> None:
+        with self._lock:
+            files = [self._unsynced.pop(name, None) for name in names]
+        for file in files:
+            if file is not None:
+                file.close()
+
+    # --- rotating ---
 
     def newest_timestamp(self) -> int:
         """Return the timestamp (ms) of the last rotation, 0 before the first."""
-        parsed = parse_name(self.files[-2]) if len(self.files) > 1 else None
+        names = list(self.sizes)
+        parsed = parse_name(names[-1]) if names else None
         return (parsed.timestamp or 0) if parsed else 0
+
+    def rotate(self, now: int) -> str:
+        """Begin a new current file; return the name of the one that was current until now.
+
+        The name has the time `now` (ms), or a later one if the clock stepped back.
+
+        Raises:
+            OSError: the journal goes on in the file that it had; its name may have changed.
+        """
+        current = self._current
+        if current is None:
+            raise OSError("the journal is closed")
+        timestamp = max(now, self.newest_timestamp() + 1)
+        old = self._name
+        rotated = rotated_name(self.queue, timestamp) if old == self.queue else old
+        temporary = temporary_name(self.queue, NEXT, timestamp)
+        new = self.directory.append_to(temporary)
+        try:
+            if rotated != old:
+                self.directory.rename(old, rotated)
+                self._name = rotated
+                current.renamed(rotated)
+                self.directory.reached("rotate: current file renamed")
+            self.directory.rename(temporary, self.queue)
+        except OSError:
+            new.close()
+            with contextlib.suppress(OSError):
+                self.directory.remove(temporary)
+            raise
+        new.renamed(self.queue)
+        self.directory.reached("rotate: new file named")
+        with self._lock:
+            self._unsynced[rotated] = current
+            self._names_changed = True
+            self.sizes[rotated] = current.size
+            self._current = new
+        self._name = self.queue
+        self.dialect = None
+        self.rotations += 1
+        return rotated
+
+    def replaced(self, files: list[str], name: str, size: int) -> None:
+        """Take note that the file `name` of `size` bytes stands for the rotated ones of `files`."""
+        kept = {file: bytes_ for file, bytes_ in self.sizes.items() if file not in files}
+        self.size += size - (sum(self.sizes.values()) - sum(kept.values()))
+        self.sizes = {name: size, **kept}
+        self._forget_unsynced(files)
+
+    def renamed(self, old: str, new: str) -> None:
+        """Take note that the rotated file `old` is called `new` now."""
+        self.sizes = {new if name == old else name: size for name, size in self.sizes.items()}
+
+    # --- the end ---
+
+    def delete(self, now: int, also: Iterable[str] = ()) -> None:
+        """Remove the queue's files, and those named `also`; what was set aside as torn or damaged stays.
+
+        An empty pack takes the place of all files first: a crash half-way leaves everything, or an
+        empty queue.
+
+        Raises:
+            OSError: the queue is as it was.
+        """
+        if self._current is not None and self._name == self.queue:
+            self.rotate(now)
+        pack = pack_name(self.queue, self.newest_timestamp())
+        temporary = temporary_name(self.queue, DELETE, self.newest_timestamp())
+        self.directory.create(temporary).close()
+        self.directory.rename(temporary, pack)
+        self.directory.sync()
+        self.directory.reached("delete: empty pack in place")
+        files = [*self.files, *also]
+        self.close()
+        try:
+            for name in files:
+                self.directory.remove(name)
+                self.directory.reached("delete: file removed")
+            self.directory.sync()
+            self.directory.remove(pack)
+            self.directory.reached("delete: pack removed")
+            self.directory.sync()
+        except OSError as error:
+            log.warning("queue %s is deleted, but not all of its files: %s", self.queue, error)
+
+    def close(self) -> None:
+        """Release the files."""
+        with self._lock:
+            files = [*self._unsynced.values(), self._current]
+            self._unsynced, self._current = {}, None
+        for file in files:
+            if file is not None:
+                file.close()

@@ -37,7 +37,8 @@ service Kestrel {
   // expiration_msec milliseconds; 0 is never.
   i32 put(1: string queue_name, 2: list<binary> items, 3: i32 expiration_msec = 0)
 
-  // Reads items until there are max_items or timeout_msec milliseconds have passed. With
+  // Reads items until there are max_items or timeout_msec milliseconds have passed, and at most
+  // 10000 items or about 16 MiB; it is not waited for more then. With
   // auto_abort_msec 0 they are removed at once. Otherwise each is an open read, which outlives the
   // connection and ends by confirm, by abort, or by itself after that many milliseconds: then the
   // item goes back to the head of the queue.

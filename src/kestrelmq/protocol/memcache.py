@@ -5,13 +5,92 @@ meant to be memoised (`Parser`), and on the hot path a request costs one look-up
 
 Lines end in CR LF; a bare LF is accepted. Command words are case-insensitive.
 """
+# ruff: noqa: SLF001 # the table of parsers names methods of the class above it
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
 
 from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.memcache_replies import (
+    DELETED,
+    END,
+    ERROR,
+    FLUSHED_ALL,
+    NOT_FOUND,
+    NOT_STORED,
+    OK,
+    RELOADED,
+    STORED,
+    TOUCHED,
+    client_error,
+    dump,
+    line,
+    server_error,
+    stats,
+    value,
+    value_header,
+)
+from kestrelmq.protocol.memcache_requests import (
+    Confirm,
+    Delete,
+    Dump,
+    Flush,
+    FlushAll,
+    FlushExpired,
+    Get,
+    Key,
+    Monitor,
+    Refused,
+    Request,
+    Set,
+    Simple,
+    Stats,
+    Status,
+    TouchRead,
+)
+
+__all__ = [
+    "DELETED",
+    "END",
+    "ERROR",
+    "FLUSHED_ALL",
+    "MAX_ITEM",
+    "MAX_LINE",
+    "NOT_FOUND",
+    "NOT_STORED",
+    "OK",
+    "RELOADED",
+    "STORED",
+    "TOUCHED",
+    "Confirm",
+    "Delete",
+    "Dialect",
+    "Dump",
+    "Flush",
+    "FlushAll",
+    "FlushExpired",
+    "Get",
+    "Key",
+    "Monitor",
+    "NameCheck",
+    "Parser",
+    "Refused",
+    "Request",
+    "Set",
+    "Simple",
+    "Stats",
+    "Status",
+    "TouchRead",
+    "client_error",
+    "dump",
+    "line",
+    "number",
+    "server_error",
+    "stats",
+    "value",
+    "value_header",
+]
 
 Dialect = Literal["kestrel", "memcached"]
 
@@ -19,194 +98,25 @@ MAX_LINE: Final = 8192
 """Most bytes in a request line."""
 MAX_ITEM: Final = 2**31 - 1 - 16
 """Most bytes in an item: the journal's size field is an i32 and counts 16 bytes of header."""
-_REMEMBERED: Final = 4096
-_REMEMBERED_LINE: Final = 512
+_REMEMBERED: Final = 2048
 _MAX_DIGITS: Final = 19
-
-STORED: Final = b"STORED\r\n"
-NOT_STORED: Final = b"NOT_STORED\r\n"
-END: Final = b"END\r\n"
-ERROR: Final = b"ERROR\r\n"
-DELETED: Final = b"DELETED\r\n"
-TOUCHED: Final = b"TOUCHED\r\n"
-NOT_FOUND: Final = b"NOT_FOUND\r\n"
-OK: Final = b"OK\r\n"
-FLUSHED_ALL: Final = b"Flushed all queues.\r\n"
-RELOADED: Final = b"Reloaded config.\r\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Set:
-    """Add an item; `size` bytes of data and a line end follow."""
-
-    queue: str
-    expiry: int
-    size: int
-    noreply: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One key of a `get`: a queue and what to do with it.
-
-    Attributes:
-        queue: its name.
-        echo: what the VALUE line calls it, in bytes.
-        timeout: milliseconds to wait for an item; None is not at all.
-        open, close, abort, peek: the options that were given.
-    """
-
-    queue: str
-    echo: bytes
-    timeout: int | None = None
-    open: bool = False
-    close: bool = False
-    abort: bool = False
-    peek: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Get:
-    """Read from queues; `plain` is the queue of a `get` of one key without any option."""
-
-    keys: tuple[Key, ...]
-    cas: bool
-    plain: str | None
-    prefix: bytes
-    """Start of the VALUE line of a plain `get`, up to the length."""
-
-
-@dataclass(frozen=True, slots=True)
-class Monitor:
-    """Open reads of items as they arrive, for a time and up to a number."""
-
-    queue: str
-    seconds: int
-    max_items: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Confirm:
-    """Confirm the oldest `count` open reads."""
-
-    queue: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class TouchRead:
-    """Extend every open read of this connection on a queue."""
-
-    queue: str
-    milliseconds: int
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """Drop a queue."""
-
-    queue: str
-    noreply: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Flush:
-    """Drop what waits in a queue."""
-
-    queue: str
-    noreply: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FlushAll:
-    """Drop what waits in every queue."""
-
-    noreply: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FlushExpired:
-    """Drop expired items of a queue, or of every queue (None)."""
-
-    queue: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """Tell the statistics of the server, or of one queue."""
-
-    queue: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Dump:
-    """Tell statistics or settings, grouped by queue; of all queues when none is named."""
-
-    what: Literal["stats", "config"]
-    queues: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """Tell the server's status, or change it."""
-
-    new: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Simple:
-    """A command without arguments."""
-
-    verb: Literal["version", "reload", "shutdown", "quit"]
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A request that is refused once its data, if any, has been read and dropped."""
-
-    reply: bytes
-    size: int | None
-    """Bytes of data that follow, before a line end; None when there is no data."""
-
-
-Request = (
-    Set
-    | Get
-    | Monitor
-    | Confirm
-    | TouchRead
-    | Delete
-    | Flush
-    | FlushAll
-    | FlushExpired
-    | Stats
-    | Dump
-    | Status
-    | Simple
-    | Refused
-)
 
 NameCheck = Callable[[bytes], str | None]
 """Says why bytes cannot be a queue's name; None when they can."""
 
 
 class Parser:
-    """Parses request lines of one dialect, and remembers the last few thousand short ones."""
+    """Parses request lines of one dialect, and remembers the last of them.
+
+    Attributes:
+        parse: returns the request in a line, which is without its LF; raises ClientFault when it
+            is malformed, or unknown in the kestrel dialect.
+    """
 
     def __init__(self, dialect: Dialect, name_error: NameCheck) -> None:
         self._dialect = dialect
         self._name_error = name_error
-        self._remembered = lru_cache(_REMEMBERED)(self._parse)
-
-    def parse(self, line: bytes) -> Request:
-        """Return the request in `line`, which is without its LF.
-
-        Raises:
-            ClientFault: it is malformed, or in the kestrel dialect unknown.
-        """
-        if len(line) > _REMEMBERED_LINE:
-            return self._parse(line)
-        return self._remembered(line)
+        self.parse: Callable[[bytes], Request] = lru_cache(_REMEMBERED)(self._parse)
 
     def _parse(self, line: bytes) -> Request:
         if len(line) > MAX_LINE:
@@ -426,52 +336,3 @@ def _without_noreply(words: list[bytes]) -> tuple[list[bytes], bool]:
 
 def _printable(word: bytes) -> str:
     return ascii(word[:40].decode(errors="replace"))[1:-1]
-
-
-# --- replies ---
-
-
-@lru_cache(_REMEMBERED)
-def value_header(prefix: bytes, size: int) -> bytes:
-    """Return a VALUE line; `prefix` is the line up to the length."""
-    return b"%b%d\r\n" % (prefix, size)
-
-
-def value(echo: bytes, data: bytes, cas: int | None = None) -> bytes:
-    """Return a VALUE line and its data, without END."""
-    extra = b"" if cas is None else b" %d" % cas
-    return b"VALUE %b 0 %d%b\r\n%b\r\n" % (echo, len(data), extra, data)
-
-
-def client_error(reason: str) -> bytes:
-    """Return the reply that says the client is at fault."""
-    return b"CLIENT_ERROR " + _one_line(reason) + b"\r\n"
-
-
-def server_error(reason: str) -> bytes:
-    """Return the reply that says the server is at fault, or does not allow it now."""
-    return b"SERVER_ERROR " + _one_line(reason) + b"\r\n"
-
-
-def stats(pairs: list[tuple[str, object]]) -> bytes:
-    """Return STAT lines and END."""
-    return b"".join(f"STAT {name} {content}\r\n".encode() for name, content in pairs) + END
-
-
-def dump(groups: list[tuple[str, list[tuple[str, object]]]]) -> bytes:
-    """Return names and values grouped by queue, and END."""
-    lines = []
-    for queue, pairs in groups:
-        lines.append(f"queue '{queue}' {{\r\n")
-        lines.extend(f"  {name}={content}\r\n" for name, content in pairs)
-        lines.append("}\r\n")
-    return "".join(lines).encode() + END
-
-
-def line(text: str) -> bytes:
-    """Return a reply of one line."""
-    return _one_line(text) + b"\r\n"
-
-
-def _one_line(text: str) -> bytes:
-    return " ".join(text.split()).encode(errors="replace")

@@ -11,8 +11,8 @@ line, ended by an empty line.
     confirm QUEUE COUNT                   "+COUNT"
     flush QUEUE                           "+0"
     flush_all                             "+0"
-    flush_expired QUEUE                   "+COUNT"
-    flush_all_expired                     "+COUNT"
+    flush_expired QUEUE                   "+0"
+    flush_all_expired                     "+0"
     delete QUEUE                          "+0"
     reload                                "+0"
     status [NEW]                          ":UP" or "+0"
@@ -24,141 +24,39 @@ read up to where it ends and dropped. Empty lines between commands mean nothing.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.text_commands import (
+    Command,
+    Confirm,
+    Delete,
+    Flush,
+    FlushAll,
+    FlushExpired,
+    Get,
+    GetStatus,
+    Monitor,
+    Peek,
+    Put,
+    Quit,
+    Reload,
+    SetStatus,
+    Shutdown,
+    Version,
+)
 
 MAX_LINE_BYTES: Final = 8192
 """The longest command line, its end not counted."""
 
 MAX_PUT_BYTES: Final = 64 * 1024 * 1024
-"""The most that one `put` may hold: the bytes of its items, and `ITEM_COST` for each."""
+"""The most bytes that the items of one `put` may have together."""
 
-ITEM_COST: Final = 64
-"""What an item costs beside its bytes, so that many small ones cannot fill the memory."""
+MAX_PUT_ITEMS: Final = 100_000
+"""The most items of one `put`: they are added in one go."""
 
 # Times and counts: more digits than any sensible number has, fewer than cost time to convert.
 _MOST_DIGITS: Final = 18
-
-
-@dataclass(frozen=True, slots=True)
-class Put:
-    """Add `items`; `expiry` is in milliseconds from now, 0 is never, below 0 has passed."""
-
-    queue: str
-    expiry: int
-    items: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Get:
-    """Close the connection's open read on the queue, and open the next; `timeout` in ms."""
-
-    queue: str
-    timeout: int
-
-
-@dataclass(frozen=True, slots=True)
-class Peek:
-    """Look at the head; `timeout` in ms."""
-
-    queue: str
-    timeout: int
-
-
-@dataclass(frozen=True, slots=True)
-class Monitor:
-    """Open reads for `timeout` ms, or until there are `most`; None is as many as may be open."""
-
-    queue: str
-    timeout: int
-    most: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Confirm:
-    """Confirm the `count` oldest open reads of the connection."""
-
-    queue: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Flush:
-    """Empty the queue."""
-
-    queue: str
-
-
-@dataclass(frozen=True, slots=True)
-class FlushAll:
-    """Empty every queue."""
-
-
-@dataclass(frozen=True, slots=True)
-class FlushExpired:
-    """Drop the expired items of the queue; None is of every queue."""
-
-    queue: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """Delete the queue."""
-
-    queue: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reload:
-    """Read the configuration again."""
-
-
-@dataclass(frozen=True, slots=True)
-class GetStatus:
-    """Tell the server's status."""
-
-
-@dataclass(frozen=True, slots=True)
-class SetStatus:
-    """Change the server's status to that of the name `status`."""
-
-    status: str
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """Tell the server's version."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shutdown:
-    """Stop the server."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quit:
-    """Close the connection."""
-
-
-Command: TypeAlias = (
-    Put
-    | Get
-    | Peek
-    | Monitor
-    | Confirm
-    | Flush
-    | FlushAll
-    | FlushExpired
-    | Delete
-    | Reload
-    | GetStatus
-    | SetStatus
-    | Version
-    | Shutdown
-    | Quit
-)
 
 
 class _Draft:
@@ -184,15 +82,15 @@ class _Draft:
             self.refuse(fault)
 
     def add(self, item: bytes) -> None:
-        self.room -= len(item) + ITEM_COST
-        if self.room < 0:
-            self.refuse(_fault(f"a put holds at most {MAX_PUT_BYTES} bytes"))
-        else:
-            self._items.append(item)
+        self.room -= len(item)
+        self._items.append(item)
+        if len(self._items) > MAX_PUT_ITEMS:
+            self.refuse()
 
-    def refuse(self, fault: ClientFault) -> None:
-        """Give up; only the first fault counts, and what came is forgotten."""
-        self._fault = self._fault or fault
+    def refuse(self, fault: ClientFault | None = None) -> None:
+        """Give up, by default a put too large; the first fault counts, what came is forgotten."""
+        too_large = f"a put holds at most {MAX_PUT_ITEMS} items and {MAX_PUT_BYTES} bytes"
+        self._fault = self._fault or fault or _fault(too_large)
         self._items.clear()
         self.room = 0
 
@@ -236,7 +134,7 @@ class TextParser:
                 if command := self._parse(line):
                     return command
             elif overlong:
-                draft.refuse(_fault(f"a put holds at most {MAX_PUT_BYTES} bytes"))
+                draft.refuse()
             elif line:
                 draft.add(line)
             else:

@@ -55,6 +55,9 @@ _COMPACT_VERSION: Final = 1
 _IDL: Final = thriftpy2.load(
     str(Path(__file__).with_name("kestrel.thrift")), module_name="kestrelmq.protocol.kestrel_thrift"
 )
+SERVICE: Final = _IDL.Kestrel
+"""The service, for thriftpy2's own client and server classes."""
+
 _METHODS: Final = frozenset(_IDL.Kestrel.thrift_services)
 
 
@@ -88,6 +91,14 @@ class ThriftParser:
         frame = bytes(memoryview(buffer)[_LENGTH.size : end])
         del buffer[:end]
         return frame
+
+    @property
+    def missing(self) -> int:
+        """How many bytes the next frame still wants; 0 when that is not known."""
+        if len(self._buffer) < _LENGTH.size:
+            return 0
+        length: int = _LENGTH.unpack_from(self._buffer)[0]
+        return max(_LENGTH.size + length - len(self._buffer), 0)
 
     def take_back(self) -> bytes:
         """Return what was received and not cut, and forget it; it is to be received again."""

@@ -9,30 +9,39 @@ import gc
 import logging
 import resource
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Final
 
 from kestrelmq.clock import TurnClock
 from kestrelmq.config import ServerConfig, apply_overrides, changed_globals, load_config
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.stats import Counters
+from kestrelmq.engine.counters import Counters
+from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.memcache import Parser
+from kestrelmq.server.advertise import advertised_host, member_data
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.listener import Listener
+from kestrelmq.server.listener import Listener, SessionFactory
 from kestrelmq.server.logs import set_up_logging
+from kestrelmq.server.membership import Membership
 from kestrelmq.server.memcache_session import MemcacheSession
+from kestrelmq.server.services import Service
 from kestrelmq.server.status import ServerStatus, Status
+from kestrelmq.server.text_session import TextSession
+from kestrelmq.server.thrift_reads import ThriftReads
+from kestrelmq.server.thrift_session import ThriftSession
 from kestrelmq.server.turns import Turns
 
 log = logging.getLogger(__name__)
 
 Announce = Callable[[str], None]
 _DEADLINES: Final = 0.05
-"""Seconds between looks for open reads whose time is up."""
+"""Seconds between looks for open reads whose time is up, and for periodic syncs."""
+_UPKEEP: Final = 1.0
+"""Seconds between looks at the journals of queues on which nothing happens."""
 
 
 class Server:
@@ -45,6 +54,8 @@ class Server:
         *,
         config_file: Path | None = None,
         overrides: dict[str, object] | None = None,
+        advertise: Callable[[str], str] = advertised_host,
+        services: Sequence[Service] = (),
     ) -> None:
         """Prepare; nothing is opened yet.
 
@@ -53,16 +64,22 @@ class Server:
             announce: told one line for each listener, then `ready`.
             config_file: where `config` came from, for `reload`.
             overrides: settings from the command line, put over the file's again at a reload.
+            advertise: finds the host to announce in ZooKeeper for the address that is listened on.
+            services: what runs beside the client listeners.
         """
         self._config = config
         self._announce = announce
         self._config_file = config_file
         self._overrides = overrides or {}
+        self._services = services
+        self._advertise = advertise
+        self._host = ""
         self._clock = TurnClock()
         self._collection = QueueCollection(config, self._clock)
         self._turns = Turns(self._clock, self._collection.commits)
         self._counters = Counters()
         self._listeners: list[Listener] = []
+        self._ports: dict[str, int] = {}
         self._stopping: asyncio.Event = asyncio.Event()
 
     def run(self) -> None:
@@ -70,22 +87,28 @@ class Server:
 
         Raises:
             KestrelError: the queue path is in use, or a listener cannot be bound.
+            ConfigError: the server cannot be announced in ZooKeeper.
         """
+        if self._config.zookeeper is not None:
+            self._host = self._advertise(self._config.listen_address)
         _raise_file_limit()
-        loop = asyncio.SelectorEventLoop(self._turns)
+        loop = asyncio.SelectorEventLoop(self._turns.poller)
         try:
             loop.run_until_complete(self._serve(loop))
         finally:
             loop.close()
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._collection.commits.worker = ThreadWorker(loop.call_soon_threadsafe)
         self._collection.open()
         try:
             context = self._new_context(loop)
             for name in ("SIGTERM", "SIGINT"):
                 loop.add_signal_handler(getattr(signal, name), self._stopping.set)
-            loop.add_signal_handler(signal.SIGHUP, self._hang_up, context)
+            loop.add_signal_handler(signal.SIGHUP, self._hang_up)
             self._bind(context)
+            await self._open_services(context)
+            membership = self._join(context)
             self._announce("ready")
             # What is there now stays; the collector need not look at it again and again.
             gc.collect()
@@ -96,7 +119,11 @@ class Server:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             context.status.shutdown()
+            if membership is not None:
+                await membership.stop()
         finally:
+            for service in self._services:
+                await service.close()
             self._stop()
 
     def _stop(self) -> None:
@@ -115,27 +142,36 @@ class Server:
             loop.call_later,
         )
         status.load()
-        context = ServerContext(
+        return ServerContext(
             config,
             self._collection,
             status,
             self._counters,
             self._turns,
             loop,
-            lambda: self._reload(context),
+            self._reload,
             self._stopping.set,
         )
-        return context
 
     def _bind(self, context: ServerContext) -> None:
         parser = Parser(self._config.memcache_dialect, queue_name_error)
+        thrift_reads = ThriftReads()
 
         def memcache(connection: Connection) -> MemcacheSession:
             return MemcacheSession(connection, context, parser)
 
-        for protocol, port, new_session in (
+        def text(connection: Connection) -> TextSession:
+            return TextSession(connection, context)
+
+        def thrift(connection: Connection) -> ThriftSession:
+            return ThriftSession(connection, context, thrift_reads)
+
+        sessions: tuple[tuple[str, int | None, SessionFactory], ...] = (
             ("memcache", self._config.memcache_listen_port, memcache),
-        ):
+            ("text", self._config.text_listen_port, text),
+            ("thrift", self._config.thrift_listen_port, thrift),
+        )
+        for protocol, port, new_session in sessions:
             if port is None:
                 continue
             listener = Listener(
@@ -153,12 +189,35 @@ class Server:
                 raise KestrelError(
                     f"{protocol} cannot listen on {address}:{port}: {error.strerror or error}"
                 ) from error
+            self._ports[protocol] = bound
             self._announce(f"{protocol} listening on {host}:{bound}")
+
+    def _join(self, context: ServerContext) -> Membership | None:
+        """Begin to announce the server in ZooKeeper, if that is configured."""
+        config = self._config.zookeeper
+        if config is None:
+            return None
+        member = member_data(self._host, self._ports)
+        membership = Membership(config, member, context.loop.call_soon_threadsafe)
+        context.status.listeners.append(membership.status_changed)
+        membership.start(context.status.status)
+        return membership
+
+    async def _open_services(self, context: ServerContext) -> None:
+        for service in self._services:
+            try:
+                bound = await service.open(context)
+            except OSError as error:
+                raise KestrelError(
+                    f"{service.name} cannot listen: {error.strerror or error}"
+                ) from error
+            if bound is not None:
+                self._announce(f"{service.name} listening on {bound[0]}:{bound[1]}")
 
     # --- while it runs ---
 
     def _background(self) -> list[Coroutine[None, None, None]]:
-        tasks = [self._watch_deadlines()]
+        tasks = [self._watch_deadlines(), self._keep_up()]
         if self._config.expiration_timer_frequency is not None:
             tasks.append(self._expire(self._config.expiration_timer_frequency))
         if self._config.client_timeout is not None:
@@ -175,26 +234,38 @@ class Server:
             await asyncio.sleep(_DEADLINES)
             self._collection.abort_overdue()
 
-    async def _close_silent(self, timeout: float) -> None:
-        """Close connections from which nothing came between two looks `timeout` apart."""
+    async def _keep_up(self) -> None:
+        commits, loop = self._collection.commits, asyncio.get_running_loop()
+        upkeep_at = 0.0
+        while True:
+            await asyncio.sleep(_DEADLINES)
+            due = commits.take_due(loop.time())
+            if due:
+                self._turns.syncs.request(due)
+            if loop.time() >= upkeep_at:
+                upkeep_at = loop.time() + _UPKEEP
+                self._collection.tick()
+
+    async def _close_silent(self, limit: float) -> None:
+        """Close connections from which nothing came between two looks `limit` seconds apart."""
         seen: dict[Connection, int] = {}
         while True:
-            await asyncio.sleep(timeout)
+            await asyncio.sleep(limit)
             connections = [one for each in self._listeners for one in each.connections]
             for connection in connections:
                 if seen.get(connection) == connection.last_served and not connection.paused:
-                    log.info("%s was silent for %s s, closing", connection.peer, timeout)
+                    log.info("%s was silent for %s s, closing", connection.peer, limit)
                     connection.close()
             seen = {one: one.last_served for one in connections}
 
-    def _hang_up(self, context: ServerContext) -> None:
+    def _hang_up(self) -> None:
         set_up_logging(self._config)
         try:
-            self._reload(context)
+            self._reload()
         except (ConfigError, OSError) as error:
             log.error("the configuration was not reloaded: %s", error)  # noqa: TRY400
 
-    def _reload(self, context: ServerContext) -> list[str]:
+    def _reload(self) -> list[str]:
         """Read the configuration file again; return the settings that need a restart."""
         if self._config_file is None:
             return []

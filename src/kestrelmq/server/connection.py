@@ -12,14 +12,19 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from kestrelmq.engine.commits import Committable
-from kestrelmq.engine.stats import Counters
+from kestrelmq.engine.counters import Counters
 from kestrelmq.errors import JournalError
-from kestrelmq.server.turns import Turns
+from kestrelmq.server.turns import TurnConnection, Turns
 
 RECEIVE: Final = 65_536
+RECEIVE_SMALL: Final = 960
+"""Bytes to make room for when a client sends only short requests; the C library has a quick way to
+get and give back so little."""
+_SHORT_ENOUGH: Final = 8
+"""Short requests in a row, after which a client is taken to send no others."""
 RECEIVE_LARGE: Final = 1 << 20
 READ_AHEAD: Final = 65_536
 """Bytes received behind a request that waits, before reading stops."""
@@ -38,26 +43,33 @@ Touched = Committable | tuple[Committable, ...] | None
 log = logging.getLogger(__name__)
 
 
-class Session(Protocol):
-    """What a protocol does with a connection's bytes."""
+class Session:
+    """What a protocol does with a connection's bytes.
 
-    wanted: int
+    Attributes:
+        wanted: how many bytes would be of use when `feed` left some; 0 is any.
+    """
+
+    wanted: int = 0
 
     def feed(self, data: bytes) -> bytes:
         """Apply the requests in `data`, and return what is left.
 
-        That is a request that is not whole, or what comes after one that waits. `wanted` is then
-        how many bytes would be of use; 0 is any.
+        That is a request that is not whole, or what comes after one that waits.
         """
+        raise NotImplementedError
 
     def broken(self) -> None:
         """A request raised what it must not: reply with an error and close."""
+        raise NotImplementedError
 
     def closed(self) -> None:
         """The connection is gone: give back what it holds."""
+        raise NotImplementedError
 
-    def failure_reply(self, failure: JournalError) -> bytes:
-        """Return the reply to an operation that was taken back."""
+    def failure_reply(self, failure: JournalError, reply: bytes) -> bytes:
+        """Return the reply to an operation that was taken back, instead of `reply`."""
+        raise NotImplementedError
 
 
 WAITING: Final = 1
@@ -66,7 +78,7 @@ STALLED: Final = 2
 """The client has too many replies to read first."""
 
 
-class Connection:
+class Connection(TurnConnection):
     """A client's connection.
 
     Attributes:
@@ -77,30 +89,6 @@ class Connection:
         last_served: number of the event it was last served in; see `Turns`.
         peer: the client's address.
     """
-
-    __slots__ = (
-        "_buffered",
-        "_chunks",
-        "_counters",
-        "_descriptor",
-        "_events",
-        "_held",
-        "_is_closed",
-        "_on_close",
-        "_queued",
-        "_receive",
-        "_send",
-        "_session",
-        "_socket",
-        "_turns",
-        "_unsent",
-        "closing",
-        "last_served",
-        "out",
-        "paused",
-        "peer",
-        "touched",
-    )
 
     def __init__(
         self,
@@ -119,6 +107,7 @@ class Connection:
         self._on_close = on_close
         self._chunks: list[bytes] = []
         self._buffered = 0
+        self._short = 0
         self._unsent = b""
         self._events = 0
         self._queued = False
@@ -141,9 +130,13 @@ class Connection:
 
     def readable(self) -> None:
         """Receive once, and apply what is whole."""
-        missing = self._session.wanted - self._buffered
+        if self._short >= _SHORT_ENOUGH:
+            room = RECEIVE_SMALL
+        else:
+            missing = self._session.wanted - self._buffered
+            room = RECEIVE if missing <= RECEIVE else RECEIVE_LARGE
         try:
-            data = self._receive(RECEIVE if missing <= RECEIVE else RECEIVE_LARGE)
+            data = self._receive(room)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -151,10 +144,12 @@ class Connection:
         if not data:
             self._end_of_input()
             return
-        self._counters.bytes_read += len(data)
+        size = len(data)
+        self._counters.bytes_read += size
+        self._short = self._short + 1 if size < RECEIVE_SMALL else 0
         if self._chunks or self.paused:
             self._chunks.append(data)
-            self._buffered += len(data)
+            self._buffered += size
             if self.paused:
                 if self._buffered > READ_AHEAD:
                     self._watch(self._events & ~_IN)
@@ -219,13 +214,7 @@ class Connection:
         unsynced: Collection[Committable],
         sync: int,
     ) -> None:
-        """Send what the turn produced.
-
-        Args:
-            failures: queues that could not be written: their replies become errors.
-            unsynced: queues whose replies wait until sync number `sync` is done.
-            sync: see `unsynced`.
-        """
+        """Send what the turn produced."""
         self._queued = False
         if self._is_closed:
             return
@@ -233,14 +222,25 @@ class Connection:
         if failures:
             self._replace_failed(out, self.touched, failures)
         if self._held or (unsynced and touches(self.touched, unsynced)):
-            self._held.append((sync, out, self.touched))
-            self.out, self.touched = [], []
+            self._held.append((sync, out.copy(), self.touched.copy()))
+            out.clear()
+            self.touched.clear()
             return
         if out:
             data = out[0] if len(out) == 1 else b"".join(out)
             out.clear()
             self.touched.clear()
-            self._transmit(data)
+            if self._unsent or self.paused:
+                self._transmit(data)
+            else:
+                try:
+                    sent = self._send(data)
+                except OSError as error:
+                    self._not_sent(data, error)
+                    return
+                self._counters.bytes_written += sent
+                if sent != len(data):
+                    self._keep_unsent(data[sent:])
         if self.closing and not self._unsent:
             self.close()
 
@@ -268,7 +268,7 @@ class Connection:
         for index, one in enumerate(touched):
             for queue in touched_queues(one):
                 if queue in failures:
-                    out[index] = self._session.failure_reply(failures[queue])
+                    out[index] = self._session.failure_reply(failures[queue], out[index])
 
     def _transmit(self, data: bytes) -> None:
         if self._unsent:
@@ -276,18 +276,26 @@ class Connection:
             return
         try:
             sent = self._send(data)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError:
-            self.close()
+        except OSError as error:
+            self._not_sent(data, error)
             return
         self._counters.bytes_written += sent
-        if sent < len(data):
-            self._unsent = data[sent:]
-            self.paused |= STALLED
-            self._watch(_OUT)
+        if sent != len(data):
+            self._keep_unsent(data[sent:])
         elif self.paused & STALLED:
             self.unpause(STALLED)
+
+    def _not_sent(self, data: bytes, error: OSError) -> None:
+        if isinstance(error, BlockingIOError | InterruptedError):
+            self._keep_unsent(data)
+        else:
+            self.close()
+
+    def _keep_unsent(self, data: bytes) -> None:
+        """Send the rest when the client reads; until then nothing is read from it."""
+        self._unsent = data
+        self.paused |= STALLED
+        self._watch(_OUT)
 
     def ready(self, mask: int) -> None:
         """Act on an event that is not just input."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.stats import Counters, server_stats
+from kestrelmq.engine.counters import Counters
+from kestrelmq.engine.metrics import Latencies
+from kestrelmq.engine.stats import server_stats
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.server.status import ServerStatus
 from kestrelmq.server.turns import Turns
@@ -28,6 +30,7 @@ class ServerContext:
         reload: reads the configuration file again and puts it in force; says what needs a
             restart. Raises ConfigError.
         shutdown: begins to stop the server.
+        latencies: how long operations take.
         started: when the server started (monotonic seconds).
     """
 
@@ -39,6 +42,7 @@ class ServerContext:
     loop: asyncio.AbstractEventLoop
     reload: Callable[[], list[str]]
     shutdown: Callable[[], None]
+    latencies: Latencies = field(default_factory=Latencies)
     started: float = field(default_factory=time.monotonic)
 
     def refuses_writes(self) -> str | None:
@@ -70,13 +74,11 @@ class ServerContext:
         return None
 
     @property
-    def is_open(self) -> bool:
-        """Whether neither reads nor writes are refused by anything; the hot path asks this."""
+    def is_limited(self) -> bool:
+        """Whether the number of connections may forbid an operation."""
         return (
-            self.status.writes_allowed
-            and self.status.reads_allowed
-            and self.config.connection_limit_refuse_reads is None
-            and self.config.connection_limit_refuse_writes is None
+            self.config.connection_limit_refuse_reads is not None
+            or self.config.connection_limit_refuse_writes is not None
         )
 
     def server_stats(self) -> list[tuple[str, object]]:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from kestrelmq.engine.stats import Counters
+from kestrelmq.engine.counters import Counters
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.turns import Turns
 

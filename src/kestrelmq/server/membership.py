@@ -11,6 +11,10 @@ While ZooKeeper cannot be reached a set cannot be left. A stricter status then w
 `ServerStatus` allows its listeners, and the sets are put right at the next connection; if there is
 none, ZooKeeper drops the member when the session times out. A crash leaves the members in their
 sets for `session_timeout` seconds.
+
+Site-specific code has two places. `client_initializer` is called with the `ZooKeeperConfig` and
+returns a `KazooClient` that is not started. `server_set_initializer` is called with the
+`ZooKeeperConfig`, that client and the path of a set, and returns a `ServerSet`.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
 """Requests of the memcache protocol that are about the server or whole queues."""
 
 from collections.abc import Callable
+from functools import partial
 
 from kestrelmq.config import queue_settings
 from kestrelmq.engine.stats import all_stats, queue_stats
@@ -48,10 +49,10 @@ def serve_admin(context: ServerContext, request: Request) -> Answer:
 def _serve(context: ServerContext, request: Request) -> Answer:  # one case a request
     collection = context.collection
     match request:
-        case Delete(queue, noreply):
-            return _change(context, lambda: collection.delete(queue), DELETED, noreply=noreply)
-        case Flush(queue, noreply):
-            return _change(context, lambda: collection.flush(queue), END, noreply=noreply)
+        case Delete(doomed, noreply):
+            return _change(context, partial(collection.delete, doomed), DELETED, noreply=noreply)
+        case Flush(flushed, noreply):
+            return _change(context, partial(collection.flush, flushed), END, noreply=noreply)
         case FlushAll(noreply):
             done = OK if context.config.memcache_dialect == "memcached" else FLUSHED_ALL
             return _change(context, collection.flush_all, done, noreply=noreply)

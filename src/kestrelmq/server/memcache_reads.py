@@ -4,12 +4,10 @@ While a read waits its connection is paused: what comes after it on the same con
 and so replies keep their order.
 """
 
-import asyncio
-from collections.abc import Callable
 from typing import Final
 
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import Waiter, Wanted
+from kestrelmq.engine.waiters import Wanted
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.protocol import memcache
@@ -17,60 +15,9 @@ from kestrelmq.protocol.memcache import END, ERROR, Get, Key, Monitor
 from kestrelmq.server.connection import WAITING, Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.reads import OpenReads
+from kestrelmq.server.waiting import WaitingRead
 
 _FAILURES: Final = (QueueUnavailable, JournalError)
-
-
-class WaitingRead:
-    """A connection's place in the line of a queue, with a deadline.
-
-    Exactly one of `served` and `timed_out` is called, unless it is cancelled.
-    """
-
-    __slots__ = ("_connection", "_queue", "_served", "_timed_out", "_timer", "_waiter")
-
-    def __init__(
-        self,
-        connection: Connection,
-        queue: Queue,
-        wanted: Wanted,
-        served: Callable[[bytes, int], None],
-        timed_out: Callable[[], None],
-    ) -> None:
-        self._connection = connection
-        self._queue = queue
-        self._served = served
-        self._timed_out = timed_out
-        self._waiter = Waiter(wanted, self._serve)
-        self._timer: asyncio.TimerHandle | None = None
-
-    def begin(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-        """Get in line, for so long at most."""
-        self._queue.wait(self._waiter)
-        self._timer = loop.call_later(seconds, self._time_out)
-        self._connection.paused |= WAITING
-
-    def cancel(self) -> None:
-        """Leave the line; nothing is called any more."""
-        self._queue.waiters.cancel(self._waiter)
-        self._end()
-
-    def _end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _serve(self, record: bytes | None, xid: int) -> None:
-        self._end()
-        if record is None:
-            self._timed_out()  # the queue went away
-        else:
-            self._served(record, xid)
-
-    def _time_out(self) -> None:
-        self._timer = None
-        if self._queue.waiters.cancel(self._waiter):
-            self._timed_out()
 
 
 class MemcacheFetch:
@@ -146,16 +93,11 @@ class MemcacheFetch:
         if key.open and held >= context.config.max_open_transactions:
             return self._close_with(ERROR)
         context.check_client(key.queue, write=False)
-        self._count(key)
+        if key.peek:
+            context.counters.cmd_peek += 1
         if key.queue in context.collection.config.aliases:
             return True
         return self._read(key, context.collection.obtain(key.queue))
-
-    def _count(self, key: Key) -> None:
-        if key.peek:
-            self._context.counters.cmd_peek += 1
-        else:
-            self._context.counters.cmd_get += 1
 
     def _end_oldest(self, key: Key) -> None:
         taken = self._reads.take_oldest(key.queue)
@@ -175,14 +117,14 @@ class MemcacheFetch:
             self._take(key, queue, record, xid)
             return True
         if not key.timeout:
-            self._miss(key)
+            self._miss(key, queue)
             return True
         self._waiting = WaitingRead(
             self._connection,
             queue,
             wanted,
             lambda record, xid: self._served(key, queue, record, xid),
-            lambda: self._timed_out(key),
+            lambda: self._timed_out(key, queue),
         )
         self._waiting.begin(self._context.loop, key.timeout / 1000)
         return False
@@ -190,15 +132,14 @@ class MemcacheFetch:
     def _take(self, key: Key, queue: Queue, record: bytes, xid: int) -> None:
         if key.open:
             self._reads.add(queue, xid, record)
-        if not key.peek:
-            self._context.counters.get_hits += 1
         self._touched.append(queue)
         cas = xid if self._request.cas else None
         self._parts.append(memcache.value(key.echo, record[ADDX_HEADER:], cas))
 
-    def _miss(self, key: Key) -> None:
+    @staticmethod
+    def _miss(key: Key, queue: Queue) -> None:
         if not key.peek:
-            self._context.counters.get_misses += 1
+            queue.get_misses += 1
 
     def _served(self, key: Key, queue: Queue, record: bytes, xid: int) -> None:
         self._waiting = None
@@ -206,9 +147,9 @@ class MemcacheFetch:
         self._index += 1
         self.proceed()
 
-    def _timed_out(self, key: Key) -> None:
+    def _timed_out(self, key: Key, queue: Queue) -> None:
         self._waiting = None
-        self._miss(key)
+        self._miss(key, queue)
         self._index += 1
         self.proceed()
 

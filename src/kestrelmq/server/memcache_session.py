@@ -30,7 +30,7 @@ from kestrelmq.protocol.memcache import (
     TouchRead,
     value_header,
 )
-from kestrelmq.server.connection import OUTPUT_LIMIT, STALLED, Connection, Touched
+from kestrelmq.server.connection import OUTPUT_LIMIT, STALLED, Connection, Session, Touched
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.memcache_admin import Forbidden, serve_admin
 from kestrelmq.server.memcache_reads import MemcacheFetch, MemcacheMonitor
@@ -38,35 +38,30 @@ from kestrelmq.server.reads import OpenReads
 
 _EPOCH_EXPIRY: Final = 1_000_000
 """Expiries from here on are epoch seconds; smaller ones are seconds from now."""
+_AFTER_VALUE: Final = b"\r\nEND\r\n"
 _FAILURES: Final = (QueueUnavailable, JournalError)
 
 
-class MemcacheSession:
+class MemcacheSession(Session):
     """One client's requests, open reads and waiting read."""
-
-    __slots__ = (
-        "_connection",
-        "_context",
-        "_counters",
-        "_fetch",
-        "_parse",
-        "_produced",
-        "_queues",
-        "_reads",
-        "_skip",
-        "_skip_reply",
-        "wanted",
-    )
 
     def __init__(self, connection: Connection, context: ServerContext, parser: Parser) -> None:
         self._connection = connection
         self._context = context
         self._counters = context.counters
-        self._queues = context.collection.queues
+        self._status = context.status
+        # With a limit on connections every request is looked at in full.
+        self._queues = {} if context.is_limited else context.collection.queues
+        self._out = connection.out
+        self._touched = connection.touched
         self._parse = parser.parse
         self._reads = OpenReads()
         self._fetch: MemcacheFetch | MemcacheMonitor | None = None
         self._produced = 0
+        # The VALUE line made last, and what for: items of a queue are often of one size.
+        self._header = b""
+        self._header_size = -1
+        self._header_request: Get | None = None
         self._skip = 0
         self._skip_reply = b""
         self.wanted = 0
@@ -92,17 +87,16 @@ class MemcacheSession:
                     return b""
                 position = newline + 1
                 continue
-            kind = type(request)
-            if kind is Set:
-                after = self._set(request, data, newline + 1)  # type: ignore[arg-type]
+            if isinstance(request, Set):
+                after = self._set(request, data, newline + 1)
                 if not after:
                     return data[position:]
                 position = after
-            elif kind is Get:
+            elif isinstance(request, Get):
                 position = newline + 1
-                self._get(request)  # type: ignore[arg-type]
-            elif kind is Refused:
-                position = self._refuse(request, data, newline + 1)  # type: ignore[arg-type]
+                self._get(request)
+            elif isinstance(request, Refused):
+                position = self._refuse(request, data, newline + 1)
             else:
                 position = newline + 1
                 self._serve(request)
@@ -119,7 +113,7 @@ class MemcacheSession:
             if after <= 0:
                 return -after
         queue = self._queues.get(request.queue)
-        if queue is None or queue.restricted or not self._context.is_open:
+        if queue is None or queue.restricted or not self._status.is_open:
             self._set_slowly(request, data[body:body_end])
             return after
         self._counters.cmd_set += 1
@@ -129,37 +123,34 @@ class MemcacheSession:
             self._answer_error(error, noreply=request.noreply)
             return after
         if not request.noreply:
-            self._connection.out.append(STORED if stored else NOT_STORED)
-            self._connection.touched.append(queue)
+            self._out.append(STORED if stored else NOT_STORED)
+            self._touched.append(queue)
         return after
 
     def _get(self, request: Get) -> None:
         queue = self._queues.get(request.plain) if request.plain is not None else None
-        if queue is None or queue.restricted or self._reads or not self._context.is_open:
+        if queue is None or self._reads.by_queue or queue.restricted or not self._status.is_open:
             self._get_slowly(request)
             return
-        counters = self._counters
-        counters.cmd_get += 1
         try:
             record = queue.remove()
         except _FAILURES as error:
             self._answer_error(error)
             return
-        connection = self._connection
         if record is None:
-            counters.get_misses += 1
-            connection.out.append(END)
-            connection.touched.append(None)
+            queue.get_misses += 1
+            self._out.append(END)
+            self._touched.append(None)
             return
-        counters.get_hits += 1
         size = len(record) - ADDX_HEADER
-        connection.out.append(
-            b"%b%b\r\nEND\r\n" % (value_header(request.prefix, size), record[ADDX_HEADER:])
-        )
-        connection.touched.append(queue)
+        if size != self._header_size or request is not self._header_request:
+            self._header_size, self._header_request = size, request
+            self._header = value_header(request.prefix, size)
+        self._out.append(b"".join((self._header, record[ADDX_HEADER:], _AFTER_VALUE)))
+        self._touched.append(queue)
         self._produced += size
         if self._produced > OUTPUT_LIMIT:
-            connection.paused |= STALLED
+            self._connection.paused |= STALLED
 
     # --- input that is not whole ---
 
@@ -219,8 +210,8 @@ class MemcacheSession:
     # --- replies ---
 
     def _answer(self, reply: bytes, touched: Touched = None) -> None:
-        self._connection.out.append(reply)
-        self._connection.touched.append(touched)
+        self._out.append(reply)
+        self._touched.append(touched)
 
     def _answer_error(self, error: Exception, *, noreply: bool = False) -> None:
         if not noreply:
@@ -234,7 +225,7 @@ class MemcacheSession:
         self._answer(reply)
         self._connection.closing = True
 
-    def failure_reply(self, failure: JournalError) -> bytes:
+    def failure_reply(self, failure: JournalError, _reply: bytes) -> bytes:
         """Return the reply to an operation that was taken back."""
         return memcache.server_error(str(failure))
 
@@ -282,8 +273,12 @@ class MemcacheSession:
         return queue if queue is not None else tuple(collection.destinations(name))
 
     def _get_slowly(self, request: Get) -> None:
+        before = len(self._out)
         self._fetch = MemcacheFetch(self._connection, self._context, self._reads, request)
         self._fetch.proceed()
+        self._produced += sum(map(len, self._out[before:]))
+        if self._produced > OUTPUT_LIMIT:
+            self._connection.paused |= STALLED
 
     def _serve(self, request: Request) -> None:
         match request:

@@ -134,6 +134,7 @@ class ServerStatus:
         reads_allowed: whether reads are served now. Confirming, closing and aborting reads that
             were opened earlier is always allowed.
         writes_allowed: whether adds, flushes and deletes are served now.
+        is_open: whether both are; what the hot path looks at.
         listeners: who is told of changes, in this order.
     """
 
@@ -146,12 +147,17 @@ class ServerStatus:
         "_path",
         "_schedule",
         "_timer",
+        "is_open",
         "listeners",
         "reads_allowed",
         "since",
         "status",
         "writes_allowed",
     )
+
+    reads_allowed: bool
+    writes_allowed: bool
+    is_open: bool
 
     def __init__(
         self,
@@ -184,8 +190,7 @@ class ServerStatus:
         self.listeners: list[StatusListener] = []
         self.status = default
         self.since = clock.now()
-        self.reads_allowed = default.reads
-        self.writes_allowed = default.writes
+        self._allow(default.reads, default.writes)
 
     def load(self) -> None:
         """Take up the saved status, enforced at once; listeners are not told."""
@@ -194,7 +199,7 @@ class ServerStatus:
         self._enforce()
 
     def set(self, status: Status) -> None:
-        """Change to `status` and save it; one that is already set changes nothing.
+        """Change to `status` and save it, with an fsync; one that is set already changes nothing.
 
         Raises:
             ValueError: `status` is DOWN, which only `shutdown` sets.
@@ -227,8 +232,7 @@ class ServerStatus:
         self._cancel_timer()
         self.status = status
         self.since = self._clock.now()
-        self.reads_allowed |= status.reads
-        self.writes_allowed |= status.writes
+        self._allow(self.reads_allowed | status.reads, self.writes_allowed | status.writes)
         self._acting = acting = _Countdown(
             len(self.listeners), lambda: self._begin_grace(grace_period)
         )
@@ -262,8 +266,12 @@ class ServerStatus:
 
     def _enforce(self) -> None:
         self._timer = None
-        self.reads_allowed = self.status.reads
-        self.writes_allowed = self.status.writes
+        self._allow(self.status.reads, self.status.writes)
+
+    def _allow(self, reads: bool, writes: bool) -> None:  # noqa: FBT001
+        self.reads_allowed = reads
+        self.writes_allowed = writes
+        self.is_open = reads and writes
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

@@ -10,11 +10,11 @@ from kestrelmq.engine.waiters import Wanted
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.protocol import text
-from kestrelmq.protocol.text import Get, Monitor, Peek
+from kestrelmq.protocol.text_commands import Get, Monitor, Peek
 from kestrelmq.server.connection import WAITING, Connection, Touched
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.memcache_reads import WaitingRead
 from kestrelmq.server.reads import OpenReads
+from kestrelmq.server.waiting import WaitingRead
 
 
 class TextRead:
@@ -74,7 +74,7 @@ class TextRead:
             self._end(text.error("too many transactions open"))
             return
         self._deadline = context.loop.time() + self._command.timeout / 1000
-        self._go_on(context.collection.obtain(name))
+        self._collect(context.collection.obtain(name))
 
     def cancel(self) -> None:
         """The client is gone."""
@@ -83,14 +83,13 @@ class TextRead:
             self._waiting = None
 
     def _count(self) -> None:
-        counters = self._context.counters
         match self._command:
             case Get():
-                counters.cmd_get += 1
+                pass  # its queue counts hits and misses
             case Peek():
-                counters.cmd_peek += 1
+                self._context.counters.cmd_peek += 1
             case Monitor():
-                counters.cmd_monitor += 1
+                self._context.counters.cmd_monitor += 1
             case _:
                 assert_never(self._command)
 
@@ -116,28 +115,39 @@ class TextRead:
             queue, xid = taken
             queue.confirm(xid)
 
-    def _go_on(self, queue: Queue) -> None:
+    def _collect(self, queue: Queue) -> None:
+        """Send what is there."""
         while self._left > 0:
             record, xid = queue.take_as(self._wanted)
             if record is None:
                 break
             if not self._send(queue, record, xid):
                 return
+        self._go_on(queue)
+
+    def _go_on(self, queue: Queue) -> None:
+        """End if there is nothing to wait for, else get in line for the next item."""
         remaining = self._deadline - self._context.loop.time()
         if self._left <= 0 or remaining <= 0:
-            self._end(None if self._is_answered() else text.NOTHING, queue)
+            self._end_empty(queue)
             return
         self._waiting = WaitingRead(
             self._connection,
             queue,
             self._wanted,
             lambda record, xid: self._served(queue, record, xid),
-            lambda: self._end(text.NOTHING, queue),
+            lambda: self._end_empty(queue),
         )
         self._waiting.begin(self._context.loop, remaining)
 
-    def _is_answered(self) -> bool:
-        return self._left <= 0 and not isinstance(self._command, Monitor)
+    def _end_empty(self, queue: Queue) -> None:
+        """End when nothing more comes."""
+        is_monitor = isinstance(self._command, Monitor)
+        if self._left <= 0 and not is_monitor:
+            self._end(None)  # its item was the answer
+            return
+        queue.get_misses += isinstance(self._command, Get)
+        self._end(text.NOTHING, queue)
 
     def _send(self, queue: Queue, record: bytes, xid: int) -> bool:
         """Send an item; False when it cannot be sent, which ends the read."""
@@ -151,9 +161,7 @@ class TextRead:
         self._left -= 1
         if self._wanted is Wanted.OPEN:
             self._reads.add(queue, xid, record)
-        if isinstance(self._command, Get):
-            self._context.counters.get_hits += 1
-        elif isinstance(self._command, Monitor):
+        if isinstance(self._command, Monitor):
             self._context.counters.cmd_monitor_get += 1
         self._connection.push(text.value(item), queue)
         return True
@@ -162,15 +170,14 @@ class TextRead:
         self._waiting = None
         try:
             if self._send(queue, record, xid):
-                self._go_on(queue)
+                # Those who have waited longer are served before this one takes more.
+                (self._go_on if queue.waiters.line else self._collect)(queue)
         except KestrelError as error:
             self._end(text.error(str(error)))
 
     def _end(self, reply: bytes | None, touched: Touched = None) -> None:
-        """Send how it ended; what a `get` confirmed before it is written first."""
+        """Send how it ended; `touched` is what must be written first."""
         self._waiting = None
-        if isinstance(self._command, Get) and reply == text.NOTHING:
-            self._context.counters.get_misses += 1
         if reply is not None:
             self._connection.push(reply, touched)
         if self._connection.paused & WAITING:

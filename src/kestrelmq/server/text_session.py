@@ -10,7 +10,8 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, KestrelError
 from kestrelmq.protocol import text
 from kestrelmq.protocol.faults import ClientFault
-from kestrelmq.protocol.text import (
+from kestrelmq.protocol.text import TextParser
+from kestrelmq.protocol.text_commands import (
     Command,
     Confirm,
     Delete,
@@ -26,10 +27,9 @@ from kestrelmq.protocol.text import (
     Reload,
     SetStatus,
     Shutdown,
-    TextParser,
     Version,
 )
-from kestrelmq.server.connection import OUTPUT_LIMIT, STALLED, Connection, Touched
+from kestrelmq.server.connection import OUTPUT_LIMIT, STALLED, Connection, Session, Touched
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.reads import OpenReads
 from kestrelmq.server.status import Status
@@ -41,10 +41,8 @@ _DONE: Final = text.counted(0)
 Answer = tuple[bytes, Touched]
 
 
-class TextSession:
+class TextSession(Session):
     """One client's commands, open reads and waiting read."""
-
-    __slots__ = ("_connection", "_context", "_parser", "_read", "_reads", "wanted")
 
     def __init__(self, connection: Connection, context: ServerContext) -> None:
         self._connection = connection
@@ -159,8 +157,9 @@ class TextSession:
             case Delete(name):
                 collection.delete(name)
             case FlushExpired(None):
-                count = collection.flush_all_expired()
-                return text.counted(count), tuple(collection.queues.values())
+                collection.flush_all_expired()
+                return _DONE, tuple(collection.queues.values())
             case FlushExpired(str(name)):
-                return text.counted(collection.flush_expired(name)), collection.queues.get(name)
+                collection.flush_expired(name)
+                return _DONE, collection.queues.get(name)
         return _DONE, None

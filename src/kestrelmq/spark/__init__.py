@@ -19,6 +19,7 @@ def register(spark: "SparkSession") -> None:
     """Make the data sources known to a session."""
     from kestrelmq.spark.journal_source import JournalSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.queue_source import QueueSource  # noqa: PLC0415 # needs Spark
+    from kestrelmq.spark.trace_source import TraceSource  # noqa: PLC0415 # needs Spark
 
-    for source in (JournalSource, QueueSource):
+    for source in (JournalSource, QueueSource, TraceSource):
         spark.dataSource.register(source)

@@ -119,6 +119,14 @@ def coalesce(parts: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBa
     pending: list[pa.RecordBatch] = []
     waiting = size = 0
     for part in parts:
+        if part.nbytes > MAX_BATCH_BYTES:
+            # Alone: with others it might be more than one array can address.
+            if pending:
+                yield pa.concat_batches(pending)
+            yield part
+            pending = []
+            waiting = size = 0
+            continue
         pending.append(part)
         waiting += part.num_rows
         size += part.nbytes

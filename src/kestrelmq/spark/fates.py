@@ -11,11 +11,13 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from kestrelmq.spark import columns
 from kestrelmq.spark.scanning import Chunk, FileView, events, open_view
-from kestrelmq.spark.segments import Fate, State, Summariser
+from kestrelmq.spark.segments import State
 from kestrelmq.spark.spool import SpoolFile
+from kestrelmq.spark.summarising import Fate, Summariser
 
 ITEM_SCHEMA: Final = pa.schema(
     [
@@ -92,9 +94,9 @@ def happenings(tracing: Tracing) -> Iterator[pa.RecordBatch]:
         before = int(times[-1]) if len(times) else before
 
 
-def _add_times(view: FileView, chunk: Chunk) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+def _add_times(view: FileView, chunk: Chunk) -> NDArray[np.int64]:
     adds = chunk.part(chunk.adds)
-    found: np.ndarray[tuple[int], np.dtype[np.int64]] = (
+    found: NDArray[np.int64] = (
         columns.add_times(view, adds).fill_null(0).to_numpy(zero_copy_only=False)
     )
     return found
@@ -103,8 +105,8 @@ def _add_times(view: FileView, chunk: Chunk) -> "np.ndarray[tuple[int], np.dtype
 def _batch(
     tracing: Tracing,
     told: list[tuple[int, int, int]],
-    adds_before: "np.ndarray[tuple[int], np.dtype[np.int64]]",
-    times: "np.ndarray[tuple[int], np.dtype[np.int64]]",
+    adds_before: NDArray[np.int64],
+    times: NDArray[np.int64],
     before: int | None,
 ) -> pa.RecordBatch:
     count = len(told)

@@ -12,12 +12,13 @@ Which rename that is depends on what the queue has:
                             pack, which makes everything before it dead
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal.files import Directory
+from kestrelmq.journal.loading import clean_up
 from kestrelmq.journal.names import (
     JournalName,
     QueuePlan,
@@ -48,7 +49,7 @@ class Commit:
         self._overwrite = overwrite
         self._joined = count()
 
-    def run(self, parts: dict[str, Sequence[Part]]) -> None:
+    def run(self, parts: Mapping[str, Sequence[Part]]) -> None:
         """Commit the parts of each queue, given in their final order."""
         names = self._directory.names()
         found = plan(names).queues
@@ -63,7 +64,7 @@ class Commit:
             if existing is None:
                 self._create(queue, parts[queue], timestamp)
             else:
-                self._clean_up(existing)
+                clean_up(self._directory, existing)
                 self._replace_or_append(queue, parts[queue], timestamp, existing)
 
     def _create(self, queue: str, parts: Sequence[Part], timestamp: int) -> None:
@@ -89,8 +90,8 @@ class Commit:
         self, queue: str, parts: Sequence[Part], timestamp: int, existing: QueuePlan
     ) -> None:
         directory = self._directory
-        if existing.has_current and not self._overwrite:
-            self._check_tail(queue)
+        if existing.files and not self._overwrite:
+            self._check_tail(existing.files[-1])
         single = joined(parts, self._work / f"joined-{next(self._joined)}")
         if existing.has_current:
             directory.rename(queue, rotated_name(queue, timestamp))
@@ -102,26 +103,16 @@ class Commit:
         self._move_in(single, pack_name(queue, timestamp + 1))
         directory.reached("packed")
         for replaced in plan(_of_queue(directory.names(), queue)).queues.values():
-            self._clean_up(replaced)
+            clean_up(directory, replaced)
 
     def _move_in(self, part: Path, name: str, *, sync: bool = True) -> None:
         self._directory.rename(f"{self._work.name}/{part.name}", name)
         if sync:
             self._directory.sync()
 
-    def _clean_up(self, existing: QueuePlan) -> None:
-        """Do what a server does at start: remove what a pack replaces, and rename the pack."""
-        for name in existing.dead:
-            self._directory.remove(name)
-        if existing.rename:
-            self._directory.sync()
-        for old, new in existing.rename:
-            self._directory.rename(old, new)
-            self._directory.sync()
-
-    def _check_tail(self, queue: str) -> None:
+    def _check_tail(self, name: str) -> None:
         """Only a last file may end in a torn record, so none may be put behind such a file."""
-        path = self._directory.path / queue
+        path = self._directory.path / name
         view = open_view(str(path), path.stat().st_size)
         try:
             for _ in view.chunks(tail_may_be_torn=False):

@@ -10,11 +10,13 @@ import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from kestrelmq.spark.encoding import Encoded
 
@@ -96,13 +98,13 @@ class PartWriter:
     def _index(
         self,
         part: Part,
-        sequences: "np.ndarray[tuple[int], np.dtype[np.int64]]",
-        offsets: "np.ndarray[tuple[int], np.dtype[np.int32]]",
+        sequences: NDArray[np.int64],
+        offsets: NDArray[np.int32],
     ) -> Part:
         entries = np.empty(len(sequences), dtype=_INDEX)
         entries["sequence"] = sequences
         entries["length"] = np.diff(offsets)
-        self._handle(_index_path(part.path)).write(memoryview(entries.view(np.uint8)))
+        self._handle(_index_path(part.path)).write(entries.tobytes())
         ordered = part.high <= sequences[0] and bool(np.all(np.diff(sequences) >= 0))
         return replace(
             part,
@@ -131,9 +133,7 @@ def in_order(parts: Sequence[Part], merged: Path) -> list[Part]:
     if not all(part.sequenced for part in parts):
         return list(parts)
     ordered = sorted(parts, key=lambda part: (part.low, part.high))
-    overlap = any(
-        later.low < earlier.high for earlier, later in zip(ordered, ordered[1:], strict=False)
-    )
+    overlap = any(later.low < earlier.high for earlier, later in pairwise(ordered))
     return [merge(parts, merged)] if overlap else ordered
 
 
@@ -183,7 +183,7 @@ def joined(parts: Sequence[Part], path: Path) -> Path:
     return path
 
 
-def _records(part: Part, lengths: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> pa.Array:
+def _records(part: Part, lengths: NDArray[np.int64]) -> pa.Array:
     """The records of a part as an array over its mapped file."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])

@@ -37,7 +37,9 @@ class PartsWritten(WriterCommitMessage):
 class JournalWriter(DataSourceArrowWriter):
     """Writes journals. Made on the driver, copied to every task, and used there again to commit."""
 
-    def __init__(self, options: JournalWriteOptions, schema: StructType, *, overwrite: bool) -> None:
+    def __init__(
+        self, options: JournalWriteOptions, schema: StructType, *, overwrite: bool
+    ) -> None:
         """Prepare a job.
 
         Raises:

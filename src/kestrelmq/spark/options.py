@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeVar, cast
 
 from kestrelmq.errors import ConfigError
+from kestrelmq.spark.spool import local_path
 from kestrelmq.units import parse_size
 
 Mode = Literal["failfast", "permissive", "dropmalformed"]
@@ -134,7 +135,7 @@ class _Options:
         _, value = self._given.get("path", ("path", ""))
         if not value:
             raise ConfigError(f"option 'path' of {self._purpose} is missing: it must be {allowed}")
-        return value
+        return local_path(value)
 
     def take(self, name: str, default: T, parse: "Callable[[str], T]") -> T:
         """Return an option, or the default when it is not given."""

@@ -4,13 +4,14 @@ Records are copied as they are, in runs: item data is not looked at, and memory 
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kestrelmq.journal.records import (
-    ADD_XID,
     ADDX_HEADER,
     REMOVE_TENTATIVE_RECORD,
     STATE_DUMP,
@@ -61,7 +62,9 @@ def _torn_tail(file: SpoolFile) -> bytes:
     return b"" if view.torn_at is None else bytes(view.buffer[view.torn_at : view.size])
 
 
-def _live_chunks(part: Wanted) -> Iterator[tuple[FileView, Chunk, "np.ndarray[tuple[int], np.dtype[np.int64]]"]]:
+def _live_chunks(
+    part: Wanted,
+) -> Iterator[tuple[FileView, Chunk, NDArray[np.int64]]]:
     """The live items of a file, with their ordinals."""
     view = open_view(part.file.path, part.file.size)
     ordinal = part.first
@@ -107,9 +110,6 @@ def _copy_rest(part: Wanted, target: BinaryIO) -> None:
         combined = rest.opcodes == STATE_DUMP
         breaks = (rest.starts[1:] != rest.ends[:-1]) | combined[1:] | combined[:-1]
         bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(rest)]
-        for low, high in zip(bounds, bounds[1:], strict=False):
+        for low, high in pairwise(bounds):
             run = bytes(view.buffer[rest.starts[low] : rest.ends[high - 1]])
             target.write(_as_addx(run) if combined[low] else run)
-
-
-assert ADD_XID != STATE_DUMP  # noqa: S101 # an ADD_XID is copied as it is, a CONTINUE is not

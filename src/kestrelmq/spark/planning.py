@@ -16,11 +16,11 @@ from kestrelmq.spark.segments import (
     Segment,
     Start,
     State,
-    Summariser,
     last_xids,
     replay,
 )
 from kestrelmq.spark.spool import SpoolFile
+from kestrelmq.spark.summarising import Summariser
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,8 @@ class QueueReader(DataSourceReader):
             return self._planned(found)
         small, large = split_by_size(list_files(self._options.path), self._options.direct_bytes)
         plans = [
-            file for replayed in replay_in_parallel(large, in_processes)
+            file
+            for replayed in replay_in_parallel(large, in_processes)
             for file in wanted(replayed.plan())
         ]
         shared = share_queues(small, self._options.partition_bytes)
@@ -171,14 +172,15 @@ def is_live(ordinals: NDArray[np.int64], plan: Wanted) -> NDArray[np.bool_]:
         for item in plan.exceptions:
             if ordinals[0] <= item <= ordinals[-1]:
                 live[item - ordinals[0]] = True
-    return live  # type: ignore[no-any-return]
+    return live
 
 
 def split_by_size(
     files: Sequence[SpoolFile], direct_bytes: int
 ) -> tuple[list[list[SpoolFile]], list[list[SpoolFile]]]:
     """Return the queues to replay directly, and those to plan: large, and of several files."""
-    small, large = [], []
+    small: list[list[SpoolFile]] = []
+    large: list[list[SpoolFile]] = []
     for queue in by_queue(files):
         size = sum(file.size for file in queue)
         (large if len(queue) > 1 and size > direct_bytes else small).append(queue)

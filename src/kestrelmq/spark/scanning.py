@@ -26,7 +26,7 @@ from kestrelmq.journal.records import (
     record_length,
     scan,
 )
-from kestrelmq.spark.segments import Events
+from kestrelmq.spark.summarising import Events
 
 CHUNK: Final = 16 << 20
 """Bytes scanned at once; a longer record is taken whole."""
@@ -58,13 +58,15 @@ class Chunk:
     @property
     def continues(self) -> NDArray[np.bool_]:
         """Which records are CONTINUEs."""
-        return (self.opcodes == STATE_DUMP) & (self.ends - self.starts > STATE_DUMP_SIZE)
+        longer: NDArray[np.bool_] = self.ends - self.starts > STATE_DUMP_SIZE
+        of_opcode: NDArray[np.bool_] = self.opcodes == STATE_DUMP
+        return longer & of_opcode
 
     @property
     def adds(self) -> NDArray[np.bool_]:
         """Which records add an item."""
         opcodes = self.opcodes
-        plain = (opcodes == ADDX) | (opcodes == ADD) | (opcodes == ADD_XID)
+        plain: NDArray[np.bool_] = (opcodes == ADDX) | (opcodes == ADD) | (opcodes == ADD_XID)
         return plain | self.continues
 
 
@@ -116,16 +118,25 @@ class FileView:
                 stopped = found.position
             if starts:
                 yield self._chunk(starts, stopped)
-            if damage is not None:
+            if damage is not None and not self._is_zeros(stopped):
                 raise DamagedJournal(damage.position, damage.reason)
+            if damage is not None:
+                more = False
             if not more:
-                self.torn_at = stopped if stopped < end else None
+                self.torn_at = stopped if stopped < self.size else None
                 if self.torn_at is not None and not tail_may_be_torn:
                     raise DamagedJournal(stopped, TORN)
                 return
             length = None if starts else record_length(self.buffer, position, end, more=True)
             wanted = CHUNK if starts else max(2 * wanted, length or 0)
             position = stopped
+
+    def _is_zeros(self, position: int) -> bool:
+        """Whether only zeros follow: a file system may leave them when the power fails.
+
+        A server takes them for a torn tail.
+        """
+        return not self.bytes[position:].any()
 
     def _chunk(self, starts: list[int], end: int) -> Chunk:
         begins = np.array(starts, dtype=np.int64)
@@ -169,5 +180,5 @@ def events(view: FileView, chunk: Chunk) -> Events:
     has_xid = (kinds != REMOVE) & (kinds != REMOVE_TENTATIVE)
     xids[has_xid] = view.field("<i4", chunk.starts[indexes[has_xid]] + 1)
     adds_so_far = np.cumsum(adds)
-    before = adds_so_far[indexes] - adds[indexes]
+    before: NDArray[np.int64] = adds_so_far[indexes] - adds[indexes]
     return Events(kinds, xids, before, int(adds_so_far[-1]) if len(chunk) else 0)

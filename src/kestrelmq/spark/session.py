@@ -19,6 +19,8 @@ _SETTINGS: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
+    # Spark's 200 are for a cluster; here most would be empty.
+    "spark.sql.shuffle.partitions": "16",
 }
 _QUICK: Final = {
     "spark.sql.shuffle.partitions": "2",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from kestrelmq.errors import ConfigError
 from kestrelmq.journal.names import TEMPORARY_MARK, QueuePlan, parse_name, plan
 
 
@@ -35,14 +36,35 @@ class SpoolFile:
     spool: str
 
 
+def local_path(written: str) -> str:
+    """Return a path as the file system has it; Spark's users write URLs too.
+
+    Raises:
+        ConfigError: it is a URL of something that is no file system.
+    """
+    scheme, colon, rest = written.partition(":")
+    if not colon or "/" in scheme or not rest.startswith("/"):
+        return written
+    path = rest.removeprefix("//")
+    if scheme.lower() != "file" or not path.startswith("/"):
+        raise ConfigError(
+            f"option 'path': {written!r} is not allowed: it must be a path of a file system that "
+            "the driver and every executor have, or a file: URL"
+        )
+    return path
+
+
 def list_files(pattern: str) -> list[SpoolFile]:
     """Return the journal files that `pattern` means; within a queue, in replay order.
 
     Raises:
         FileNotFoundError: nothing is there.
+        ConfigError: `pattern` is a URL of something that is no file system.
     """
+    pattern = local_path(pattern)
     is_glob = glob.has_magic(pattern)
-    matches = sorted(glob.glob(pattern)) if is_glob else [pattern]
+    # Path.glob takes no absolute patterns.
+    matches = sorted(glob.glob(pattern)) if is_glob else [pattern]  # noqa: PTH207
     paths = [path for path in matches if not (is_glob and TEMPORARY_MARK in Path(path).name)]
     found = [path for path in paths if Path(path).exists()]
     if not found:

@@ -13,18 +13,15 @@ item counts as expired when even `gone_after` is past its expiry.
 Packing forgets: items that were gone before a journal was packed are not in it any more.
 """
 
-import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
-import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import from_arrow_schema
 
-from kestrelmq.spark import columns, fates
-from kestrelmq.spark.options import DEFAULT_BATCH_ROWS
+from kestrelmq.spark import fates
 from kestrelmq.spark.planning import Replayed
 from kestrelmq.spark.reading import replay_journals
+from kestrelmq.spark.trace_source import trace
 
 _KEY = ["spool", "queue", "ordinal"]
 
@@ -48,11 +45,8 @@ def history(spark: SparkSession, path: str, *, with_data: bool = False) -> DataF
         for file, state in zip(queue.files, queue.starts, strict=True)
     ]
 
-    def items(tracing: fates.Tracing) -> Iterator[pa.RecordBatch]:
-        return fates.items(tracing, with_data=with_data, rows=DEFAULT_BATCH_ROWS)
-
-    added = _per_file(spark, tracings, items, fates.ITEM_SCHEMA)
-    happened = _per_file(spark, tracings, fates.happenings, fates.EVENT_SCHEMA)
+    added = trace(spark, tracings, "items with data" if with_data else "items")
+    happened = trace(spark, tracings, "events")
     joined = added.join(_by_item(happened), _KEY, "left").join(
         _open_items(spark, replayed), _KEY, "left"
     )
@@ -65,7 +59,7 @@ def history(spark: SparkSession, path: str, *, with_data: bool = False) -> DataF
     )
 
 
-def _fate() -> "f.Column":
+def _fate() -> Column:
     expired = (f.col("expiry") != 0) & (f.col("gone_after") >= f.col("expiry"))
     return (
         f.when(f.col("gone").isNull(), f.when(f.col("is_open"), "open").otherwise("live"))
@@ -93,23 +87,3 @@ def _open_items(spark: SparkSession, replayed: Sequence[Replayed]) -> DataFrame:
     ]
     schema = "spool string, queue string, ordinal bigint, is_open boolean"
     return spark.createDataFrame(rows, schema)
-
-
-def _per_file(
-    spark: SparkSession,
-    tracings: Sequence[fates.Tracing],
-    make: Callable[[fates.Tracing], Iterable[pa.RecordBatch]],
-    schema: pa.Schema,
-) -> DataFrame:
-    """Return the rows that `make` yields for each file, made by Spark's tasks."""
-
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for task in batch.column(0).to_pylist():
-                yield from columns.coalesce(make(pickle.loads(task)), DEFAULT_BATCH_ROWS)  # noqa: S301 # made below
-
-    tasks = [(place, bytearray(pickle.dumps(tracing))) for place, tracing in enumerate(tracings)]
-    slices = max(1, min(len(tasks), spark.sparkContext.defaultParallelism * 4))
-    rows = spark.createDataFrame(tasks, "place int, task binary")
-    spread = rows.repartitionByRange(slices, "place").select("task")
-    return spread.mapInArrow(run, from_arrow_schema(schema))

@@ -77,9 +77,7 @@ def pack(spark: SparkSession, path: str, *, clock: Clock | None = None) -> list[
     return [one.packed for one in written]
 
 
-def _pack_all(
-    spark: SparkSession, queues: Sequence[list[SpoolFile]], work: str
-) -> list[_Written]:
+def _pack_all(spark: SparkSession, queues: Sequence[list[SpoolFile]], work: str) -> list[_Written]:
     if not queues:
         return []
     slices = min(len(queues), spark.sparkContext.defaultParallelism * 4)

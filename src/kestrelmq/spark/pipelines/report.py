@@ -1,1 +1,154 @@
-def report(): ...
+"""`report`: what went through the queues, hour by hour, as Parquet and as a page to look at.
+
+Under `output`: `hours` and `queues` (Parquet), and `report.html`, which needs no other file.
+
+Adds have a time in the journal. Removes have none: when an item left is known only as bounds, the
+add times of the neighbouring adds. An item counts as gone in the hour of its lower bound (when
+there is none, of its upper one, or else of its own add), and sojourn times are given as two bounds.
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as f
+
+from kestrelmq.spark.pipelines.history import history
+from kestrelmq.spark.pipelines.replay import WriteMode
+from kestrelmq.spark.pipelines.report_page import Hour, LargeItem, QueueTotals, page
+
+HOUR_MS = 3_600_000
+_QUANTILES = (0.5, 0.95, 0.99)
+_LARGEST = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Where a report is, and its totals by queue."""
+
+    page: Path
+    queues: tuple[QueueTotals, ...]
+
+
+def report(spark: SparkSession, path: str, output: str, *, mode: WriteMode = "error") -> Report:
+    """Write a report on the queues of `path`.
+
+    Args:
+        spark: the session.
+        path: a queue path, or a glob of queue paths.
+        output: a directory, on a file system that the driver sees.
+        mode: what to do when there is something already.
+    """
+    items = history(spark, path).drop("data").persist()
+    try:
+        by_hour(items).write.mode(mode).parquet(f"{output}/hours")
+        by_queue(items).write.mode(mode).parquet(f"{output}/queues")
+        largest = [
+            LargeItem(**row.asDict())
+            for row in items.select("queue", "file", "position", "size", "fate")
+            .orderBy(f.desc("size"), "queue", "file", "position")
+            .limit(_LARGEST)
+            .collect()
+        ]
+    finally:
+        items.unpersist()
+    hours = [
+        Hour(**row.asDict())
+        for row in spark.read.parquet(f"{output}/hours")
+        .select(*(field.name for field in fields(Hour)))
+        .orderBy("queue", "hour")
+        .collect()
+    ]
+    queues = tuple(
+        QueueTotals(**row.asDict())
+        for row in spark.read.parquet(f"{output}/queues").orderBy("queue").collect()
+    )
+    target = Path(output) / "report.html"
+    target.write_text(page(queues, hours, largest), encoding="utf-8")
+    return Report(target, queues)
+
+
+def by_hour(items: DataFrame) -> DataFrame:
+    """Return a row for each queue and hour in which anything happened.
+
+    Columns: `queue, hour` (ms); of what was added in the hour: `items_in, bytes_in, largest`, and
+    `aborted`, how often these items were given back, whenever that was; of what went:
+    `items_out, bytes_out, expired`, and bounds of sojourn times in ms, `at_least_p50` and so on;
+    `depth, depth_bytes`: items in the queue or open at the hour's end.
+    """
+    at_least, at_most = _stays()
+    came = items.select("queue", _hour(f.col("add_time")).alias("hour"), "size", "aborts")
+    added = came.groupBy("queue", "hour").agg(
+        f.count("*").alias("items_in"),
+        f.sum("size").cast("long").alias("bytes_in"),
+        f.max("size").alias("largest"),
+        f.sum("aborts").alias("aborted"),
+    )
+    left = items.where(_is_gone()).withColumns(
+        {"hour": _hour(_gone_at()), "at_least": at_least, "at_most": at_most}
+    )
+    gone = left.groupBy("queue", "hour").agg(
+        f.count("*").alias("items_out"),
+        f.sum("size").cast("long").alias("bytes_out"),
+        f.count_if(f.col("fate") == "expired").alias("expired"),
+        *_quantiles(f.col("at_least"), "at_least"),
+        *_quantiles(f.col("at_most"), "at_most"),
+    )
+    hours = added.join(gone, ["queue", "hour"], "full").fillna(0, subset=_COUNTS)
+    so_far = Window.partitionBy("queue").orderBy("hour")
+    return hours.withColumns(
+        {
+            "depth": f.sum(f.col("items_in") - f.col("items_out")).over(so_far),
+            "depth_bytes": f.sum(f.col("bytes_in") - f.col("bytes_out")).over(so_far),
+        }
+    )
+
+
+def by_queue(items: DataFrame) -> DataFrame:
+    """Return a row of totals for each queue; sojourn times are bounds, in ms."""
+    at_least, at_most = _stays()
+    return items.groupBy("queue").agg(
+        f.count("*").alias("items"),
+        f.sum("size").alias("bytes"),
+        *(f.count_if(f.col("fate") == fate).alias(fate) for fate in _FATES),
+        f.sum("aborts").alias("aborts"),
+        f.max("size").alias("largest"),
+        *_quantiles(f.when(_is_gone(), at_least), "at_least"),
+        *_quantiles(f.when(_is_gone(), at_most), "at_most"),
+    )
+
+
+_COUNTS = ["items_in", "bytes_in", "aborted", "items_out", "bytes_out", "expired"]
+_FATES = ("removed", "confirmed", "expired", "open", "live")
+
+
+def _is_gone() -> Column:
+    return ~f.col("fate").isin("live", "open")
+
+
+def _hour(time: Column) -> Column:
+    return (f.floor(time / HOUR_MS) * HOUR_MS).cast("long")
+
+
+def _gone_at() -> Column:
+    known = f.coalesce(f.col("gone_after"), f.col("gone_before"), f.col("add_time"))
+    return f.greatest(known, f.col("add_time"))
+
+
+def _stays() -> tuple[Column, Column]:
+    """Bounds of the time an item was in its queue, null when unknown."""
+    timed = f.col("add_time") > 0
+
+    def since_add(time: str) -> Column:
+        return f.when(timed, f.greatest(f.col(time) - f.col("add_time"), f.lit(0)))
+
+    known = f.col("gone_after").isNotNull()
+    at_most = f.when(f.col("gone_before").isNotNull(), since_add("gone_before"))
+    return f.when(known, since_add("gone_after")), at_most
+
+
+def _quantiles(values: Column, name: str) -> list[Column]:
+    return [
+        f.percentile_approx(values, quantile).alias(f"{name}_p{quantile * 100:.0f}")
+        for quantile in _QUANTILES
+    ]

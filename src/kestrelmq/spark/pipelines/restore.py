@@ -65,6 +65,9 @@ def _read(spark: SparkSession, source: str) -> DataFrame:
     # Spark guesses the types of partition columns, and a queue called 007 is no number.
     guessed = spark.read.parquet(source).schema
     schema = StructType(
-        [StructField("queue", StringType()) if field.name == "queue" else field for field in guessed]
+        [
+            StructField("queue", StringType()) if field.name == "queue" else field
+            for field in guessed
+        ]
     )
     return spark.read.schema(schema).parquet(source)

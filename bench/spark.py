@@ -1,0 +1,204 @@
+"""Spark over journals: scan, replay and bulk-write throughput, beside a single process.
+
+    python -m bench.spark --size "1 GiB"
+
+Spools are generated: ADDX records of random data, a tenth of them removed, in files of 64 MiB.
+Each figure is the best of three runs, with the files in the page cache and Spark warm; MB are
+1,000,000 bytes of journal. The single process does the same work without Spark: it scans with the
+same scanner and makes the same Arrow columns, or encodes and writes the same records.
+"""
+
+import argparse
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from kestrelmq.journal.records import REMOVE_RECORD, item
+from kestrelmq.spark import columns
+from kestrelmq.spark.encoding import encode
+from kestrelmq.spark.journal_parts import PartWriter
+from kestrelmq.spark.planning import replay_in_order, wanted
+from kestrelmq.spark.reading import read_journals, read_queues
+from kestrelmq.spark.scanning import open_view
+from kestrelmq.spark.session import local_session
+from kestrelmq.spark.spool import by_queue, list_files
+from kestrelmq.units import parse_size
+
+FILE_BYTES = 64 << 20
+REQUIRED = {(1024, "scan, all columns"): 360, (50, "scan, all columns"): 147}
+"""MB/s that the specification asks for, on `local[2]`."""
+REQUIRED_WRITE = 400
+
+
+def make_spool(spool: Path, size: int, item_bytes: int) -> int:
+    """Write a queue's journal of about `size` bytes; return its exact size."""
+    rng = random.Random(1)
+    data = [rng.randbytes(item_bytes) for _ in range(1000)]
+    block = b"".join(item(1_700_000_000_000 + n, 0, one) for n, one in enumerate(data))
+    block += REMOVE_RECORD * 100
+    written = 0
+    timestamp = 1
+    while written < size:
+        blocks = max(1, min(FILE_BYTES, size - written) // len(block))
+        with (spool / f"work.{timestamp}").open("wb") as file:
+            for _ in range(blocks):
+                file.write(block)
+        written += blocks * len(block)
+        timestamp += 1
+    return written
+
+
+def fastest(work: Callable[[], object]) -> float:
+    """Return the seconds of the quickest of three runs."""
+    best = float("inf")
+    for _ in range(3):
+        begun = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - begun)
+    return best
+
+
+def consume(rows: DataFrame) -> None:
+    """Make every row and every column, and drop them."""
+    rows.write.format("noop").mode("overwrite").save()
+
+
+def scan_alone(spool: Path, wanted_columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """Make the Arrow columns of all records in this process."""
+    for file in list_files(str(spool)):
+        view = open_view(file.path, file.size)
+        for chunk in view.chunks(tail_may_be_torn=True):
+            for batch in columns.batches(chunk, 10_000):
+                arrays = [columns.RECORD_COLUMNS[name](view, batch) for name in wanted_columns]
+                yield pa.RecordBatch.from_arrays(arrays, names=wanted_columns)
+
+
+def replay_alone(spool: Path) -> int:
+    """Find and copy all live data in this process."""
+    total = 0
+    for files in by_queue(list_files(str(spool))):
+        for plan in wanted(replay_in_order(files).plan()):
+            view = open_view(plan.file.path, plan.file.size)
+            for chunk in view.chunks(tail_may_be_torn=True):
+                for batch in columns.batches(chunk.part(chunk.adds), 10_000):
+                    total += columns.data(view, batch).nbytes
+    return total
+
+
+def write_alone(batches: list[pa.RecordBatch], target: Path) -> None:
+    """Encode rows and write them to one journal in this process."""
+    shutil.rmtree(target, ignore_errors=True)
+    writer = PartWriter(target, "alone")
+    for batch in batches:
+        for encoded in encode(batch, 1):
+            writer.write(encoded)
+    writer.finish()
+
+
+def measure(spark: SparkSession, scratch: Path, size: int, item_bytes: int) -> None:
+    """Print the figures for one item size."""
+    spool = scratch / f"spool-{item_bytes}"
+    spool.mkdir()
+    journal = make_spool(spool, size, item_bytes)
+    print(f"\nitems of {item_bytes} bytes, {journal / 1e6:.0f} MB of journal", flush=True)
+    all_columns = list(columns.RECORD_COLUMNS)
+    path = str(spool)
+
+    def report(name: str, sparks: float, alone: float) -> None:
+        required = REQUIRED.get((item_bytes, name))
+        note = f"  required {required}" if required else ""
+        print(
+            f"  {name:24} Spark {journal / sparks / 1e6:6.0f} MB/s"
+            f"   one process {journal / alone / 1e6:6.0f} MB/s{note}",
+            flush=True,
+        )
+
+    report(
+        "scan, all columns",
+        fastest(lambda: consume(read_journals(spark, path))),
+        fastest(lambda: sum(batch.nbytes for batch in scan_alone(spool, all_columns))),
+    )
+    report(
+        "scan, one column",
+        fastest(lambda: consume(read_journals(spark, path, ["opcode"]))),
+        fastest(lambda: sum(batch.nbytes for batch in scan_alone(spool, ["opcode"]))),
+    )
+    report(
+        "scan, sum of sizes",
+        fastest(lambda: read_journals(spark, path, ["size"]).agg(f.sum("size")).collect()),
+        fastest(lambda: sum(batch.nbytes for batch in scan_alone(spool, ["size"]))),
+    )
+    report(
+        "replay, all live data",
+        fastest(lambda: consume(read_queues(spark, path, ["queue", "position", "data"]))),
+        fastest(lambda: replay_alone(spool)),
+    )
+    measure_write(spark, scratch, spool, item_bytes)
+    shutil.rmtree(spool)
+
+
+def measure_write(spark: SparkSession, scratch: Path, spool: Path, item_bytes: int) -> None:
+    """Print how fast rows in Parquet, and rows made by Spark, become journals."""
+    parquet = str(scratch / f"parquet-{item_bytes}")
+    read_queues(spark, str(spool), ["queue", "add_time", "expiry", "data"]).write.option(
+        "compression", "none"
+    ).parquet(parquet)
+    rows = spark.read.parquet(parquet)
+    target = scratch / "written"
+
+    def write() -> None:
+        shutil.rmtree(target, ignore_errors=True)
+        rows.write.format("kestrel.journal").mode("append").save(str(target))
+
+    sparks = fastest(write)
+    sizes = [file.size for file in list_files(str(target))]
+    batches = pa.dataset.dataset(parquet).to_table().to_batches(max_chunksize=10_000)
+    alone = fastest(lambda: write_alone(batches, scratch / "alone"))
+    print(
+        f"  {'write, from Parquet':24} Spark {sum(sizes) / sparks / 1e6:6.0f} MB/s"
+        f"   one process {sum(sizes) / alone / 1e6:6.0f} MB/s (rows in memory)"
+        f"  required {REQUIRED_WRITE}",
+        flush=True,
+    )
+    for used in (Path(parquet), target, scratch / "alone"):
+        shutil.rmtree(used)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--size", default="1 GiB", help="bytes of journal (default: 1 GiB)")
+    parser.add_argument("--items", default="1024,50", help="item sizes (default: 1024,50)")
+    parser.add_argument("--master", default="local[2]", help="Spark master (default: local[2])")
+    parser.add_argument(
+        "--scratch", type=Path, help="where the spools go (default: a new directory)"
+    )
+    arguments = parser.parse_args()
+    scratch = Path(tempfile.mkdtemp(prefix="bench-spark-", dir=arguments.scratch))
+    try:
+        with local_session(arguments.master, settings={"spark.driver.memory": "512m"}) as spark:
+            spark.sparkContext.setLogLevel("ERROR")
+            for item_bytes in (1024, 50):
+                warm = scratch / f"warm-{item_bytes}"
+                warm.mkdir()
+                make_spool(warm, 64 << 20, item_bytes)
+                for _ in range(3):
+                    consume(read_journals(spark, str(warm)))
+            for item_bytes in map(int, arguments.items.split(",")):
+                measure(spark, scratch, parse_size(arguments.size), item_bytes)
+    finally:
+        shutil.rmtree(scratch)
+
+
+if __name__ == "__main__":
+    main()

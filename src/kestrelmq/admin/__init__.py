@@ -1,0 +1,1 @@
+"""The admin service: HTTP API, metrics, and the console."""

@@ -1,0 +1,177 @@
+"""A request to the API, and the operations there are: one table for the routes and the document."""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from kestrelmq.admin.errors import ApiError
+from kestrelmq.admin.sampling import Sampler
+from kestrelmq.engine.queue import Queue
+from kestrelmq.errors import QueueUnavailable
+from kestrelmq.names import queue_name_error
+from kestrelmq.server.context import ServerContext
+
+Model = TypeVar("Model", bound=BaseModel)
+Method = Literal["GET", "POST", "PUT", "DELETE"]
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """What the handlers work on.
+
+    Attributes:
+        context: the server's.
+        sampler: how the queues looked lately.
+        token_needed: whether changes need a token.
+        changes_allowed: whether changes can be made at all.
+    """
+
+    context: ServerContext
+    sampler: Sampler
+    token_needed: bool
+    changes_allowed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A reply.
+
+    Attributes:
+        body: what is sent as JSON; None for nothing.
+        status: the HTTP status.
+    """
+
+    body: BaseModel | None
+    status: int = 200
+
+
+class Call:
+    """One request to an operation."""
+
+    __slots__ = ("_body", "admin", "request")
+
+    def __init__(self, admin: Admin, request: web.Request, body: bytes) -> None:
+        self.admin = admin
+        self.request = request
+        self._body = body
+
+    @property
+    def name(self) -> str:
+        """The queue name in the path. Raises ApiError: no queue can have it."""
+        name = self.request.match_info["name"]
+        problem = queue_name_error(name)
+        if problem is not None:
+            raise ApiError(400, "invalid_queue_name", problem)
+        return name
+
+    def queue(self) -> Queue:
+        """Return the queue in the path. Raises ApiError, QueueUnavailable: it cannot be used."""
+        name, collection = self.name, self.admin.context.collection
+        queue = collection.queues.get(name)
+        if queue is not None:
+            return queue
+        if name in collection.damaged:
+            raise collection.damaged[name]
+        raise ApiError(404, "queue_not_found", f"there is no queue {name}")
+
+    def query(self, model: type[Model]) -> Model:
+        """Return what the query says. Raises ApiError: it cannot be understood."""
+        given: dict[str, str] = {}
+        for key, value in self.request.query.items():
+            if key in given:
+                raise ApiError(400, "invalid_query", f"{key}: given twice")
+            given[key] = value
+        try:
+            return model.model_validate(given)
+        except ValidationError as error:
+            raise ApiError(400, "invalid_query", problems(error)) from None
+
+    def body(self, model: type[Model]) -> Model:
+        """Return what the body says. Raises ApiError: it cannot be understood."""
+        if self.request.content_type != "application/json":
+            raise ApiError(415, "not_json", "the body must be application/json")
+        try:
+            return model.model_validate_json(self._body)
+        except ValidationError as error:
+            raise ApiError(400, "invalid_body", problems(error)) from None
+
+    def allow_changes(self) -> None:
+        """Refuse what the server's status forbids. Raises ApiError."""
+        refusal = self.admin.context.refuses_writes()
+        if refusal is not None:
+            raise ApiError(503, "refused_by_status", refusal)
+
+    def check_client(self, *, write: bool) -> None:
+        """Refuse a queue that only certain clients may use. Raises ApiError."""
+        try:
+            self.admin.context.check_client(self.name, write=write)
+        except QueueUnavailable as error:
+            raise ApiError(403, "client_not_allowed", str(error)) from None
+
+
+def now() -> int:
+    """Return the time (ms since the epoch)."""
+    return time.time_ns() // 1_000_000
+
+
+def problems(error: ValidationError) -> str:
+    """Return what is wrong, in one line."""
+    found = []
+    for detail in error.errors(include_url=False, include_input=False, include_context=False):
+        where = ".".join(str(step) for step in detail["loc"])
+        found.append(f"{where}: {detail['msg']}" if where else str(detail["msg"]))
+    return "; ".join(found)
+
+
+Serve = Callable[[Call], Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Something the API does.
+
+    Attributes:
+        method, path: how it is asked for; `{name}` in the path is a queue name.
+        serve: does it; its docstring's first line is the summary.
+        answer: what it answers, and with which status.
+        query, body: what it takes.
+        failures: statuses of errors it may answer besides those that any may.
+        secret: whether what it reads needs a token, where there is one.
+        tag: its group in the document.
+    """
+
+    method: Method
+    path: str
+    serve: Serve
+    answer: type[BaseModel] | None
+    tag: str
+    query: type[BaseModel] | None = None
+    body: type[BaseModel] | None = None
+    statuses: tuple[int, ...] = (200,)
+    failures: tuple[int, ...] = ()
+    secret: bool = field(default=False)
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes anything."""
+        return self.method != "GET"
+
+
+def encoded(answer: Answer) -> web.Response:
+    """Return `answer` as it is sent."""
+    if answer.body is None:
+        return web.Response(status=answer.status)
+    return web.Response(
+        body=answer.body.__pydantic_serializer__.to_json(answer.body),
+        status=answer.status,
+        content_type="application/json",
+    )
+
+
+def json_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the schema of `model`, with the models in it as components."""
+    return model.model_json_schema(ref_template="#/components/schemas/{model}")

@@ -1,0 +1,51 @@
+"""The console's files: read once, sent from memory, and never anything but those.
+
+Each has a tag made of its content, so a browser asks again and is told that nothing changed.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content: bytes
+    kind: str
+    tag: str
+
+    async def serve(self, request: web.Request) -> web.Response:
+        headers = {"Content-Type": self.kind, "Cache-Control": "no-cache", "ETag": self.tag}
+        if request.headers.get("If-None-Match") == self.tag:
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=self.content, headers=headers)
+
+
+class Console:
+    """Serves the console at `/`."""
+
+    __slots__ = ("_directory",)
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def add_to(self, app: web.Application) -> None:
+        """Read the files and add their routes."""
+        for path in sorted(self._directory.iterdir()):
+            kind = _TYPES.get(path.suffix)
+            if kind is None:
+                continue
+            content = path.read_bytes()
+            file = _File(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+            where = "/" if path.name == "index.html" else f"/console/{path.name}"
+            app.router.add_get(where, file.serve)

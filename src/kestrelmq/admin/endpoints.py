@@ -1,0 +1,98 @@
+"""The routes beside the API: Ostrich's, health, metrics, and the OpenAPI document."""
+
+import json
+
+from aiohttp import web
+
+from kestrelmq.admin import openapi, ostrich
+from kestrelmq.admin.errors import ApiError
+from kestrelmq.admin.health import unhealthy_because
+from kestrelmq.admin.prometheus import CONTENT_TYPE, Exposition
+from kestrelmq.admin.serverwide import SECRET_SETTINGS, config_in_force
+from kestrelmq.server.context import ServerContext
+from kestrelmq.server.status import Status
+
+_PLAIN = "text/plain; charset=utf-8"
+
+
+class Endpoints:
+    """Serves what is no operation of the API."""
+
+    __slots__ = ("_context", "_document", "_exposition", "_ostrich")
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._ostrich = ostrich.Ostrich(context)
+        self._exposition = Exposition(context)
+        self._document = json.dumps(openapi.document()).encode()
+
+    def add_to(self, app: web.Application) -> None:
+        """Add the routes."""
+        for path, read in (
+            ("/stats.json", self._stats_json),
+            ("/stats.txt", self._stats_text),
+            ("/ping", self._ping),
+            ("/server_info.json", self._server_info),
+            ("/config.json", self._config),
+            ("/health", self._health),
+            ("/metrics", self._metrics),
+            ("/api/v1/openapi.json", self._openapi),
+        ):
+            app.router.add_get(path, read)
+        for path, change in (
+            ("/reload", self._reload),
+            ("/quiesce", self._quiesce),
+            ("/shutdown", self._shutdown),
+        ):
+            app.router.add_post(path, change)
+
+    async def _stats_json(self, request: web.Request) -> web.Response:
+        period = ostrich.read_period(request.query.get("period"))
+        body = await ostrich.as_json(await self._ostrich.readings(period))
+        return web.Response(body=body, content_type="application/json")
+
+    async def _stats_text(self, request: web.Request) -> web.Response:
+        period = ostrich.read_period(request.query.get("period"))
+        body = await ostrich.as_text(await self._ostrich.readings(period))
+        return web.Response(body=body, headers={"Content-Type": _PLAIN})
+
+    async def _ping(self, _request: web.Request) -> web.Response:
+        return web.Response(text="pong\n")
+
+    async def _server_info(self, _request: web.Request) -> web.Response:
+        return web.json_response(ostrich.server_info(self._context))
+
+    async def _config(self, _request: web.Request) -> web.Response:
+        config = config_in_force(self._context)
+        return web.json_response(config.model_dump(mode="json", exclude=SECRET_SETTINGS))
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        reasons = unhealthy_because(self._context)
+        status = self._context.status.status.value
+        if reasons:
+            body = {"healthy": False, "status": status, "reasons": reasons}
+            return web.json_response(body, status=503)
+        return web.json_response({"healthy": True, "status": status, "reasons": []})
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        body = await self._exposition.render()
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+    async def _openapi(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._document, content_type="application/json")
+
+    async def _reload(self, _request: web.Request) -> web.Response:
+        try:
+            self._context.reload()
+        except OSError as error:
+            raise ApiError(422, "invalid_configuration", str(error)) from None
+        return web.Response(text="ok\n")
+
+    async def _quiesce(self, _request: web.Request) -> web.Response:
+        self._context.status.set(Status.QUIESCENT)
+        return web.Response(text="ok\n")
+
+    async def _shutdown(self, _request: web.Request) -> web.Response:
+        # The reply leaves first.
+        self._context.loop.call_later(0.1, self._context.shutdown)
+        return web.Response(text="ok\n")

@@ -1,0 +1,92 @@
+"""Errors of the admin service: one shape for all, whoever raised them.
+
+    {"error": {"code": "queue_not_found", "message": "there is no queue orders"}}
+
+`code` is for programs and stays as it is; `message` is for people.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from aiohttp import web
+
+from kestrelmq.errors import (
+    ConfigError,
+    InvalidQueueName,
+    JournalError,
+    KestrelError,
+    QueueUnavailable,
+)
+from kestrelmq.server.status import StatusNotSaved
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ApiError(Exception):
+    """A request that is refused.
+
+    Attributes:
+        status: the HTTP status.
+        code: what is wrong, for programs.
+        headers: to be sent with the reply.
+    """
+
+    def __init__(
+        self, status: int, code: str, message: str, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.headers = headers or {}
+
+
+_CODES: Final[tuple[tuple[type[KestrelError], int, str], ...]] = (
+    (InvalidQueueName, 400, "invalid_queue_name"),
+    (QueueUnavailable, 503, "queue_unavailable"),
+    (JournalError, 503, "journal_error"),
+    (StatusNotSaved, 503, "status_not_saved"),
+    (ConfigError, 422, "invalid_configuration"),
+)
+
+
+def error_reply(error: ApiError) -> web.Response:
+    """Return the reply for `error`."""
+    return web.json_response(
+        {"error": {"code": error.code, "message": str(error)}},
+        status=error.status,
+        headers=error.headers,
+    )
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn every failure into a reply of the one shape."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return error_reply(error)
+    except KestrelError as error:
+        return error_reply(_translated(error))
+    except web.HTTPException as error:
+        return error_reply(_of_http(error))
+    except (ConnectionError, TimeoutError):
+        raise  # the client is gone: there is nobody to tell
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path)
+        return error_reply(ApiError(500, "internal_error", "internal error; see the log"))
+
+
+def _translated(error: KestrelError) -> ApiError:
+    for kind, status, code in _CODES:
+        if isinstance(error, kind):
+            return ApiError(status, code, str(error))
+    return ApiError(500, "internal_error", str(error))
+
+
+def _of_http(error: web.HTTPException) -> ApiError:
+    allow = error.headers.get("Allow")
+    code = error.reason.lower().replace(" ", "_")
+    return ApiError(error.status, code, error.reason, {"Allow": allow} if allow else None)

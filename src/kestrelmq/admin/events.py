@@ -1,0 +1,115 @@
+"""The queues, live: server-sent events with what changed since the last one.
+
+What is the same for many watchers is encoded once. A watcher that reads slowly skips looks, and
+then gets the difference to the last one it had; it never makes the server hold more for it.
+"""
+
+import asyncio
+import json
+from dataclasses import asdict
+from typing import Any, Final
+
+from aiohttp import web
+
+from kestrelmq.admin.calls import Admin
+from kestrelmq.admin.errors import ApiError
+
+MOST_WATCHERS: Final = 64
+
+
+class Events:
+    """Serves `/api/v1/events`."""
+
+    __slots__ = ("_admin", "_cache", "_cached", "_closing", "_watchers")
+
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+        self._closing = False
+        self._cached = 0
+        self._cache: dict[int, list[bytes]] = {}
+        self._watchers: set[asyncio.Task[Any]] = set()
+
+    def close(self) -> None:
+        """End every stream."""
+        self._closing = True
+        for task in self._watchers:
+            task.cancel()
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """Send events until the client goes away."""
+        if self._closing or len(self._watchers) >= MOST_WATCHERS:
+            raise ApiError(503, "too_many_watchers", f"{MOST_WATCHERS} follow already")
+        response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream; charset=utf-8",
+                "Cache-Control": "no-store",
+                "X-Accel-Buffering": "no",
+            }
+        )
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a handler runs in a task")
+        self._watchers.add(task)
+        try:
+            with self._admin.sampler.watching():
+                await response.prepare(request)
+                await self._follow(response)
+        except ConnectionError:
+            pass  # the client is gone
+        except asyncio.CancelledError:
+            if not self._closing:
+                raise
+        finally:
+            self._watchers.discard(task)
+        return response
+
+    async def _follow(self, response: web.StreamResponse) -> None:
+        sampler = self._admin.sampler
+        seen = 0
+        while True:
+            await sampler.next(seen)
+            version = sampler.version
+            for event in await self._since(seen, version):
+                await response.write(event)
+            seen = version
+
+    async def _since(self, seen: int, version: int) -> list[bytes]:
+        """Return the events from look `seen` to look `version`."""
+        if self._cached != version:
+            self._cached, self._cache = version, {}
+        events = self._cache.get(seen)
+        if events is None:
+            events = await self._encode(seen)
+            if self._cached == version:
+                self._cache[seen] = events
+        return events
+
+    async def _encode(self, seen: int) -> list[bytes]:
+        sampler = self._admin.sampler
+        gone = sampler.gone(seen) if seen else []
+        reset = not seen or gone is None
+        events = []
+        if reset:
+            seen = 0
+            events.append(_event("reset", {}))
+        elif gone:
+            events.append(_event("gone", gone))
+        for rows in sampler.changed(seen):
+            events.append(_event("rows", [[name, *values] for name, values in rows]))
+            await asyncio.sleep(0)
+        events.append(_event("server", self._server()))
+        return events
+
+    def _server(self) -> dict[str, Any]:
+        context = self._admin.context
+        return asdict(self._admin.sampler.totals) | {
+            "status": context.status.status.value,
+            "reads_allowed": context.status.reads_allowed,
+            "writes_allowed": context.status.writes_allowed,
+            "connections": context.counters.curr_connections,
+        }
+
+
+def _event(name: str, content: object) -> bytes:
+    data = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    return f"event: {name}\ndata: {data}\n\n".encode()

@@ -1,0 +1,18 @@
+"""Whether the server can do what it is there for."""
+
+from kestrelmq.server.context import ServerContext
+
+
+def unhealthy_because(context: ServerContext) -> list[str]:
+    """Return the reasons why the server is not healthy; none when it is."""
+    reasons = []
+    status = context.status
+    if not status.reads_allowed and not status.writes_allowed:
+        reasons.append(f"the status is {status.status.value}")
+    collection = context.collection
+    failing = [name for name, queue in collection.queues.items() if queue.failure is not None]
+    for names, what in ((failing, "cannot be written"), (sorted(collection.damaged), "is damaged")):
+        if names:
+            more = f", and {len(names) - 1} more" if len(names) > 1 else ""
+            reasons.append(f"the journal of {names[0]} {what}{more}")
+    return reasons

@@ -1,0 +1,109 @@
+"""The API on items: look at those that wait, add one, give open reads back."""
+
+import base64
+import binascii
+from collections.abc import Iterable
+
+from kestrelmq.admin.calls import Answer, Call, now
+from kestrelmq.admin.errors import ApiError
+from kestrelmq.admin.models import (
+    NewItem,
+    OpenQuery,
+    OpenRead,
+    OpenReadsAnswer,
+    PeekAnswer,
+    PeekedItem,
+    PeekQuery,
+    Requeue,
+    Requeued,
+    Stored,
+)
+from kestrelmq.admin.queues import settle
+from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_expiry
+
+
+async def peek_items(call: Call) -> Answer:
+    """Look at the first items of a queue and leave them there."""
+    query = call.query(PeekQuery)
+    queue = call.queue()
+    call.check_client(write=False)
+    return Answer(
+        PeekAnswer(
+            total=len(queue),
+            items=[
+                _peeked(position, record, query.max_bytes)
+                for position, record in enumerate(queue.browse(query.limit))
+            ],
+        )
+    )
+
+
+def _peeked(position: int, record: bytes, max_bytes: int) -> PeekedItem:
+    size = len(record) - ADDX_HEADER
+    return PeekedItem(
+        position=position,
+        add_time=item_add_time(record),
+        expiry=item_expiry(record),
+        size=size,
+        data=base64.b64encode(record[ADDX_HEADER : ADDX_HEADER + max_bytes]).decode(),
+        truncated=size > max_bytes,
+    )
+
+
+async def put_item(call: Call) -> Answer:
+    """Add an item to a queue, which is created if it is not there, or to those of an alias."""
+    item = call.body(NewItem)
+    name = call.name
+    call.allow_changes()
+    call.check_client(write=True)
+    data = _data(item)
+    expiry = 0 if item.expires_in is None else now() + round(item.expires_in * 1000)
+    collection = call.admin.context.collection
+    stored = collection.add(name, data, expiry)
+    await settle(call.admin.context, *collection.destinations(name))
+    if not stored:
+        raise ApiError(409, "item_refused", f"{name} is full, or the item is too large for it")
+    return Answer(Stored(queue=name, size=len(data)), status=201)
+
+
+def _data(item: NewItem) -> bytes:
+    try:
+        if item.data is not None:
+            return base64.b64decode(item.data, validate=True)
+        return (item.text or "").encode()
+    except (binascii.Error, ValueError) as error:
+        raise ApiError(400, "invalid_body", f"data: not base64: {error}") from None
+
+
+async def list_open_reads(call: Call) -> Answer:
+    """List the open reads of a queue."""
+    query = call.query(OpenQuery)
+    opened = call.queue().open
+    first = sorted(opened)[: query.limit]
+    return Answer(
+        OpenReadsAnswer(
+            total=len(opened),
+            open_reads=[
+                OpenRead(
+                    xid=xid,
+                    add_time=item_add_time(opened[xid]),
+                    expiry=item_expiry(opened[xid]),
+                    size=len(opened[xid]) - ADDX_HEADER,
+                )
+                for xid in first
+            ],
+        )
+    )
+
+
+async def requeue(call: Call) -> Answer:
+    """Give open reads back to the head of the queue, the oldest first in line.
+
+    A reader that still works on such an item can no longer confirm it, and somebody else gets it.
+    """
+    wanted = call.body(Requeue).xids
+    queue = call.queue()
+    xids: Iterable[int] = list(queue.open) if wanted is None else wanted
+    count = sum(queue.unremove(xid) for xid in sorted(set(xids), reverse=True))
+    await settle(call.admin.context, queue)
+    return Answer(Requeued(requeued=count))

@@ -1,0 +1,135 @@
+"""Every operation of the API, and how a request reaches it."""
+
+from typing import Final
+
+from aiohttp import web
+
+from kestrelmq.admin import items, queues, serverwide
+from kestrelmq.admin.calls import Admin, Call, Operation, encoded
+from kestrelmq.admin.errors import Handler
+from kestrelmq.admin.guard import GUARDED
+from kestrelmq.admin.models import (
+    ConfigAnswer,
+    Created,
+    Flushed,
+    HistoryAnswer,
+    ListQuery,
+    NewItem,
+    NewQueue,
+    NewStatus,
+    OpenQuery,
+    OpenReadsAnswer,
+    PeekAnswer,
+    PeekQuery,
+    QueueDetail,
+    QueuePage,
+    Reloaded,
+    Requeue,
+    Requeued,
+    ServerAnswer,
+    StatusAnswer,
+    Stored,
+)
+
+PREFIX: Final = "/api/v1"
+_ONE: Final = "/queues/{name}"
+
+OPERATIONS: Final = (
+    Operation("GET", "/queues", queues.list_queues, QueuePage, "queues", query=ListQuery),
+    Operation(
+        "POST",
+        "/queues",
+        queues.create_queue,
+        Created,
+        "queues",
+        body=NewQueue,
+        statuses=(200, 201),
+        failures=(503,),
+    ),
+    Operation("GET", _ONE, queues.show_queue, QueueDetail, "queues", failures=(404,)),
+    Operation(
+        "DELETE",
+        _ONE,
+        queues.delete_queue,
+        None,
+        "queues",
+        statuses=(204,),
+        failures=(404, 503),
+    ),
+    Operation(
+        "GET",
+        f"{_ONE}/history",
+        queues.queue_history,
+        HistoryAnswer,
+        "queues",
+        failures=(404, 503),
+    ),
+    Operation("POST", f"{_ONE}/flush", queues.flush_queue, Flushed, "queues", failures=(404, 503)),
+    Operation(
+        "GET",
+        f"{_ONE}/items",
+        items.peek_items,
+        PeekAnswer,
+        "items",
+        query=PeekQuery,
+        failures=(404, 503),
+        secret=True,
+    ),
+    Operation(
+        "POST",
+        f"{_ONE}/items",
+        items.put_item,
+        Stored,
+        "items",
+        body=NewItem,
+        statuses=(201,),
+        failures=(409, 503),
+    ),
+    Operation(
+        "GET",
+        f"{_ONE}/open-reads",
+        items.list_open_reads,
+        OpenReadsAnswer,
+        "open reads",
+        query=OpenQuery,
+        failures=(404, 503),
+    ),
+    Operation(
+        "POST",
+        f"{_ONE}/open-reads/requeue",
+        items.requeue,
+        Requeued,
+        "open reads",
+        body=Requeue,
+        failures=(404, 503),
+    ),
+    Operation("GET", "/server", serverwide.show_server, ServerAnswer, "server"),
+    Operation("GET", "/history", queues.server_history, HistoryAnswer, "server"),
+    Operation("GET", "/status", serverwide.show_status, StatusAnswer, "server"),
+    Operation(
+        "PUT",
+        "/status",
+        serverwide.set_status,
+        StatusAnswer,
+        "server",
+        body=NewStatus,
+        failures=(503,),
+    ),
+    Operation("GET", "/config", serverwide.show_config, ConfigAnswer, "server"),
+    Operation("POST", "/reload", serverwide.reload, Reloaded, "server", failures=(422,)),
+)
+
+
+def add_operations(app: web.Application, admin: Admin) -> None:
+    """Make `app` serve every operation."""
+    for operation in OPERATIONS:
+        app.router.add_route(operation.method, PREFIX + operation.path, _handler(operation, admin))
+
+
+def _handler(operation: Operation, admin: Admin) -> Handler:
+    async def serve(request: web.Request) -> web.Response:
+        body = await request.read() if operation.body is not None else b""
+        return encoded(await operation.serve(Call(admin, request, body)))
+
+    setattr(serve, GUARDED, operation.secret)
+    return serve

@@ -1,0 +1,214 @@
+"""The endpoints that users of Ostrich, the admin service of the original, know.
+
+`counters` only grow and `metrics` are distributions; without `period` both are since the start,
+with `period=N` they are of the last finished stretch of at least N seconds. `gauges` are as of
+now. Statistics of a queue are named `q/NAME/stat`.
+"""
+
+import asyncio
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kestrelmq.admin.errors import ApiError
+from kestrelmq.engine.metrics import Histogram, Histograms, Summary
+from kestrelmq.engine.stats import QUEUE_STATS
+from kestrelmq.server.context import ServerContext
+from kestrelmq.version import VERSION
+
+_SLICE: Final = 50
+_MOST_PERIODS: Final = 4
+LONGEST_PERIOD: Final = 86_400
+_COUNTERS: Final = frozenset(
+    {
+        "bytes_read",
+        "bytes_written",
+        "cmd_get",
+        "cmd_monitor",
+        "cmd_monitor_get",
+        "cmd_peek",
+        "cmd_set",
+        "get_hits",
+        "get_misses",
+        "queue_creates",
+        "queue_deletes",
+        "queue_expires",
+        "total_connections",
+        "total_items",
+    }
+)
+
+
+@dataclass(slots=True)
+class Readings:
+    """Every statistic at one time, or over one stretch of time."""
+
+    counters: dict[str, int] = field(default_factory=dict)
+    metrics: dict[str, Histogram] = field(default_factory=dict)
+    gauges: dict[str, float] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def since(self, earlier: "Readings") -> "Readings":
+        """Return what was counted after `earlier`."""
+        return Readings(
+            {
+                # A queue that was deleted and came back counts from 0 again.
+                name: value - before
+                if value >= (before := earlier.counters.get(name, 0))
+                else value
+                for name, value in self.counters.items()
+            },
+            {
+                name: histogram.since(earlier.metrics.get(name))
+                for name, histogram in self.metrics.items()
+            },
+        )
+
+
+@dataclass(slots=True)
+class _Window:
+    """The last finished stretch of a period, and where the present one began."""
+
+    begun: float
+    start: Readings
+    finished: Readings
+
+
+class Ostrich:
+    """Reads the statistics as Ostrich renders them."""
+
+    __slots__ = ("_clock", "_context", "_windows")
+
+    def __init__(self, context: ServerContext, clock: Callable[[], float] = time.monotonic) -> None:
+        self._context = context
+        self._clock = clock
+        self._windows: OrderedDict[int, _Window] = OrderedDict()
+
+    async def readings(self, period: int | None) -> Readings:
+        """Return the statistics, over `period` seconds or since the start."""
+        now = await self._read()
+        if period is None:
+            return now
+        found = self._over(period, now)
+        return Readings(found.counters, found.metrics, now.gauges, now.labels)
+
+    def _over(self, period: int, now: Readings) -> Readings:
+        begun = self._clock()
+        window = self._windows.get(period)
+        if window is None:
+            self._windows[period] = _Window(begun, now, now)
+            while len(self._windows) > _MOST_PERIODS:
+                self._windows.popitem(last=False)
+            return now
+        self._windows.move_to_end(period)
+        if begun >= window.begun + period:
+            window.finished = now.since(window.start)
+            window.begun, window.start = begun, now
+        return window.finished
+
+    async def _read(self) -> Readings:
+        context = self._context
+        readings = Readings()
+        for name, value in context.server_stats():
+            if name in _COUNTERS:
+                readings.counters[name] = int(str(value))
+            elif name == "version":
+                readings.labels[name] = str(value)
+            else:
+                readings.gauges[name] = float(str(value))
+        readings.labels["status"] = context.status.status.value
+        _add_metrics(readings, "", context.latencies.server)
+        queues = list(context.collection.queues.items())
+        for start in range(0, len(queues), _SLICE):
+            for name, queue in queues[start : start + _SLICE]:
+                prefix = f"q/{name}/"
+                for stat in QUEUE_STATS:
+                    place = readings.counters if stat.kind == "counter" else readings.gauges
+                    place[prefix + stat.name] = stat.read(queue)
+                if queue.children:
+                    children = ",".join(child.name for child in queue.children)
+                    readings.labels[prefix + "children"] = children
+                _add_metrics(readings, prefix, context.latencies.of(queue))
+            await asyncio.sleep(0)
+        return readings
+
+
+def _add_metrics(readings: Readings, prefix: str, histograms: Histograms) -> None:
+    for kind, histogram in histograms.items():
+        readings.metrics[prefix + kind.value] = histogram.copy()
+
+
+def read_period(text: str | None) -> int | None:
+    """Return the seconds that `period=` gives. Raises ApiError."""
+    if text is None:
+        return None
+    if text.isascii() and text.isdecimal() and 0 < int(text[:9]) <= LONGEST_PERIOD:
+        return int(text)
+    raise ApiError(400, "invalid_query", f"period: allowed: 1 to {LONGEST_PERIOD} seconds")
+
+
+async def as_json(readings: Readings) -> bytes:
+    """Return the statistics as Ostrich's JSON."""
+    metrics = {name: _distribution(h.summary()) for name, h in readings.metrics.items()}
+    sections: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("counters", readings.counters),
+        ("metrics", metrics),
+        ("gauges", readings.gauges),
+        ("labels", readings.labels),
+    )
+    parts = []
+    for name, section in sections:
+        encoded = [json.dumps(name) + ":{"]
+        entries = list(section.items())
+        for start in range(0, len(entries), 1000):
+            text = json.dumps(dict(entries[start : start + 1000]), ensure_ascii=False)[1:-1]
+            encoded.append(("," if start else "") + text)
+            await asyncio.sleep(0)
+        parts.append("".join(encoded) + "}")
+    return ("{" + ",".join(parts) + "}\n").encode()
+
+
+async def as_text(readings: Readings) -> bytes:
+    """Return the statistics as Ostrich's text."""
+    metrics = {
+        name: "(" + ", ".join(f"{k}={v}" for k, v in _distribution(h.summary()).items()) + ")"
+        for name, h in readings.metrics.items()
+    }
+    lines: list[str] = []
+    for name, section in (
+        ("counters", readings.counters),
+        ("metrics", metrics),
+        ("gauges", readings.gauges),
+        ("labels", readings.labels),
+    ):
+        lines.append(f"{name}:")
+        for number, key in enumerate(sorted(section)):
+            lines.append(f"  {key}: {section[key]}")
+            if number % 1000 == 0:
+                await asyncio.sleep(0)
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _distribution(summary: Summary) -> dict[str, int]:
+    names = {50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99", 99.9: "p999"}
+    return {
+        "count": summary.count,
+        "minimum": summary.minimum,
+        "maximum": summary.maximum,
+        "average": summary.average,
+    } | {names[percent]: value for percent, value in summary.percentiles.items()}
+
+
+def server_info(context: ServerContext) -> dict[str, object]:
+    """Return what `/server_info.json` says."""
+    uptime = time.monotonic() - context.started
+    started = time.time() - uptime
+    return {
+        "name": "kestrelmq",
+        "version": VERSION,
+        "start_time": time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(started)),
+        "uptime": int(uptime * 1000),
+    }

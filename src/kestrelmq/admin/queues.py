@@ -1,0 +1,254 @@
+"""The API on whole queues: list, look, create, flush, delete."""
+
+import asyncio
+import heapq
+from operator import itemgetter
+from pathlib import Path
+from typing import Final
+
+from kestrelmq.admin.calls import Answer, Call, now
+from kestrelmq.admin.errors import ApiError
+from kestrelmq.admin.models import (
+    Created,
+    FanoutMember,
+    Flushed,
+    HistoryAnswer,
+    HistoryPoint,
+    JournalFile,
+    LatencySummary,
+    ListQuery,
+    NewQueue,
+    QueueDetail,
+    QueuePage,
+    QueueSummary,
+)
+from kestrelmq.admin.sampling import DAMAGED, Values, state_of, values_of
+from kestrelmq.config import queue_settings
+from kestrelmq.engine.metrics import Histograms
+from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.stats import QUEUE_STATS
+from kestrelmq.journal.writer import FileJournal
+from kestrelmq.names import master_of
+from kestrelmq.server.context import ServerContext
+
+_MOST_FILES: Final = 200
+_COLUMN: Final = {
+    "items": 0,
+    "bytes": 1,
+    "put_rate": 2,
+    "get_rate": 3,
+    "oldest": 4,
+    "open_reads": 5,
+    "waiters": 6,
+}
+
+Entry = tuple[str, Values]
+
+
+async def settle(context: ServerContext, *queues: Queue) -> None:
+    """Wait until what was changed in `queues` is as durable as they promise.
+
+    Raises:
+        JournalError: it could not be written, and was taken back.
+    """
+    await context.turns.committed()
+    for queue in queues:
+        if queue.config.sync_journal == 0:
+            try:
+                await asyncio.to_thread(queue.sync)
+            except OSError as error:
+                raise queue.sync_failed(error) from error
+
+
+async def list_queues(call: Call) -> Answer:
+    """List queues."""
+    query = call.query(ListQuery)
+    wanted = query.filter.casefold()
+    found = [
+        entry
+        for entry in _entries(call)
+        if wanted in entry[0].casefold() and query.state in {None, entry[1][7]}
+    ]
+    page = _page(found, query)
+    queues = call.admin.context.collection.queues
+    # A page is small: what it shows is read now.
+    fresh = [
+        (name, values_of(queues[name], values[2], values[3]) if name in queues else values)
+        for name, values in page
+    ]
+    return Answer(
+        QueuePage(
+            total=len(found), offset=query.offset, queues=[_summary(*entry) for entry in fresh]
+        )
+    )
+
+
+def _entries(call: Call) -> list[Entry]:
+    """Return every queue there is, as it was seen last, or as it is if it never was."""
+    rows = call.admin.sampler.rows
+    collection = call.admin.context.collection
+    entries: list[Entry] = [(name, DAMAGED) for name in collection.damaged]
+    for name, queue in collection.queues.items():
+        row = rows.get(name)
+        entries.append((name, values_of(queue, 0.0, 0.0) if row is None else row.values))
+    return entries
+
+
+def _page(found: list[Entry], query: ListQuery) -> list[Entry]:
+    needed = query.offset + query.limit
+    descending = query.order == "descending"
+    if query.sort == "name":
+        pick = heapq.nlargest if descending else heapq.nsmallest
+        return pick(needed, found, key=itemgetter(0))[query.offset :]
+    column = _COLUMN[query.sort]
+    sign = -1 if descending else 1
+
+    def place(entry: Entry) -> tuple[float, str]:
+        return sign * float(entry[1][column]), entry[0]
+
+    return heapq.nsmallest(needed, found, key=place)[query.offset :]
+
+
+def _summary(name: str, values: Values) -> QueueSummary:
+    items, size, put_rate, get_rate, oldest, open_reads, waiters, state = values
+    return QueueSummary(
+        name=name,
+        state=state,
+        items=items,
+        bytes=size,
+        put_rate=put_rate,
+        get_rate=get_rate,
+        oldest=oldest,
+        open_reads=open_reads,
+        waiters=waiters,
+    )
+
+
+async def create_queue(call: Call) -> Answer:
+    """Create a queue; one that is there stays as it is."""
+    call.allow_changes()
+    name = call.body(NewQueue).name
+    collection = call.admin.context.collection
+    there = name in collection.queues
+    queue = collection.obtain(name)
+    await settle(call.admin.context, queue)
+    return Answer(Created(name=name, created=not there), status=200 if there else 201)
+
+
+async def show_queue(call: Call) -> Answer:
+    """Show everything about a queue."""
+    context = call.admin.context
+    damage = context.collection.damaged.get(call.name)
+    if damage is not None:
+        return Answer(_damaged(call.name, str(damage), context))
+    queue = call.queue()
+    files = await _journal_files(queue, Path(context.config.queue_path))
+    return Answer(
+        QueueDetail(
+            name=queue.name,
+            state=state_of(queue),
+            problem=None if queue.failure is None else str(queue.failure),
+            time=now(),
+            oldest=queue.oldest,
+            stats={stat.name: stat.read(queue) for stat in QUEUE_STATS},
+            settings=dict(queue_settings(queue.config)),
+            master=master_of(queue.name),
+            children=[FanoutMember(name=child.name, items=len(child)) for child in queue.children],
+            journal=files,
+            latencies=latency_summaries(context.latencies.of(queue)),
+        )
+    )
+
+
+def _damaged(name: str, problem: str, context: ServerContext) -> QueueDetail:
+    return QueueDetail(
+        name=name,
+        state="damaged",
+        problem=problem,
+        time=now(),
+        oldest=0,
+        stats={},
+        settings=dict(queue_settings(context.collection.settings(name))),
+        master=master_of(name),
+        children=[],
+        journal=[],
+        latencies={},
+    )
+
+
+def latency_summaries(histograms: Histograms) -> dict[str, LatencySummary]:
+    """Return histograms as the API answers them."""
+    summaries = {}
+    for kind, histogram in histograms.items():
+        summary = histogram.summary()
+        summaries[kind.value] = LatencySummary(
+            count=summary.count,
+            minimum=summary.minimum,
+            maximum=summary.maximum,
+            average=summary.average,
+            p50=summary.percentiles[50.0],
+            p90=summary.percentiles[90.0],
+            p99=summary.percentiles[99.0],
+        )
+    return summaries
+
+
+async def _journal_files(queue: Queue, path: Path) -> list[JournalFile]:
+    if not isinstance(queue.journal, FileJournal):
+        return []
+    names = queue.journal.files[-_MOST_FILES:]
+
+    def sizes() -> list[JournalFile]:
+        files = []
+        for name in names:
+            try:
+                files.append(JournalFile(name=name, bytes=(path / name).stat().st_size))
+            except FileNotFoundError:
+                continue  # it was packed away meanwhile
+        return files
+
+    return await asyncio.to_thread(sizes)
+
+
+async def queue_history(call: Call) -> Answer:
+    """Show the recent past of a queue."""
+    return Answer(_history(call, call.queue().name))
+
+
+async def server_history(call: Call) -> Answer:
+    """Show the recent past of all queues together."""
+    return Answer(_history(call, ""))
+
+
+def _history(call: Call, name: str) -> HistoryAnswer:
+    return HistoryAnswer(
+        points=[
+            HistoryPoint(
+                time=point.time,
+                items=point.items,
+                put_rate=point.put_rate,
+                get_rate=point.get_rate,
+                oldest=point.oldest,
+            )
+            for point in call.admin.sampler.history.points(name)
+        ]
+    )
+
+
+async def flush_queue(call: Call) -> Answer:
+    """Drop every waiting item of a queue; open reads stay open."""
+    call.allow_changes()
+    queue = call.queue()
+    count = queue.flush()
+    await settle(call.admin.context, queue)
+    return Answer(Flushed(flushed=count))
+
+
+async def delete_queue(call: Call) -> Answer:
+    """Delete a queue with its items and its journal."""
+    call.allow_changes()
+    name = call.queue().name
+    if not call.admin.context.collection.delete(name):
+        raise ApiError(404, "queue_not_found", f"there is no queue {name}")
+    await settle(call.admin.context)
+    return Answer(None, status=204)

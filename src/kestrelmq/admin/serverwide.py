@@ -1,0 +1,87 @@
+"""The API on the server itself: status, configuration, reload."""
+
+from typing import Any, Final
+
+from kestrelmq.admin.calls import Answer, Call
+from kestrelmq.admin.errors import ApiError
+from kestrelmq.admin.models import ConfigAnswer, NewStatus, Reloaded, ServerAnswer, StatusAnswer
+from kestrelmq.config import ServerConfig
+from kestrelmq.engine.stats import damaged_queues
+from kestrelmq.server.context import ServerContext
+from kestrelmq.server.status import ServerStatus, Status
+from kestrelmq.version import VERSION
+
+SECRET_SETTINGS: Final[dict[str, Any]] = {
+    "admin_tokens": True,
+    "zookeeper": {"credentials"},
+}
+
+
+async def show_server(call: Call) -> Answer:
+    """Show the server: version, statistics, status."""
+    context = call.admin.context
+    return Answer(
+        ServerAnswer(
+            version=VERSION,
+            stats={
+                name: value if isinstance(value, int) else str(value)
+                for name, value in context.server_stats()
+            },
+            status=_status(context.status),
+            damaged=dict(damaged_queues(context.collection)),
+            token_needed=call.admin.token_needed,
+            changes_allowed=call.admin.changes_allowed,
+        )
+    )
+
+
+async def show_status(call: Call) -> Answer:
+    """Show the server's status."""
+    return Answer(_status(call.admin.context.status))
+
+
+async def set_status(call: Call) -> Answer:
+    """Change the server's status."""
+    status = call.admin.context.status
+    try:
+        status.set(Status.parse(call.body(NewStatus).status))
+    except ValueError as error:
+        raise ApiError(400, "invalid_status", str(error)) from None
+    return Answer(_status(status))
+
+
+def _status(status: ServerStatus) -> StatusAnswer:
+    return StatusAnswer(
+        status=status.status.value,
+        since=status.since,
+        reads_allowed=status.reads_allowed,
+        writes_allowed=status.writes_allowed,
+    )
+
+
+async def show_config(call: Call) -> Answer:
+    """Show the configuration in force; secrets are left out."""
+    return Answer(
+        ConfigAnswer(
+            config=config_in_force(call.admin.context).model_dump(
+                mode="json", exclude=SECRET_SETTINGS
+            )
+        )
+    )
+
+
+def config_in_force(context: ServerContext) -> ServerConfig:
+    """Return the settings in force: a reload changes those of queues and aliases only."""
+    newest = context.collection.config
+    return context.config.model_copy(
+        update={"default": newest.default, "queues": newest.queues, "aliases": newest.aliases}
+    )
+
+
+async def reload(call: Call) -> Answer:
+    """Read the configuration file again and put the settings of queues and aliases in force."""
+    try:
+        changed = call.admin.context.reload()
+    except OSError as error:
+        raise ApiError(422, "invalid_configuration", str(error)) from None
+    return Answer(Reloaded(needs_restart=changed))

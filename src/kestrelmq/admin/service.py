@@ -1,0 +1,105 @@
+"""The admin service: one listener for the API, the metrics and the console.
+
+It runs in the server's loop and holds nothing that must survive a crash.
+"""
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from kestrelmq.admin.calls import Admin
+from kestrelmq.admin.console import Console
+from kestrelmq.admin.endpoints import Endpoints
+from kestrelmq.admin.errors import errors_as_json
+from kestrelmq.admin.events import Events
+from kestrelmq.admin.guard import Guard, add_headers, guarded, is_loopback
+from kestrelmq.admin.operations import add_operations
+from kestrelmq.admin.sampling import Sampler
+from kestrelmq.server.context import ServerContext
+
+STATIC: Final = Path(__file__).parent / "static"
+MOST_BODY: Final = 16 << 20
+"""Bytes of the largest request."""
+
+
+class AdminService:
+    """Serves HTTP for as long as it is open."""
+
+    name = "admin"
+
+    def __init__(self) -> None:
+        self._runner: web.AppRunner | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._events: Events | None = None
+
+    async def open(self, context: ServerContext) -> tuple[str, int] | None:
+        """Listen as the configuration says; return the address and port.
+
+        Raises:
+            OSError: the address cannot be used.
+        """
+        config = context.config
+        if config.admin_http_port is None:
+            return None
+        address = config.listen_address
+        tokens = [token.get_secret_value() for token in config.admin_tokens]
+        sampler = Sampler(context)
+        admin = Admin(
+            context,
+            sampler,
+            token_needed=bool(tokens),
+            changes_allowed=bool(tokens) or is_loopback(address),
+        )
+        self._events = Events(admin)
+        app = self._application(admin, self._events, Guard(address, tokens))
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        listening = _listening(address, config.admin_http_port)
+        site = web.SockSite(self._runner, listening, backlog=config.connection_backlog)
+        await site.start()
+        self._looking = asyncio.create_task(sampler.run())
+        bound = listening.getsockname()
+        return bound[0], bound[1]
+
+    @staticmethod
+    def _application(admin: Admin, events: Events, guard: Guard) -> web.Application:
+        app = web.Application(
+            middlewares=[errors_as_json, guarded(guard)],  # type: ignore[list-item]
+            client_max_size=MOST_BODY,
+        )
+        app.on_response_prepare.append(add_headers)
+        add_operations(app, admin)
+        Endpoints(admin.context).add_to(app)
+        app.router.add_get("/api/v1/events", events.serve, allow_head=False)
+        Console(STATIC).add_to(app)
+        return app
+
+    async def close(self) -> None:
+        """End every request, and give the port back."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        if self._events is not None:
+            self._events.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    """Return a bound socket. Raises OSError."""
+    family, kind, protocol, _, where = socket.getaddrinfo(
+        address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(where)
+        listening.setblocking(False)
+    except OSError:
+        listening.close()
+        raise
+    return listening

@@ -1,0 +1,71 @@
+// Dialogs: native ones, so that focus stays inside, Escape leaves, and it returns to where it was.
+
+import { h } from "./dom.js";
+
+function show(title, body, buttons, { danger = false } = {}) {
+  return new Promise((resolve) => {
+    const heading = h("h2", { id: "dialog-title", text: title });
+    const form = h("form", { method: "dialog" }, heading, body,
+      h("div", { class: "buttons" },
+        ...buttons.map(({ label, value, primary }) =>
+          h("button", {
+            value, type: primary ? "submit" : "button",
+            class: primary ? (danger ? "danger solid" : "primary") : "",
+            ...(primary ? {} : { onclick: () => dialog.close(value) }),
+            text: label,
+          }))));
+    const dialog = h("dialog", { "aria-labelledby": "dialog-title" }, form);
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      dialog.close("yes");
+    });
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(dialog.returnValue === "yes");
+    });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
+const buttons = (label) => [
+  { label: "Cancel", value: "no" },
+  { label, value: "yes", primary: true },
+];
+
+/** Ask before something that cannot be undone; `what` names the queue. */
+export function confirm(title, what, label) {
+  return show(title, h("p", { text: what }), buttons(label), { danger: true });
+}
+
+/** Ask for a token; null when none was given. */
+export async function askToken(wrong) {
+  const input = h("input", { type: "password", id: "token", required: true, autocomplete: "current-password" });
+  const body = h("div", {},
+    h("p", { text: wrong ? "The server did not accept that token." : "The server asks for an admin token before this." }),
+    h("label", { for: "token", text: "Admin token" }), input);
+  return (await show("Admin token", body, buttons("Continue"))) ? input.value.trim() : null;
+}
+
+/** Ask for the name of a new queue; null when none was given. */
+export async function askQueue() {
+  const input = h("input", {
+    id: "queue-name", required: true, maxlength: "200", pattern: "[^\\/~.\\s]+",
+    title: "no spaces, slashes, dots or tildes", autocomplete: "off", spellcheck: "false",
+  });
+  const body = h("div", {},
+    h("label", { for: "queue-name", text: "Name" }), input,
+    h("p", { class: "hint", text: "MASTER+CHILD makes a fanout child: it receives every item that is added to MASTER." }));
+  return (await show("New queue", body, buttons("Create"))) ? input.value : null;
+}
+
+/** Ask for an item; null when none was given. */
+export async function askItem(queue) {
+  const text = h("textarea", { id: "item-text", rows: "7", spellcheck: "false" });
+  const expires = h("input", { id: "item-expires", type: "number", min: "0.001", step: "any", placeholder: "never" });
+  const body = h("div", {},
+    h("label", { for: "item-text", text: "Item" }), text,
+    h("label", { for: "item-expires", text: "Expires in (seconds)" }), expires);
+  if (!(await show(`Put an item on ${queue}`, body, buttons("Put")))) return null;
+  return { text: text.value, ...(expires.value ? { expires_in: Number(expires.value) } : {}) };
+}

@@ -1,0 +1,38 @@
+// Making elements, without markup in strings: nothing that a queue holds is ever read as HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(element, properties, children) {
+  for (const [name, value] of Object.entries(properties ?? {})) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "text") element.textContent = value;
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+/** Make an HTML element: attributes by name, listeners as `onclick`, `text` for its text. */
+export function h(tag, properties, ...children) {
+  return fill(document.createElement(tag), properties, children);
+}
+
+/** Make an SVG element. */
+export function s(tag, properties, ...children) {
+  return fill(document.createElementNS(SVG, tag), properties, children);
+}
+
+/** Set an element's text only if it differs: what did not change is not laid out again. */
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** Tell something in passing. */
+export function toast(message, kind = "info") {
+  const note = h("p", { class: `toast ${kind}`, text: message });
+  const place = document.getElementById("toasts");
+  place.append(note);
+  while (place.children.length > 4) place.firstChild.remove();
+  setTimeout(() => note.remove(), kind === "error" ? 9000 : 4500);
+}

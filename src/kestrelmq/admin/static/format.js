@@ -1,0 +1,54 @@
+// Numbers as people read them.
+
+const WHOLE = new Intl.NumberFormat("en");
+const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+
+/** All digits, in groups. */
+export const whole = (number) => WHOLE.format(number);
+
+/** About three digits: 1,234,567 is 1.23M. */
+export const short = (number) => (number < 10_000 ? WHOLE.format(number) : SHORT.format(number));
+
+/** A rate; small ones with a decimal. */
+export function rate(number) {
+  if (number === 0) return "0";
+  return number < 10 ? number.toFixed(1) : short(Math.round(number));
+}
+
+/** Bytes, in powers of 1024. */
+export function bytes(number) {
+  let unit = 0;
+  while (number >= 1024 && unit < UNITS.length - 1) {
+    number /= 1024;
+    unit += 1;
+  }
+  return `${unit === 0 || number >= 100 ? Math.round(number) : number.toFixed(1)} ${UNITS[unit]}`;
+}
+
+/** A length of time, from milliseconds. */
+export function duration(milliseconds) {
+  const seconds = Math.max(0, milliseconds) / 1000;
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} m ${Math.floor(seconds % 60)} s`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} m`;
+  return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`;
+}
+
+/** A length of time without what is zero: for an axis. */
+export const axisTime = (milliseconds) =>
+  (milliseconds === 0 ? "0" : duration(milliseconds).replace(/ 0 [smh]$/, "").replace(/\.0 /, " "));
+
+/** Microseconds, in the unit that fits. */
+export function micros(number) {
+  return number < 1000 ? `${number} µs` : duration(number / 1000);
+}
+
+/** A moment, in the reader's own time. */
+export const moment = (milliseconds) =>
+  milliseconds ? new Date(milliseconds).toLocaleString() : "never";
+
+/** One thing or many. */
+export const count = (number, one, many = `${one}s`) =>
+  `${whole(number)} ${number === 1 ? one : many}`;

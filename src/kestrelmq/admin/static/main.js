@@ -1,0 +1,107 @@
+// The frame around the pages: which one is shown, the status switch, the theme.
+
+import { call } from "./api.js";
+import { confirm } from "./dialogs.js";
+import { setText, toast } from "./dom.js";
+import { Overview } from "./overview.js";
+import { QueuePage } from "./queue.js";
+import { ServerPage } from "./server.js";
+import { store } from "./store.js";
+
+const MEANINGS = {
+  UP: "everything is served",
+  WRITEAVOID: "the server leaves the set of those that take items, but still takes them",
+  READONLY: "adding, flushing and deleting are refused",
+  QUIESCENT: "reading and adding are refused",
+};
+const main = document.getElementById("main");
+const live = document.getElementById("live");
+const status = document.getElementById("status");
+const memory = {};
+let page = null;
+
+function pageFor(hash) {
+  const queue = hash.match(/^#\/queue\/(.+)$/);
+  if (queue) {
+    try {
+      return new QueuePage(decodeURIComponent(queue[1]));
+    } catch {
+      return new Overview(memory);
+    }
+  }
+  return hash === "#/server" ? new ServerPage() : new Overview(memory);
+}
+
+function show(focus = true) {
+  page?.close();
+  page = pageFor(location.hash);
+  main.replaceChildren(page.element);
+  page.update();
+  document.title = `${page.title} · kestrelmq`;
+  for (const link of document.querySelectorAll("nav a")) {
+    const current = link.dataset.page === (page instanceof ServerPage ? "server" : "queues");
+    if (current) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  if (focus) main.focus({ preventScroll: true });
+  scrollTo(0, 0);
+}
+
+function showStatus() {
+  const value = store.totals?.status;
+  if (value && document.activeElement !== status) status.value = value;
+  status.dataset.status = value ?? "";
+}
+
+async function changeStatus() {
+  const wanted = status.value;
+  const label = status.selectedOptions[0].textContent;
+  status.blur();
+  if (await confirm(`Set the status to ${label}?`, `${label}: ${MEANINGS[wanted]}.`, `Set to ${label}`)) {
+    try {
+      const answer = await call("PUT", "/status", { status: wanted });
+      store.totals.status = answer.status;
+      toast(`The status is ${label}.`);
+    } catch (error) {
+      toast(error.message, "error");
+    }
+  }
+  showStatus();
+}
+
+function showConnection() {
+  setText(live, store.connected ? "Live" : "Reconnecting");
+  live.classList.toggle("on", store.connected);
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  localStorage.setItem("kestrelmq-theme", theme);
+}
+
+function initialTheme() {
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  return localStorage.getItem("kestrelmq-theme") ?? (dark ? "dark" : "light");
+}
+
+document.documentElement.dataset.theme = initialTheme();
+document.getElementById("theme").addEventListener("click", () =>
+  setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+status.addEventListener("change", changeStatus);
+addEventListener("hashchange", () => show());
+addEventListener("keydown", (event) => {
+  const typing = event.target.closest("input, textarea, select, dialog");
+  if (!typing && !event.ctrlKey && !event.metaKey && !event.altKey) page.key(event);
+});
+store.addEventListener("connection", showConnection);
+store.addEventListener("tick", () => {
+  showStatus();
+  if (!document.hidden) page.update();
+});
+show(false);
+store.open();
+store.loadPast().catch(() => {});

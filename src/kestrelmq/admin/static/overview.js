@@ -1,0 +1,137 @@
+// The first page: the whole server in five numbers, and every queue.
+
+import { call } from "./api.js";
+import { sample, sparkline } from "./charts.js";
+import { askQueue } from "./dialogs.js";
+import { h, setText, toast } from "./dom.js";
+import { bytes, count, duration, rate, short, whole } from "./format.js";
+import { store } from "./store.js";
+import { QueueTable } from "./table.js";
+
+const SPAN = 120_000;
+const ONLY = [["all", "All"], ["waiting", "Not empty"], ["busy", "Busy"], ["problems", "Problems"]];
+
+class Tile {
+  constructor(label, className, read) {
+    this.read = read;
+    this.value = h("strong", { text: "–" });
+    this.detail = h("small", {});
+    this.spark = sparkline(className, 200, 40);
+    this.element = h("section", { class: "tile card", "aria-label": label },
+      h("h2", { text: label }), this.value, this.detail, this.spark.element);
+  }
+
+  show(value, detail) {
+    setText(this.value, value);
+    setText(this.detail, detail);
+    this.spark.draw(sample(store.points, this.read, store.now(), SPAN, 60));
+  }
+}
+
+export class Overview {
+  title = "Queues";
+
+  constructor(memory) {
+    this.memory = memory;
+    this.tiles = {
+      items: new Tile("Waiting", "depth", (point) => point.items),
+      put: new Tile("In", "put", (point) => point.put),
+      get: new Tile("Out", "get", (point) => point.get),
+      age: new Tile("Oldest item", "age", (point, time) => (point.oldest ? Math.max(0, time - point.oldest) : 0)),
+      clients: new Tile("Clients", "clients", (point) => point.connections ?? null),
+    };
+    this.table = new QueueTable();
+    this.found = h("span", { class: "found", role: "status" });
+    this.element = h("div", { class: "page overview" },
+      h("h1", { class: "hidden", text: "Queues" }),
+      h("div", { class: "tiles" }, ...Object.values(this.tiles).map((tile) => tile.element)),
+      this.#toolbar(),
+      this.table.element);
+    Object.assign(this.table, memory.view ?? { sort: "items", order: "descending" });
+    this.filter.value = this.table.filter;
+    this.table.dispatch = () => this.#remember();
+    this.#choose(this.table.only);
+  }
+
+  #toolbar() {
+    this.filter = h("input", {
+      type: "search", id: "filter", placeholder: "Filter queues  ( / )", "aria-label": "Filter queues by name",
+      autocomplete: "off", spellcheck: "false",
+      oninput: () => {
+        this.table.filter = this.filter.value;
+        this.#changed();
+      },
+    });
+    this.choices = ONLY.map(([key, label]) =>
+      h("button", { type: "button", "data-only": key, "aria-pressed": "false", text: label, onclick: () => {
+        this.#choose(key);
+        this.#changed();
+      } }));
+    return h("div", { class: "toolbar" },
+      this.filter,
+      h("div", { class: "choices", role: "group", "aria-label": "Which queues" }, ...this.choices),
+      this.found,
+      h("span", { class: "spring" }),
+      h("button", { type: "button", class: "primary", text: "New queue", onclick: () => this.#create() }));
+  }
+
+  #choose(key) {
+    this.table.only = key;
+    for (const button of this.choices) button.setAttribute("aria-pressed", String(button.dataset.only === key));
+  }
+
+  #changed() {
+    this.table.scroller.scrollTop = 0;
+    this.table.update(true);
+    this.#count();
+    this.#remember();
+  }
+
+  #remember() {
+    const { filter, only, sort, order } = this.table;
+    this.memory.view = { filter, only, sort, order };
+  }
+
+  #count() {
+    const total = store.queues.size;
+    const { shown } = this.table;
+    setText(this.found, shown === total ? count(total, "queue") : `${whole(shown)} of ${count(total, "queue")}`);
+  }
+
+  async #create() {
+    const name = await askQueue();
+    if (name === null) return;
+    try {
+      const { created } = await call("POST", "/queues", { name });
+      toast(created ? `${name} was created.` : `${name} is there already.`);
+      location.hash = `#/queue/${encodeURIComponent(name)}`;
+    } catch (error) {
+      toast(error.message, "error");
+    }
+  }
+
+  update() {
+    const { totals } = store;
+    if (!totals) return;
+    const { items, put, get, age, clients } = this.tiles;
+    items.show(short(totals.items), bytes(totals.bytes));
+    put.show(rate(totals.put_rate), "items a second");
+    get.show(rate(totals.get_rate), "items a second");
+    age.show(totals.oldest ? duration(store.age(totals.oldest)) : "–", totals.oldest ? "at the head of a queue" : "nothing waits");
+    clients.show(short(totals.connections), `${count(totals.open_reads, "open read")}, ${count(totals.waiters, "waiter")}`);
+    this.table.update();
+    this.#count();
+  }
+
+  key(event) {
+    if (event.key === "/") {
+      event.preventDefault();
+      this.filter.focus();
+    }
+  }
+
+  close() {
+    this.table.close();
+  }
+}
+

@@ -1,0 +1,237 @@
+// One queue: its past minutes, what it feeds, who reads it, what it holds.
+
+import { call, queuePath } from "./api.js";
+import { Chart, niceTime } from "./charts.js";
+import { askItem, confirm } from "./dialogs.js";
+import { h, setText, toast } from "./dom.js";
+import { axisTime, bytes, count, duration, micros, moment, rate, short, whole } from "./format.js";
+import { Items } from "./items.js";
+import { fromApi, store } from "./store.js";
+
+const SPAN = 300_000;
+const EVERY = 2000; // ms between looks at what the stream does not say
+const STATES = {
+  ok: "in order", behind: "read-behind: part of it is on disk only",
+  failing: "its journal cannot be written", damaged: "damaged: it could not be loaded",
+};
+const LATENCIES = {
+  set_latency_usec: "Serving an add", get_hit_latency_usec: "Serving a read", get_miss_latency_usec: "Serving a read of nothing",
+  delivery_latency_usec: "Waiting in the queue", get_timeout_usec: "Reads that waited in vain",
+};
+
+function table(heads, rows, label) {
+  return h("div", { class: "scroll-x", tabindex: "0", role: "region", "aria-label": label },
+    h("table", { "aria-label": label },
+      h("thead", {}, h("tr", {}, ...heads.map((head) => h("th", { scope: "col", text: head })))),
+      h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map((cell) => h("td", {}, cell)))))));
+}
+
+function panel(title, ...content) {
+  return h("section", { class: "card panel", "aria-label": title }, h("h2", { text: title }), ...content);
+}
+
+const pairs = (entries) =>
+  h("dl", { class: "pairs" }, ...entries.map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", { text: value }))));
+
+const link = (name) => h("a", { href: `#/queue/${encodeURIComponent(name)}`, text: name });
+
+export class QueuePage {
+  #past = [];
+  #busy = false;
+  #shown = new Map();
+
+  constructor(name) {
+    this.name = name;
+    this.title = name;
+    this.depth = new Chart({ title: "Depth", span: SPAN, format: short,
+      series: [{ label: "items", className: "depth", read: (point) => point.items }] });
+    this.rates = new Chart({ title: "Items a second", span: SPAN, format: rate,
+      series: [{ label: "in", className: "put", read: (point) => point.put }, { label: "out", className: "get", read: (point) => point.get }] });
+    this.age = new Chart({ title: "Oldest item", span: SPAN, format: axisTime, top: niceTime,
+      series: [{ label: "waiting", className: "age", read: (point, time) => (point.oldest ? Math.max(0, time - point.oldest) : 0) }] });
+    this.items = new Items(name);
+    this.state = h("span", { class: "badge" });
+    this.facts = h("p", { class: "queue-facts" });
+    this.problem = h("p", { class: "problem", role: "alert", hidden: true });
+    this.places = Object.fromEntries(["fanout", "reads", "journal", "latency", "stats", "settings"].map((key) => [key, h("div", {})]));
+    this.element = this.#layout();
+    this.#load();
+    this.timer = setInterval(() => this.#detail(), EVERY);
+  }
+
+  #layout() {
+    const { fanout, reads, journal, latency, stats, settings } = this.places;
+    return h("div", { class: "page queue-page" },
+      h("p", { class: "crumbs" }, h("a", { href: "#/", text: "Queues" }), " / ", this.name),
+      h("div", { class: "queue-head" },
+        h("h1", { text: this.name }), this.state, h("span", { class: "spring" }),
+        h("div", { class: "actions" },
+          h("button", { type: "button", class: "primary", text: "Put item", onclick: () => this.#put() }),
+          h("button", { type: "button", text: "Flush", onclick: () => this.#flush() }),
+          h("button", { type: "button", class: "danger", text: "Delete", onclick: () => this.#delete() }))),
+      this.problem, this.facts,
+      h("div", { class: "charts" }, this.depth.element, this.rates.element, this.age.element),
+      h("div", { class: "panels queue-panels" },
+        this.items.element,
+        h("div", { class: "side" },
+          panel("Open reads", reads), panel("Fanout", fanout), panel("Journal", journal), panel("Latency", latency)),
+        h("details", { class: "card panel" }, h("summary", { text: "All statistics" }), stats),
+        h("details", { class: "card panel" }, h("summary", { text: "Settings in force" }), settings)));
+  }
+
+  async #load() {
+    try {
+      const { points } = await call("GET", queuePath(this.name, "/history"));
+      this.#past = points.map(fromApi);
+    } catch {
+      this.#past = [];
+    }
+    await this.#detail();
+    this.update();
+    this.items.load();
+  }
+
+  update() {
+    const queue = store.queues.get(this.name);
+    if (queue) {
+      const newest = this.#past.at(-1)?.time ?? 0;
+      this.#past.push(...queue.points.filter((point) => point.time > newest + 500));
+      if (this.#past.length > 600) this.#past.splice(0, 200);
+      this.state.className = `badge ${queue.state}`;
+      setText(this.state, STATES[queue.state]);
+      setText(this.facts, [
+        count(queue.items, "item"), bytes(queue.bytes), `${rate(queue.put)} in and ${rate(queue.get)} out a second`,
+        queue.oldest ? `oldest ${duration(store.age(queue.oldest))}` : "nothing waits",
+        count(queue.open, "open read"), count(queue.waiters, "reader", "readers") + " waiting",
+      ].join(" · "));
+    }
+    for (const chart of [this.depth, this.rates, this.age]) chart.draw(this.#past, store.now());
+  }
+
+  async #detail() {
+    if (this.#busy || document.hidden) return;
+    this.#busy = true;
+    try {
+      const detail = await call("GET", queuePath(this.name));
+      this.problem.hidden = detail.problem === null;
+      setText(this.problem, detail.problem ?? "");
+      const reads = detail.state === "damaged" ? { total: 0, open_reads: [] } : await call("GET", queuePath(this.name, "/open-reads"));
+      this.#show(detail, reads);
+    } catch (error) {
+      this.problem.hidden = false;
+      setText(this.problem, error.status === 404 ? `There is no queue ${this.name}. It comes into being when something is put on it.` : error.message);
+    } finally {
+      this.#busy = false;
+    }
+  }
+
+  /** Draw a part anew only when it changed: whoever reads or selects there is left in peace. */
+  #part(key, content, make) {
+    const text = JSON.stringify(content);
+    if (this.#shown.get(key) === text) return;
+    this.#shown.set(key, text);
+    this.places[key].replaceChildren(...[make()].flat());
+  }
+
+  #show(detail, reads) {
+    this.#part("fanout", [detail.master, detail.children], () => this.#fanout(detail));
+    this.#part("reads", [reads.total, reads.open_reads.map(({ xid }) => xid)], () => this.#reads(reads));
+    this.#part("journal", detail.journal, () => this.#journal(detail.journal));
+    this.#part("latency", detail.latencies, () => this.#latency(detail.latencies));
+    this.#part("stats", detail.stats, () => pairs(Object.entries(detail.stats).map(([name, value]) => [name, name === "create_time" ? moment(value) : whole(value)])));
+    this.#part("settings", detail.settings, () => pairs(Object.entries(detail.settings).map(([name, value]) => [name, value || "none"])));
+  }
+
+  #fanout({ name, master, children }) {
+    if (!master && !children.length) return h("p", { class: "hint", text: "Items go to this queue only." });
+    const list = (members) => h("ul", { class: "tree" }, ...members.map((child) =>
+      h("li", {}, link(child.name), h("small", { text: ` ${count(child.items, "item")}` }))));
+    if (master) return h("ul", { class: "tree" }, h("li", {}, link(master), h("ul", { class: "tree" }, h("li", {}, h("b", { text: name })))));
+    return h("ul", { class: "tree" }, h("li", {}, h("b", { text: name }), list(children)));
+  }
+
+  #reads({ total, open_reads: opened }) {
+    if (!total) return h("p", { class: "hint", text: "No item is out with a reader." });
+    const rows = opened.slice(0, 20).map((read) => [
+      String(read.xid), bytes(read.size), moment(read.add_time),
+      h("button", { type: "button", class: "small", "aria-label": `Requeue read ${read.xid}`, text: "Requeue", onclick: () => this.#requeue([read.xid]) }),
+    ]);
+    return [
+      h("p", { class: "panel-line" }, h("span", { text: `${count(total, "item")} out with readers${total > 20 ? ", the first 20 shown" : ""}.` }),
+        h("button", { type: "button", text: "Requeue all", onclick: () => this.#requeue(null, total) })),
+      table(["Read", "Size", "Added", ""], rows, "Open reads"),
+    ];
+  }
+
+  #journal(files) {
+    if (!files.length) return h("p", { class: "hint", text: "It keeps no journal." });
+    const total = files.reduce((sum, file) => sum + file.bytes, 0);
+    return [
+      h("p", { class: "hint", text: `${count(files.length, "file")}, ${bytes(total)}, in the order of replay.` }),
+      table(["File", "Size"], files.map((file) => [file.name, bytes(file.bytes)]), "Journal files"),
+    ];
+  }
+
+  #latency(latencies) {
+    const known = Object.entries(LATENCIES).filter(([key]) => latencies[key]?.count);
+    if (!known.length) return h("p", { class: "hint", text: "Nothing was measured yet." });
+    return table(["", "Median", "99 %", "Longest"], known.map(([key, label]) => {
+      const { p50, p99, maximum } = latencies[key];
+      return [label, micros(p50), micros(p99), micros(maximum)];
+    }), "Latency");
+  }
+
+  async #act(act, done) {
+    try {
+      const message = done(await act());
+      toast(message);
+      await this.#detail();
+      return true;
+    } catch (error) {
+      toast(error.message, "error");
+      return false;
+    }
+  }
+
+  async #put() {
+    const item = await askItem(this.name);
+    if (item === null) return;
+    const path = queuePath(this.name, "/items");
+    if (await this.#act(() => call("POST", path, item), ({ size }) => `${count(size, "byte")} put on ${this.name}.`)) this.items.load();
+  }
+
+  async #flush() {
+    const items = store.queues.get(this.name)?.items ?? 0;
+    const what = `${count(items, "waiting item")} of ${this.name} will be lost. Open reads stay open.`;
+    if (!(await confirm(`Flush ${this.name}?`, what, `Flush ${this.name}`))) return;
+    const path = queuePath(this.name, "/flush");
+    if (await this.#act(() => call("POST", path), ({ flushed }) => `${count(flushed, "item")} of ${this.name} dropped.`)) this.items.load();
+  }
+
+  async #delete() {
+    const items = store.queues.get(this.name)?.items ?? 0;
+    const what = `The queue ${this.name}, its journal and its ${count(items, "item")} will be gone for good.`;
+    if (!(await confirm(`Delete ${this.name}?`, what, `Delete ${this.name}`))) return;
+    try {
+      await call("DELETE", queuePath(this.name));
+      toast(`${this.name} was deleted.`);
+      location.hash = "#/";
+    } catch (error) {
+      toast(error.message, "error");
+    }
+  }
+
+  async #requeue(xids, total = 1) {
+    const what = `${count(total, "item")} of ${this.name} will go back to its head. Whoever works on it can no longer confirm it, and somebody else will get it.`;
+    if (!(await confirm(`Requeue on ${this.name}?`, what, `Requeue on ${this.name}`))) return;
+    const path = queuePath(this.name, "/open-reads/requeue");
+    if (await this.#act(() => call("POST", path, { xids }), ({ requeued }) => `${count(requeued, "item")} back in ${this.name}.`)) this.items.load();
+  }
+
+  key() {}
+
+  close() {
+    clearInterval(this.timer);
+    for (const chart of [this.depth, this.rates, this.age]) chart.close();
+  }
+}

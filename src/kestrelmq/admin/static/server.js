@@ -1,0 +1,83 @@
+// The server: its status, its statistics, its configuration, and what is wrong.
+
+import { call } from "./api.js";
+import { confirm } from "./dialogs.js";
+import { h, setText, toast } from "./dom.js";
+import { bytes, duration, moment, whole } from "./format.js";
+
+const EVERY = 3000;
+
+function shown(name, value) {
+  if (typeof value !== "number") return String(value);
+  if (name === "uptime") return duration(value * 1000);
+  if (name === "time") return moment(value * 1000);
+  return name.startsWith("bytes") ? bytes(value) : whole(value);
+}
+
+const pairs = (entries) =>
+  h("dl", { class: "pairs" }, ...entries.map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", { text: value }))));
+
+export class ServerPage {
+  title = "Server";
+
+  constructor() {
+    this.stats = h("div", {});
+    this.damaged = h("div", {});
+    this.config = h("pre", { class: "json", tabindex: "0", "aria-label": "Configuration in force" });
+    this.note = h("p", { class: "hint" });
+    this.element = h("div", { class: "page" },
+      h("div", { class: "queue-head" }, h("h1", { text: "Server" }), h("span", { class: "spring" }),
+        h("div", { class: "actions" },
+          h("button", { type: "button", text: "Reload configuration", onclick: () => this.#reload() }))),
+      this.note,
+      h("div", { class: "panels" },
+        h("section", { class: "card panel", "aria-label": "Statistics" }, h("h2", { text: "Statistics" }), this.stats),
+        h("section", { class: "card panel", "aria-label": "Damaged queues" }, h("h2", { text: "Damaged queues" }), this.damaged),
+        h("section", { class: "card panel wide", "aria-label": "Configuration" }, h("h2", { text: "Configuration in force" }), this.config)));
+    this.#load();
+    this.#configuration();
+    this.timer = setInterval(() => this.#load(), EVERY);
+  }
+
+  async #load() {
+    if (document.hidden) return;
+    try {
+      const server = await call("GET", "/server");
+      setText(this.note, `kestrelmq ${server.version}, ${server.status.status} since ${moment(server.status.since)}. ${
+        server.changes_allowed ? (server.token_needed ? "Changes need an admin token." : "Changes are open to this machine.") : "Changes are refused: no admin_tokens are configured."}`);
+      this.stats.replaceChildren(pairs(Object.entries(server.stats).map(([name, value]) => [name, shown(name, value)])));
+      const damaged = Object.entries(server.damaged);
+      this.damaged.replaceChildren(damaged.length ? pairs(damaged) : h("p", { class: "hint", text: "None: every queue could be loaded." }));
+    } catch (error) {
+      setText(this.note, error.message);
+    }
+  }
+
+  async #configuration() {
+    try {
+      const { config } = await call("GET", "/config");
+      setText(this.config, JSON.stringify(config, null, 2));
+    } catch (error) {
+      setText(this.config, error.message);
+    }
+  }
+
+  async #reload() {
+    if (!(await confirm("Reload the configuration?", "The settings of queues and aliases are read again from the configuration file.", "Reload"))) return;
+    try {
+      const { needs_restart: names } = await call("POST", "/reload");
+      toast(names.length ? `Reloaded. These take a restart: ${names.join(", ")}.` : "The configuration was reloaded.");
+      this.#configuration();
+    } catch (error) {
+      toast(error.message, "error");
+    }
+  }
+
+  update() {}
+
+  key() {}
+
+  close() {
+    clearInterval(this.timer);
+  }
+}

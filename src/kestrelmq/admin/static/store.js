@@ -1,0 +1,104 @@
+// What is known of the queues: kept up to date by the server's events, and asked by the pages.
+
+import { call } from "./api.js";
+
+const KEPT = 150; // points of each queue
+const SILENCE = 10_000; // ms without any event after which the stream is opened again
+
+/** A queue: the fields of a row of the stream, and its recent past. */
+class Queue {
+  constructor(name) {
+    this.name = name;
+    this.lower = name.toLowerCase();
+    this.points = [];
+  }
+
+  set([, items, bytes, put, get, oldest, open, waiters, state], time) {
+    Object.assign(this, { items, bytes, put, get, oldest, open, waiters, state });
+    this.points.push({ time, items, put, get, oldest });
+    if (this.points.length > KEPT) this.points.shift();
+  }
+}
+
+export class Store extends EventTarget {
+  queues = new Map();
+  totals = null;
+  points = []; // of all queues together
+  connected = false;
+  #source = null;
+  #heard = 0;
+  #offset = 0; // the server's clock, seen from ours
+
+  open() {
+    this.#connect();
+    setInterval(() => {
+      if (Date.now() - this.#heard > SILENCE) this.#connect();
+    }, 2000);
+  }
+
+  /** The server's time, in milliseconds. */
+  now() {
+    return Date.now() + this.#offset;
+  }
+
+  /** How long the oldest item of a queue, or of all, has waited. */
+  age(oldest) {
+    return oldest ? Math.max(0, this.now() - oldest) : 0;
+  }
+
+  async loadPast() {
+    const { points } = await call("GET", "/history");
+    const first = this.points[0]?.time ?? Infinity;
+    this.points = [...points.map(fromApi).filter((point) => point.time < first), ...this.points];
+  }
+
+  #connect() {
+    this.#source?.close();
+    this.#heard = Date.now();
+    this.#source = new EventSource("/api/v1/events");
+    this.#source.onerror = () => this.#set(false);
+    this.#on("reset", () => this.queues.clear());
+    this.#on("gone", (names) => names.forEach((name) => this.queues.delete(name)));
+    this.#on("rows", (rows) => {
+      const time = this.now();
+      for (const row of rows) {
+        let queue = this.queues.get(row[0]);
+        if (!queue) this.queues.set(row[0], (queue = new Queue(row[0])));
+        queue.set(row, time);
+      }
+    });
+    this.#on("server", (totals) => {
+      this.#offset = totals.time - Date.now();
+      this.totals = totals;
+      this.points.push({
+        time: totals.time, items: totals.items, put: totals.put_rate, get: totals.get_rate,
+        oldest: totals.oldest, connections: totals.connections,
+      });
+      if (this.points.length > 400) this.points.shift();
+      this.#set(true);
+      this.dispatchEvent(new Event("tick"));
+    });
+  }
+
+  #on(name, act) {
+    const source = this.#source;
+    source.addEventListener(name, (event) => {
+      if (source !== this.#source) return;
+      this.#heard = Date.now();
+      act(JSON.parse(event.data));
+    });
+  }
+
+  #set(connected) {
+    if (connected === this.connected) return;
+    this.connected = connected;
+    this.dispatchEvent(new Event("connection"));
+  }
+}
+
+/** A point of the API's history, as the store keeps them. */
+export const fromApi = ({ time, items, put_rate, get_rate, oldest }) => ({
+  time, items, put: put_rate, get: get_rate, oldest,
+});
+
+export const store = new Store();

@@ -1,0 +1,233 @@
+"""`kestrelmq bench`: the load tests against a running server; each accounts for every item."""
+
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from kestrelmq.cli.servers import duration
+from kestrelmq.client.address import parse_address
+from kestrelmq.errors import InvalidRequest
+from kestrelmq.loadtests import flood as flood_test
+from kestrelmq.loadtests import leaky_reader as leaky_reader_test
+from kestrelmq.loadtests import many_clients as many_clients_test
+from kestrelmq.loadtests import packing as packing_test
+from kestrelmq.loadtests import put_many as put_many_test
+from kestrelmq.loadtests.common import Outcome, Target
+from kestrelmq.loadtests.crew import Bar
+from kestrelmq.loadtests.items import LEAST_BYTES
+from kestrelmq.loadtests.links import WireProtocol, connector
+from kestrelmq.names import queue_name_error
+from kestrelmq.units import parse_size
+
+app = typer.Typer(
+    help="Put load on a server, and verify that every item arrives: none lost, none twice.",
+    no_args_is_help=True,
+)
+
+_WHERE = "Which server"
+ProtocolFlag = Annotated[WireProtocol, typer.Option(help="What to speak.", rich_help_panel=_WHERE)]
+ServerFlag = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST[:PORT]",
+        help="The server; without PORT, that of the protocol: 22133, 2222 or 2229.",
+        rich_help_panel=_WHERE,
+    ),
+]
+QueueFlag = Annotated[
+    str,
+    typer.Option("--queue", "-q", help="The queue, which must be empty.", rich_help_panel=_WHERE),
+]
+FlushFlag = Annotated[
+    bool,
+    typer.Option("--flush", help="Discard what the queue holds.", rich_help_panel=_WHERE),
+]
+ClientsFlag = Annotated[int, typer.Option("--clients", "-c", min=1, help="How many clients.")]
+ItemsFlag = Annotated[int, typer.Option("--items", "-n", min=1, help="How many items in all.")]
+SizeFlag = Annotated[
+    str, typer.Option("--bytes", "-b", metavar="SIZE", help="Bytes of an item, such as 512 or 1KB.")
+]
+RollupFlag = Annotated[
+    int, typer.Option("--rollup", "-r", min=1, help="Items put in each round trip.")
+]
+_QUEUE = "spam"
+_SIZE = "1KB"
+
+
+@app.command("put-many")
+def put_many(  # noqa: PLR0913 # one parameter a flag
+    *,
+    clients: ClientsFlag = 100,
+    items: ItemsFlag = 10_000,
+    size: SizeFlag = _SIZE,
+    rollup: RollupFlag = 1,
+    fanouts: Annotated[
+        int,
+        typer.Option("--fanouts", "-f", min=0, help="Fanout queues that receive a copy of all."),
+    ] = 0,
+    protocol: ProtocolFlag = WireProtocol.MEMCACHE,
+    server: ServerFlag = "127.0.0.1",
+    queue: QueueFlag = _QUEUE,
+    flush: FlushFlag = False,
+) -> None:
+    """Let many clients put items into one queue at once, and read them back."""
+    options = put_many_test.Options(clients, items, _bytes(size), rollup, fanouts)
+    _end(put_many_test.run(_target(protocol, server, queue, flush=flush), options))
+
+
+@app.command("many-clients")
+def many_clients(
+    *,
+    clients: ClientsFlag = 100,
+    items: ItemsFlag = 10_000,
+    size: SizeFlag = _SIZE,
+    pause: Annotated[str, typer.Option(help="Time between two puts, such as 10ms.")] = "0",
+    protocol: ProtocolFlag = WireProtocol.MEMCACHE,
+    server: ServerFlag = "127.0.0.1",
+    queue: QueueFlag = _QUEUE,
+    flush: FlushFlag = False,
+) -> None:
+    """Let many clients wait for items that one client puts."""
+    options = many_clients_test.Options(clients, items, _bytes(size), duration(pause) or 0.0)
+    _end(many_clients_test.run(_target(protocol, server, queue, flush=flush), options))
+
+
+@app.command("flood")
+def flood(  # noqa: PLR0913 # one parameter a flag
+    *,
+    clients: Annotated[
+        int,
+        typer.Option("--clients", "-c", min=1, help="How many producers, and how many consumers."),
+    ] = 1,
+    items: ItemsFlag = 10_000,
+    size: SizeFlag = _SIZE,
+    rollup: RollupFlag = 1,
+    blocking: Annotated[
+        bool, typer.Option("--blocking", help="Wait for items, instead of asking again and again.")
+    ] = False,
+    preload: Annotated[
+        bool, typer.Option("--preload", "-P", help="Put everything before reading anything.")
+    ] = False,
+    protocol: ProtocolFlag = WireProtocol.MEMCACHE,
+    server: ServerFlag = "127.0.0.1",
+    queue: QueueFlag = _QUEUE,
+    flush: FlushFlag = False,
+) -> None:
+    """Let producers and consumers move items through one queue as fast as they can."""
+    options = flood_test.Options(
+        clients, items, _bytes(size), rollup, blocking=blocking, preload=preload
+    )
+    _end(flood_test.run(_target(protocol, server, queue, flush=flush), options))
+
+
+@app.command("packing")
+def packing(  # noqa: PLR0913 # one parameter a flag
+    *,
+    cycles: Annotated[
+        int, typer.Option("--cycles", "-c", min=1, help="How often to fill and drain the queue.")
+    ] = 100,
+    items: Annotated[
+        int, typer.Option("--items", "-n", min=1, help="How many items in each cycle.")
+    ] = 25_000,
+    size: SizeFlag = _SIZE,
+    rollup: RollupFlag = 100,
+    backlog: Annotated[
+        int, typer.Option(min=0, help="Items put first, which wait behind every cycle.")
+    ] = 0,
+    protocol: ProtocolFlag = WireProtocol.MEMCACHE,
+    server: ServerFlag = "127.0.0.1",
+    queue: QueueFlag = _QUEUE,
+    flush: FlushFlag = False,
+) -> None:
+    """Fill and drain a queue again and again, and show the speed at each backlog."""
+    options = packing_test.Options(cycles, items, _bytes(size), rollup, backlog)
+    _end(packing_test.run(_target(protocol, server, queue, flush=flush), options))
+
+
+@app.command("leaky-reader")
+def leaky_reader(
+    *,
+    clients: Annotated[int, typer.Option("--clients", "-c", min=1, help="How many readers.")] = 1,
+    items: ItemsFlag = 10_000,
+    size: SizeFlag = _SIZE,
+    leak: Annotated[
+        int, typer.Option("--leak", "-l", min=2, help="Each reader gives up every so many reads.")
+    ] = 100,
+    protocol: ProtocolFlag = WireProtocol.MEMCACHE,
+    server: ServerFlag = "127.0.0.1",
+    queue: QueueFlag = _QUEUE,
+    flush: FlushFlag = False,
+) -> None:
+    """Let readers give up some of their open reads: every item must still arrive."""
+    options = leaky_reader_test.Options(clients, items, _bytes(size), leak)
+    _end(leaky_reader_test.run(_target(protocol, server, queue, flush=flush), options))
+
+
+def _target(protocol: WireProtocol, server: str, queue: str, *, flush: bool) -> Target:
+    try:
+        address = parse_address(server, protocol.default_port)
+    except InvalidRequest as error:
+        raise typer.BadParameter(str(error)) from error
+    if (problem := queue_name_error(queue)) is not None or "+" in queue:
+        raise typer.BadParameter(f"--queue {queue!r}: {problem or 'a fanout queue'}")
+    return Target(connector(protocol, address), queue, secrets.token_hex(4), _watch, flush)
+
+
+def _bytes(text: str) -> int:
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if size < LEAST_BYTES:
+        raise typer.BadParameter(f"--bytes: an item has at least {LEAST_BYTES} bytes")
+    return size
+
+
+def _end(outcome: Outcome) -> None:
+    for line in outcome.lines:
+        print(line)
+    print(outcome.verdict)
+    if not outcome.verdict.is_good:
+        raise typer.Exit(1)
+
+
+class _ProgressBar:
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress = progress
+        self._task = task
+
+    def update(self, done: int, note: str = "") -> None:
+        if note:
+            self._progress.update(self._task, completed=done, note=note)
+        else:
+            self._progress.update(self._task, completed=done)
+
+
+@contextmanager
+def _watch(phase: str, items: int) -> Iterator[Bar]:
+    """Show a phase on standard error while it lasts, if that is a terminal."""
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    with progress:
+        yield _ProgressBar(progress, progress.add_task(phase, total=items, note=""))

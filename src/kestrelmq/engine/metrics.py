@@ -1,0 +1,243 @@
+"""How long operations take: histograms of bounded size, for the server and for each queue.
+
+Measuring every operation would cost more than some operations do, so at most one a millisecond is
+measured: its time is that of its turn, from when the request could be received to when its reply
+was sent. Counts in a histogram are therefore numbers of samples, not of operations.
+
+The histograms of a queue live as long as the queue.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from kestrelmq.engine.commits import Committable
+from kestrelmq.engine.queue import Queue
+from kestrelmq.journal.records import ADDX, REMOVE, REMOVE_TENTATIVE, REMOVE_TENTATIVE_XID
+
+_PARTS: Final = 8
+"""Cells for each doubling, so that a cell is at most 12.5 % wide."""
+_PART_BITS: Final = 4  # a value of so many bits is a part number and the leading one
+_MOST: Final = 2**40 - 1  # 12 days
+
+PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0, 99.9)
+_READS: Final = frozenset({REMOVE, REMOVE_TENTATIVE, REMOVE_TENTATIVE_XID})
+
+
+class Latency(Enum):
+    """What is measured; the value is its name in the statistics."""
+
+    SET = "set_latency_usec"
+    GET_HIT = "get_hit_latency_usec"
+    GET_MISS = "get_miss_latency_usec"
+    DELIVERY = "delivery_latency_usec"
+    GET_TIMEOUT = "get_timeout_usec"
+
+    @property
+    def meaning(self) -> str:
+        """What the number says."""
+        return _MEANINGS[self]
+
+
+_MEANINGS: Final = {
+    Latency.SET: "time to serve an add",
+    Latency.GET_HIT: "time to serve a read that got an item",
+    Latency.GET_MISS: "time to serve a read that found none",
+    Latency.DELIVERY: "time an item waited, from its add to its read",
+    Latency.GET_TIMEOUT: "time a read waited in vain",
+}
+
+
+class Histogram:
+    """Counts of values in cells that are as wide as an eighth of the power of two below.
+
+    Attributes:
+        cells: count by cell, for cells that are not empty; at most 304.
+        total: sum of the values.
+    """
+
+    __slots__ = ("cells", "total")
+
+    def __init__(self) -> None:
+        self.cells: dict[int, int] = {}
+        self.total = 0
+
+    def record(self, value: int) -> None:
+        """Count `value`; below 0 it counts as 0, and above 2^40 as that."""
+        value = min(max(value, 0), _MOST)
+        cell = cell_of(value)
+        self.cells[cell] = self.cells.get(cell, 0) + 1
+        self.total += value
+
+    def copy(self) -> "Histogram":
+        """Return the same counts, which do not grow."""
+        other = Histogram()
+        other.cells, other.total = self.cells.copy(), self.total
+        return other
+
+    def since(self, earlier: "Histogram | None") -> "Histogram":
+        """Return what was counted after `earlier` was copied."""
+        if earlier is None:
+            return self
+        other = Histogram()
+        other.total = self.total - earlier.total
+        for cell, count in self.cells.items():
+            more = count - earlier.cells.get(cell, 0)
+            if more:
+                other.cells[cell] = more
+        return other
+
+    @property
+    def count(self) -> int:
+        """How many values were counted."""
+        return sum(self.cells.values())
+
+    def up_to(self, bounds: Sequence[int]) -> list[int]:
+        """Return for each of the rising `bounds` how many values are not above it."""
+        counts = []
+        cells = sorted(self.cells.items())
+        index = running = 0
+        for bound in bounds:
+            while index < len(cells) and cell_end(cells[index][0]) - 1 <= bound:
+                running += cells[index][1]
+                index += 1
+            counts.append(running)
+        return counts
+
+    def summary(self) -> "Summary":
+        """Return the numbers people ask for, to within the width of a cell."""
+        count = self.count
+        if not count:
+            return Summary(0, 0, 0, 0, dict.fromkeys(PERCENTILES, 0))
+        cells = sorted(self.cells.items())
+        values = {percent: _value_at(cells, percent / 100 * count) for percent in PERCENTILES}
+        return Summary(
+            count,
+            cell_start(cells[0][0]),
+            cell_end(cells[-1][0]) - 1,
+            round(self.total / count),
+            values,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A histogram in a few numbers.
+
+    Attributes:
+        count: number of values.
+        minimum, maximum, average: of the values.
+        percentiles: value by percentage.
+    """
+
+    count: int
+    minimum: int
+    maximum: int
+    average: int
+    percentiles: dict[float, int]
+
+
+def cell_of(value: int) -> int:
+    """Return the cell that counts `value`, which is not below 0."""
+    shift = max(0, value.bit_length() - _PART_BITS)
+    return shift * _PARTS + (value >> shift)
+
+
+def cell_start(cell: int) -> int:
+    """Return the least value that a cell counts."""
+    if cell < 2 * _PARTS:
+        return cell
+    shift = cell // _PARTS - 1
+    return (cell - shift * _PARTS) << shift
+
+
+def cell_end(cell: int) -> int:
+    """Return the least value above a cell."""
+    return cell_start(cell + 1)
+
+
+def _value_at(cells: list[tuple[int, int]], rank: float) -> int:
+    running = 0
+    for cell, count in cells:
+        running += count
+        if running >= rank:
+            return cell_end(cell) - 1
+    return cell_end(cells[-1][0]) - 1
+
+
+Histograms = dict[Latency, Histogram]
+"""Histograms by what they measure; one that measured nothing yet is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """An operation of this turn that is being measured."""
+
+    queue: Queue
+    kind: Latency
+
+
+class Latencies:
+    """The server's histograms.
+
+    Attributes:
+        server: of all queues together.
+        looked: when a turn was last looked at (ms); the loop asks for a sample when this is over.
+        missed: a queue that a read found empty since the last look.
+    """
+
+    __slots__ = ("_number", "_queues", "looked", "missed", "server")
+
+    def __init__(self) -> None:
+        self.server: Histograms = {}
+        self.looked = 0
+        self.missed: Queue | None = None
+        self._queues: WeakKeyDictionary[Queue, Histograms] = WeakKeyDictionary()
+        self._number = 0
+
+    def look(self, now: int, dirty: Sequence[Committable]) -> Sample | None:
+        """Choose an operation of this turn, before it is committed; None when there is none.
+
+        Args:
+            now: milliseconds.
+            dirty: the queues that were changed in this turn.
+        """
+        self.looked = now
+        missed, self.missed = self.missed, None
+        self._number = number = self._number + 1
+        if dirty:
+            queue = dirty[number % len(dirty)]
+            if isinstance(queue, Queue):
+                opcode = queue.sample(number)
+                if opcode == ADDX:
+                    return Sample(queue, Latency.SET)
+                if opcode in _READS:
+                    return Sample(queue, Latency.GET_HIT)
+        return Sample(missed, Latency.GET_MISS) if missed is not None else None
+
+    def measured(self, sample: Sample, microseconds: int) -> None:
+        """Count what was chosen; it was replied to after so many microseconds."""
+        self.record(sample.queue, sample.kind, microseconds)
+        if sample.kind is Latency.GET_HIT:
+            self.record(sample.queue, Latency.DELIVERY, sample.queue.last_wait * 1000)
+
+    def timed_out(self, queue: Queue, seconds: float) -> None:
+        """Count a read that waited in vain."""
+        self.record(queue, Latency.GET_TIMEOUT, round(seconds * 1e6))
+
+    def record(self, queue: Queue, kind: Latency, microseconds: int) -> None:
+        """Count a time, for the queue and for the server."""
+        histograms = self._queues.get(queue)
+        if histograms is None:
+            histograms = self._queues[queue] = {}
+        for place in (self.server, histograms):
+            histogram = place.get(kind)
+            if histogram is None:
+                histogram = place[kind] = Histogram()
+            histogram.record(microseconds)
+
+    def of(self, queue: Queue) -> Histograms:
+        """Return a queue's histograms."""
+        return self._queues.get(queue) or {}

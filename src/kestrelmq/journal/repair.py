@@ -1,0 +1,95 @@
+"""Saving what can be read of damaged journals. Nothing is deleted.
+
+A damaged file gets a neighbour of its old content, `NAME~~damaged-TIMESTAMP`, and is then replaced
+by one that holds its whole records. A crash leaves the damaged file, or the repaired one, and may
+leave the neighbour and a temporary.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from kestrelmq.clock import Clock
+from kestrelmq.journal.files import Directory, mapped
+from kestrelmq.journal.names import PACK, temporary_name
+from kestrelmq.journal.salvage import Lost
+from kestrelmq.journal.selection import Selected
+from kestrelmq.journal.verify import Progress, Report, verify
+
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What was done to a queue.
+
+    Attributes:
+        report: what was found.
+        kept: for each file that was repaired, where its old content is.
+    """
+
+    report: Report
+    kept: dict[str, str]
+
+
+def repair(
+    directory: Directory,
+    selected: Selected,
+    clock: Clock,
+    progress: Progress = lambda _bytes: None,
+) -> Repaired:
+    """Repair the files of a queue that need it. Nobody else may use them.
+
+    Raises:
+        OSError: a file could not be read or written; those not yet repaired are as they were.
+    """
+    report = verify(selected, progress)
+    lost = [*report.damaged, *([report.torn] if report.torn is not None else [])]
+    kept = {}
+    for name in selected.files:
+        ranges = [one for one in lost if one.file == name]
+        if ranges:
+            kept[name] = _repair_file(directory, name, ranges, clock.now())
+    return Repaired(report, kept)
+
+
+def _repair_file(directory: Directory, name: str, lost: Sequence[Lost], now: int) -> str:
+    temporary = temporary_name(name, PACK, now)
+    aside = temporary_name(name, "damaged", now)
+    source = directory.path / name
+    with mapped(source) as buffer:
+        bounds = [0, *(edge for one in lost for edge in (one.start, one.end)), len(buffer)]
+        file = directory.create(temporary)
+        try:
+            for start, end in list(pairwise(bounds))[::2]:
+                for at in range(start, end, _PIECE):
+                    file.append(bytes(buffer[at : min(end, at + _PIECE)]))
+            file.sync()
+        finally:
+            file.close()
+    _keep(directory, name, aside)
+    directory.sync()
+    directory.reached("repair: old content kept")
+    directory.rename(temporary, name)
+    directory.reached("repair: file replaced")
+    directory.sync()
+    return aside
+
+
+def _keep(directory: Directory, name: str, aside: str) -> None:
+    """Give a file's content a second name, or copy it where the file system has no links."""
+    source, target = directory.path / name, directory.path / aside
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            target.unlink()
+        shutil.copyfile(source, target)
+        descriptor = os.open(target, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

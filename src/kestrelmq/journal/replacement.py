@@ -1,0 +1,303 @@
+"""Replacing the first files of a queue by one that says the same, while the queue goes on.
+
+The files that are replaced are rotated ones, which do not change. Steps, each a crash point:
+
+1. `place`: write a temporary, sync it, rename it to `NAME.TIMESTAMP.pack`, sync the directory.
+   TIMESTAMP is that of the last file replaced: from now on the pack stands for all of them.
+2. `clear`, once nobody reads the old files: remove them, sync, drop the `.pack`, sync.
+
+A crash leaves the old files, or the pack beside some of them, or the pack alone; loading finishes
+what was begun. Each step may be tried again after a failure. `cancel`, from another thread, keeps
+the steps that follow from being taken: the queue is deleted or closed.
+"""
+
+import contextlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Final, Protocol
+
+from kestrelmq.errors import JournalError
+from kestrelmq.journal.contents import in_pieces, open_read_records
+from kestrelmq.journal.files import Directory
+from kestrelmq.journal.loading import replay_whole
+from kestrelmq.journal.names import PACK, pack_name, parse_name, temporary_name
+from kestrelmq.journal.reader import JournalReader
+from kestrelmq.journal.records import Add, encode, item
+from kestrelmq.journal.replay import Replay
+from kestrelmq.journal.writer import Dialect
+
+Pause = Callable[[], None]
+
+_MEMORY: Final = 4 << 20
+_READ: Final = 64 << 10
+_SYNC_EVERY: Final = 16 << 20
+"""Written at once to disk, so that the last sync does not hold up everyone else's."""
+_DEAD_ITEM: Final = encode(Add(0, b""))
+_DEAD_READ: Final = item(0, 0, b"")
+
+
+class Cancelled(Exception):  # noqa: N818 # says what it is
+    """The replacement was given up."""
+
+
+class Source(Protocol):
+    """What is to be written in place of the files.
+
+    Attributes:
+        written: how many items that wait the pieces yielded so far have.
+    """
+
+    written: int
+
+    def pieces(self, pause: Pause) -> Iterator[bytes]:
+        """Yield the records. Raises JournalError and OSError."""
+
+
+class FromMemory:
+    """Contents that are at hand."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        last_xid: int,
+        reads: Sequence[tuple[int, bytes]],
+        items: Sequence[bytes],
+    ) -> None:
+        self.written = 0
+        self._dialect: Dialect = dialect
+        self._last_xid = last_xid
+        self._reads = reads
+        self._items = items
+
+    def pieces(self, pause: Pause) -> Iterator[bytes]:
+        """Yield the records."""
+        yield from in_pieces(open_read_records(self._dialect, self._last_xid, self._reads))
+        yield from in_pieces(self._items)
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Which of the contents at the end of the files were live later, when all is known.
+
+    Attributes:
+        queue: whether a waiting item is, by its place in the queue.
+        reads: xids of the open reads whose items are.
+    """
+
+    queue: Callable[[int], bool]
+    reads: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the files must replay to; anything else means that they must not be replaced."""
+
+    items: int
+    size: int
+    reads: frozenset[int]
+    last_xid: int | None
+    """None when the files need not tell it."""
+
+
+class FromFiles:
+    """Contents that the files themselves tell, however long the queue is.
+
+    With `live`, records of later times are in other files, and some of what the files hold is
+    gone by those: its place is kept, without the data.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        files: Sequence[str],
+        dialect: Dialect,
+        *,
+        expected: Expected | None = None,
+        live: Live | None = None,
+    ) -> None:
+        self.written = 0
+        self._directory = directory
+        self._files = files
+        self._dialect: Dialect = dialect
+        self._expected = expected
+        self._live = live
+
+    def pieces(self, pause: Pause) -> Iterator[bytes]:
+        """Yield the records. Raises JournalError and OSError."""
+        state = Replay(_MEMORY, self._reader)
+        try:
+            replay_whole(self._directory, state, self._files, pause)
+            self._check(state)
+            yield from in_pieces(self._read_records(state))
+            for items in self._items(state):
+                piece = b"".join(items)
+                self.written += len(items)
+                yield piece
+        finally:
+            if state.behind is not None:
+                state.behind.close()
+
+    def _reader(self, file: str, position: int) -> JournalReader:
+        return JournalReader(self._directory.path, file, position, _READ)
+
+    def _check(self, state: Replay) -> None:
+        expected = self._expected
+        if expected is None:
+            return
+        last_xid = None if expected.last_xid is None else state.last_xid
+        found = Expected(state.items, state.size, frozenset(state.open), last_xid)
+        if found != expected:
+            raise JournalError(
+                f"{self._directory.path / self._files[-1]}: the files hold {found.items} items, "
+                f"{found.size} bytes and {len(found.reads)} open reads, and the queue "
+                f"{expected.items}, {expected.size} and {len(expected.reads)}"
+            )
+
+    def _read_records(self, state: Replay) -> Iterator[bytes]:
+        live = self._live
+        reads: Iterable[tuple[int, bytes]] = state.open.items()
+        if live is not None:
+            reads = [(xid, one if xid in live.reads else _DEAD_READ) for xid, one in reads]
+        return open_read_records(self._dialect, state.last_xid, reads, followed=live is not None)
+
+    def _items(self, state: Replay) -> Iterator[Sequence[bytes]]:
+        place = 0
+        while items := self._next_items(state):
+            if self._live is not None:
+                is_live = self._live.queue
+                items = [one if is_live(at) else _DEAD_ITEM for at, one in enumerate(items, place)]
+            place += len(items)
+            yield items
+
+    def _next_items(self, state: Replay) -> list[bytes]:
+        memory = state.memory
+        if memory:
+            return [memory.popleft() for _ in range(min(len(memory), 1000))]
+        if state.behind is None or not state.behind_items:
+            return []
+        items = state.behind.read(self._files, state.behind_items, _READ)
+        if not items:
+            raise JournalError(f"{self._files[-1]}: fewer items on disk than were counted")
+        state.behind_items -= len(items)
+        return items
+
+
+class Replacement:
+    """One file in place of the first files of a queue.
+
+    Attributes:
+        files: the rotated files that are replaced, in order.
+        pack: the name of the file once it is placed.
+        name: its name in the end.
+        size: bytes in it, once it is placed.
+        marks: for the waiting items of the new file, how many come before which position.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        queue: str,
+        files: Sequence[str],
+        source: Source,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        """`before` is called once the file is written, before it replaces anything."""
+        parsed = parse_name(files[-1])
+        if parsed is None or parsed.timestamp is None:
+            raise ValueError(f"{files[-1]} is no rotated file")
+        self.files = tuple(files)
+        self.name = files[-1].removesuffix(".pack")
+        self.pack = pack_name(queue, parsed.timestamp)
+        self.size = 0
+        self.marks: list[tuple[int, int]] = []
+        self._temporary = temporary_name(queue, PACK, parsed.timestamp)
+        self._directory = directory
+        self._source = source
+        self._before = before
+        self._lock = Lock()
+        self._renamed = False
+        self._cancelled = False
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the file may be found in place of the others."""
+        return self._renamed
+
+    def cancel(self) -> None:
+        """Take no further step; the one that runs may still end."""
+        self._cancelled = True
+        with self._lock:
+            pass
+
+    def place(self, pause: Pause) -> None:
+        """Write the file and put it in place.
+
+        Raises:
+            Cancelled: it was cancelled, and left nothing behind.
+            JournalError: the files cannot be read.
+            OSError: it could not be written.
+        """
+        if not self._renamed:
+            try:
+                self._write(pause)
+                self._rename()
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    self._directory.remove(self._temporary)
+                raise
+        self._directory.sync()
+        self._directory.reached("replace: pack in place")
+
+    def _write(self, pause: Pause) -> None:
+        self.marks = [(0, 0)]
+        synced = 0
+        file = self._directory.create(self._temporary)
+        try:
+            for piece in self._source.pieces(pause):
+                if self._cancelled:
+                    raise Cancelled
+                file.append(piece)
+                if file.size - synced > _SYNC_EVERY:
+                    file.sync()
+                    synced = file.size
+                self.marks.append((self._source.written, file.size))
+                pause()
+            file.sync()
+            self.size = file.size
+        finally:
+            file.close()
+        self._directory.reached("replace: temporary written")
+
+    def _rename(self) -> None:
+        if self._before is not None:
+            self._before()
+        with self._lock:
+            if self._cancelled:
+                raise Cancelled
+            self._directory.rename(self._temporary, self.pack)
+            self._renamed = True
+        self._directory.reached("replace: pack named")
+
+    def clear(self, pause: Pause) -> None:
+        """Remove the old files and give the new one its name. Raises OSError, Cancelled."""
+        for name in self.files:
+            if self._cancelled:
+                raise Cancelled
+            self._directory.remove(name)
+            self._directory.reached("replace: old file removed")
+            pause()
+        self._directory.sync()
+        self._directory.reached("replace: old files gone")
+        with self._lock:
+            if self._cancelled:
+                raise Cancelled
+            self._directory.rename(self.pack, self.name)
+        self._directory.reached("replace: pack renamed")
+        self._directory.sync()
+
+    def mark_before(self, item_number: int) -> tuple[int, int]:
+        """Return a mark at or before the waiting item with that number, counted from 0."""
+        index = bisect_right(self.marks, (item_number, 1 << 62)) - 1
+        return self.marks[index]

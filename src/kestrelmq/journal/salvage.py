@@ -1,0 +1,80 @@
+"""Finding records again after damage.
+
+Records carry no checksum and no mark, so the next one after damage is found by what it looks like:
+an added item whose times and size make sense, and after it nothing but records for a while. Short
+records (removes and the like) between the damage and that item cannot be told from data, and are
+lost with it.
+"""
+
+import re
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+from kestrelmq.errors import DamagedJournal
+from kestrelmq.journal.records import ADDX, Buffer, record_length
+
+_HEADER: Final = Struct("<iqq")
+# The last three bytes of an add time in the years 2000 to 2100, in milliseconds.
+_ADDX: Final = re.compile(rb"\x02.{3}[\x00-\x7f].{5}[\x00-\x03]\x00\x00", re.DOTALL)
+_ADD_XID: Final = re.compile(rb"[\x07\x08].{4}.{3}[\x00-\x7f].{5}[\x00-\x03]\x00\x00", re.DOTALL)
+_YEAR_2000: Final = 946_684_800_000
+_YEAR_2100: Final = 4_102_444_800_000
+_FOLLOWERS: Final = 16
+"""So many records after the first must be records too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Bytes that are no records: `file[start:end]`, and what is wrong with the first of them."""
+
+    file: str
+    start: int
+    end: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: bytes {self.start} to {self.end} ({self.reason})"
+
+
+def next_record(buffer: Buffer, damage: int) -> int:
+    """Return where records go on after `damage`; the end of the buffer when they do not."""
+    size = len(buffer)
+    best = size
+    for pattern, header in ((_ADDX, 1), (_ADD_XID, 5)):
+        position = damage + 1
+        while match := pattern.search(buffer, position, best):
+            position = match.start()
+            if _makes_sense(buffer, position, header):
+                best = position
+                break
+            position += 1
+    return best
+
+
+def _makes_sense(buffer: Buffer, position: int, header: int) -> bool:
+    size = len(buffer)
+    if position + header + _HEADER.size > size:
+        return False
+    length, added, expiry = _HEADER.unpack_from(buffer, position + header)
+    if length < 16 or position + header + 4 + length > size:
+        return False
+    if not (_YEAR_2000 <= added < _YEAR_2100 and 0 <= expiry < 2 * _YEAR_2100):
+        return False
+    return _followed_by_records(buffer, position)
+
+
+def _followed_by_records(buffer: Buffer, position: int) -> bool:
+    size = len(buffer)
+    for _ in range(_FOLLOWERS):
+        if position == size:
+            return True
+        try:
+            length = record_length(buffer, position, size)
+        except DamagedJournal:
+            return False
+        if length is None or position + length > size:
+            # Cut short at the end of the file; an item that reaches beyond is just as likely.
+            return buffer[position] != ADDX or size - position < _HEADER.size
+        position += length
+    return True

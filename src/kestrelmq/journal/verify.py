@@ -1,0 +1,108 @@
+"""Checking journals: every record of every file, and what replaying them gives. Changes nothing."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kestrelmq.errors import DamagedJournal
+from kestrelmq.journal.files import mapped
+from kestrelmq.journal.records import Buffer, record_length, scan
+from kestrelmq.journal.salvage import Lost, next_record
+from kestrelmq.journal.selection import Selected
+
+Progress = Callable[[int], None]
+"""Told how many more bytes were looked at."""
+CUT: Final = "a record is cut short"
+_BATCH: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the files of a queue are worth.
+
+    Attributes:
+        queue: the queue's name.
+        size: bytes in its files.
+        operations: how many records of each opcode there are.
+        items, item_bytes: what waits in the queue after the replay of all whole records.
+        open_reads: how many reads are open after it.
+        torn: the end of the last file, if a record is cut short there: what a crash leaves.
+        damaged: ranges of bytes that are no records, elsewhere.
+    """
+
+    queue: str
+    size: int
+    operations: dict[int, int]
+    items: int
+    item_bytes: int
+    open_reads: int
+    torn: Lost | None
+    damaged: tuple[Lost, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a server would load the queue."""
+        return not self.damaged
+
+
+def verify(selected: Selected, progress: Progress = lambda _bytes: None) -> Report:
+    """Check a queue. Raises OSError: a file cannot be read."""
+    state = selected.new_replay()
+    operations: Counter[int] = Counter()
+    lost: list[Lost] = []
+    size = 0
+    for index, name in enumerate(selected.files):
+        files = selected.files[: index + 1]
+        with mapped(selected.path / name) as buffer:
+            size += len(buffer)
+            position = 0
+            while position < len(buffer):
+                starts: list[int] = []
+                end, reason = scan_some(buffer, position, starts)
+                state.feed(buffer, starts, end, files)
+                operations.update(buffer[start] for start in starts)
+                if reason is not None:
+                    resumed = next_record(buffer, end)
+                    lost.append(Lost(name, end, resumed, reason))
+                    end = resumed
+                progress(end - position)
+                position = end
+    last_size = (selected.path / selected.files[-1]).stat().st_size if selected.files else 0
+    torn = _torn_tail(lost, selected.files, last_size)
+    return Report(
+        selected.queue,
+        size,
+        dict(sorted(operations.items())),
+        state.items,
+        state.size,
+        len(state.open),
+        torn,
+        tuple(one for one in lost if one is not torn),
+    )
+
+
+def _torn_tail(lost: list[Lost], files: tuple[str, ...], last_size: int) -> Lost | None:
+    if not lost or lost[-1].reason != CUT:
+        return None
+    return lost[-1] if (lost[-1].file, lost[-1].end) == (files[-1], last_size) else None
+
+
+def scan_some(buffer: Buffer, position: int, starts: list[int]) -> tuple[int, str | None]:
+    """Find some records from `position` on; return where they end, and what is wrong there.
+
+    Nothing is wrong (None) when the next record may just be in the next piece.
+    """
+    size = len(buffer)
+    batch_end = min(size, position + _BATCH)
+    try:
+        end = scan(buffer, position, batch_end, starts, more=batch_end < size)
+        if end == position:
+            length = record_length(buffer, position, size)
+            if length is None or position + length > size:
+                return position, CUT
+            starts.append(position)
+            return position + length, None
+    except DamagedJournal as damage:
+        return damage.position, damage.reason
+    return end, CUT if batch_end == size and end < size else None

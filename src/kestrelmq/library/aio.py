@@ -1,0 +1,312 @@
+"""`AsyncPersistentQueue`: a durable queue for the tasks of one event loop.
+
+Journal writes are short and happen on the loop; an fsync, where one is wanted, happens in a thread
+and serves every task that waits for one. A task that is cancelled while it waits for an item takes
+none: until the task has it, the item is an open read.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self, TypeVar
+
+from kestrelmq.clock import Clock, SystemClock
+from kestrelmq.config import QueueConfig
+from kestrelmq.engine.commits import Commits
+from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.waiters import Waiter, Wanted
+from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
+from kestrelmq.library.items import Expiry, Item, expiry_time
+from kestrelmq.library.opening import QueueLock, check_queue, open_queue
+from kestrelmq.library.syncing import SyncRound
+
+# ruff: noqa: ASYNC109 # a time-out of a wait is an answer here, not an error
+
+T = TypeVar("T")
+_Served = asyncio.Future[tuple[bytes | None, int]]
+_Answer = tuple[_Served, bytes | None, int]
+
+log = logging.getLogger(__name__)
+
+
+class AsyncPersistentQueue:
+    """A durable queue of its own: `async with AsyncPersistentQueue("work", path) as queue`.
+
+    The methods do what those of `PersistentQueue` do, and raise what those raise. They belong to
+    one event loop and are not safe to call from another thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        path: str | Path,
+        config: QueueConfig | None = None,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        """Prepare; nothing is opened before `setup`. As `PersistentQueue`."""
+        self._config = config or QueueConfig()
+        check_queue(name, self._config)
+        self._name = name
+        self._path = Path(path)
+        self._clock = clock or SystemClock()
+        self._commits = Commits()
+        self._opened: Queue | None = None
+        self._lock: QueueLock | None = None
+        self._served: list[_Answer] = []
+        self._syncing = asyncio.Lock()
+        self._round = SyncRound()
+        self._syncs: set[asyncio.Task[None]] = set()
+        self._periodic: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self._name
+
+    # --- start and stop ---
+
+    async def setup(self) -> None:
+        """Load the queue; as `PersistentQueue.setup`."""
+        if self._opened is not None:
+            return
+        self._opened, self._lock = open_queue(
+            self._name, self._path, self._config, self._clock, self._commits
+        )
+        if self._config.sync_journal:
+            self._periodic = asyncio.create_task(
+                self._sync_now_and_then(self._opened, self._config.sync_journal)
+            )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the queue cannot be used: it was closed, or not set up yet."""
+        return self._opened is None
+
+    async def close(self) -> None:
+        """Stop; as `PersistentQueue.close`."""
+        queue, self._opened = self._opened, None
+        if queue is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._periodic is not None:
+            self._periodic.cancel()
+        await asyncio.gather(*self._syncs, return_exceptions=True)
+        failure = None
+        if self._config.sync_journal is not None:
+            failure = await asyncio.to_thread(_sync, queue)
+        queue.close()
+        self._settle(None)
+        if self._lock is not None:
+            self._lock.release()
+        if failure is not None:
+            raise failure
+
+    async def __aenter__(self) -> Self:
+        await self.setup()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # --- operations ---
+
+    async def add(self, data: bytes, expiry: Expiry = None) -> bool:
+        """Add an item at the end; False when it was refused. As `PersistentQueue.add`."""
+        due = expiry_time(expiry, self._clock.now())
+        return await self._change(lambda queue: queue.add(data, due))
+
+    async def peek(self) -> Item | None:
+        """Return the item at the head and leave it there; None when the queue is empty."""
+        return await self._take(Wanted.PEEK)
+
+    async def remove(self, *, transaction: bool = False) -> Item | None:
+        """Take the item at the head; None when the queue is empty. As `PersistentQueue.remove`."""
+        return await self._take(Wanted.OPEN if transaction else Wanted.REMOVE)
+
+    async def _take(self, wanted: Wanted) -> Item | None:
+        record, xid = await self._change(lambda queue: queue.take_as(wanted))
+        return None if record is None else Item.of(record, xid)
+
+    async def unremove(self, xid: int) -> bool:
+        """Give the open read `xid` back to the head; False when it is not open."""
+        return await self._change(lambda queue: queue.unremove(xid))
+
+    async def confirm_remove(self, xid: int) -> bool:
+        """Finish the open read `xid`; False when it is not open."""
+        return await self._change(lambda queue: queue.confirm(xid))
+
+    async def wait_remove(
+        self, timeout: float | None = None, *, transaction: bool = False
+    ) -> Item | None:
+        """As `remove`, but wait for an item; None when none came in `timeout` seconds.
+
+        Tasks are served in the order in which they began to wait. A `timeout` of None waits for
+        as long as it takes; QueueUnavailable ends the wait when the queue is closed.
+        """
+        return await self._wait(Wanted.OPEN if transaction else Wanted.REMOVE, timeout)
+
+    async def wait_peek(self, timeout: float | None = None) -> Item | None:
+        """As `peek`, but wait for an item; see `wait_remove`."""
+        return await self._wait(Wanted.PEEK, timeout)
+
+    async def flush(self) -> int:
+        """Drop every waiting item, not the open ones; return how many there were."""
+        return await self._change(lambda queue: queue.flush())
+
+    def __len__(self) -> int:
+        """Items waiting, without the open ones."""
+        return len(self._queue())
+
+    def __bool__(self) -> bool:
+        """True, also when the queue is empty."""
+        return True
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of data in the items that wait."""
+        return self._queue().size
+
+    @property
+    def journal_size(self) -> int:
+        """Bytes in the journal's files; 0 without a journal."""
+        return self._queue().journal.size
+
+    # --- waiting ---
+
+    async def _wait(self, wanted: Wanted, timeout: float | None) -> Item | None:
+        item = await self._take(wanted)
+        if item is not None or (timeout is not None and timeout <= 0):
+            return item
+        queue = self._queue()
+        served: _Served = asyncio.get_running_loop().create_future()
+        waiter = Waiter(
+            Wanted.PEEK if wanted is Wanted.PEEK else Wanted.OPEN,
+            lambda record, xid: self._served.append((served, record, xid)),
+        )
+        queue.wait(waiter)
+        try:
+            await asyncio.wait([served], timeout=timeout)
+            if queue.waiters.cancel(waiter):
+                return None
+            record, xid = await asyncio.shield(served)
+        except asyncio.CancelledError:
+            if not queue.waiters.cancel(waiter):
+                served.add_done_callback(lambda _: self._give_back(queue, served))
+            raise
+        if record is None:
+            raise QueueUnavailable(f"queue {self._name} was closed")
+        if wanted is Wanted.REMOVE:
+            await self.confirm_remove(xid)
+            xid = 0
+        return Item.of(record, xid)
+
+    def _give_back(self, queue: Queue, served: _Served) -> None:
+        """Undo what a cancelled task was given."""
+        if served.exception() is not None or self._opened is not queue:
+            return
+        try:
+            self._apply(queue, lambda _: queue.unremove(served.result()[1]))
+        except KestrelError:
+            log.exception("queue %s: an item stays open until the next setup", self._name)
+
+    # --- changes, and when they are durable ---
+
+    def _queue(self) -> Queue:
+        if self._opened is None:
+            raise QueueUnavailable(f"queue {self._name} is not set up, or was closed")
+        return self._opened
+
+    async def _change(self, operation: Callable[[Queue], T]) -> T:
+        result, syncing = self._apply(self._queue(), operation)
+        if syncing is not None:
+            # Others wait for it too, so it goes on when this task does not.
+            await asyncio.shield(syncing)
+        return result
+
+    def _apply(
+        self, queue: Queue, operation: Callable[[Queue], T]
+    ) -> tuple[T, asyncio.Task[None] | None]:
+        """Apply `operation` and write it; return its result, and the fsync it waits for."""
+        syncing = None
+        try:
+            result = operation(queue)
+        finally:
+            failure = self._commits.commit().get(queue)
+            if self._commits.take_unsynced():
+                syncing = self._begin_sync(queue)
+            else:
+                self._settle(failure)
+        if failure is not None:
+            raise failure
+        self._watch_deadlines(queue)
+        return result, syncing
+
+    def _settle(self, failure: JournalError | None) -> None:
+        served, self._served = self._served, []
+        _settle(served, failure)
+
+    def _begin_sync(self, queue: Queue) -> asyncio.Task[None]:
+        served, self._served = self._served, []
+        self._round.queues.add(queue)
+        task = asyncio.create_task(self._sync(queue, self._round, served))
+        self._syncs.add(task)
+        task.add_done_callback(self._synced)
+        return task
+
+    async def _sync(self, queue: Queue, covering: SyncRound, served: list[_Answer]) -> None:
+        async with self._syncing:
+            if not covering.is_done:
+                self._round = SyncRound()
+                await asyncio.to_thread(covering.run)
+        failure = covering.failures.get(queue)
+        _settle(served, failure)
+        if failure is not None:
+            raise failure
+
+    def _synced(self, task: asyncio.Task[None]) -> None:
+        self._syncs.discard(task)
+        if not task.cancelled():
+            task.exception()  # who asked for it has it
+
+    @staticmethod
+    async def _sync_now_and_then(queue: Queue, period: float) -> None:
+        while True:
+            await asyncio.sleep(period)
+            await asyncio.to_thread(_sync, queue)
+
+    def _watch_deadlines(self, queue: Queue) -> None:
+        """Have the next overdue read given back in time."""
+        due = queue.next_deadline
+        if due is None or (self._timer is not None and not self._timer.cancelled()):
+            return
+        delay = max(0.0, due - self._clock.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(delay, self._abort_overdue, queue)
+
+    def _abort_overdue(self, queue: Queue) -> None:
+        self._timer = None
+        try:
+            self._apply(queue, lambda _: queue.abort_overdue())
+        except KestrelError:
+            log.exception("queue %s: overdue reads stay open", self._name)
+
+
+def _settle(served: list[_Answer], failure: JournalError | None) -> None:
+    """Tell tasks what they were served with, or that it was taken back."""
+    for future, record, xid in served:
+        if failure is None:
+            future.set_result((record, xid))
+        else:
+            future.set_exception(failure)
+            future.exception()  # a task that was cancelled does not ask
+
+
+def _sync(queue: Queue) -> JournalError | None:
+    try:
+        queue.sync()
+    except OSError as error:
+        return queue.sync_failed(error)
+    return None

@@ -1,0 +1,108 @@
+"""One thread at a time changes queues, and nobody hears of a change before it is in the journal.
+
+`Gate.change` holds the lock while it applies an operation and writes its records. An fsync, where
+one is wanted, happens after the lock is given up, and one serves every thread that waits. Readers
+that were served by the operation hear of it last.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from kestrelmq.engine.commits import Commits, Committable
+from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.waiters import Waiter, Wanted
+from kestrelmq.errors import JournalError, QueueUnavailable
+from kestrelmq.library.items import Item
+from kestrelmq.library.syncing import SyncRound
+
+T = TypeVar("T")
+
+
+class Waiting:
+    """A thread that waits for an item of a queue.
+
+    Attributes:
+        waiter: its place in the queue's line.
+        settled: set when there is an item, or there will be none.
+    """
+
+    def __init__(self, gate: "Gate", queue: Queue, wanted: Wanted) -> None:
+        self.waiter = Waiter(wanted, self._serve)
+        self.settled = threading.Event()
+        self.queue = queue
+        self._gate = gate
+        self._item: Item | None = None
+        self._failure: JournalError | None = None
+
+    def _serve(self, record: bytes | None, xid: int) -> None:
+        self._item = None if record is None else Item.of(record, xid)
+        self._gate.served.append(self)
+
+    def settle(self, failure: JournalError | None) -> None:
+        """Wake the thread; the item is in no journal if there is a `failure`."""
+        self._failure = failure
+        self.settled.set()
+
+    def item(self) -> Item:
+        """Return the item, once settled.
+
+        Raises:
+            JournalError: the journal could not be written; the item stayed in the queue.
+            QueueUnavailable: the queue was closed.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._item is None:
+            raise QueueUnavailable(f"queue {self.queue.name} was closed")
+        return self._item
+
+
+class Gate:
+    """The way to the queues that one `Commits` belongs to.
+
+    Attributes:
+        served: waiting threads that the operation at hand served.
+    """
+
+    def __init__(self, commits: Commits) -> None:
+        self.served: list[Waiting] = []
+        self._commits = commits
+        self._lock = threading.Lock()
+        self._syncing = threading.Lock()
+        self._round = SyncRound()
+
+    def change(self, operation: Callable[[], T]) -> tuple[T, dict[Committable, JournalError]]:
+        """Apply `operation` and write it; return its result, and the queues that failed and why.
+
+        An operation that raises may have changed something before; that is written all the same.
+        """
+        failures: dict[Committable, JournalError] = {}
+        served: list[Waiting] = []
+        waits_for: SyncRound | None = None
+        try:
+            with self._lock:
+                try:
+                    result = operation()
+                finally:
+                    failures |= self._commits.commit()
+                    served, self.served = self.served, []
+                    unsynced = self._commits.take_unsynced()
+                    if unsynced:
+                        waits_for = self._round
+                        waits_for.queues |= unsynced
+        finally:
+            if waits_for is not None:
+                self._sync(waits_for)
+                failures |= waits_for.failures
+            for waiting in served:
+                waiting.settle(failures.get(waiting.queue))
+        return result, failures
+
+    def _sync(self, waits_for: SyncRound) -> None:
+        with self._syncing:
+            if waits_for.is_done:
+                return
+            with self._lock:
+                self._round = SyncRound()
+            waits_for.run()

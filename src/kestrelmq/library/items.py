@@ -1,0 +1,50 @@
+"""Items as a library user sees them."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from kestrelmq.journal.records import item_add_time, item_data, item_expiry
+
+Expiry = float | timedelta | datetime | None
+"""When an item expires: seconds from now, a `datetime` with a time zone, or never (None)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An item that was read.
+
+    Attributes:
+        data: what was added.
+        add_time: when, in milliseconds since the epoch.
+        expiry: when it expires, in milliseconds since the epoch; None is never.
+        xid: names the open read for `unremove` and `confirm_remove`; 0 when none was opened.
+    """
+
+    data: bytes
+    add_time: int
+    expiry: int | None
+    xid: int = 0
+
+    @classmethod
+    def of(cls, record: bytes, xid: int) -> "Item":
+        """Return the item that the engine holds as `record`."""
+        return cls(item_data(record), item_add_time(record), item_expiry(record) or None, xid)
+
+
+def expiry_time(expiry: Expiry, now: int) -> int:
+    """Return `expiry` as milliseconds since the epoch, 0 for never.
+
+    Raises:
+        ValueError: a `datetime` without a time zone.
+    """
+    match expiry:
+        case None:
+            return 0
+        case datetime():
+            if expiry.tzinfo is None:
+                raise ValueError("an expiry needs a time zone")
+            return round(expiry.timestamp() * 1000)
+        case timedelta():
+            return now + round(expiry.total_seconds() * 1000)
+        case _:
+            return now + round(expiry * 1000)

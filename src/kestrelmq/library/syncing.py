@@ -1,0 +1,63 @@
+"""Group commit for the library: one fsync serves every caller that waits for one."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from kestrelmq.engine.commits import Committable
+from kestrelmq.errors import JournalError
+
+log = logging.getLogger(__name__)
+
+
+class SyncRound:
+    """Queues that the next fsync covers.
+
+    Attributes:
+        queues: which.
+        is_done: whether the fsync was tried.
+        failures: queues for which it failed, and why.
+    """
+
+    __slots__ = ("failures", "is_done", "queues")
+
+    def __init__(self) -> None:
+        self.queues: set[Committable] = set()
+        self.is_done = False
+        self.failures: dict[Committable, JournalError] = {}
+
+    def run(self) -> None:
+        """Force to disk what the queues have written; `queues` must not change any more."""
+        for queue in self.queues:
+            try:
+                queue.sync()
+            except OSError as error:
+                self.failures[queue] = queue.sync_failed(error)
+        self.is_done = True
+
+
+class Ticker:
+    """Calls a function now and then, in a thread of its own that never keeps a program alive."""
+
+    def __init__(self, period: float, function: Callable[[], None], name: str) -> None:
+        """`period` is in seconds. Nothing runs before `start`."""
+        self._period = period
+        self._function = function
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._period):
+            try:
+                self._function()
+            except Exception:
+                log.exception("%s failed", self._thread.name)
+
+    def stop(self) -> None:
+        """End; a call that runs is waited for."""
+        self._stopped.set()
+        self._thread.join()

@@ -1,0 +1,127 @@
+"""What every load test has: a target, an empty queue at its beginning, an outcome."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kestrelmq.loadtests.crew import WAIT_SECONDS, Crew, Job, Tally, Watch
+from kestrelmq.loadtests.items import Receipts, Recipe, Verdict
+from kestrelmq.loadtests.links import Connect, Link, LoadTestError
+
+READ_BACK_ITEMS: Final = 100
+"""How many items are read back in one round trip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a load test runs against.
+
+    Attributes:
+        connect: makes a link to the server.
+        queue: the queue, which must be empty.
+        run: a word that no other run has; its items carry it.
+        watch: where progress is shown.
+        flush: whether to discard what the queue holds, instead of refusing to run.
+        patience: seconds without any progress after which what is missing is lost.
+    """
+
+    connect: Connect
+    queue: str
+    run: str
+    watch: Watch
+    flush: bool = False
+    patience: float = 10.0
+
+    def crew(self) -> Crew:
+        """Return a crew for one phase."""
+        return Crew(self.connect, self.patience)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a load test found: lines to print, and whether everything arrived."""
+
+    lines: Sequence[str]
+    verdict: Verdict
+
+
+def prepare(target: Target, queues: Sequence[str]) -> None:
+    """See to it that the queues exist and are empty.
+
+    Raises:
+        LoadTestError: one is not empty, and is not to be flushed.
+    """
+    link = target.connect()
+    try:
+        for queue in queues:
+            if target.flush:
+                link.flush(queue)
+            if link.open_read(queue, 0) is not None:
+                link.abort(queue)
+                raise LoadTestError(f"queue {queue} is not empty; flush it, or name another queue")
+    finally:
+        link.close()
+
+
+def producer(
+    queue: str, recipe: Recipe, number: int, crew: Crew, rollup: int = 1, pause: float = 0.0
+) -> Job:
+    """Return a job that puts the items of one producer, `rollup` in each round trip."""
+
+    def put(link: Link, tally: Tally) -> None:
+        for items in recipe.batches(number, rollup):
+            link.put(queue, items)
+            tally.note_put(items)
+            if crew.over.wait(pause) if pause else crew.over.is_set():
+                return
+
+    return put
+
+
+def consumer(queue: str, receipts: Receipts, crew: Crew, wait: float = WAIT_SECONDS) -> Job:
+    """Return a job that removes items one by one until the crew is done."""
+
+    def take(link: Link, tally: Tally) -> None:
+        while not crew.over.is_set():
+            items = link.take(queue, 1, wait)
+            tally.note_read(items)
+            receipts.take(items)
+
+    return take
+
+
+def read_back(
+    link: Link, queue: str, receipts: Receipts, count: int, show: Callable[[], None]
+) -> None:
+    """Remove `count` items, or as many as there are; `show` is called after each round trip."""
+    begun = len(receipts.received)
+    while (left := count - len(receipts.received) + begun) > 0:
+        items = link.take(queue, min(left, READ_BACK_ITEMS), WAIT_SECONDS)
+        if not items:
+            return
+        receipts.take(items)
+        show()
+
+
+def remainder(target: Target, queue: str, recipe: Recipe) -> Receipts:
+    """Remove what is still in the queue, which should be nothing."""
+    receipts = Receipts(recipe)
+    link = target.connect()
+    try:
+        while items := link.take(queue, READ_BACK_ITEMS):
+            receipts.take(items)
+    finally:
+        link.close()
+    return receipts
+
+
+def several(count: int, what: str) -> str:
+    """Return a number of things, in words."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def rate(action: str, count: int, seconds: float, by: str = "") -> str:
+    """Return a line about a phase: what was moved, how fast, and by whom."""
+    per_second = f", {count / seconds:,.0f} a second" if seconds > 0 else ""
+    line = f"{action} {several(count, 'item')} in {seconds:.2f} s{per_second}"
+    return f"{line}, by {by}" if by else line

@@ -1,0 +1,148 @@
+"""Many workers at once, each a thread with a link of its own; the first error stops all of them."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from kestrelmq.loadtests.links import Connect, Link
+
+WAIT_SECONDS: Final = 1.0
+"""How long a blocking read of a load test waits before it looks whether the test is over."""
+
+_LOOK_SECONDS: Final = 0.05
+
+
+class Tally:
+    """What one worker has done. Only that worker writes it.
+
+    Attributes:
+        put: items added.
+        received: items read.
+        empty: reads that found nothing.
+        last: when an item was last moved (`time.perf_counter`).
+    """
+
+    __slots__ = ("empty", "last", "put", "received")
+
+    def __init__(self) -> None:
+        self.put = self.received = self.empty = 0
+        self.last = 0.0
+
+    def note_put(self, items: Sequence[bytes]) -> None:
+        """Count items that were added."""
+        self.put += len(items)
+        self.last = time.perf_counter()
+
+    def note_read(self, items: Sequence[bytes]) -> None:
+        """Count what a read gave."""
+        if items:
+            self.received += len(items)
+            self.last = time.perf_counter()
+        else:
+            self.empty += 1
+
+
+class Bar(Protocol):
+    """Where the progress of one phase is shown."""
+
+    def update(self, done: int, note: str = "") -> None:
+        """Show that so many items have been moved."""
+
+
+Watch = Callable[[str, int], AbstractContextManager[Bar]]
+"""Begins to show a phase: its name, and how many items it moves."""
+
+Job = Callable[[Link, Tally], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """What jobs did that ran side by side, and since when (`time.perf_counter`)."""
+
+    begun: float
+    tallies: Sequence[Tally]
+
+    def seconds(self, first: int = 0, end: int | None = None) -> float:
+        """Return how long it took until the last of these jobs moved its last item."""
+        return max(tally.last for tally in self.tallies[first:end]) - self.begun
+
+
+class Crew:
+    """Runs jobs side by side.
+
+    `over` tells the jobs to end: the goal is reached, a job failed, or nothing has moved for
+    `patience` seconds, so that what is missing is lost.
+    """
+
+    def __init__(self, connect: Connect, patience: float) -> None:
+        self.over = threading.Event()
+        self._connect = connect
+        self._patience = patience
+        self._errors: list[BaseException] = []
+
+    def run(self, jobs: Sequence[Job], bar: Bar, goal: int | None = None) -> "Shift":
+        """Run the jobs to their end, and return what they did.
+
+        With a `goal`, they are told to end when they have received so many items.
+
+        Raises:
+            LoadTestError: a job raised it, or there was no connection for it.
+        """
+        tallies = [Tally() for _ in jobs]
+        with links(self._connect, len(jobs)) as connected:
+            threads = [
+                threading.Thread(target=self._work, args=work)
+                for work in zip(jobs, connected, tallies, strict=True)
+            ]
+            begun = time.perf_counter()
+            for thread in threads:
+                thread.start()
+            try:
+                self._watch(threads, tallies, bar, goal)
+            finally:
+                self.over.set()
+                for thread in threads:
+                    thread.join()
+        if self._errors:
+            raise self._errors[0]
+        bar.update(_moved(tallies))
+        return Shift(begun, tallies)
+
+    def _work(self, job: Job, link: Link, tally: Tally) -> None:
+        try:
+            job(link, tally)
+        except BaseException as error:  # noqa: BLE001 # the thread that runs the crew raises it
+            self._errors.append(error)
+            self.over.set()
+
+    def _watch(
+        self, threads: list[threading.Thread], tallies: list[Tally], bar: Bar, goal: int | None
+    ) -> None:
+        moved, since = 0, time.monotonic()
+        while any(thread.is_alive() for thread in threads) and not self.over.wait(_LOOK_SECONDS):
+            now = _moved(tallies)
+            if now != moved:
+                moved, since = now, time.monotonic()
+                bar.update(moved)
+            reached = goal is not None and sum(tally.received for tally in tallies) >= goal
+            if reached or time.monotonic() - since > self._patience:
+                return
+
+
+@contextmanager
+def links(connect: Connect, count: int) -> Iterator[list[Link]]:
+    """Make so many links, and close them at the end of the block."""
+    with ExitStack() as stack:
+        made = []
+        for _ in range(count):
+            link = connect()
+            stack.callback(link.close)
+            made.append(link)
+        yield made
+
+
+def _moved(tallies: Sequence[Tally]) -> int:
+    return sum(tally.put + tally.received for tally in tallies)

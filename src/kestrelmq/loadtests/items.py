@@ -1,0 +1,190 @@
+"""The items of a load test, and the account of where each of them went.
+
+Every item names its run, its producer and its number, and the rest of it is known. So a reader
+sees at once whether an item belongs here and arrived whole; and in the end each item must have been
+received once more often than it was given back.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+LEAST_BYTES: Final = 40
+"""No item is shorter: what it names must fit."""
+
+_FILLER: Final = b"0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+class Recipe:
+    """What the items of one run are.
+
+    Args:
+        run: a word that tells this run's items from any other's.
+        items: how many there are in all; the producers share them evenly.
+        producers: how many put them.
+        size: bytes of each, at least `LEAST_BYTES`.
+    """
+
+    def __init__(self, run: str, items: int, producers: int, size: int) -> None:
+        self.items = items
+        self.producers = producers
+        self.size = size
+        self._run = run.encode()
+        share, more = divmod(items, producers)
+        self._counts = [share + (producer < more) for producer in range(producers)]
+        self._offsets = [0, *accumulate(self._counts)]
+        self._filler = _FILLER * (size // len(_FILLER) + 1)
+
+    def count(self, producer: int) -> int:
+        """Return how many items a producer puts."""
+        return self._counts[producer]
+
+    def item(self, producer: int, number: int) -> bytes:
+        """Return one item."""
+        head = b"%b %d %d " % (self._run, producer, number)
+        return head + self._filler[: self.size - len(head)]
+
+    def batches(self, producer: int, size: int) -> Iterator[list[bytes]]:
+        """Give a producer's items in order, `size` at a time."""
+        count = self._counts[producer]
+        for start in range(0, count, size):
+            stop = min(start + size, count)
+            yield [self.item(producer, number) for number in range(start, stop)]
+
+    def identify(self, data: bytes) -> tuple[int, int] | None:
+        """Return the producer and number of an item; None when it is not of this run, or damaged.
+
+        A producer's number counts from 0.
+        """
+        words = data.split(b" ", 3)
+        if len(words) != 4 or not (words[1].isdigit() and words[2].isdigit()):
+            return None
+        producer, number = int(words[1]), int(words[2])
+        if producer >= self.producers or number >= self._counts[producer]:
+            return None
+        return (producer, number) if data == self.item(producer, number) else None
+
+    def position(self, producer: int, number: int) -> int:
+        """Return an item's place among all items of the run."""
+        return self._offsets[producer] + number
+
+
+class Receipts:
+    """What one reader of one queue received. Not for several threads.
+
+    With `ordered`, an item must not come after a later one of its producer.
+
+    Attributes:
+        received: the position of each item, in the order in which they came.
+        given_back: the positions of those that were not confirmed.
+        foreign: how many items were not of this run, or damaged.
+        disordered: how many came after a later item of the same producer.
+    """
+
+    def __init__(self, recipe: Recipe, *, ordered: bool = True) -> None:
+        self.ordered = ordered
+        self.received = array("q")
+        self.given_back = array("q")
+        self.foreign = 0
+        self.disordered = 0
+        self._recipe = recipe
+        self._latest = [-1] * recipe.producers
+
+    def take(self, items: Iterable[bytes]) -> None:
+        """Note items that were received and confirmed."""
+        for data in items:
+            known = self._recipe.identify(data)
+            if known is None:
+                self.foreign += 1
+                continue
+            producer, number = known
+            if self.ordered:
+                self.disordered += number < self._latest[producer]
+                self._latest[producer] = number
+            self.received.append(self._recipe.position(producer, number))
+
+    def leak(self, data: bytes) -> None:
+        """Note an item that was received and not confirmed, so that it comes again."""
+        known = self._recipe.identify(data)
+        if known is None:
+            self.foreign += 1
+            return
+        position = self._recipe.position(*known)
+        self.received.append(position)
+        self.given_back.append(position)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether every item arrived, once and in order.
+
+    Attributes:
+        expected: how many items should have arrived.
+        lost: how many of them did not.
+        repeated: how often one came again that had not been given back.
+        foreign: how many came that were not of this run, or damaged.
+        disordered: how many came after a later one of the same producer.
+        given_back: how often an item was given back, and had to come again.
+        ordered: whether their order was looked at.
+    """
+
+    expected: int
+    lost: int = 0
+    repeated: int = 0
+    foreign: int = 0
+    disordered: int = 0
+    given_back: int = 0
+    ordered: bool = True
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all is as it should be."""
+        return not (self.lost or self.repeated or self.foreign or self.disordered)
+
+    def __add__(self, other: "Verdict") -> "Verdict":
+        return Verdict(
+            self.expected + other.expected,
+            self.lost + other.lost,
+            self.repeated + other.repeated,
+            self.foreign + other.foreign,
+            self.disordered + other.disordered,
+            self.given_back + other.given_back,
+            self.ordered and other.ordered,
+        )
+
+    def __str__(self) -> str:
+        if self.is_good:
+            order = " and in order" if self.ordered else ""
+            again = (
+                f"; {self.given_back:,} were given back and came again" if self.given_back else ""
+            )
+            return f"verified: all {self.expected:,} items arrived, once{order}{again}"
+        problems = {
+            "lost": self.lost,
+            "received twice": self.repeated,
+            "foreign or damaged": self.foreign,
+            "out of order": self.disordered,
+        }
+        found = ", ".join(f"{count:,} {what}" for what, count in problems.items() if count)
+        return f"failed: of {self.expected:,} items {found}"
+
+
+def judge(recipe: Recipe, readers: Sequence[Receipts]) -> Verdict:
+    """Return the verdict on one queue from what all its readers received."""
+    balance = array("q", bytes(8 * recipe.items))
+    for reader in readers:
+        for position in reader.received:
+            balance[position] += 1
+        for position in reader.given_back:
+            balance[position] -= 1
+    return Verdict(
+        expected=recipe.items,
+        lost=sum(count < 1 for count in balance),
+        repeated=sum(count - 1 for count in balance if count > 1),
+        foreign=sum(reader.foreign for reader in readers),
+        disordered=sum(reader.disordered for reader in readers),
+        given_back=sum(len(reader.given_back) for reader in readers),
+        ordered=all(reader.ordered for reader in readers),
+    )

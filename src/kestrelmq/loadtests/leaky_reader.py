@@ -1,0 +1,85 @@
+"""`leaky-reader`: readers that now and then give an open read up; all items must still arrive.
+
+A reader confirms most of its reads. Of those it leaks, it aborts every other, and leaves the rest
+as if it had died: the server has to take them back by itself, and so their order is open.
+"""
+
+from dataclasses import dataclass
+
+from kestrelmq.loadtests.common import (
+    READ_BACK_ITEMS,
+    Outcome,
+    Target,
+    prepare,
+    producer,
+    rate,
+    remainder,
+    several,
+)
+from kestrelmq.loadtests.crew import WAIT_SECONDS, Crew, Job, Tally
+from kestrelmq.loadtests.items import Receipts, Recipe, judge
+from kestrelmq.loadtests.links import Link
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The sizes of a run.
+
+    Attributes:
+        clients: how many readers there are.
+        items: how many items they must receive.
+        size: bytes of each item.
+        leak: each reader leaks every so many reads, at least 2.
+    """
+
+    clients: int = 1
+    items: int = 10_000
+    size: int = 1024
+    leak: int = 100
+
+
+def run(target: Target, options: Options) -> Outcome:
+    """Put the items, read them with leaks, and give the outcome.
+
+    Raises:
+        LoadTestError: it could not be carried out.
+    """
+    recipe = Recipe(target.run, options.items, 1, options.size)
+    prepare(target, [target.queue])
+    crew = target.crew()
+    with target.watch("put", options.items) as bar:
+        put = crew.run([producer(target.queue, recipe, 0, crew, READ_BACK_ITEMS)], bar)
+    crew = target.crew()
+    readers = [Receipts(recipe, ordered=False) for _ in range(options.clients)]
+    jobs = [_leaky_reader(target.queue, receipts, crew, options.leak) for receipts in readers]
+    with target.watch("read", options.items) as bar:
+        read = crew.run(jobs, bar, options.items)
+    count = sum(tally.received for tally in read.tallies)
+    leaks = sum(len(receipts.given_back) for receipts in readers)
+    by = f"{several(options.clients, 'reader')}; {several(leaks, 'read')} leaked"
+    lines = [
+        rate("put", options.items, put.seconds()),
+        rate("read", count, read.seconds(), by),
+    ]
+    return Outcome(lines, judge(recipe, [*readers, remainder(target, target.queue, recipe)]))
+
+
+def _leaky_reader(queue: str, receipts: Receipts, crew: Crew, leak: int) -> Job:
+    def read(link: Link, tally: Tally) -> None:
+        reads = 0
+        while not crew.over.is_set():
+            item = link.open_read(queue, WAIT_SECONDS)
+            if item is None:
+                tally.empty += 1
+                continue
+            reads += 1
+            if reads % leak == 0:
+                (link.abort if reads % (2 * leak) else link.abandon)(queue)
+                receipts.leak(item)
+            elif link.confirm(queue):
+                receipts.take([item])
+                tally.note_read([item])
+            else:
+                receipts.leak(item)
+
+    return read

@@ -1,0 +1,55 @@
+"""`many-clients`: many clients wait for items at the same time, and one client puts them."""
+
+from dataclasses import dataclass
+
+from kestrelmq.loadtests.common import (
+    Outcome,
+    Target,
+    consumer,
+    prepare,
+    producer,
+    rate,
+    remainder,
+    several,
+)
+from kestrelmq.loadtests.items import Receipts, Recipe, judge
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The sizes of a run.
+
+    Attributes:
+        clients: how many wait for items.
+        items: how many items are put in all.
+        size: bytes of each item.
+        pause: seconds between two puts.
+    """
+
+    clients: int = 100
+    items: int = 10_000
+    size: int = 1024
+    pause: float = 0.0
+
+
+def run(target: Target, options: Options) -> Outcome:
+    """Put and read the items, and give the outcome.
+
+    Raises:
+        LoadTestError: it could not be carried out.
+    """
+    recipe = Recipe(target.run, options.items, 1, options.size)
+    prepare(target, [target.queue])
+    crew = target.crew()
+    readers = [Receipts(recipe) for _ in range(options.clients)]
+    jobs = [producer(target.queue, recipe, 0, crew, pause=options.pause)]
+    jobs += [consumer(target.queue, receipts, crew) for receipts in readers]
+    with target.watch("put and read", 2 * options.items) as bar:
+        shift = crew.run(jobs, bar, options.items)
+    shares = [len(receipts.received) for receipts in readers]
+    lines = [
+        rate("put", options.items, shift.seconds(end=1)),
+        rate("read", sum(shares), shift.seconds(first=1), several(options.clients, "client")),
+        f"each client received {min(shares):,} to {max(shares):,} items",
+    ]
+    return Outcome(lines, judge(recipe, [*readers, remainder(target, target.queue, recipe)]))

@@ -1,0 +1,143 @@
+"""`packing`: a queue is filled and drained again and again, so that its journal must be packed.
+
+It shows whether the server keeps its speed as the backlog grows and as its journals are replaced.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kestrelmq.loadtests.common import (
+    READ_BACK_ITEMS,
+    Outcome,
+    Target,
+    prepare,
+    rate,
+    read_back,
+    remainder,
+)
+from kestrelmq.loadtests.crew import Bar, links
+from kestrelmq.loadtests.items import Receipts, Recipe, judge
+from kestrelmq.loadtests.links import Link
+
+STEPS: Final = 5
+"""In how many steps of the backlog the speed is reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The sizes of a run.
+
+    Attributes:
+        cycles: how often the queue is filled and drained.
+        items: how many items a cycle puts, and then reads.
+        size: bytes of each item.
+        rollup: items in each round trip.
+        backlog: how many items are put before the first cycle, and stay behind in each.
+    """
+
+    cycles: int = 100
+    items: int = 25_000
+    size: int = 1024
+    rollup: int = READ_BACK_ITEMS
+    backlog: int = 0
+
+    @property
+    def total(self) -> int:
+        """How many items are moved in all."""
+        return self.backlog + self.cycles * self.items
+
+
+class _Speed:
+    """How long items took, by the backlog at that time."""
+
+    def __init__(self) -> None:
+        self.items = [0] * STEPS
+        self.seconds = [0.0] * STEPS
+
+    def measure(self, step: int, items: int, move: Callable[[int], None]) -> None:
+        """Move so many items, and note how long it took."""
+        begun = time.perf_counter()
+        move(items)
+        self.seconds[step] += time.perf_counter() - begun
+        self.items[step] += items
+
+    def at(self, step: int) -> str:
+        """Return the speed at one step of the backlog."""
+        seconds = self.seconds[step]
+        return f"{self.items[step] / seconds:,.0f} a second" if seconds else "nothing"
+
+
+class _Cycles:
+    """The cycles of a run, over one link."""
+
+    def __init__(self, target: Target, options: Options, link: Link, bar: Bar) -> None:
+        self.recipe = Recipe(target.run, options.total, 1, options.size)
+        self.receipts = Receipts(self.recipe)
+        self.put_speed = _Speed()
+        self.read_speed = _Speed()
+        self._options = options
+        self._queue = target.queue
+        self._link = link
+        self._bar = bar
+        self._put_items = 0
+        self._edges = [options.items * step // STEPS for step in range(STEPS + 1)]
+
+    def run(self) -> None:
+        """Run all cycles."""
+        options = self._options
+        self._put(options.backlog)
+        for cycle in range(options.cycles):
+            self._show(f"cycle {cycle + 1:,} of {options.cycles:,}")
+            for step in range(STEPS):
+                count = self._edges[step + 1] - self._edges[step]
+                self.put_speed.measure(step, count, self._put)
+            for step in reversed(range(STEPS)):
+                count = self._edges[step + 1] - self._edges[step]
+                self.read_speed.measure(step, count, self._read)
+        self._read(options.backlog)
+
+    def lines(self) -> list[str]:
+        """Return what to print."""
+        behind = self._options.backlog
+        lines = [
+            rate("put", sum(self.put_speed.items), sum(self.put_speed.seconds)),
+            rate("read", sum(self.read_speed.items), sum(self.read_speed.seconds)),
+        ]
+        for step in range(STEPS):
+            low, high = (behind + edge for edge in self._edges[step : step + 2])
+            speeds = f"put {self.put_speed.at(step)}, read {self.read_speed.at(step)}"
+            lines.append(f"backlog {low:,} to {high:,}: {speeds}")
+        return lines
+
+    def _put(self, count: int) -> None:
+        stop = self._put_items + count
+        while (start := self._put_items) < stop:
+            self._put_items = min(start + self._options.rollup, stop)
+            items = [self.recipe.item(0, number) for number in range(start, self._put_items)]
+            self._link.put(self._queue, items)
+            self._show()
+
+    def _read(self, count: int) -> None:
+        read_back(self._link, self._queue, self.receipts, count, self._show)
+
+    def _show(self, note: str = "") -> None:
+        self._bar.update(self._put_items + len(self.receipts.received), note)
+
+
+def run(target: Target, options: Options) -> Outcome:
+    """Run the cycles, and give the outcome.
+
+    Raises:
+        LoadTestError: it could not be carried out.
+    """
+    prepare(target, [target.queue])
+    with (
+        links(target.connect, 1) as (link,),
+        target.watch("put and read", 2 * options.total) as bar,
+    ):
+        cycles = _Cycles(target, options, link, bar)
+        cycles.run()
+    rest = remainder(target, target.queue, cycles.recipe)
+    return Outcome(cycles.lines(), judge(cycles.recipe, [cycles.receipts, rest]))

@@ -1,0 +1,123 @@
+"""What a client of the text protocol asks: plain values."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Add `items`; `expiry` is in milliseconds from now, 0 is never, below 0 has passed."""
+
+    queue: str
+    expiry: int
+    items: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Close the connection's open read on the queue, and open the next; `timeout` in ms."""
+
+    queue: str
+    timeout: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """Look at the head; `timeout` in ms."""
+
+    queue: str
+    timeout: int
+
+
+@dataclass(frozen=True, slots=True)
+class Monitor:
+    """Open reads for `timeout` ms, or until there are `most`; None is as many as may be open."""
+
+    queue: str
+    timeout: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Confirm the `count` oldest open reads of the connection."""
+
+    queue: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Empty the queue."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class FlushAll:
+    """Empty every queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlushExpired:
+    """Drop the expired items of the queue; None is of every queue."""
+
+    queue: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete the queue."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """Read the configuration again."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetStatus:
+    """Tell the server's status."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetStatus:
+    """Change the server's status to that of the name `status`."""
+
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Tell the server's version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Stop the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """Close the connection."""
+
+
+Command: TypeAlias = (
+    Put
+    | Get
+    | Peek
+    | Monitor
+    | Confirm
+    | Flush
+    | FlushAll
+    | FlushExpired
+    | Delete
+    | Reload
+    | GetStatus
+    | SetStatus
+    | Version
+    | Shutdown
+    | Quit
+)

@@ -1,0 +1,227 @@
+"""The thrift protocol over one connection.
+
+What cannot be done is answered with an exception and the connection stays open; it closes only
+when the stream makes no sense. Open reads are the server's, not the connection's.
+"""
+
+import logging
+from typing import Final
+
+from kestrelmq.engine.queue import Queue
+from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
+from kestrelmq.journal.records import ADDX_HEADER
+from kestrelmq.names import queue_name_error
+from kestrelmq.protocol import thrift
+from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.thrift import ThriftParser
+from kestrelmq.protocol.thrift_messages import (
+    Abort,
+    Answer,
+    Confirm,
+    CurrentStatus,
+    DeleteQueue,
+    FlushAllQueues,
+    FlushQueue,
+    Get,
+    GetVersion,
+    Head,
+    Peek,
+    Problem,
+    Put,
+    QueueInfo,
+    Refused,
+    Request,
+    SetStatus,
+    ThriftStatus,
+)
+from kestrelmq.server.connection import OUTPUT_LIMIT, STALLED, Connection, Session, Touched
+from kestrelmq.server.context import ServerContext
+from kestrelmq.server.status import Status
+from kestrelmq.server.thrift_reads import ThriftGet, ThriftReads
+from kestrelmq.version import VERSION
+
+log = logging.getLogger(__name__)
+
+# The service knows fewer statuses than the server: each is told as the one that allows the same.
+_TOLD: Final = {
+    Status.UP: ThriftStatus.UP,
+    Status.WRITE_AVOID: ThriftStatus.UP,
+    Status.READ_ONLY: ThriftStatus.READ_ONLY,
+    Status.QUIESCENT: ThriftStatus.QUIESCENT,
+    Status.DOWN: ThriftStatus.QUIESCENT,
+}
+_MEANT: Final = {
+    ThriftStatus.UP: Status.UP,
+    ThriftStatus.READ_ONLY: Status.READ_ONLY,
+    ThriftStatus.QUIESCENT: Status.QUIESCENT,
+}
+_NO_QUEUE: Final = QueueInfo(None, 0, 0, 0, 0, 0, 0)
+
+
+class ThriftSession(Session):
+    """One client's requests, and its read that waits."""
+
+    def __init__(self, connection: Connection, context: ServerContext, shared: ThriftReads) -> None:
+        """`shared` are the open reads of all thrift clients of the server."""
+        self._connection = connection
+        self._context = context
+        self._shared = shared
+        self._own: dict[str, set[int]] = {}
+        self._parser = ThriftParser()
+        self._get: ThriftGet | None = None
+        self._produced = 0
+        self.wanted = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """Apply the requests in `data`; return what comes after one that waits."""
+        connection, parser = self._connection, self._parser
+        parser.receive(data)
+        self._produced = 0
+        try:
+            while (frame := parser.next_frame()) is not None:
+                self._serve(*thrift.decode(frame))
+                if self._produced > OUTPUT_LIMIT:
+                    connection.paused |= STALLED
+                if connection.paused or connection.closing:
+                    self.wanted = 0
+                    return parser.take_back()
+        except ClientFault as fault:
+            log.debug("%s: %s", connection.peer, fault.message)
+            connection.closing = True
+            return b""
+        self.wanted = parser.missing
+        return b""
+
+    def failure_reply(self, failure: JournalError, reply: bytes) -> bytes:
+        """Return the answer to an operation that was taken back, instead of `reply`."""
+        return thrift.encode_refusal(
+            thrift.head_of(reply), Refused(Problem.INTERNAL_ERROR, str(failure))
+        )
+
+    def broken(self) -> None:
+        """End a connection whose request failed because of a bug."""
+        self._connection.closing = True
+
+    def closed(self) -> None:
+        """Give back what was read for an answer that was not sent."""
+        if self._get is not None:
+            self._get.cancel()
+
+    def _serve(self, head: Head, request: Request | Refused) -> None:
+        try:
+            match request:
+                case Refused():
+                    self._refuse(head, request)
+                case Get():
+                    self._get = ThriftGet(
+                        self._connection,
+                        self._context,
+                        self._shared,
+                        self._own,
+                        request,
+                        lambda items, queue: self._answer(head, items, queue),
+                    )
+                    self._get.begin()
+                case Put():
+                    self._answer(head, *self._put(request))
+                case Confirm() | Abort():
+                    self._answer(head, *self._end(request))
+                case Peek(name):
+                    self._answer(head, self._peek(name))
+                case FlushQueue() | FlushAllQueues() | DeleteQueue():
+                    self._change(request)
+                    self._answer(head, None)
+                case CurrentStatus():
+                    self._answer(head, _TOLD[self._context.status.status])
+                case SetStatus(status):
+                    self._set_status(status)
+                    self._answer(head, None)
+                case GetVersion():
+                    self._answer(head, VERSION)
+        except KestrelError as error:
+            self._refuse(head, Refused(Problem.INTERNAL_ERROR, str(error)))
+
+    def _answer(self, head: Head, answer: Answer, touched: Touched = None) -> None:
+        self._send(head, thrift.encode(head, answer), touched)
+
+    def _refuse(self, head: Head, refused: Refused) -> None:
+        self._send(head, thrift.encode_refusal(head, refused), None)
+
+    def _send(self, head: Head, frame: bytes, touched: Touched) -> None:
+        if not head.oneway:
+            self._produced += len(frame)
+            self._connection.push(frame, touched)
+
+    def _put(self, put: Put) -> tuple[int, Touched]:
+        """Add items until one is refused."""
+        context, name = self._context, put.queue
+        self._check_writable()
+        context.check_client(name, write=True)
+        expiry = put.expiration and max(context.turns.clock.now() + put.expiration, 1)
+        count = 0
+        for item in put.items:
+            context.counters.cmd_set += 1
+            if not context.collection.add(name, item, expiry):
+                break
+            count += 1
+        return count, tuple(context.collection.destinations(name))
+
+    def _end(self, request: Confirm | Abort) -> tuple[int, Queue | None]:
+        found = self._shared.take(request.queue, request.ids)
+        if found is None:
+            return 0, None
+        queue, xids = found
+        if isinstance(request, Abort):
+            return queue.give_back(xids), queue
+        return sum(queue.confirm(xid) for xid in xids), queue
+
+    def _peek(self, name: str) -> QueueInfo:
+        context = self._context
+        context.counters.cmd_peek += 1
+        refusal = context.refuses_reads()
+        if refusal is not None:
+            raise QueueUnavailable(refusal)
+        context.check_client(name, write=False)
+        queue = context.collection.queues.get(name)
+        if queue is None:
+            self._check_absent(name)
+            return _NO_QUEUE
+        record = queue.peek()
+        return QueueInfo(
+            head_item=None if record is None else record[ADDX_HEADER:],
+            items=len(queue),
+            bytes=queue.size,
+            journal_bytes=queue.journal.size,
+            age=queue.age,
+            waiters=len(queue.waiters.line),
+            open_transactions=len(queue.open),
+        )
+
+    def _check_absent(self, name: str) -> None:
+        """Raise if there is more to say of `name` than that no queue is called so."""
+        problem = queue_name_error(name)
+        if problem is not None:
+            raise QueueUnavailable(problem)
+        if name in self._context.collection.damaged:
+            raise self._context.collection.damaged[name]
+
+    def _change(self, request: FlushQueue | FlushAllQueues | DeleteQueue) -> None:
+        self._check_writable()
+        collection = self._context.collection
+        match request:
+            case FlushQueue(name):
+                collection.flush(name)
+            case FlushAllQueues():
+                collection.flush_all()
+            case DeleteQueue(name):
+                collection.delete(name)
+
+    def _check_writable(self) -> None:
+        refusal = self._context.refuses_writes()
+        if refusal is not None:
+            raise QueueUnavailable(refusal)
+
+    def _set_status(self, status: ThriftStatus) -> None:
+        if status not in _MEANT:
+            raise QueueUnavailable(f"{status.name} cannot be set")
+        self._context.status.set(_MEANT[status])

@@ -1,0 +1,60 @@
+"""A read that waits for an item: the same for every protocol."""
+
+import asyncio
+from collections.abc import Callable
+
+from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.waiters import Waiter, Wanted
+from kestrelmq.server.connection import WAITING, Connection
+
+
+class WaitingRead:
+    """A connection's place in the line of a queue, with a deadline.
+
+    Exactly one of `served` and `timed_out` is called, unless it is cancelled.
+    """
+
+    __slots__ = ("_connection", "_queue", "_served", "_timed_out", "_timer", "_waiter")
+
+    def __init__(
+        self,
+        connection: Connection,
+        queue: Queue,
+        wanted: Wanted,
+        served: Callable[[bytes, int], None],
+        timed_out: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._served = served
+        self._timed_out = timed_out
+        self._waiter = Waiter(wanted, self._serve)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        """Get in line, for so long at most."""
+        self._queue.wait(self._waiter)
+        self._timer = loop.call_later(seconds, self._time_out)
+        self._connection.paused |= WAITING
+
+    def cancel(self) -> None:
+        """Leave the line; nothing is called any more."""
+        self._queue.waiters.cancel(self._waiter)
+        self._end()
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _serve(self, record: bytes | None, xid: int) -> None:
+        self._end()
+        if record is None:
+            self._timed_out()  # the queue went away
+        else:
+            self._served(record, xid)
+
+    def _time_out(self) -> None:
+        self._timer = None
+        if self._queue.waiters.cancel(self._waiter):
+            self._timed_out()

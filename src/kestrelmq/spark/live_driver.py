@@ -1,0 +1,165 @@
+"""The driver's half of a live stream: which batch comes next, and when parts may go.
+
+It holds the lock of the staging location from its first call on. It confirms nothing: what is
+taken is decided by the tasks. No Spark here; `stream` puts it behind Spark's interface.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from kestrelmq.clock import Clock, SystemClock
+from kestrelmq.errors import ServerUnavailable
+from kestrelmq.spark.live_plan import Epoch, from_offset, share_out, taken_by_server
+from kestrelmq.spark.staging import PartId, Staging, StagingInUse, StagingLock
+
+LOCK_PATIENCE: Final = 15.0
+"""Seconds that a new query waits for the lock; that of a killed driver ends within its wait."""
+
+
+class Servers(Protocol):
+    """What the driver asks about the servers; `live_probe.Probe`."""
+
+    def with_items(self, wait: float) -> list[str]:
+        """Return the servers that have items; wait up to `wait` seconds for one."""
+
+    def counts(self) -> dict[str, int]:
+        """Return how many items each server has that can be asked."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a batch may have; `items` None is what the servers have now."""
+
+    items: int | None
+    bytes: int
+
+
+class Driver:
+    """Plans the batches of one query."""
+
+    def __init__(
+        self,
+        staging: Staging,
+        servers: Servers,
+        *,
+        wait: float = 1.0,
+        partitions: int = 1,
+        clock: Clock | None = None,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Plan for a staging location.
+
+        Args:
+            staging: where parts are kept.
+            servers: who to ask.
+            wait: how long, in seconds, `latest` waits for an item.
+            partitions: how many a batch has at least.
+            clock: time, for the lock's patience.
+            pause: waits for the lock.
+        """
+        self._staging = staging
+        self._servers = servers
+        self._wait = wait
+        self._partitions = partitions
+        self._clock = clock or SystemClock()
+        self._pause = pause
+        self._lock = StagingLock(staging.path)
+        self._identity: str | None = None
+        self._wanted: dict[str, int] | None = None
+        self._counted: set[PartId] = set()
+
+    def begin(self) -> str:
+        """Take the staging location, if that was not done; return its identity.
+
+        Raises:
+            StagingInUse: another query has it.
+        """
+        if self._identity is None:
+            self._lock.acquire(LOCK_PATIENCE, self._clock, self._pause)
+            self._identity = self._staging.identity()
+            self._staging.collect_garbage()
+        return self._identity
+
+    def initial(self) -> dict[str, Any]:
+        """Return the offset before the first batch."""
+        return Epoch(0, self.begin()).to_offset()
+
+    def latest(self, start: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+        """Return the offset of the next batch, or `start` when there is nothing.
+
+        Raises:
+            StagingInUse: the staging location is another query's, or another checkpoint's.
+        """
+        before = from_offset(start)
+        self._check(before)
+        allowed = self._allowed(limits)
+        if allowed is None:
+            found: dict[str, int | None] = dict.fromkeys(self._servers.with_items(self._wait))
+        else:
+            having = self._servers.with_items(0.0) if allowed else []
+            found = {server: allowed[server] for server in having if allowed.get(server)}
+        shares = share_out(found, limits.items, limits.bytes, self._partitions)
+        if not shares:
+            return dict(start)
+        return Epoch(before.number + 1, before.staging, shares).to_offset()
+
+    def want_only_what_is_there(self) -> None:
+        """Take no more, from now on, than the servers have now.
+
+        Raises:
+            ServerUnavailable: no server can be asked.
+        """
+        self.begin()
+        self._wanted = self._servers.counts()
+        if not self._wanted:
+            raise ServerUnavailable("no server can be asked what its queue has")
+        # A batch that was begun earlier is none of what is there now.
+        self._counted = set(self._staging.parts())
+
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """Delete the parts of all batches up to `end`."""
+        epoch = from_offset(end)
+        self._check_identity(epoch)
+        self._staging.commit(epoch.number)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        self._servers.close()
+        self._lock.release()
+        self._identity = None
+
+    def _allowed(self, limits: Limits) -> dict[str, int] | None:
+        """Return how much may be taken of each server; None when that is not limited."""
+        if self._wanted is None:
+            return self._servers.counts() if limits.items is None else None
+        parts = [part_id for part_id in self._staging.parts() if part_id not in self._counted]
+        self._counted.update(parts)
+        found = [part for part in map(self._staging.find, parts) if part is not None]
+        taken = taken_by_server([(part.server, part.items) for part in found])
+        for server, items in taken.items():
+            # One that gave nothing has nothing left of what it had.
+            self._wanted[server] = max(0, self._wanted.get(server, 0) - items) if items else 0
+        return self._wanted
+
+    def _check(self, start: Epoch) -> None:
+        """Check that the staging location goes with the checkpoint that `start` is from."""
+        self._check_identity(start)
+        strays = [part_id for part_id in self._staging.parts() if part_id.epoch > start.number]
+        if strays or self._staging.committed() > start.number:
+            raise StagingInUse(
+                f"staging location {self._staging.path} is further than the checkpoint, which is "
+                f"at batch {start.number}: it holds items of a query with another checkpoint. "
+                "Start that one again, or give this one a staging location of its own"
+            )
+
+    def _check_identity(self, epoch: Epoch) -> None:
+        if epoch.staging != self.begin():
+            raise StagingInUse(
+                f"staging location {self._staging.path} belongs to another query than the "
+                "checkpoint: give each query one of its own"
+            )

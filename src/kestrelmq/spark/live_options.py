@@ -1,0 +1,188 @@
+"""Options of the format `kestrel`, validated in one place. Nothing here needs Spark."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kestrelmq.client.address import parse_addresses
+from kestrelmq.client.cluster import FixedMembership, Membership
+from kestrelmq.errors import ConfigError, InvalidRequest
+from kestrelmq.names import queue_name_error
+from kestrelmq.spark.live_plan import MAX_PARTITION_ITEMS, MAX_PARTITIONS
+from kestrelmq.spark.options import _Options, _size
+from kestrelmq.spark.spool import local_path
+from kestrelmq.units import parse_duration
+
+DEFAULT_ITEMS: Final = 100_000
+DEFAULT_BYTES: Final = 128 << 20
+DEFAULT_WAIT: Final = 1.0
+DEFAULT_PATIENCE: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServersOptions:
+    """Who the servers are.
+
+    Attributes:
+        servers: `host:port,...`; None when ZooKeeper knows them.
+        zookeeper: ZooKeeper's hosts.
+        path_prefix: where in ZooKeeper the servers are.
+    """
+
+    servers: str | None = None
+    zookeeper: str | None = None
+    path_prefix: str | None = None
+
+    def membership(self) -> Membership:
+        """Return who the servers are, now or later."""
+        if self.zookeeper is None or self.path_prefix is None:
+            return FixedMembership(parse_addresses(self.servers or ""))
+        from kestrelmq.client.discovery import ZooKeeperMembership  # noqa: PLC0415 # kazoo is large
+
+        return ZooKeeperMembership(self.zookeeper, self.path_prefix)
+
+    def as_options(self) -> dict[str, str]:
+        """Return them as options of a data source."""
+        given = {
+            "servers": self.servers,
+            "zookeeper": self.zookeeper,
+            "path_prefix": self.path_prefix,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class LiveReadOptions:
+    """Options of reading `kestrel`.
+
+    Attributes:
+        cluster: who the servers are.
+        queue: the queue to read.
+        staging_location: a directory that the driver and every executor see.
+        max_items_per_batch: how many items a batch has at most.
+        max_bytes_per_batch: how many bytes of items a batch has at most, about.
+        min_partitions: how many tasks read a batch at least; by default one for each server.
+        wait: how long, in seconds, the driver waits for an item at a time.
+        batch: only for a batch read: the name of an earlier one to read again.
+    """
+
+    cluster: ServersOptions
+    queue: str
+    staging_location: str
+    max_items_per_batch: int = DEFAULT_ITEMS
+    max_bytes_per_batch: int = DEFAULT_BYTES
+    min_partitions: int = 1
+    wait: float = DEFAULT_WAIT
+    batch: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LiveWriteOptions:
+    """Options of writing `kestrel`.
+
+    Attributes:
+        cluster: who the servers are.
+        queue: the queue to add to; None takes it from the column `queue`.
+        patience: how long, in seconds, a task tries to get an item stored before it fails.
+    """
+
+    cluster: ServersOptions
+    queue: str | None = None
+    patience: float = DEFAULT_PATIENCE
+
+
+def live_read_options(given: Mapping[str, str]) -> LiveReadOptions:
+    """Validate the options of reading `kestrel`.
+
+    Raises:
+        ConfigError: an option is missing, unknown or has a value that is not allowed.
+    """
+    options = _Options("reading kestrel", given)
+    cluster = _cluster(options, "reading kestrel")
+    queue = options.take("queue", None, _queue)
+    staging = options.take("staging_location", None, local_path)
+    if queue is None:
+        raise ConfigError("option 'queue' of reading kestrel is missing: it must be a queue's name")
+    if not staging:
+        raise ConfigError(
+            "option 'staging_location' of reading kestrel is missing: it must be a directory that "
+            "the driver and every executor see, and that no other query uses"
+        )
+    return options.done(
+        LiveReadOptions(
+            cluster,
+            queue,
+            staging,
+            options.take("max_items_per_batch", DEFAULT_ITEMS, _count(MAX_PARTITION_ITEMS)),
+            options.take("max_bytes_per_batch", DEFAULT_BYTES, _size),
+            options.take("min_partitions", 1, _count(MAX_PARTITIONS)),
+            options.take("wait", DEFAULT_WAIT, _seconds),
+            options.take("batch", None, str),
+        )
+    )
+
+
+def live_write_options(given: Mapping[str, str]) -> LiveWriteOptions:
+    """Validate the options of writing `kestrel`.
+
+    Raises:
+        ConfigError: an option is missing, unknown or has a value that is not allowed.
+    """
+    options = _Options("writing kestrel", given)
+    # Of the stream, not of the sink; Spark hands it to both.
+    options.take("checkpointLocation", "", str)
+    cluster = _cluster(options, "writing kestrel")
+    return options.done(
+        LiveWriteOptions(
+            cluster,
+            options.take("queue", None, _queue),
+            options.take("patience", DEFAULT_PATIENCE, _seconds),
+        )
+    )
+
+
+def _cluster(options: _Options, purpose: str) -> ServersOptions:
+    cluster = ServersOptions(
+        options.take("servers", None, _servers),
+        options.take("zookeeper", None, str),
+        options.take("path_prefix", None, str),
+    )
+    if (cluster.zookeeper is None) != (cluster.path_prefix is None):
+        raise ConfigError(f"options 'zookeeper' and 'path_prefix' of {purpose} go together")
+    if (cluster.servers is None) == (cluster.zookeeper is None):
+        raise ConfigError(
+            f"options of {purpose}: give either 'servers' (host:port,...), or 'zookeeper' and "
+            "'path_prefix'"
+        )
+    return cluster
+
+
+def _servers(value: str) -> str:
+    try:
+        return ",".join(map(str, parse_addresses(value)))
+    except InvalidRequest:
+        raise ValueError("servers such as 'localhost:22133', separated by commas") from None
+
+
+def _queue(value: str) -> str:
+    error = queue_name_error(value)
+    if error is not None:
+        raise ValueError(f"a queue's name: {error}")
+    return value
+
+
+def _seconds(value: str) -> float:
+    try:
+        seconds = parse_duration(float(value) if value.replace(".", "", 1).isdecimal() else value)
+    except (ValueError, TypeError):
+        raise ValueError("a time such as '1s' or '500ms'") from None
+    return seconds
+
+
+def _count(most: int) -> Callable[[str], int]:
+    def parse(value: str) -> int:
+        if not value.isdecimal() or not 1 <= int(value) <= most:
+            raise ValueError(f"a whole number from 1 to {most}")
+        return int(value)
+
+    return parse

@@ -1,0 +1,106 @@
+"""What a batch of a live stream is, as Spark logs it: an offset that says all that reading needs.
+
+The offset of a batch names its epoch and, for each partition, the server it reads and how much it
+may take. Spark logs an offset before the batch is read, and hands the same one over when it is
+read again, by whichever process: so the same partitions are read, whoever the servers are by then.
+Nothing here does I/O.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kestrelmq.spark.staging import Share
+
+MAX_PARTITIONS: Final = 1024
+MAX_PARTITION_ITEMS: Final = 1 << 22
+_PARTITION_SHIFT: Final = 22
+_EPOCH_SHIFT: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One batch.
+
+    Attributes:
+        number: counts batches from 1; 0 is before the first.
+        staging: the identity of the staging location.
+        shares: what each partition may take.
+    """
+
+    number: int
+    staging: str
+    shares: tuple[Share, ...] = field(default=())
+
+    def to_offset(self) -> dict[str, Any]:
+        """Return the offset that Spark logs."""
+        shares = {
+            str(place): {"server": share.server, "items": share.items, "bytes": share.bytes}
+            for place, share in enumerate(self.shares)
+        }
+        return {"epoch": self.number, "staging": self.staging, "shares": shares}
+
+
+def from_offset(offset: Mapping[str, Any]) -> Epoch:
+    """Return the batch that an offset means."""
+    shares = [offset["shares"][str(place)] for place in range(len(offset["shares"]))]
+    return Epoch(
+        offset["epoch"],
+        offset["staging"],
+        tuple(Share(share["server"], share["items"], share["bytes"]) for share in shares),
+    )
+
+
+def share_out(
+    servers: Mapping[str, int | None], items: int | None, size: int, partitions: int
+) -> tuple[Share, ...]:
+    """Share a batch out to partitions, each of which reads one server.
+
+    Args:
+        servers: those with items, and how many items may be taken of each; None is any number.
+        items: how many the batch may have; None is any number.
+        size: how many bytes it may have.
+        partitions: how many there are at least; servers are read by several if there are fewer.
+
+    Returns:
+        The shares: of at least one item, and at most `items` together.
+    """
+    each = max(1, -(-partitions // max(len(servers), 1)))
+    readers = [server for _ in range(each) for server in servers][:MAX_PARTITIONS]
+    if items is not None:
+        readers = readers[: max(items, 1)]
+    shares: list[Share] = []
+    for place, server in enumerate(readers):
+        most = MAX_PARTITION_ITEMS if items is None else _part(items, len(readers), place)
+        allowed = servers[server]
+        if allowed is not None:
+            mine = [other for other, name in enumerate(readers) if name == server]
+            most = min(most, _part(allowed, len(mine), mine.index(place)))
+        if most > 0:
+            limited = min(most, MAX_PARTITION_ITEMS)
+            shares.append(Share(server, limited, max(1, size // len(readers))))
+    return tuple(shares)
+
+
+def first_position(epoch: int, partition: int) -> int:
+    """Return the `position` of a partition's first row; positions order the rows of a query."""
+    return epoch << _EPOCH_SHIFT | partition << _PARTITION_SHIFT
+
+
+def batch_of(position: int) -> tuple[int, int]:
+    """Return the epoch and the partition that a row's `position` says it is from."""
+    return position >> _EPOCH_SHIFT, (position >> _PARTITION_SHIFT) % MAX_PARTITIONS
+
+
+def _part(total: int, parts: int, place: int) -> int:
+    """Divide a total evenly; the first parts get what is left over."""
+    share, rest = divmod(total, parts)
+    return share + (1 if place < rest else 0)
+
+
+def taken_by_server(parts: Sequence[tuple[str, int]]) -> dict[str, int]:
+    """Add up items by server."""
+    taken: dict[str, int] = {}
+    for server, items in parts:
+        taken[server] = taken.get(server, 0) + items
+    return taken

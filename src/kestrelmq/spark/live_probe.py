@@ -1,0 +1,146 @@
+"""Which servers have items: asked by the driver before a batch, with a wait instead of polling.
+
+A server that cannot be asked counts as one without items, and is set aside for a while.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from random import Random
+from typing import Final, TypeVar
+
+from kestrelmq.client import commands
+from kestrelmq.client.address import Address
+from kestrelmq.client.cluster import Membership, ServerSet
+from kestrelmq.client.commands import Command
+from kestrelmq.client.connection import Connection
+from kestrelmq.client.options import ClientOptions
+from kestrelmq.client.statistics import queue_stats
+from kestrelmq.errors import ClientError, ServerRefused
+
+T = TypeVar("T")
+
+_MAX_THREADS: Final = 64
+
+_log: Final = logging.getLogger("kestrelmq.spark")
+
+
+class Probe:
+    """Asks the servers of a queue. For one thread; it uses others itself."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        queue: str,
+        options: ClientOptions | None = None,
+        random: Random | None = None,
+    ) -> None:
+        self._membership = membership
+        self._queue = queue
+        self._name = commands.checked_queue(queue)
+        self._options = options or ClientOptions()
+        chance = random or Random()  # noqa: S311 # spreads load, keeps no secret
+        self._servers = ServerSet(membership.reads, time.monotonic, chance)
+        self._connections: dict[Address, Connection] = {}
+
+    def with_items(self, wait: float) -> list[str]:
+        """Return the servers that have items; if none has, wait for one up to `wait` seconds.
+
+        Raises:
+            ServerUnavailable: ZooKeeper cannot be reached.
+        """
+        begun = time.monotonic()
+        found = self._ask_all(commands.peek(self._name))
+        having = [str(server) for server, item in found.items() if item is not None]
+        if having or wait <= 0:
+            return sorted(having)
+        if not found:
+            # No server answers: without this the driver would ask again at once.
+            time.sleep(max(0.0, wait - (time.monotonic() - begun)))
+            return []
+        return self._wait_for_one(list(found), wait)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many items the queue has on each server that can be asked."""
+        answers = self._ask_all(commands.stats())
+        return {
+            str(server): sum(
+                queue.items
+                for queue in queue_stats(str(server), pairs)
+                if queue.name == self._queue
+            )
+            for server, pairs in answers.items()
+        }
+
+    def close(self) -> None:
+        """Close every connection."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        self._membership.close()
+
+    def _ask_all(self, command: Command[T]) -> dict[Address, T]:
+        """Return the answers of the servers that give one."""
+        self._membership.start()
+        choice = self._servers.choose()
+        found = self._ask_each(choice.ready, command)
+        return found or self._ask_each(choice.aside, command)
+
+    def _ask_each(self, servers: Sequence[Address], command: Command[T]) -> dict[Address, T]:
+        if not servers:
+            return {}
+        with ThreadPoolExecutor(min(len(servers), _MAX_THREADS)) as threads:
+            answers = threads.map(lambda server: self._ask(server, command), servers)
+            return {
+                server: answer[0]
+                for server, answer in zip(servers, answers, strict=True)
+                if answer is not None
+            }
+
+    def _ask(self, server: Address, command: Command[T]) -> tuple[T] | None:
+        """Return the answer, in a tuple; None when the server cannot be asked."""
+        connection = self._connections.get(server)
+        try:
+            if connection is None or not connection.is_usable():
+                connection = Connection(server, self._options)
+                connection.open()
+                self._connections[server] = connection
+            answer = connection.run(command)
+        except ClientError as error:
+            if isinstance(error, ServerRefused) and error.kind != "SERVER_ERROR":
+                raise
+            if self._servers.failed(server):
+                _log.warning("%s is set aside: %s", server, error)
+            return None
+        self._servers.succeeded(server)
+        return (answer,)
+
+    def _wait_for_one(self, servers: Sequence[Address], wait: float) -> list[str]:
+        """Return the first server that gets an item within `wait` seconds, if one does.
+
+        The waits at the others go on to their end behind the caller's back, on connections of
+        their own: a reply that is not read yet must not be taken for another's.
+        """
+        threads = ThreadPoolExecutor(min(len(servers), _MAX_THREADS))
+        try:
+            waits = {threads.submit(self._wait, server, wait): server for server in servers}
+            for done in as_completed(waits):
+                if done.result():
+                    return [str(waits[done])]
+            return []
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def _wait(self, server: Address, wait: float) -> bool:
+        connection = Connection(server, self._options)
+        begun = time.monotonic()
+        try:
+            connection.open()
+            return connection.run(commands.peek(self._name, wait)) is not None
+        except ClientError:
+            # The next question finds out more; until then, this one must not end early.
+            time.sleep(max(0.0, wait - (time.monotonic() - begun)))
+            return False
+        finally:
+            connection.close()

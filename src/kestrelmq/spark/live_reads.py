@@ -1,0 +1,106 @@
+"""Open reads of one server's queue, over as many connections as they need.
+
+A server lets a connection hold only so many reads open (`max_monitor_transactions`, 100 unless it
+was changed), so a part's reads are spread over several connections, filled one after the other:
+the items stay in the queue's order. Closing the connections gives them back.
+"""
+
+import logging
+from typing import Final
+
+from kestrelmq.client import commands
+from kestrelmq.client.address import parse_address
+from kestrelmq.client.connection import Connection
+from kestrelmq.client.options import ClientOptions
+from kestrelmq.errors import ClientError, ServerRefused, ServerUnavailable
+from kestrelmq.spark.staging import Opened
+
+MAX_CONNECTIONS: Final = 32
+_MOST_AT_ONCE: Final = 10_000
+
+_log: Final = logging.getLogger("kestrelmq.spark")
+
+
+class ServerReads:
+    """The open reads of one partition."""
+
+    def __init__(self, server: str, queue: str, options: ClientOptions | None = None) -> None:
+        self._address = parse_address(server)
+        self._queue = commands.checked_queue(queue)
+        self._options = options or ClientOptions()
+        self._free: list[Connection] = []
+        self._held: list[Connection] = []
+        self._counts: list[int] = []
+        self._has_room = False
+
+    def open(self, items: int, size: int) -> Opened:
+        """Open up to `items` reads, in the queue's order.
+
+        What they have in bytes is not known before: each request is for as many as would fit if
+        none were larger than the largest so far, and the first is for one.
+
+        Raises:
+            ClientError: the server cannot be read.
+        """
+        found: list[bytes] = []
+        largest, taken = 0, 0
+        while len(found) < items and taken < size:
+            fitting = (size - taken) // max(largest, 1) if found else 1
+            wanted = max(1, min(items - len(found), fitting, _MOST_AT_ONCE))
+            if not self._has_room and len(self._held) == MAX_CONNECTIONS:
+                break
+            try:
+                arrived = self._more(wanted)
+            except (ServerUnavailable, ServerRefused) as error:
+                if not found or getattr(error, "kind", "SERVER_ERROR") != "SERVER_ERROR":
+                    raise
+                # It takes no further connections: what is open already is good.
+                return Opened(found, exhausted=True)
+            if not arrived:
+                return Opened(found, exhausted=True)
+            largest = max(largest, *map(len, arrived))
+            taken += sum(map(len, arrived))
+            found += arrived
+        return Opened(found, exhausted=False)
+
+    def confirm(self) -> None:
+        """Confirm what is open; what cannot be confirmed comes again."""
+        held = zip(self._held, self._counts, strict=True)
+        self._held, self._counts, self._has_room = [], [], False
+        for connection, count in held:
+            try:
+                connection.run(commands.confirm(self._queue, count))
+            except ClientError as error:
+                _log.warning("%s: %d items may come again: %s", self._address, count, error)
+            else:
+                self._free.append(connection)
+
+    def give_back(self) -> None:
+        """Close the connections; the server takes back what is open."""
+        connections = [*self._free, *self._held]
+        self._free, self._held, self._counts, self._has_room = [], [], [], False
+        for connection in connections:
+            connection.close()
+
+    def _more(self, items: int) -> list[bytes]:
+        """Open reads on the connection that may have room, or else on one more."""
+        command = commands.monitor(self._queue, 0, items)
+        if self._has_room:
+            arrived = self._held[-1].run(command)
+            self._counts[-1] += len(arrived)
+        else:
+            connection = self._free.pop() if self._free else self._connect()
+            arrived = connection.run(command)
+            if not arrived:
+                self._free.append(connection)
+                return arrived
+            self._held.append(connection)
+            self._counts.append(len(arrived))
+        # Fewer than asked for: the connection is full, or the queue is empty; another one tells.
+        self._has_room = len(arrived) == items
+        return arrived or self._more(items)
+
+    def _connect(self) -> Connection:
+        connection = Connection(self._address, self._options)
+        connection.open()
+        return connection

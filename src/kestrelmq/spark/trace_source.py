@@ -1,0 +1,98 @@
+"""`kestrel.trace`: the items and events of files whose queues were replayed; for the pipelines.
+
+Not for users: its input is made by `kestrelmq.spark.pipelines.history` and handed over as an
+option, pickled, because a source's options are text.
+"""
+
+import base64
+import pickle
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from kestrelmq.spark import columns, fates
+from kestrelmq.spark.options import DEFAULT_BATCH_ROWS, DEFAULT_PARTITION_BYTES
+
+TRACE_FORMAT: Final = "kestrel.trace"
+Kind = Literal["items", "items with data", "events"]
+
+
+class TracePartition(InputPartition):
+    """Files that one task traces."""
+
+    def __init__(self, tracings: Sequence[fates.Tracing]) -> None:
+        super().__init__(None)
+        self.tracings = tuple(tracings)
+
+
+class TraceSource(DataSource):
+    """The data source `kestrel.trace`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name."""
+        return TRACE_FORMAT
+
+    def schema(self) -> StructType:
+        """Return the columns of items or of events."""
+        is_events = self.options["kind"] == "events"
+        return from_arrow_schema(fates.EVENT_SCHEMA if is_events else fates.ITEM_SCHEMA)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return a reader of the files given."""
+        packed = base64.b64decode(self.options["tracings"])
+        tracings: list[fates.Tracing] = pickle.loads(zlib.decompress(packed))  # noqa: S301 # from `trace`
+        return TraceReader(self.options["kind"], tracings, schema)
+
+
+class TraceReader(DataSourceReader):
+    """Reads items or events."""
+
+    def __init__(self, kind: str, tracings: Sequence[fates.Tracing], schema: StructType) -> None:
+        self._kind = kind
+        self._tracings = tracings
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        """Share out the files: a large one by itself, small ones together."""
+        found: list[list[fates.Tracing]] = []
+        room = 0
+        for tracing in self._tracings:
+            cost = max(tracing.file.size, 64 << 10)
+            if cost > room:
+                found.append([])
+                room = DEFAULT_PARTITION_BYTES
+            found[-1].append(tracing)
+            room -= cost
+        return [TracePartition(share) for share in found]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a partition."""
+        if not isinstance(partition, TracePartition):
+            return iter(())
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        parts = (
+            pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+            for tracing in partition.tracings
+            for batch in self._rows(tracing)
+        )
+        return columns.coalesce(parts, DEFAULT_BATCH_ROWS)
+
+    def _rows(self, tracing: fates.Tracing) -> Iterator[pa.RecordBatch]:
+        if self._kind == "events":
+            return fates.happenings(tracing)
+        with_data = self._kind == "items with data"
+        return fates.items(tracing, with_data=with_data, rows=DEFAULT_BATCH_ROWS)
+
+
+def trace(spark: SparkSession, tracings: Sequence[fates.Tracing], kind: Kind) -> DataFrame:
+    """Return the items that files add, or the events in them."""
+    packed = base64.b64encode(zlib.compress(pickle.dumps(list(tracings)))).decode()
+    reader = spark.read.format(TRACE_FORMAT).option("kind", kind).option("tracings", packed)
+    return reader.load()

@@ -1,0 +1,185 @@
+"""A queue path that crashes where it is told to, and forgets what was not forced to disk.
+
+`CrashingDirectory` does everything on a real directory and counts the steps: every change, and
+every point that the code under test names with `reached`. At the step that was asked for it
+raises `SimulatedCrash`, which nothing catches by accident. `survive` then writes to another
+directory what a machine would find when it comes up again:
+
+    KILLED         only the process ended: all that was written
+    POWER_LOST     file contents as of each file's last sync, names as of the directory's
+    NAMES_KEPT     contents as of each file's last sync, but all names: file systems order the two
+                   as they like
+
+It can also fail instead: `fail` says at which steps an OSError is raised, before anything is done.
+"""
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+
+from kestrelmq.journal.files import DiskDirectory, DiskFile
+
+
+class SimulatedCrash(BaseException):
+    """The process ended here."""
+
+
+class Loss(Enum):
+    """How much a crash takes along."""
+
+    KILLED = auto()
+    POWER_LOST = auto()
+    NAMES_KEPT = auto()
+
+
+@dataclass(slots=True, eq=False)
+class _Inode:
+    """A file, whatever it is called: a link to its bytes, and how many of them are safe."""
+
+    link: Path
+    synced: int = 0
+
+
+class CrashingFile:
+    """An append file of a `CrashingDirectory`."""
+
+    def __init__(self, directory: "CrashingDirectory", file: DiskFile, inode: _Inode) -> None:
+        self._directory = directory
+        self._file = file
+        self._inode = inode
+        self._cut = False
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self._file.size
+
+    def append(self, data: bytes) -> None:
+        """Write all of `data`; a crash here leaves half of it."""
+        try:
+            self._directory.step(f"append to {self._file.path.name}")
+        except SimulatedCrash:
+            if not self._cut:
+                self._cut = True
+                self._file.append(data[: len(data) // 2])
+            raise
+        self._file.append(data)
+
+    def sync(self) -> None:
+        """Make what was appended safe."""
+        self._directory.step(f"sync {self._file.path.name}")
+        self._inode.synced = self._file.size
+
+    def renamed(self, name: str) -> None:
+        """Tell that the file is called `name` now."""
+        self._file.renamed(name)
+
+    def close(self) -> None:
+        """Release the file."""
+        self._file.close()
+
+
+class CrashingDirectory:
+    """A `Directory` that crashes or fails on demand.
+
+    Attributes:
+        path: where it is.
+        steps: how many steps there were.
+        crash_at: the step to crash at, counted from 1; None for never.
+        crashed: what the step was that it crashed at.
+        fail: asked at each step whether it should fail, with an OSError.
+    """
+
+    def __init__(self, path: Path, links: Path) -> None:
+        """`links` is an empty directory beside `path`, for the bytes of files without a name."""
+        self.path = path
+        self.steps = 0
+        self.crash_at: int | None = None
+        self.crashed: str | None = None
+        self.fail: Callable[[str], bool] = lambda _point: False
+        self._disk = DiskDirectory(path)
+        self._links = links
+        self._inodes: list[_Inode] = []
+        self._names = {name: self._inode(name, whole=True) for name in self._disk.names()}
+        self._safe_names = dict(self._names)
+
+    def step(self, point: str) -> None:
+        """Count a step. Raises SimulatedCrash, OSError."""
+        if self.crashed is not None:
+            raise SimulatedCrash(self.crashed)
+        self.steps += 1
+        if self.steps == self.crash_at:
+            self.crashed = point
+            raise SimulatedCrash(point)
+        if self.fail(point):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), point)
+
+    def _inode(self, name: str, *, whole: bool = False) -> _Inode:
+        inode = _Inode(self._links / str(len(self._inodes)))
+        inode.link.hardlink_to(self.path / name)
+        if whole:
+            inode.synced = inode.link.stat().st_size
+        self._inodes.append(inode)
+        return inode
+
+    def names(self) -> list[str]:
+        """Return the names of the regular files in it."""
+        return self._disk.names()
+
+    def append_to(self, name: str) -> CrashingFile:
+        """Open `name` for appending; it is created if it is not there."""
+        self.step(f"open {name}")
+        file = self._disk.append_to(name)
+        if name not in self._names:
+            self._names[name] = self._inode(name)
+        return CrashingFile(self, file, self._names[name])
+
+    def create(self, name: str) -> CrashingFile:
+        """Open `name`, empty, for a file that is written once and closed."""
+        self.step(f"create {name}")
+        self._disk.remove(name)
+        file = self._disk.create(name)
+        self._names[name] = self._inode(name)
+        return CrashingFile(self, file, self._names[name])
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename `old` to `new`, replacing it."""
+        self.step(f"rename {old}")
+        self._disk.rename(old, new)
+        self._names[new] = self._names.pop(old)
+
+    def remove(self, name: str) -> None:
+        """Delete `name`; no error when it is not there."""
+        self.step(f"remove {name}")
+        self._disk.remove(name)
+        self._names.pop(name, None)
+
+    def truncate(self, name: str, size: int) -> None:
+        """Cut `name` to `size` bytes and make that safe."""
+        self.step(f"truncate {name}")
+        self._disk.truncate(name, size)
+        self._names[name].synced = size
+
+    def sync(self) -> None:
+        """Make created, renamed and removed names safe."""
+        self.step("sync the directory")
+        self._safe_names = dict(self._names)
+
+    def reached(self, point: str) -> None:
+        """Count a named point as a step that cannot fail."""
+        fail, self.fail = self.fail, lambda _point: False
+        try:
+            self.step(point)
+        finally:
+            self.fail = fail
+
+    def survive(self, loss: Loss, target: Path) -> None:
+        """Write to the new directory `target` what is left."""
+        target.mkdir()
+        names = self._safe_names if loss is Loss.POWER_LOST else self._names
+        for name, inode in names.items():
+            data = inode.link.read_bytes()
+            (target / name).write_bytes(data if loss is Loss.KILLED else data[: inode.synced])

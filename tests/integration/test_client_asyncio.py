@@ -1,0 +1,89 @@
+"""The asyncio client against a real server."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing
+
+import pytest
+
+from kestrelmq.client import AsyncClient
+from tests.support.server import ServerProcess, running_server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Run one server for the tests of this module that do not harm it."""
+    with running_server(tmp_path_factory.mktemp("server")) as process:
+        yield process
+
+
+async def waiters(client: AsyncClient, count: int) -> None:
+    """Wait until the server says that so many readers wait."""
+    while sum(queue.number("waiters") for queue in await client.queues()) != count:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def test_the_asyncio_client_does_the_same(server: ServerProcess) -> None:
+    """Every operation of AsyncClient works on a real server."""
+    async with AsyncClient(server.address) as client:
+        await client.flush_all()
+        assert await client.put("work", b"1")
+        assert await client.put_many("work", [b"2", b"3", b""]) == [True] * 3
+        assert await client.peek("work") == b"1"
+        assert await client.get("work") == b"1"
+        with pytest.raises(KeyError):
+            async with client.reserve("work") as item:
+                raise KeyError(item)
+        async with client.reserve("work") as item:
+            assert item == b"2"
+        assert [item async for item in client.consume("work", idle_timeout=0)] == [b"3", b""]
+        await client.put_many("work", [b"4", b"5"])
+        async with client.monitor("work", 5, 2) as items:
+            assert items == [b"4", b"5"]
+        assert await client.get("work", timeout=0.05) is None
+        assert {queue.name for queue in await client.queues()} >= {"work"}
+        assert (await client.stats())[server.address]["version"] == (await client.version())[
+            server.address
+        ]
+        assert (await client.status())[server.address].upper() == "UP"
+        await client.reload()
+        await client.flush("work")
+        await client.delete("work")
+
+
+async def test_a_cancelled_read_loses_nothing(server: ServerProcess) -> None:
+    """A task that is cancelled while it waits, or holds an item, gives the item back."""
+    async with AsyncClient(server.address) as client:
+        await client.flush_all()
+
+        async def hold() -> None:
+            async with client.reserve("work", timeout=30):
+                holding.set()
+                await asyncio.sleep(30)
+
+        holding = asyncio.Event()
+        waiting = asyncio.create_task(client.get("work", timeout=30))
+        await waiters(client, 1)
+        waiting.cancel()
+        await waiters(client, 0)
+        await client.put("work", b"x")
+        holder = asyncio.create_task(hold())
+        await holding.wait()
+        holder.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await holder
+        assert await client.get("work", timeout=5) == b"x"
+
+
+async def test_an_asyncio_consumer_that_is_closed_gives_its_item_back(
+    server: ServerProcess,
+) -> None:
+    """With aclosing, an early end returns the item at once."""
+    async with AsyncClient(server.address) as client:
+        await client.flush_all()
+        await client.put_many("work", [b"1", b"2"])
+        async with aclosing(client.consume("work")) as items:
+            async for item in items:
+                assert item == b"1"
+                break
+        assert await client.get("work") == b"1"

@@ -1,0 +1,291 @@
+"""The journal against plain models, with any records there can be."""
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kestrelmq.errors import DamagedJournal
+from kestrelmq.journal.files import DiskDirectory
+from kestrelmq.journal.loading import load_queue
+from kestrelmq.journal.names import plan
+from kestrelmq.journal.reader import JournalReader
+from kestrelmq.journal.records import (
+    Add,
+    AddX,
+    AddXid,
+    ConfirmRemove,
+    Continue,
+    NamedItem,
+    Record,
+    Remove,
+    RemoveTentative,
+    RemoveTentativeXid,
+    SaveXid,
+    StateDump,
+    Unremove,
+    decode,
+    encode,
+    item_data,
+    scan,
+)
+from kestrelmq.journal.replay import Replay
+from kestrelmq.testing.clock import FakeClock
+
+NOW = 1_700_000_000_000
+i32 = st.integers(-(2**31), 2**31 - 1)
+i64 = st.integers(-(2**63), 2**63 - 1)
+data = st.binary(max_size=40)
+plausible_times = st.integers(946_684_800_000, 4_102_444_799_999)
+# A count that a STATE_DUMP cannot be mistaken for a CONTINUE by.
+counts = st.integers(-(2**31), 15)
+
+any_record: st.SearchStrategy[Record] = st.one_of(
+    st.builds(Add, i32, data),
+    st.just(Remove()),
+    st.builds(AddX, i64, i64, data),
+    st.just(RemoveTentative()),
+    st.builds(SaveXid, i32),
+    st.builds(Unremove, i32),
+    st.builds(ConfirmRemove, i32),
+    st.builds(AddXid, i32, i64, i64, data),
+    st.builds(StateDump, i32, counts),
+    st.builds(Continue, i32, plausible_times, i64, data),
+    st.builds(RemoveTentativeXid, i32),
+)
+
+# Few xids and short items, so that records refer to each other.
+xids = st.one_of(st.integers(1, 6), st.sampled_from([2**31 - 1, -(2**31), -1]))
+texts = st.binary(min_size=1, max_size=3)
+related_record: st.SearchStrategy[Record] = st.one_of(
+    st.builds(AddX, st.just(NOW), st.just(0), texts),
+    st.builds(AddX, st.just(NOW), st.just(0), texts),
+    st.builds(Add, st.just(0), texts),
+    st.just(Remove()),
+    st.just(RemoveTentative()),
+    st.just(RemoveTentative()),
+    st.builds(SaveXid, xids),
+    st.builds(Unremove, xids),
+    st.builds(ConfirmRemove, xids),
+    st.builds(AddXid, xids, st.just(NOW), st.just(0), texts),
+    st.builds(StateDump, xids, st.integers(0, 15)),
+    st.builds(Continue, xids, st.just(NOW), st.just(0), texts),
+    st.builds(RemoveTentativeXid, xids.filter(bool)),
+)
+
+
+class Model:
+    """What the reference says the records do, in the plainest form."""
+
+    def __init__(self) -> None:
+        self.queue: deque[tuple[bytes, int | None]] = deque()
+        self.reads: dict[int, tuple[bytes, int | None]] = {}
+        self.last = 0
+
+    @property
+    def contents(self) -> list[bytes]:
+        """Data of the items in the queue."""
+        return [content for content, _ in self.queue]
+
+    @property
+    def open(self) -> dict[int, bytes]:
+        """Data of the open reads by xid."""
+        return {xid: content for xid, (content, _) in self.reads.items()}
+
+    def apply(self, record: Record) -> None:
+        """Apply one record."""
+        match record:
+            case Add(_, content) | AddX(_, _, content):
+                self.queue.append((content, None))
+            case AddXid(xid, _, _, content):
+                self.queue.append((content, xid))
+            case Continue(xid, _, _, content):
+                self.queue.append((content, None))
+                self.reads.pop(xid, None)
+            case SaveXid(xid):
+                self.last = xid
+            case ConfirmRemove(xid):
+                self.reads.pop(xid, None)
+            case Unremove(xid):
+                self.give_back(xid)
+            case StateDump():
+                pass
+            case Remove() | RemoveTentative() | RemoveTentativeXid():
+                if self.queue:
+                    self.take(record, self.queue.popleft())
+
+    def take(
+        self, record: Remove | RemoveTentative | RemoveTentativeXid, head: tuple[bytes, int | None]
+    ) -> None:
+        """Drop or reserve the head."""
+        match record:
+            case Remove():
+                pass
+            case RemoveTentative():
+                named = head[1]
+                if named is None or named in self.reads:
+                    named = self.last = self.next_xid()
+                self.reads[named] = head
+            case RemoveTentativeXid(xid):
+                self.give_back(xid)
+                self.reads[xid] = head
+                self.last = xid
+
+    def next_xid(self) -> int:
+        """Return the next xid that is not 0 and not open."""
+        xid = self.last
+        while True:
+            xid = xid + 1 if xid < 2**31 - 1 else -(2**31)
+            if xid != 0 and xid not in self.reads:
+                return xid
+
+    def give_back(self, xid: int) -> None:
+        """Put an open item back on the head; one that was added with an xid keeps it."""
+        if xid in self.reads:
+            self.queue.appendleft(self.reads.pop(xid))
+
+
+def contents(items: Sequence[bytes]) -> list[bytes]:
+    """Return the data of items."""
+    return [item_data(item) for item in items]
+
+
+@given(any_record, st.binary(max_size=5), st.binary(max_size=30))
+def test_codec_round_trip(record: Record, before: bytes, after: bytes) -> None:
+    """What is encoded is decoded, wherever it stands."""
+    raw = encode(record)
+    buffer = before + raw + after
+    assert decode(buffer, len(before), len(buffer)) == (record, len(before) + len(raw))
+
+
+@given(st.lists(any_record, max_size=30), st.data())
+def test_scan_in_chunks_is_scan_whole(records: list[Record], choices: st.DataObject) -> None:
+    """Chunks of any size find the records that one scan finds."""
+    journal = b"".join(map(encode, records))
+    whole: list[int] = []
+    assert scan(journal, 0, len(journal), whole) == len(journal)
+    assert len(whole) == len(records)
+    found: list[int] = []
+    position = 0
+    end = 0
+    while end < len(journal):
+        end = min(len(journal), end + choices.draw(st.integers(1, 64)))
+        position = scan(journal, position, end, found, more=end < len(journal))
+    assert position == len(journal)
+    assert found == whole
+
+
+@given(st.binary(max_size=200), st.integers(1, 50))
+def test_any_bytes(raw: bytes, step: int) -> None:
+    """Bytes of any kind are records, cut or damaged; nothing else comes out, and the scan ends."""
+    starts: list[int] = []
+    try:
+        end = scan(raw, 0, len(raw), starts)
+    except DamagedJournal as damage:
+        end = damage.position
+    assert 0 <= end <= len(raw)
+    for start in starts:
+        decoded = decode(raw, start, len(raw))
+        assert decoded is not None
+        record, _ = decoded
+        if not isinstance(record, StateDump):
+            assert raw.startswith(encode(record), start)
+
+
+@given(st.lists(related_record, max_size=60))
+def test_replay_is_the_model(records: list[Record]) -> None:
+    """The fold gives what the plain model gives."""
+    model = Model()
+    for record in records:
+        model.apply(record)
+    journal = b"".join(map(encode, records))
+    starts: list[int] = []
+    scan(journal, 0, len(journal), starts)
+    state = Replay()
+    state.feed(journal, starts, len(journal))
+    assert contents(list(state.memory)) == model.contents
+    assert {xid: item_data(item) for xid, item in state.open.items()} == model.open
+    assert state.last_xid == model.last
+    assert state.items == len(model.queue)
+    assert state.size == sum(map(len, model.contents))
+
+
+@given(st.lists(st.lists(related_record, max_size=25), min_size=1, max_size=4), st.integers(0, 8))
+def test_replay_with_little_memory(files: list[list[Record]], limit: int) -> None:
+    """Items that are left on disk come back in order, over several files."""
+    model = Model()
+    for record in (record for records in files for record in records):
+        model.apply(record)
+    with TemporaryDirectory() as name:
+        path = Path(name)
+        for number, records in enumerate(files):
+            (path / f"q.{number}").write_bytes(b"".join(map(encode, records)))
+        directory = DiskDirectory(path)
+        spool = plan(directory.names()).queues["q"]
+        state = load_queue(directory, spool, limit, FakeClock(NOW)).state
+        found = contents(list(state.memory))
+        assert state.items == len(model.queue)
+        assert len(found) <= 1 or sum(map(len, found)) <= max(limit, state.memory_bytes)
+        if state.behind is not None:
+            rest = state.behind.read(spool.files, state.behind_items, 1 << 30)
+            found += contents(rest)
+            state.behind.close()
+        assert found == model.contents
+        assert {xid: item_data(item) for xid, item in state.open.items()} == model.open
+
+
+@given(st.lists(related_record, min_size=1, max_size=20), st.data())
+def test_any_cut_keeps_what_is_whole(records: list[Record], choices: st.DataObject) -> None:
+    """A journal that is cut anywhere replays to the state after its whole records."""
+    # A CONTINUE that is cut cannot be told from a STATE_DUMP.
+    records = [record for record in records if not isinstance(record, Continue)]
+    pieces = list(map(encode, records))
+    journal = b"".join(pieces)
+    cut = choices.draw(st.integers(0, len(journal)))
+    model = Model()
+    end = 0
+    for record, piece in zip(records, pieces, strict=True):
+        if end + len(piece) > cut:
+            break
+        end += len(piece)
+        model.apply(record)
+    with TemporaryDirectory() as name:
+        path = Path(name)
+        (path / "q").write_bytes(journal[:cut])
+        directory = DiskDirectory(path)
+        spool = plan(directory.names()).queues["q"]
+        state = load_queue(directory, spool, None, FakeClock(NOW)).state
+        assert contents(list(state.memory)) == model.contents
+        assert (path / "q").read_bytes() == journal[:end]
+        aside = [file.read_bytes() for file in path.iterdir() if "~~torn" in file.name]
+        assert aside == ([journal[end:cut]] if cut > end else [])
+
+
+@given(st.lists(any_record, max_size=40), st.integers(1, 200), st.integers(1, 10))
+def test_reader_hands_out_every_item(records: list[Record], size: int, count: int) -> None:
+    """Reading in small portions gives every item that the records add, in order."""
+    added: list[bytes] = []
+    for record in records:
+        match record:
+            case Add(_, content) | AddX(_, _, content):
+                added.append(content)
+            case AddXid(_, _, _, content) | Continue(_, _, _, content):
+                added.append(content)
+            case _:
+                pass
+    with TemporaryDirectory() as name:
+        path = Path(name)
+        half = len(records) // 2
+        (path / "q.1").write_bytes(b"".join(map(encode, records[:half])))
+        (path / "q").write_bytes(b"".join(map(encode, records[half:])))
+        reader = JournalReader(path, "q.1", 0)
+        found: list[bytes] = []
+        while items := reader.read(("q.1", "q"), count, size):
+            assert len(items) <= count
+            assert all(isinstance(item, NamedItem) or type(item) is bytes for item in items)
+            found += contents(items)
+        reader.close()
+    assert found == added

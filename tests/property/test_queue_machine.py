@@ -1,0 +1,360 @@
+"""A queue against a list and a dictionary: limits so small that everything happens all the time.
+
+Rotation, packing and rewriting run in a worker that is held, so that operations, failures,
+restarts and crashes come in between their steps.
+"""
+
+import tempfile
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine import upkeep
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.queue import Queue
+from kestrelmq.errors import JournalError, QueueUnavailable
+from kestrelmq.journal.records import item_data
+from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.crashing import CrashingDirectory, Loss
+from kestrelmq.testing.worker import HeldWorker
+
+NAME = "jobs"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the model knows of an item."""
+
+    data: bytes
+    expiry: int
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """The rules; `waiting` and `reads` are the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(prefix="kestrelmq-machine-"))
+        self.generation = 0
+        self.number = 0
+        self.clock = FakeClock()
+        self.waiting: deque[Entry] = deque()
+        self.reads: dict[int, Entry] = {}
+        self.known: dict[bytes, Entry] = {}
+        self.broken = False
+        self.history: list[tuple[bytes, ...]] = [()]
+
+    @initialize(
+        memory=st.sampled_from([40, 150, 10_000]),
+        default=st.sampled_from([60, 300, 5000]),
+        maximum=st.sampled_from([400, 1500]),
+        delay=st.sampled_from([0, 2]),
+        lazy=st.booleans(),
+        dialect=st.sampled_from(["documented", "kestrel-2"]),
+        at_hand=st.sampled_from([0, 50_000]),
+    )
+    def begin(
+        self,
+        memory: int,
+        default: int,
+        maximum: int,
+        delay: int,
+        lazy: bool,  # noqa: FBT001 # drawn
+        dialect: str,
+        at_hand: int,
+    ) -> None:
+        self.config = QueueConfig(
+            max_memory_size=memory,
+            default_journal_size=default,
+            max_journal_size=maximum,
+            min_journal_compact_delay=delay,
+            disable_aggressive_rewrites=lazy,
+            journal_dialect=dialect,
+        )
+        self._at_hand = upkeep.AT_HAND
+        upkeep.AT_HAND = at_hand  # type: ignore[misc] # put back by `teardown`
+        (self.root / "0").mkdir()
+        self.come_up()
+
+    def come_up(self) -> None:
+        path = self.root / str(self.generation)
+        links = self.root / f"links{self.generation}-{self.number}"
+        rmtree(links, ignore_errors=True)
+        links.mkdir()
+        self.directory = CrashingDirectory(path, links)
+        server = ServerConfig(queue_path=path, default=self.config)
+        self.worker = HeldWorker()
+        self.collection = QueueCollection(server, self.clock, self.directory)
+        self.collection.commits.worker = self.worker
+        self.collection.open()
+        assert not self.collection.damaged
+        self.broken = False
+
+    @property
+    def queue(self) -> Queue:
+        return self.collection.obtain(NAME)
+
+    # --- the model ---
+
+    def state(self) -> tuple[bytes, ...]:
+        given_back = [self.reads[xid] for xid in sorted(self.reads)]
+        return tuple(entry.data for entry in (*given_back, *self.waiting))
+
+    def sweep(self) -> None:
+        now = self.clock.now()
+        while self.waiting and 0 < self.waiting[0].expiry <= now:
+            self.waiting.popleft()
+
+    def commit(self) -> bool:
+        """Commit; False when it failed, which it may only while the disk is broken."""
+        failures = self.collection.commits.commit()
+        assert not failures or self.broken
+        return not failures
+
+    def done(self) -> None:
+        self.history.append(self.state())
+
+    def give_back_all(self) -> None:
+        for xid in sorted(self.reads, reverse=True):
+            self.waiting.appendleft(self.reads.pop(xid))
+
+    # --- operations, each a turn of its own ---
+
+    @rule(
+        sizes=st.lists(st.sampled_from([0, 3, 30, 80]), min_size=1, max_size=5),
+        expires=st.sampled_from([0, 0, 0, 0, 1500]),
+    )
+    def add(self, sizes: list[int], expires: int) -> None:
+        expiry = self.clock.now() + expires if expires else 0
+        entries = []
+        try:
+            for size in sizes:
+                self.number += 1
+                entry = Entry(b"%d:" % self.number + b"x" * size, expiry)
+                self.known[entry.data] = entry
+                assert self.queue.add(entry.data, expiry)
+                entries.append(entry)
+        except QueueUnavailable:
+            assert self.broken
+        before = list(self.waiting)
+        if self.commit() and len(entries) == len(sizes):
+            for entry in entries:
+                self.sweep()
+                self.waiting.append(entry)
+            self.done()
+        else:
+            assert self.broken
+            self.waiting = deque(before)
+
+    @rule(count=st.integers(1, 6))
+    def remove(self, count: int) -> None:
+        taken = []
+        try:
+            taken = [self.queue.remove() for _ in range(count)]
+        except QueueUnavailable:
+            assert self.broken
+            self.commit()
+            return
+        if self.commit():
+            for record in taken:
+                self.sweep()
+                expected = self.waiting.popleft().data if self.waiting else None
+                assert (None if record is None else item_data(record)) == expected
+            self.done()
+
+    @rule()
+    def peek(self) -> None:
+        try:
+            record = self.queue.peek()
+        except QueueUnavailable:
+            assert self.broken
+            self.commit()
+            return
+        if self.commit():
+            self.sweep()
+            expected = self.waiting[0].data if self.waiting else None
+            assert (None if record is None else item_data(record)) == expected
+            self.done()
+
+    @rule()
+    def open_read(self) -> None:
+        try:
+            opened = self.queue.open_read()
+        except QueueUnavailable:
+            assert self.broken
+            self.commit()
+            return
+        if self.commit():
+            self.sweep()
+            expected = self.waiting.popleft() if self.waiting else None
+            assert (opened is None) == (expected is None)
+            if opened is not None and expected is not None:
+                assert opened[0] not in self.reads
+                assert item_data(opened[1]) == expected.data
+                self.reads[opened[0]] = expected
+            self.done()
+
+    @precondition(lambda self: bool(self.reads))
+    @rule(number=st.integers(0, 1000))
+    def confirm(self, number: int) -> None:
+        xid = list(self.reads)[number % len(self.reads)]
+        assert self.queue.confirm(xid)
+        if self.commit():
+            del self.reads[xid]
+            self.done()
+
+    @precondition(lambda self: bool(self.reads))
+    @rule(number=st.integers(0, 1000))
+    def unremove(self, number: int) -> None:
+        xid = list(self.reads)[number % len(self.reads)]
+        assert self.queue.unremove(xid)
+        if self.commit():
+            self.waiting.appendleft(self.reads.pop(xid))
+            self.done()
+
+    @rule()
+    def flush(self) -> None:
+        try:
+            self.queue.flush()
+        except JournalError:
+            assert self.broken
+            self.commit()
+            return
+        self.commit()
+        self.waiting.clear()
+        self.done()
+
+    @precondition(lambda self: not self.broken)
+    @rule()
+    def delete(self) -> None:
+        self.collection.delete(NAME)
+        self.commit()
+        self.waiting.clear()
+        self.reads.clear()
+        self.history = [()]
+
+    @precondition(lambda self: not self.broken)
+    @rule(dialect=st.sampled_from(["documented", "kestrel-2"]))
+    def change_dialect(self, dialect: str) -> None:
+        self.config = self.config.model_copy(update={"journal_dialect": dialect})
+        self.queue.configure(self.config)
+
+    # --- time, the worker, the disk ---
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 3.0]))
+    def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.collection.tick()
+
+    @rule(seconds=st.integers(-5, 5))
+    def step_clock(self, seconds: int) -> None:
+        self.clock.step(seconds * 1000)
+
+    @precondition(lambda self: bool(self.worker))
+    @rule()
+    def work(self) -> None:
+        self.worker.step()
+
+    @rule()
+    def sync(self) -> None:
+        try:
+            self.queue.sync()
+        except OSError:
+            return
+        self.history = self.history[-1:]
+
+    @precondition(lambda self: not self.broken)
+    @rule(what=st.sampled_from(["append", "sync", "rename", "create", "open", "remove", ""]))
+    def break_disk(self, what: str) -> None:
+        self.queue.peek()
+        self.commit()
+        self.sweep()
+        self.done()
+        self.directory.fail = lambda point: point.startswith(what)
+        self.broken = True
+
+    @precondition(lambda self: self.broken)
+    @rule()
+    def mend_disk(self) -> None:
+        self.directory.fail = lambda _point: False
+        self.broken = False
+
+    @precondition(lambda self: self.broken)
+    @rule(seconds=st.sampled_from([0.5, 2.0]))
+    def recover(self, seconds: float) -> None:
+        self.mend_disk()
+        self.clock.advance(seconds)
+        self.collection.tick()
+        self.worker.step()
+
+    # --- ends ---
+
+    @precondition(lambda self: not self.broken)
+    @rule()
+    def restart(self) -> None:
+        self.collection.close()
+        self.give_back_all()
+        self.come_up()
+        self.history = [self.state()]
+
+    @rule(loss=st.sampled_from(Loss))
+    def crash(self, loss: Loss) -> None:
+        expected = self.history[-1:] if loss is Loss.KILLED else self.history
+        self.generation += 1
+        self.directory.survive(loss, self.root / str(self.generation))
+        self.collection._lock.release()
+        self.come_up()
+        found = tuple(map(item_data, self.everything()))
+        assert found in expected, (loss, found, expected)
+        self.reads.clear()
+        self.waiting = deque(self.known[data] for data in found)
+        self.history = [found]
+
+    def everything(self) -> list[bytes]:
+        """Read all items of the queue, those on disk too, by way of a copy of its files."""
+        copy = self.root / "copy"
+        rmtree(copy, ignore_errors=True)
+        copy.mkdir()
+        for name in self.directory.names():
+            (copy / name).write_bytes((self.directory.path / name).read_bytes())
+        whole = self.config.model_copy(update={"max_memory_size": 1 << 30})
+        collection = QueueCollection(ServerConfig(queue_path=copy, default=whole), self.clock)
+        collection.open()
+        try:
+            return collection.obtain(NAME).browse(1_000_000)
+        finally:
+            collection.close()
+
+    @invariant()
+    def counts_agree(self) -> None:
+        if not hasattr(self, "collection"):
+            return
+        queue = self.queue
+        assert len(queue) == len(self.waiting)
+        assert queue.size == sum(len(entry.data) for entry in self.waiting)
+        assert set(queue.open) == set(self.reads)
+
+    def teardown(self) -> None:
+        if hasattr(self, "collection"):
+            self.mend_disk()
+            self.collection.close()
+            self.give_back_all()
+            found = [item_data(record) for record in self.everything()]
+            assert found == [entry.data for entry in self.waiting]
+            upkeep.AT_HAND = self._at_hand  # type: ignore[misc] # as above
+        rmtree(self.root)
+
+
+TestQueueMachine = QueueMachine.TestCase
+TestQueueMachine.settings = settings(
+    max_examples=100,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

@@ -1,0 +1,198 @@
+"""`kestrel.journal`, written: a DataFrame becomes queues that a server loads."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from kestrelmq.journal.files import QueuePathLock
+from kestrelmq.spark.reading import write_journals
+from tests.spark.spools import NOW, Loaded, adds, load, write
+
+
+def save(rows: DataFrame, path: Path, mode: str = "append") -> None:
+    """Write rows to journals."""
+    rows.write.format("kestrel.journal").mode(mode).save(str(path))
+
+
+def data(path: Path) -> dict[str, list[bytes]]:
+    """Return the data of the items a server would load."""
+    return {queue: [item.data for item in items] for queue, items in load(path).items()}
+
+
+def leftovers(path: Path) -> list[str]:
+    """Return names that are no journal's and not the lock's."""
+    return [entry.name for entry in path.iterdir() if "~~" in entry.name and entry.name != "~~lock"]
+
+
+def test_rows_are_loaded_as_they_were_written(spark: SparkSession, tmp_path: Path) -> None:
+    """Times in ms and as timestamps, missing times, empty data, odd names, text."""
+    time = datetime(2024, 5, 1, 12, 0, 0, 250_000, tzinfo=UTC)
+    milliseconds = int(time.timestamp() * 1000)
+    rows = spark.createDataFrame(
+        [("a+b", bytearray(b""), NOW, 0), ("a+b", bytearray(b"\x00\xff"), NOW + 1, -5)],
+        "queue string, data binary, add_time long, expiry long",
+    ).coalesce(1)
+    save(rows, tmp_path)
+    stamps = spark.createDataFrame(
+        [("é", "text", time, time), ("é", "more", time, None)],
+        "queue string, data string, add_time timestamp, expiry timestamp",
+    ).coalesce(1)
+    save(stamps, tmp_path)
+    before = int(datetime.now(UTC).timestamp() * 1000)
+    save(spark.createDataFrame([("bare", "x")], "queue string, data string"), tmp_path)
+
+    loaded = load(tmp_path)
+
+    assert loaded["a+b"] == [Loaded(None, NOW, 0, b""), Loaded(None, NOW + 1, -5, b"\x00\xff")]
+    assert loaded["é"] == [
+        Loaded(None, milliseconds, milliseconds, b"text"),
+        Loaded(None, milliseconds, 0, b"more"),
+    ]
+    assert before <= loaded["bare"][0].add_time
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("sort_first", [True, False])
+def test_the_sequence_orders_a_queue(
+    spark: SparkSession,
+    tmp_path: Path,
+    sort_first: bool,  # noqa: FBT001
+) -> None:
+    """Whatever order tasks have the rows in, sorted by Spark or merged at the commit."""
+    rows = spark.range(0, 4000, 1, 4).select(
+        f.concat(f.lit("q"), f.col("id") % 3).alias("queue"),
+        f.col("id").cast("string").alias("data"),
+        (f.col("id") * 7919 % 4001).alias("sequence"),
+    )
+    if sort_first:
+        write_journals(rows, str(tmp_path))
+    else:
+        save(rows, tmp_path)
+
+    expected = {
+        f"q{queue}": [
+            str(number).encode()
+            for number in sorted(range(queue, 4000, 3), key=lambda number: number * 7919 % 4001)
+        ]
+        for queue in range(3)
+    }
+    assert data(tmp_path) == expected
+
+
+def test_without_a_sequence_the_order_is_that_of_the_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Partition after partition, row after row; several parts of a queue are several files."""
+    rows = spark.range(0, 1000, 1, 4).selectExpr("'q' queue", "cast(id as string) data")
+
+    save(rows, tmp_path)
+
+    assert data(tmp_path) == {"q": [b"%d" % number for number in range(1000)]}
+    assert len([path for path in tmp_path.iterdir() if path.name.startswith("q.")]) == 4
+
+
+def test_append_adds_and_overwrite_replaces(spark: SparkSession, tmp_path: Path) -> None:
+    """Append goes behind what is there; overwrite touches the queues in the rows only."""
+    write(tmp_path / "a", adds([b"1"]))
+    write(tmp_path / "b", adds([b"1"]))
+    rows = spark.createDataFrame([("a", "2")], "queue string, data string")
+
+    save(rows, tmp_path)
+    assert data(tmp_path) == {"a": [b"1", b"2"], "b": [b"1"]}
+    save(rows, tmp_path, "overwrite")
+    assert data(tmp_path) == {"a": [b"2"], "b": [b"1"]}
+
+
+def test_a_failed_job_leaves_no_trace(spark: SparkSession, tmp_path: Path) -> None:
+    """One bad row at the end of one task: the queues are as before, and no part is left."""
+    write(tmp_path / "q", adds([b"old"]))
+    rows = spark.range(0, 100, 1, 4).selectExpr(
+        "case when id = 99 then 'bad/name' else 'q' end queue", "cast(id as string) data"
+    )
+
+    with pytest.raises(PySparkException, match="'bad/name' is not allowed"):
+        save(rows, tmp_path)
+
+    assert data(tmp_path) == {"q": [b"old"]}
+    assert leftovers(tmp_path) == []
+
+
+def test_a_task_that_is_run_again_writes_once(spark: SparkSession, tmp_path: Path) -> None:
+    """The parts of an attempt that failed are dropped."""
+
+    def fail_at_first(number: int) -> str:
+        context = TaskContext.get()
+        assert context is not None
+        if number == 49 and context.attemptNumber() == 0:
+            raise RuntimeError("on purpose")
+        return str(number)
+
+    rows = spark.range(0, 100, 1, 2).select(
+        f.lit("q").alias("queue"),
+        f.udf(fail_at_first, "string", useArrow=False)("id").alias("data"),
+    )
+
+    save(rows, tmp_path)
+
+    assert data(tmp_path) == {"q": [b"%d" % number for number in range(100)]}
+    assert leftovers(tmp_path) == []
+
+
+def test_many_queues_need_few_open_files(spark: SparkSession, tmp_path: Path) -> None:
+    """A task with hundreds of queues closes and opens files again, and loses nothing."""
+    rows = spark.range(0, 20_000, 1, 1).selectExpr(
+        "concat('q', id % 300) queue", "cast(id as string) data"
+    )
+
+    save(rows, tmp_path)
+
+    loaded = data(tmp_path)
+    assert len(loaded) == 300
+    assert loaded["q7"] == [b"%d" % number for number in range(7, 20_000, 300)]
+
+
+def test_no_rows_are_no_queues(spark: SparkSession, tmp_path: Path) -> None:
+    """An empty DataFrame makes an empty queue path."""
+    save(spark.createDataFrame([], "queue string, data string"), tmp_path / "new")
+
+    assert data(tmp_path / "new") == {}
+
+
+def test_a_queue_path_in_use_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """While a server holds the lock, nothing is written."""
+    lock = QueuePathLock(tmp_path)
+    lock.acquire()
+    rows = spark.createDataFrame([("a", "2")], "queue string, data string")
+    try:
+        with pytest.raises(PySparkException, match="is in use by another server"):
+            save(rows, tmp_path)
+    finally:
+        lock.release()
+
+    assert data(tmp_path) == {}
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "row", "message"),
+    [
+        ("queue string", ("q",), "column 'data' is missing"),
+        ("queue string, data int", ("q", 1), "column 'data' cannot be int"),
+        ("queue string, data string, when date", ("q", "x", None), "column 'when' is unknown"),
+        ("queue string, data string", ("q", None), "column 'data' has a row without a value"),
+        ("queue string, data string", (None, "x"), "column 'queue' has a row without a value"),
+    ],
+)
+def test_rows_that_cannot_be_written_are_refused(
+    spark: SparkSession, tmp_path: Path, schema: str, row: tuple[object, ...], message: str
+) -> None:
+    """The error names the column."""
+    with pytest.raises(PySparkException, match=message):
+        save(spark.createDataFrame([row], schema), tmp_path)
+
+    assert data(tmp_path) == {}

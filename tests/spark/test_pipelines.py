@@ -1,0 +1,216 @@
+"""Pipelines over journals, end to end on real spools."""
+
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from kestrelmq.errors import QueuePathLocked
+from kestrelmq.journal.files import QueuePathLock
+from kestrelmq.journal.records import (
+    AddX,
+    ConfirmRemove,
+    Record,
+    Remove,
+    RemoveTentative,
+    Unremove,
+    encode,
+)
+from kestrelmq.spark.pipelines import history, pack, replay, report, restore, verify
+from kestrelmq.spark.pipelines.replay import QueueContents
+from tests.spark.spools import NOW, Loaded, adds, load, random_spool, write
+
+HOUR = 3_600_000
+
+
+def filled(queues: dict[str, list[Loaded]]) -> dict[str, list[Loaded]]:
+    """Return the queues that hold anything."""
+    return {queue: items for queue, items in queues.items() if items}
+
+
+def test_replay_writes_present_contents_and_restore_brings_them_back(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spool to Parquet to spool: the same items in the same order; open reads are items again."""
+    spool, table, back = tmp_path / "spool", tmp_path / "table", tmp_path / "back"
+    random_spool(random.Random(11), spool, 8)
+    write(spool / "007", adds([b"a number for a name"]))
+    expected = filled(load(spool))
+
+    summary = replay(spark, str(spool), str(table))
+    restored = restore(spark, str(table), str(back))
+
+    assert summary == [
+        QueueContents(
+            queue,
+            len(items),
+            sum(item.xid is not None for item in items),
+            sum(len(item.data) for item in items),
+        )
+        for queue, items in sorted(expected.items())
+    ]
+    assert restored == sum(map(len, expected.values()))
+    assert load(back) == {
+        queue: [Loaded(None, item.add_time, item.expiry, item.data) for item in items]
+        for queue, items in expected.items()
+    }
+
+
+def test_restore_of_a_time_range(spark: SparkSession, tmp_path: Path) -> None:
+    """Time travel: only what was added from `since` on and before `until`."""
+    write(tmp_path / "spool" / "q", [AddX(NOW + n * 1000, 0, b"%d" % n) for n in range(10)])
+    history(spark, str(tmp_path / "spool"), with_data=True).write.parquet(str(tmp_path / "table"))
+
+    def time(second: int) -> datetime:
+        return datetime.fromtimestamp(NOW / 1000 + second, UTC)
+
+    restored = restore(
+        spark, str(tmp_path / "table"), str(tmp_path / "back"), since=time(3), until=time(6)
+    )
+
+    assert restored == 3
+    assert [item.data for item in load(tmp_path / "back")["q"]] == [b"3", b"4", b"5"]
+
+
+def test_verify_names_damage_by_file_and_position(spark: SparkSession, tmp_path: Path) -> None:
+    """Good files, damaged files, and a torn tail, which is good at the end of the last file."""
+    torn = encode(AddX(NOW, 0, b"torn"))[:-1]
+    write(tmp_path / "a.1", adds([b"x"] * 2), tail=b"\x63")
+    write(tmp_path / "a", [Remove()], tail=torn)
+    write(tmp_path / "b.1", [Remove()], tail=torn)
+    write(tmp_path / "b", [])
+    write(tmp_path / "c", [Remove()], tail=bytes(5000))
+
+    found = {Path(one.file).name: one for one in verify(spark, str(tmp_path))}
+
+    assert {name: (one.records, one.damaged_at, one.torn_at) for name, one in found.items()} == {
+        "a.1": (2, 44, None),
+        "a": (1, None, 1),
+        "b.1": (1, 1, None),
+        "b": (0, None, None),
+        "c": (1, None, 1),
+    }
+    assert [name for name, one in found.items() if not one.is_good] == ["a.1", "b.1"]
+    assert found["a.1"].reason == "unknown opcode 99"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_packed_queues_load_as_before(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+    """Items, open reads and order are the same; the journals are smaller, and packing again too."""
+    random_spool(random.Random(seed), tmp_path, 10)
+    expected = load(tmp_path)
+
+    packed = pack(spark, str(tmp_path))
+    once = load(tmp_path)
+    pack(spark, str(tmp_path))
+
+    assert once == expected
+    assert load(tmp_path) == expected
+    assert sum(one.after for one in packed) < sum(one.before for one in packed)
+    assert {one.queue: one.items for one in packed} == {
+        queue: len(items) for queue, items in expected.items()
+    }
+    assert not list(tmp_path.glob("~~write-*"))
+
+
+def test_packing_sets_a_torn_tail_aside(spark: SparkSession, tmp_path: Path) -> None:
+    """Cut bytes are kept beside the journal: nothing is ever deleted."""
+    torn = encode(AddX(NOW, 0, b"torn"))[:-1]
+    write(tmp_path / "q", adds([b"x"]), tail=torn)
+
+    pack(spark, str(tmp_path))
+
+    assert [path.read_bytes() for path in tmp_path.glob("q~~torn-*")] == [torn]
+    assert [item.data for item in load(tmp_path)["q"]] == [b"x"]
+
+
+def test_packing_needs_the_queue_path_for_itself(spark: SparkSession, tmp_path: Path) -> None:
+    """While a server runs, nothing is packed."""
+    write(tmp_path / "q", adds([b"x"]))
+    lock = QueuePathLock(tmp_path)
+    lock.acquire()
+    try:
+        with pytest.raises(QueuePathLocked):
+            pack(spark, str(tmp_path))
+    finally:
+        lock.release()
+
+
+def test_history_tells_the_fate_of_every_item(spark: SparkSession, tmp_path: Path) -> None:
+    """Removed, confirmed after two aborts, expired, open and live; across files."""
+    old: list[Record] = [
+        *adds([b"removed", b"aborted", b"open", b"stale"]),
+        AddX(NOW + 10, NOW + 20, b"expires"),
+        Remove(),
+        RemoveTentative(),
+        Unremove(1),
+        RemoveTentative(),
+    ]
+    new: list[Record] = [
+        Unremove(2),
+        RemoveTentative(),
+        ConfirmRemove(3),
+        RemoveTentative(),
+        AddX(NOW + 100, 0, b"later"),
+        Remove(),
+        Remove(),
+        AddX(NOW + 200, 0, b"last"),
+    ]
+    write(tmp_path / "q.1", old)
+    write(tmp_path / "q", new)
+
+    rows = history(spark, str(tmp_path), with_data=True).orderBy("ordinal").collect()
+
+    assert [(bytes(row.data), row.fate, row.aborts) for row in rows] == [
+        (b"removed", "removed", 0),
+        (b"aborted", "confirmed", 2),
+        (b"open", "open", 0),
+        (b"stale", "removed", 0),
+        (b"expires", "expired", 0),
+        (b"later", "live", 0),
+        (b"last", "live", 0),
+    ]
+    bounds = {bytes(row.data): (row.gone_after, row.gone_before) for row in rows}
+    assert bounds[b"removed"] == (NOW + 10, None)
+    assert bounds[b"expires"] == (NOW + 100, NOW + 200)
+    assert bounds[b"later"] == (None, None)
+
+
+def test_history_counts_what_replay_counts(spark: SparkSession, tmp_path: Path) -> None:
+    """On any spool, the items that are live or open are those that a server loads."""
+    random_spool(random.Random(21), tmp_path, 9)
+    expected = {queue: len(items) for queue, items in load(tmp_path).items() if items}
+
+    rows = history(spark, str(tmp_path)).where("fate IN ('live', 'open')")
+    counts = {row.queue: row["count"] for row in rows.groupBy("queue").count().collect()}
+
+    assert counts == expected
+
+
+def test_report_counts_by_hour_and_writes_a_page(spark: SparkSession, tmp_path: Path) -> None:
+    """Rows for each hour with adds or removes, totals, and a page that names every queue."""
+    hour = NOW // HOUR * HOUR
+    records: list[Record] = [AddX(hour + n * 1000, 0, b"x" * 10) for n in range(5)]
+    records += [Remove(), AddX(hour + HOUR, 0, b"large" * 100), Remove(), Remove()]
+    write(tmp_path / "spool" / "a+<b>", records)
+
+    made = report(spark, str(tmp_path / "spool"), str(tmp_path / "out"))
+
+    rows = spark.read.parquet(str(tmp_path / "out" / "hours")).orderBy("hour").collect()
+    assert [(row.hour, row.items_in, row.items_out, row.depth) for row in rows] == [
+        (hour, 5, 1, 4),
+        (hour + HOUR, 1, 2, 3),
+    ]
+    assert [(row.largest, row.at_least_p50, row.at_most_p50) for row in rows] == [
+        (10, 4000, HOUR),
+        (500, HOUR - 2000, None),
+    ]
+    (totals,) = made.queues
+    assert (totals.items, totals.bytes, totals.removed, totals.live) == (6, 550, 3, 3)
+    assert totals.largest == 500
+    text = made.page.read_text()
+    assert "a+&lt;b&gt;" in text
+    assert "<b>.1" not in text
+    assert "http" not in text.replace("http-equiv", "")

@@ -1,0 +1,117 @@
+"""The plain values of the client: addresses, expiries, statistics, members of a server set."""
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from kestrelmq.client.address import Address, parse_address, parse_addresses
+from kestrelmq.client.discovery import member_address
+from kestrelmq.client.options import protocol_expiry
+from kestrelmq.client.statistics import queue_stats
+from kestrelmq.errors import InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("host:1", Address("host", 1)),
+        ("host", Address("host", 22133)),
+        (" 10.0.0.1:65535 ", Address("10.0.0.1", 65535)),
+        ("[::1]:5", Address("::1", 5)),
+        ("[::1]", Address("::1", 22133)),
+        ("::1", Address("::1", 22133)),
+    ],
+)
+def test_addresses_are_read_and_printed(text: str, address: Address) -> None:
+    """An address prints so that it reads back."""
+    assert parse_address(text) == address
+    assert parse_address(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":1", "a:", "a:0", "a:65536", "a:x", "[::1", "[::1]5", "a b:1"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    """A wrong address fails at once, not at the first operation."""
+    with pytest.raises(InvalidRequest):
+        parse_address(text)
+
+
+def test_a_list_of_servers_has_each_once() -> None:
+    """Commas and lists may be mixed; nothing at all is refused."""
+    assert parse_addresses(["a:1,b:2", "a:1"]) == (Address("a", 1), Address("b", 2))
+    for nothing in ("", " , ", ()):
+        with pytest.raises(InvalidRequest):
+            parse_addresses(nothing)
+
+
+@pytest.mark.parametrize(
+    ("expiry", "sent"),
+    [
+        (None, 0),
+        (0.2, 1),
+        (60, 60),
+        (999_999, 999_999),
+        (1_000_000, 5_000_000),
+        (0, -1),
+        (-5, -1),
+        (datetime(2020, 1, 1, tzinfo=UTC), 1_577_836_800),
+        (datetime(1970, 1, 1, tzinfo=UTC), -1),
+    ],
+)
+def test_an_expiry_is_sent_as_the_protocol_counts(expiry: Any, sent: int) -> None:
+    """Long relative times become absolute, and zero does not become never."""
+    assert protocol_expiry(expiry, lambda: 4_000_000.0) == sent
+
+
+@pytest.mark.parametrize("expiry", [math.inf, math.nan, datetime(2020, 1, 1)])  # noqa: DTZ001
+def test_an_expiry_that_is_no_time_is_refused(expiry: Any) -> None:
+    """Infinity, and a time without a zone, are refused."""
+    with pytest.raises(InvalidRequest):
+        protocol_expiry(expiry)
+
+
+def test_stats_of_queues_with_confusing_names_are_told_apart() -> None:
+    """A line that fits two queues goes to the one whose lines it stands among."""
+    pairs = [
+        (f"queue_{queue}_{stat}", f"{queue} {stat}")
+        for queue in ("a", "a_mem", "a_mem_items")
+        for stat in ("items", "bytes", "mem_items", "mem_bytes", "open_transactions")
+    ]
+    assert [(q.name, dict(q.values)) for q in queue_stats("s", [("uptime", "1"), *pairs])] == [
+        (
+            queue,
+            {
+                stat: f"{queue} {stat}"
+                for stat in ("items", "bytes", "mem_items", "mem_bytes", "open_transactions")
+            },
+        )
+        for queue in ("a", "a_mem", "a_mem_items")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "address"),
+    [
+        (b'{"serviceEndpoint": {"host": "h", "port": 1}, "status": "ALIVE"}', Address("h", 1)),
+        (
+            b'{"additionalEndpoints": {"memcache": {"host": "m", "port": 2}}, "status": "ALIVE"}',
+            Address("m", 2),
+        ),
+        (
+            b'{"additionalEndpoints": {"thrift": {"host": "h", "port": 1}}, "status": "ALIVE"}',
+            None,
+        ),
+        (b'{"serviceEndpoint": {"host": "h", "port": 1}, "status": "DEAD"}', None),
+        (b'{"serviceEndpoint": {"host": "h", "port": "1"}}', None),
+        (b'{"serviceEndpoint": {"host": "h", "port": 70000}}', None),
+        (b"[]", None),
+        (b"", None),
+        (b"\xff", None),
+    ],
+)
+def test_a_member_of_a_server_set_names_its_address(data: bytes, address: Address | None) -> None:
+    """Members that listen for another protocol, are not up, or make no sense are left out."""
+    assert member_address(data) == address

@@ -1,0 +1,401 @@
+"""`PersistentQueue`: a durable queue for threads."""
+
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from kestrelmq import (
+    ConfigError,
+    DamagedJournal,
+    InvalidQueueName,
+    Item,
+    JournalError,
+    PersistentQueue,
+    QueueConfig,
+    QueuePathLocked,
+    QueueUnavailable,
+)
+from kestrelmq.library import Expiry
+from kestrelmq.testing.clock import FakeClock
+
+LONG = 20.0
+"""Seconds that nothing here takes unless it is broken."""
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond `size` bytes, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def wait_until_waiting(queue: PersistentQueue, count: int) -> None:
+    """Return once `count` threads wait for an item."""
+    deadline = time.monotonic() + LONG
+    while len(queue._queue().waiters.line) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def data(item: Item | None) -> bytes | None:
+    """Return an item's data."""
+    return None if item is None else item.data
+
+
+def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+    """Add, open a read, give it back, wait for it again, confirm it."""
+    with PersistentQueue("work", tmp_path, QueueConfig(max_items=1000)) as queue:
+        assert queue.add(b"hello")
+        item = queue.remove(transaction=True)
+        assert item is not None
+        assert item.xid != 0
+        assert queue.unremove(item.xid)
+        item = queue.wait_remove(timeout=0.5, transaction=True)
+        assert item is not None
+        assert item.data == b"hello"
+        assert queue.confirm_remove(item.xid)
+        assert queue.peek() is None
+
+
+def test_constructor_touches_nothing(tmp_path: Path) -> None:
+    """Only `setup` makes the directory; until then the queue counts as closed."""
+    queue = PersistentQueue("work", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    closed = [queue.is_closed]
+    with pytest.raises(QueueUnavailable, match="not set up"):
+        queue.add(b"x")
+    queue.setup()
+    queue.setup()
+    closed.append(queue.is_closed)
+    queue.close()
+    queue.close()
+    closed.append(queue.is_closed)
+    assert closed == [True, False, True]
+    with pytest.raises(QueueUnavailable, match="closed"):
+        queue.remove()
+
+
+def test_items_outlive_the_object(tmp_path: Path) -> None:
+    """What was added and not taken is there again; an open read is back at the head."""
+    clock = FakeClock()
+    with PersistentQueue("work", tmp_path, clock=clock) as queue:
+        for text in (b"a", b"b", b"c"):
+            queue.add(text, expiry=60 if text == b"b" else None)
+        assert data(queue.remove(transaction=True)) == b"a"
+        assert (len(queue), queue.bytes) == (2, 2)
+        assert queue.journal_size == (tmp_path / "work").stat().st_size
+    with PersistentQueue("work", tmp_path, clock=clock) as queue:
+        now = clock.now()
+        assert queue.remove() == Item(b"a", now, None)
+        assert queue.peek() == Item(b"b", now, now + 60_000)
+        assert data(queue.remove()) == b"b"
+        assert queue.flush() == 1
+        assert len(queue) == 0
+        assert queue
+
+
+@pytest.mark.parametrize(
+    ("expiry", "seconds"),
+    [
+        (2, 2),
+        (0.5, 0.5),
+        (timedelta(minutes=1), 60),
+        (datetime.fromtimestamp(1_700_000_100, UTC), 100),
+    ],
+)
+def test_expiry(tmp_path: Path, expiry: Expiry, seconds: float) -> None:
+    """An expiry is seconds from now, a time span or a point in time."""
+    clock = FakeClock()
+    with PersistentQueue("work", tmp_path, clock=clock) as queue:
+        queue.add(b"x", expiry)
+        clock.advance(seconds - 0.001)
+        assert data(queue.peek()) == b"x"
+        clock.advance(0.001)
+        assert queue.peek() is None
+
+
+def test_naive_expiry_is_refused(tmp_path: Path) -> None:
+    """A point in time without a time zone could mean anything."""
+    with PersistentQueue("work", tmp_path) as queue:
+        with pytest.raises(ValueError, match="time zone"):
+            queue.add(b"x", datetime(2030, 1, 1))  # noqa: DTZ001 # the mistake
+        assert len(queue) == 0
+
+
+def test_limits_and_unknown_xids_say_false(tmp_path: Path) -> None:
+    """A full queue, an item too large and an xid that is not open are answers, not errors."""
+    with PersistentQueue("work", tmp_path, QueueConfig(max_items=1, max_item_size=2)) as queue:
+        assert not queue.add(b"xxx")
+        assert queue.add(b"x")
+        assert not queue.add(b"y")
+        assert not queue.unremove(17)
+        assert not queue.confirm_remove(17)
+
+
+def test_journal_that_cannot_be_written(tmp_path: Path) -> None:
+    """The add fails, nothing is added, and the queue works again when the disk does."""
+    with PersistentQueue("work", tmp_path) as queue:
+        queue.add(b"before")
+        with largest_file(1 << 20), pytest.raises(JournalError, match="work"):
+            queue.add(bytes(2 << 20))
+        assert len(queue) == 1
+        assert queue.add(b"after")
+    with PersistentQueue("work", tmp_path) as queue:
+        assert [data(queue.remove()) for _ in range(3)] == [b"before", b"after", None]
+
+
+def test_waiting_thread_stays_unserved_when_the_add_fails(tmp_path: Path) -> None:
+    """A reader is never handed an item that is in no journal."""
+    with PersistentQueue("work", tmp_path) as queue, ThreadPoolExecutor(1) as threads:
+        reader = threads.submit(queue.wait_remove, LONG)
+        wait_until_waiting(queue, 1)
+        with largest_file(1 << 20), pytest.raises(JournalError):
+            queue.add(bytes(2 << 20))
+        with pytest.raises(JournalError):
+            reader.result(LONG)
+        assert len(queue) == 0
+
+
+def test_waiting_threads_are_served_in_order(tmp_path: Path) -> None:
+    """Who waits first gets the first item; a peek takes none away."""
+    with PersistentQueue("work", tmp_path) as queue, ThreadPoolExecutor(4) as threads:
+        results = []
+        for number, wait in enumerate(
+            [queue.wait_remove, queue.wait_peek, queue.wait_remove], start=1
+        ):
+            results.append(threads.submit(wait, LONG))
+            wait_until_waiting(queue, number)
+        queue.add(b"1")
+        queue.add(b"2")
+        assert [data(result.result(LONG)) for result in results] == [b"1", b"2", b"2"]
+
+
+def test_wait_that_times_out_takes_nothing(tmp_path: Path) -> None:
+    """The reader leaves the line, so that a later item is not lost with it."""
+    with PersistentQueue("work", tmp_path) as queue:
+        assert queue.wait_remove(0) is None
+        assert queue.wait_remove(0.01, transaction=True) is None
+        assert queue.wait_peek(0.01) is None
+        queue.add(b"x")
+        assert data(queue.remove()) == b"x"
+
+
+def test_close_ends_waits(tmp_path: Path) -> None:
+    """A thread that waits for as long as it takes hears that the queue was closed."""
+    with ThreadPoolExecutor(1) as threads:
+        queue = PersistentQueue("work", tmp_path)
+        queue.setup()
+        reader = threads.submit(queue.wait_remove)
+        wait_until_waiting(queue, 1)
+        queue.close()
+        with pytest.raises(QueueUnavailable, match="closed"):
+            reader.result(LONG)
+
+
+def test_overdue_read_is_given_back(tmp_path: Path) -> None:
+    """`open_transaction_timeout` holds without anything running in the background."""
+    clock = FakeClock()
+    config = QueueConfig(open_transaction_timeout=30)
+    with PersistentQueue("work", tmp_path, config, clock=clock) as queue:
+        queue.add(b"x")
+        item = queue.remove(transaction=True)
+        assert item is not None
+        clock.advance(29)
+        assert len(queue) == 0
+        clock.advance(1)
+        assert len(queue) == 1
+        assert not queue.confirm_remove(item.xid)
+
+
+def test_overdue_read_reaches_a_waiting_thread(tmp_path: Path) -> None:
+    """A thread that waits gets the item of a read opened after it began, once that is overdue."""
+    config = QueueConfig(open_transaction_timeout=0.05)
+    with PersistentQueue("work", tmp_path, config) as queue, ThreadPoolExecutor(2) as threads:
+        holder = threads.submit(queue.wait_remove, LONG, transaction=True)
+        wait_until_waiting(queue, 1)
+        reader = threads.submit(queue.wait_remove, LONG)
+        wait_until_waiting(queue, 2)
+        queue.add(b"x")
+        assert data(holder.result(LONG)) == b"x"
+        assert data(reader.result(LONG)) == b"x"
+
+
+@pytest.mark.parametrize("sync_journal", [None, 0])
+def test_many_threads(tmp_path: Path, sync_journal: float | None) -> None:
+    """Every item that threads add arrives at exactly one of the threads that take."""
+    config = QueueConfig(sync_journal=sync_journal)
+    with PersistentQueue("work", tmp_path, config) as queue:
+        taken: list[list[bytes]] = [[] for _ in range(4)]
+
+        def produce(number: int) -> None:
+            for index in range(100):
+                queue.add(b"%d-%d" % (number, index))
+
+        def consume(into: list[bytes]) -> None:
+            while (item := queue.wait_remove(LONG, transaction=True)) is not None:
+                queue.confirm_remove(item.xid)
+                if item.data == b"stop":
+                    return
+                into.append(item.data)
+
+        producers = [Thread(target=produce, args=(number,)) for number in range(4)]
+        consumers = [Thread(target=consume, args=(into,)) for into in taken]
+        for thread in (*consumers, *producers):
+            thread.start()
+        for thread in producers:
+            thread.join()
+        for _ in consumers:
+            queue.add(b"stop")
+        for thread in consumers:
+            thread.join()
+        assert sorted(one for into in taken for one in into) == sorted(
+            b"%d-%d" % (n, i) for n in range(4) for i in range(100)
+        )
+        for into in taken:
+            for number in range(4):
+                mine = [int(one.split(b"-")[1]) for one in into if one.startswith(b"%d-" % number)]
+                assert mine == sorted(mine)
+
+
+def test_queues_of_one_path_work_side_by_side(tmp_path: Path) -> None:
+    """Each queue has its own files and its own lock."""
+    with PersistentQueue("a", tmp_path) as first, PersistentQueue("b", tmp_path) as second:
+        first.add(b"1")
+        second.add(b"2")
+        assert (data(first.remove()), data(second.remove())) == (b"1", b"2")
+
+
+def test_queue_in_use_is_refused(tmp_path: Path) -> None:
+    """A second user of a queue is told who has it; afterwards it is free."""
+    with PersistentQueue("work", tmp_path) as queue:
+        queue.add(b"x")
+        with pytest.raises(QueuePathLocked, match=r"queue work in .* is in use already \(process"):
+            PersistentQueue("work", tmp_path).setup()
+    with PersistentQueue("work", tmp_path) as queue:
+        assert len(queue) == 1
+
+
+def test_two_processes_do_not_share_a_queue(tmp_path: Path) -> None:
+    """Another process is refused the queue, not the path, and harms nothing."""
+    program = (
+        "import sys; from kestrelmq import PersistentQueue\n"
+        "with PersistentQueue(sys.argv[1], sys.argv[2]) as queue: queue.add(b'theirs')"
+    )
+    with PersistentQueue("work", tmp_path) as queue:
+        queue.add(b"ours")
+        refused, allowed = (
+            subprocess.run(
+                [sys.executable, "-c", program, name, str(tmp_path)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            for name in ("work", "other")
+        )
+        assert refused.returncode == 1
+        assert "QueuePathLocked: queue work in" in refused.stderr
+        assert allowed.returncode == 0
+        assert len(queue) == 1
+    with PersistentQueue("other", tmp_path) as queue:
+        assert data(queue.remove()) == b"theirs"
+
+
+def test_queue_without_a_journal(tmp_path: Path) -> None:
+    """`keep_journal = false` leaves no file, and needs no directory."""
+    config = QueueConfig(keep_journal=False)
+    with PersistentQueue("work", tmp_path / "none", config) as queue:
+        queue.add(b"x")
+        assert queue.journal_size == 0
+        assert data(queue.remove()) == b"x"
+    assert not (tmp_path / "none").exists()
+
+
+def test_damaged_journal_is_refused_and_released(tmp_path: Path) -> None:
+    """`setup` says where the damage is, changes no file, and keeps no lock."""
+    (tmp_path / "work").write_bytes(b"\x01\xff\x01")
+    for _ in range(2):
+        with pytest.raises(DamagedJournal, match="byte 1"):
+            PersistentQueue("work", tmp_path).setup()
+    assert (tmp_path / "work").read_bytes() == b"\x01\xff\x01"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../a", "a~b", "a b"])
+def test_bad_name(tmp_path: Path, name: str) -> None:
+    """A name that no queue can have is refused at once."""
+    with pytest.raises(InvalidQueueName):
+        PersistentQueue(name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config", [QueueConfig(expire_to_queue="x"), QueueConfig(fanout_only=True)]
+)
+def test_settings_that_need_other_queues(tmp_path: Path, config: QueueConfig) -> None:
+    """What one queue cannot do alone is refused, not ignored."""
+    with pytest.raises(ConfigError, match="QueueCollection"):
+        PersistentQueue("work", tmp_path, config)
+
+
+def test_periodic_sync_runs_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `sync_journal` period forces the journal to disk with nobody asking; so does close."""
+    synced: list[int] = []
+    with PersistentQueue("work", tmp_path, QueueConfig(sync_journal=0.005)) as queue:
+        journal = queue._queue().journal
+        monkeypatch.setattr(type(journal), "sync", lambda _: synced.append(1))
+        deadline = time.monotonic() + LONG
+        while len(synced) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        before = len(synced)
+    assert len(synced) > before
+
+
+def test_failed_sync_is_loud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `sync_journal = 0` an add whose fsync failed raises."""
+
+    def fail(_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with PersistentQueue("work", tmp_path, QueueConfig(sync_journal=0)) as queue:
+        queue.add(b"x")
+        with monkeypatch.context() as patch:
+            patch.setattr(type(queue._queue().journal), "sync", fail)
+            with pytest.raises(JournalError, match="Input/output"):
+                queue.add(b"y")
+        assert queue.add(b"z")
+
+
+def test_public_names_are_lazy() -> None:
+    """Importing the package imports neither the library nor the client."""
+    program = (
+        "import sys, kestrelmq; assert kestrelmq.__version__\n"
+        "ours = [name for name in sys.modules if name.startswith('kestrelmq.')]\n"
+        "print(len(ours), 'pydantic' in sys.modules)"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    assert output.split() == ["1", "False"]
+
+
+def test_every_public_name_exists() -> None:
+    """All that `__all__` lists can be imported; what it does not list cannot."""
+    import kestrelmq  # noqa: PLC0415 # the module itself is what is tested
+
+    for name in kestrelmq.__all__:
+        assert getattr(kestrelmq, name) is not None
+    assert set(kestrelmq.__all__) == set(dir(kestrelmq))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = kestrelmq.nothing

@@ -1,0 +1,180 @@
+"""`AsyncPersistentQueue`: a durable queue for asyncio."""
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+
+import pytest
+
+from kestrelmq import (
+    AsyncPersistentQueue,
+    Item,
+    JournalError,
+    QueueConfig,
+    QueuePathLocked,
+    QueueUnavailable,
+)
+from kestrelmq.testing.clock import FakeClock
+
+LONG = 20.0
+
+
+def data(item: Item | None) -> bytes | None:
+    """Return an item's data."""
+    return None if item is None else item.data
+
+
+async def waiting(
+    queue: AsyncPersistentQueue, read: Awaitable[Item | None]
+) -> asyncio.Task[Item | None]:
+    """Start `read` and return once it waits in the line."""
+    before = len(queue._queue().waiters.line)
+    task = asyncio.ensure_future(read)
+    assert isinstance(task, asyncio.Task)
+    while len(queue._queue().waiters.line) == before:  # noqa: ASYNC110 # it tells nobody
+        await asyncio.sleep(0)
+    return task
+
+
+@pytest.mark.parametrize("sync_journal", [None, 0])
+async def test_life_of_an_item(tmp_path: Path, sync_journal: float | None) -> None:
+    """Add, peek, open, give back, open, confirm, restart."""
+    config = QueueConfig(sync_journal=sync_journal)
+    clock = FakeClock()
+    async with AsyncPersistentQueue("work", tmp_path, config, clock=clock) as queue:
+        assert await queue.add(b"a", expiry=10)
+        assert await queue.add(b"b")
+        assert await queue.peek() == Item(b"a", clock.now(), clock.now() + 10_000)
+        item = await queue.remove(transaction=True)
+        assert item is not None
+        assert await queue.unremove(item.xid)
+        item = await queue.remove(transaction=True)
+        assert item is not None
+        assert await queue.confirm_remove(item.xid)
+        assert not await queue.confirm_remove(item.xid)
+        assert (len(queue), queue.bytes, queue.name, bool(queue)) == (1, 1, "work", True)
+        assert queue.journal_size == (tmp_path / "work").stat().st_size
+    assert queue.is_closed
+    async with AsyncPersistentQueue("work", tmp_path, config) as queue:
+        assert data(await queue.wait_peek(LONG)) == b"b"
+        assert await queue.flush() == 1
+        assert await queue.remove() is None
+
+
+@pytest.mark.parametrize("sync_journal", [None, 0])
+async def test_tasks_are_served_in_order(tmp_path: Path, sync_journal: float | None) -> None:
+    """Who waits first gets the first item; a read without transaction leaves nothing open."""
+    config = QueueConfig(sync_journal=sync_journal)
+    async with AsyncPersistentQueue("work", tmp_path, config) as queue:
+        first = await waiting(queue, queue.wait_remove())
+        second = await waiting(queue, queue.wait_remove(LONG, transaction=True))
+        third = await waiting(queue, queue.wait_peek(LONG))
+        for text in (b"1", b"2", b"3"):
+            await queue.add(text)
+        assert await first == Item(b"1", (await first).add_time, None, 0)  # type: ignore[union-attr]
+        held = await second
+        assert held is not None
+        assert (held.data, data(await third)) == (b"2", b"3")
+        assert await queue.confirm_remove(held.xid)
+        assert data(await queue.remove()) == b"3"
+    async with AsyncPersistentQueue("work", tmp_path) as queue:
+        assert await queue.remove() is None
+
+
+async def test_wait_that_times_out_takes_nothing(tmp_path: Path) -> None:
+    """The task leaves the line, so that a later item is not lost with it."""
+    async with AsyncPersistentQueue("work", tmp_path) as queue:
+        assert await queue.wait_remove(0) is None
+        assert await queue.wait_remove(0.01) is None
+        await queue.add(b"x")
+        assert data(await queue.remove()) == b"x"
+
+
+@pytest.mark.parametrize("transaction", [False, True])
+@pytest.mark.parametrize("sync_journal", [None, 0])
+async def test_cancelled_task_takes_nothing(
+    tmp_path: Path, *, transaction: bool, sync_journal: float | None
+) -> None:
+    """A task that is cancelled in the very turn in which it is served gives the item back."""
+    config = QueueConfig(sync_journal=sync_journal)
+    async with AsyncPersistentQueue("work", tmp_path, config) as queue:
+        idle = await waiting(queue, queue.wait_remove(LONG, transaction=transaction))
+        idle.cancel()
+        await asyncio.wait([idle])
+        served = await waiting(queue, queue.wait_remove(LONG, transaction=transaction))
+        add = asyncio.create_task(queue.add(b"x"))
+        await asyncio.sleep(0)
+        assert not served.done()
+        served.cancel()
+        await add
+        with pytest.raises(asyncio.CancelledError):
+            await served
+        await asyncio.sleep(0)
+        assert data(await queue.remove()) == b"x"
+        assert await queue.remove() is None
+
+
+async def test_close_ends_waits(tmp_path: Path) -> None:
+    """A task that waits hears that the queue was closed; later calls do too."""
+    queue = AsyncPersistentQueue("work", tmp_path)
+    with pytest.raises(QueueUnavailable):
+        await queue.add(b"x")
+    await queue.setup()
+    await queue.setup()
+    reader = await waiting(queue, queue.wait_remove())
+    await queue.close()
+    await queue.close()
+    with pytest.raises(QueueUnavailable, match="closed"):
+        await reader
+    with pytest.raises(QueueUnavailable, match="closed"):
+        await queue.add(b"x")
+
+
+async def test_overdue_read_is_given_back(tmp_path: Path) -> None:
+    """A task that waits gets the item of a read whose time is up."""
+    config = QueueConfig(open_transaction_timeout=0.02)
+    async with AsyncPersistentQueue("work", tmp_path, config) as queue:
+        await queue.add(b"x")
+        held = await queue.wait_remove(LONG, transaction=True)
+        assert held is not None
+        assert data(await queue.wait_remove(LONG, transaction=True)) == b"x"
+        assert data(await queue.wait_remove(LONG)) == b"x"
+        assert not await queue.confirm_remove(held.xid)
+
+
+async def test_one_fsync_serves_many_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adds that wait at the same time share their fsyncs."""
+    async with AsyncPersistentQueue("work", tmp_path, QueueConfig(sync_journal=0)) as queue:
+        journal = type(queue._queue().journal)
+        real, rounds = journal.sync, []
+
+        def counted(self: object) -> None:
+            rounds.append(1)
+            real(self)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(journal, "sync", counted)
+        assert all(await asyncio.gather(*(queue.add(b"x") for _ in range(100))))
+        assert 1 <= len(rounds) <= 3
+
+
+async def test_failed_sync_is_loud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An add whose fsync failed raises, and so does the read that it served."""
+
+    def fail(_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    async with AsyncPersistentQueue("work", tmp_path, QueueConfig(sync_journal=0)) as queue:
+        reader = await waiting(queue, queue.wait_remove(LONG))
+        with monkeypatch.context() as patch:
+            patch.setattr(type(queue._queue().journal), "sync", fail)
+            with pytest.raises(JournalError, match="Input/output"):
+                await queue.add(b"x")
+            with pytest.raises(JournalError, match="Input/output"):
+                await reader
+
+
+async def test_queue_in_use_is_refused(tmp_path: Path) -> None:
+    """A queue has one user at a time."""
+    async with AsyncPersistentQueue("work", tmp_path):
+        with pytest.raises(QueuePathLocked):
+            await AsyncPersistentQueue("work", tmp_path).setup()

@@ -1,0 +1,248 @@
+"""Bringing a queue up from its files, whatever a crash left of them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.errors import DamagedJournal, QueuePathLocked
+from kestrelmq.journal.files import DiskDirectory, QueuePathLock
+from kestrelmq.journal.loading import load_queue
+from kestrelmq.journal.names import QueuePlan, plan
+from kestrelmq.journal.records import (
+    Add,
+    AddX,
+    AddXid,
+    ConfirmRemove,
+    Continue,
+    Record,
+    Remove,
+    RemoveTentative,
+    RemoveTentativeXid,
+    SaveXid,
+    StateDump,
+    Unremove,
+    encode,
+    item_data,
+)
+from kestrelmq.testing.clock import FakeClock
+
+NOW = 1_700_000_000_000
+DATA = Path(__file__).parent.parent / "data"
+
+
+def journal(*records: Record | str) -> bytes:
+    """Return a journal; a text stands for an item."""
+    return b"".join(
+        encode(AddX(NOW, 0, one.encode()) if isinstance(one, str) else one) for one in records
+    )
+
+
+def load(path: Path, limit: int | None = None) -> tuple[list[str], dict[int, str], int]:
+    """Load the queue `q`; return its items, its open reads and the size of its journal."""
+    found = plan(DiskDirectory(path).names()).queues.get("q", QueuePlan("q"))
+    loaded = load_queue(DiskDirectory(path), found, limit, FakeClock(NOW))
+    loaded.journal.open()
+    size = loaded.journal.size
+    loaded.journal.close()
+    state = loaded.state
+    return (
+        [item_data(item).decode() for item in state.memory],
+        {xid: item_data(item).decode() for xid, item in state.open.items()},
+        size,
+    )
+
+
+def listing(path: Path) -> dict[str, bytes]:
+    """Return every file and what is in it."""
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    """A queue without files is empty."""
+    assert load(tmp_path) == ([], {}, 0)
+
+
+def test_files_are_one_journal(tmp_path: Path) -> None:
+    """Rotated files go first, by timestamp; sizes add up."""
+    pieces = {
+        "q": journal("e", ConfirmRemove(1)),
+        "q.900": journal("a", "b", RemoveTentative()),
+        "q.1000": journal("c", "d", Remove()),
+        "q~~5": journal("ignored"),
+        "q~~torn-5": b"ignored",
+        "other": journal("ignored"),
+    }
+    for name, content in pieces.items():
+        (tmp_path / name).write_bytes(content)
+    size = sum(len(pieces[name]) for name in ("q", "q.900", "q.1000"))
+    assert load(tmp_path) == (["c", "d", "e"], {}, size)
+    assert listing(tmp_path) == pieces
+
+
+def test_directories_are_ignored(tmp_path: Path) -> None:
+    """A directory with a journal's name is none."""
+    (tmp_path / "q").mkdir()
+    (tmp_path / "q" / "q").write_bytes(journal("no"))
+    (tmp_path / "q.5").write_bytes(journal("a"))
+    assert plan(DiskDirectory(tmp_path).names()).queues["q"].files == ("q.5",)
+
+
+def test_pack_that_was_not_finished_off(tmp_path: Path) -> None:
+    """The files that a pack stands for are removed, and it takes its name without `.pack`."""
+    (tmp_path / "q.904").write_bytes(journal("dead"))
+    (tmp_path / "q.950").write_bytes(journal("dead"))
+    (tmp_path / "q.950.pack").write_bytes(journal(SaveXid(3), "packed"))
+    (tmp_path / "q.951").write_bytes(journal("later"))
+    (tmp_path / "q").write_bytes(journal("last"))
+    items, _, _ = load(tmp_path)
+    assert items == ["packed", "later", "last"]
+    assert sorted(listing(tmp_path)) == ["q", "q.950", "q.951"]
+    assert load(tmp_path)[0] == items
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        AddX(NOW, 0, b"torn"),
+        Add(0, b"torn"),
+        AddXid(4, NOW, 0, b"torn"),
+        SaveXid(7),
+        ConfirmRemove(7),
+        Unremove(7),
+        RemoveTentativeXid(9),
+        StateDump(7, 7),
+    ],
+)
+def test_torn_tail(tmp_path: Path, last: Record) -> None:
+    """A record cut short at any byte is set aside; all before it stays."""
+    whole = journal("a", "b", Remove(), "c")
+    raw = encode(last)
+    for cut in range(1, len(raw)):
+        (tmp_path / "q").write_bytes(whole + raw[:cut])
+        assert load(tmp_path) == (["b", "c"], {}, len(whole))
+        assert listing(tmp_path) == {"q": whole, f"q~~torn-{NOW}": raw[:cut]}
+        (tmp_path / f"q~~torn-{NOW}").unlink()
+        assert load(tmp_path) == (["b", "c"], {}, len(whole))
+
+
+def test_torn_tail_of_a_rotated_file(tmp_path: Path) -> None:
+    """When the last file is a rotated one, its tail may be torn as well."""
+    (tmp_path / "q.7").write_bytes(journal("a") + b"\x02\x15")
+    assert load(tmp_path)[0] == ["a"]
+    assert (tmp_path / f"q.7~~torn-{NOW}").read_bytes() == b"\x02\x15"
+
+
+def test_cut_in_an_earlier_file(tmp_path: Path) -> None:
+    """A record that is cut although another file follows is damage."""
+    (tmp_path / "q.7").write_bytes(journal("a") + b"\x02\x15")
+    (tmp_path / "q").write_bytes(journal("b"))
+    before = listing(tmp_path)
+    with pytest.raises(DamagedJournal, match=r"q\.7: damaged at byte 22: .*cut short") as caught:
+        load(tmp_path)
+    assert caught.value.file == str(tmp_path / "q.7")
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("zeros", [1, 4, 8, 9, 10, 4096, 3_000_000])
+def test_zeros_at_the_end(tmp_path: Path, zeros: int) -> None:
+    """What a file system may leave after the machine lost power is a torn tail."""
+    whole = journal("a", "b")
+    (tmp_path / "q").write_bytes(whole + bytes(zeros))
+    assert load(tmp_path)[0] == ["a", "b"]
+    assert listing(tmp_path) == {"q": whole, f"q~~torn-{NOW}": bytes(zeros)}
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\xff", b"\x02\x00\x00\x00\x00", b"\x00\x03\x00\x00\x00" + b"\x00" * 9, b"\n"]
+)
+@pytest.mark.parametrize("after", [b"", journal("later")])
+def test_damage(tmp_path: Path, garbage: bytes, after: bytes) -> None:
+    """Bytes that are no record are never guessed at: the place is named, no file changes."""
+    whole = journal("a")
+    (tmp_path / "q").write_bytes(whole + garbage + b"\xfe" + after)
+    before = listing(tmp_path)
+    with pytest.raises(DamagedJournal) as caught:
+        load(tmp_path)
+    assert (caught.value.position, caught.value.file) == (len(whole), str(tmp_path / "q"))
+    assert listing(tmp_path) == before
+
+
+def test_damage_far_into_a_file(tmp_path: Path) -> None:
+    """The place is counted from the start of the file, not of a chunk."""
+    whole = journal("x" * 3_000_000, *["y" * 1000] * 500)
+    (tmp_path / "q").write_bytes(whole + b"\xff\x01")
+    with pytest.raises(DamagedJournal) as caught:
+        load(tmp_path)
+    assert caught.value.position == len(whole)
+
+
+def test_records_around_the_chunks(tmp_path: Path) -> None:
+    """Records longer than a chunk, and records that lie across two, are whole."""
+    sizes = [1_048_555, 0, 5_000_000, 1, 1_048_576, 3, 700_000, 700_000]
+    (tmp_path / "q").write_bytes(journal(*("z" * size for size in sizes)))
+    assert [len(item) for item in load(tmp_path)[0]] == sizes
+
+
+def test_continue_across_a_chunk(tmp_path: Path) -> None:
+    """A CONTINUE that a chunk cuts is not mistaken for a STATE_DUMP."""
+    for size in range((1 << 20) - 60, (1 << 20) - 20, 3):
+        last = Continue(1, NOW, 0, b"next")
+        (tmp_path / "q").write_bytes(
+            journal("z" * (size - 22), RemoveTentativeXid(1)) + encode(last) + journal("end")
+        )
+        items, open_reads, _ = load(tmp_path)
+        assert items == ["next", "end"]
+        assert open_reads == {}
+
+
+def test_memory_limit(tmp_path: Path) -> None:
+    """Only the head is held; what is behind is counted."""
+    (tmp_path / "q").write_bytes(journal(*"abcdef"))
+    items, _, _ = load(tmp_path, limit=2)
+    assert items == ["a", "b"]
+
+
+def test_golden_documented(tmp_path: Path) -> None:
+    """A journal of the documented dialect, kept as bytes, loads to what it always did."""
+    (tmp_path / "q").write_bytes(bytes.fromhex((DATA / "documented.hex").read_text()))
+    items, open_reads, _ = load(tmp_path)
+    assert (items, open_reads) == (["second", "caf\u00e9", ""], {41: "named"})
+
+
+def test_golden_kestrel_2(tmp_path: Path) -> None:
+    """A journal of Kestrel 2.x, kept as bytes, loads to what it always did."""
+    (tmp_path / "q").write_bytes(bytes.fromhex((DATA / "kestrel-2.hex").read_text()))
+    items, open_reads, _ = load(tmp_path)
+    assert (items, open_reads) == (["third", "moved"], {102: "second"})
+
+
+# --- the lock ---
+
+
+def test_lock_is_exclusive(tmp_path: Path) -> None:
+    """A path has one holder, who is named; after its release the next one may come."""
+    first, second = QueuePathLock(tmp_path), QueuePathLock(tmp_path)
+    first.acquire()
+    with pytest.raises(QueuePathLocked, match=rf"in use .*\(process {os.getpid()}\)"):
+        second.acquire()
+    first.release()
+    second.acquire()
+    second.release()
+
+
+def test_lock_ends_with_its_process(tmp_path: Path) -> None:
+    """A lock file that a dead process left holds nobody up."""
+    program = (
+        "import sys, os; from pathlib import Path\n"
+        "from kestrelmq.journal.files import QueuePathLock\n"
+        "QueuePathLock(Path(sys.argv[1])).acquire(); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    assert (tmp_path / "~~lock").read_text().strip().isdigit()
+    lock = QueuePathLock(tmp_path)
+    lock.acquire()
+    assert (tmp_path / "~~lock").read_text() == f"{os.getpid()}\n"
+    lock.release()

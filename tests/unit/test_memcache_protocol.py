@@ -1,0 +1,280 @@
+"""The memcache codec: every request of the table, and every kind of bad one."""
+
+import pytest
+
+from kestrelmq.names import queue_name_error
+from kestrelmq.protocol import memcache_replies as replies
+from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.memcache import MAX_ITEM, MAX_LINE, Dialect, Parser
+from kestrelmq.protocol.memcache_requests import (
+    Confirm,
+    Delete,
+    Dump,
+    Flush,
+    FlushAll,
+    FlushExpired,
+    Get,
+    Key,
+    Monitor,
+    Refused,
+    Request,
+    Set,
+    Simple,
+    Stats,
+    Status,
+    TouchRead,
+)
+
+DIALECTS: list[Dialect] = ["kestrel", "memcached"]
+
+
+def parse(line: bytes, dialect: Dialect = "kestrel") -> Request:
+    """Parse one line."""
+    return Parser(dialect, queue_name_error).parse(line)
+
+
+def plain(queue: str) -> Get:
+    """Return a `get` of one queue without options."""
+    name = queue.encode()
+    return Get((Key(queue, name),), False, queue, b"VALUE " + name + b" 0 ")
+
+
+def get(*keys: Key, cas: bool = False) -> Get:
+    """Return a `get` that has options, or several keys."""
+    return Get(keys, cas, None, b"")
+
+
+REQUESTS: list[tuple[bytes, Request]] = [
+    (b"set work 0 0 5", Set("work", 0, 5, noreply=False)),
+    (b"SET work 7 -1 0", Set("work", -1, 0, noreply=False)),
+    (b"  set   work 0 1000000 5 noreply", Set("work", 1_000_000, 5, noreply=True)),
+    (b"set caf\xc3\xa9 0 0 1", Set("caf\u00e9", 0, 1, noreply=False)),
+    (b"set orders+audit 0 +5 1", Set("orders+audit", 5, 1, noreply=False)),
+    (b"set %b 0 0 %d" % (b"q" * 200, MAX_ITEM), Set("q" * 200, 0, MAX_ITEM, noreply=False)),
+    (b"get work", plain("work")),
+    (b"GeT work", plain("work")),
+    (b"get work/t=500", get(Key("work", b"work", 500))),
+    (b"get work/t=0", get(Key("work", b"work", 0))),
+    (b"get work/open", get(Key("work", b"work", open=True))),
+    (b"get work/close", get(Key("work", b"work", close=True))),
+    (b"get work/abort", get(Key("work", b"work", abort=True))),
+    (b"get work/peek", get(Key("work", b"work", peek=True))),
+    (b"get work/close/open", get(Key("work", b"work", open=True, close=True))),
+    (b"get work/t=9/open/close", get(Key("work", b"work", 9, open=True, close=True))),
+    (b"get work/open/open", get(Key("work", b"work", open=True))),
+    (b"get work/peek/t=1", get(Key("work", b"work", 1, peek=True))),
+    (b"get work/", get(Key("work", b"work"))),
+    (b"get a b/open a", get(Key("a", b"a"), Key("b", b"b", open=True), Key("a", b"a"))),
+    (b"gets work", get(Key("work", b"work"), cas=True)),
+    (b"gets work/open x", get(Key("work", b"work", open=True), Key("x", b"x"), cas=True)),
+    (b"monitor work 5", Monitor("work", 5, None)),
+    (b"monitor work 5 10", Monitor("work", 5, 10)),
+    (b"monitor work 0 0", Monitor("work", 0, 0)),
+    (b"confirm work 3", Confirm("work", 3)),
+    (b"confirm work 0", Confirm("work", 0)),
+    (b"touch_read work 500", TouchRead("work", 500)),
+    (b"delete work", Delete("work", noreply=False)),
+    (b"delete work 0", Delete("work", noreply=False)),
+    (b"delete work noreply", Delete("work", noreply=True)),
+    (b"delete work 0 noreply", Delete("work", noreply=True)),
+    (b"flush work", Flush("work", noreply=False)),
+    (b"flush work noreply", Flush("work", noreply=True)),
+    (b"flush_all", FlushAll(noreply=False)),
+    (b"flush_all 0", FlushAll(noreply=False)),
+    (b"flush_all noreply", FlushAll(noreply=True)),
+    (b"flush_all 0 noreply", FlushAll(noreply=True)),
+    (b"flush_expired work", FlushExpired("work")),
+    (b"flush_all_expired", FlushExpired(None)),
+    (b"stats", Stats(None)),
+    (b"stats work", Stats("work")),
+    (b"dump_stats", Dump("stats", ())),
+    (b"dump_stats a b", Dump("stats", ("a", "b"))),
+    (b"dump_config", Dump("config", ())),
+    (b"DUMP_CONFIG a", Dump("config", ("a",))),
+    (b"status", Status(None)),
+    (b"status ReadOnly", Status("ReadOnly")),
+    (b"version", Simple("version")),
+    (b"reload", Simple("reload")),
+    (b"shutdown", Simple("shutdown")),
+    (b"QUIT", Simple("quit")),
+]
+
+NAME = "queue name"
+# What is wrong, part of the reason, and whether the stream can still be followed.
+FAULTS: list[tuple[bytes, str, bool]] = [
+    (b"set", "length", True),
+    (b"set work", "length", True),
+    (b"set work 0 0", "length", True),
+    (b"set work 0 0 5 extra", "length", True),
+    (b"set work 0 0 5 noreply extra", "length", True),
+    (b"set work 0 0 -1", "bad length", True),
+    (b"set work 0 0 x", "bad length", True),
+    (b"set work 0 0 1.5", "bad length", True),
+    (b"set work 0 0 \xd9\xa3", "bad length", True),
+    (b"set work 0 0 1_0", "bad length", True),
+    (b"set work 0 0 %d" % (MAX_ITEM + 1), "bad length", True),
+    (b"set work 0 0 99999999999999999999999999", "bad length", True),
+    (b"get", "at least one queue", True),
+    (b"gets", "at least one queue", True),
+    (b"get /open", "queue name", True),
+    (b"get /", "queue name", True),
+    (b"get a /t=5", "queue name", True),
+    (b"get work/peek/open", "do not go", True),
+    (b"get work/peek/close", "do not go", True),
+    (b"get work/abort/open", "do not go", True),
+    (b"get work/abort/close", "do not go", True),
+    (b"get work/peek/abort", "does not go", True),
+    (b"get work/t=", "milliseconds", False),
+    (b"get work/t=-1", "milliseconds", False),
+    (b"get work/t=x", "milliseconds", False),
+    (b"get work/t=99999999999999999999", "milliseconds", False),
+    (b"get work/what", "unknown option /what", False),
+    (b"get work/\xff\xfe", "unknown option", False),
+    (b"get a~b", NAME, False),
+    (b"get a.b", NAME, False),
+    (b"get a\x00b", NAME, False),
+    (b"get ..", NAME, False),
+    (b"get +a", NAME, False),
+    (b"get a+", NAME, False),
+    (b"get a+b+c", NAME, False),
+    (b"get \xff", NAME, False),
+    (b"get " + b"q" * 201, NAME, False),
+    (b"monitor work", "monitor takes", False),
+    (b"monitor work x", "whole numbers", False),
+    (b"monitor work -5", "whole numbers", False),
+    (b"monitor work 5 -1", "whole numbers", False),
+    (b"monitor work 5 5 5", "monitor takes", False),
+    (b"monitor a/b 5", NAME, False),
+    (b"confirm work", "confirm takes", False),
+    (b"confirm work x", "whole numbers", False),
+    (b"confirm work -1", "whole numbers", False),
+    (b"confirm a~ 1", NAME, False),
+    (b"touch_read work", "touch_read takes", False),
+    (b"touch_read work -1", "whole numbers", False),
+    (b"delete", "delete takes", False),
+    (b"delete work 5", "delete takes", False),
+    (b"delete work 0 0", "delete takes", False),
+    (b"delete ../x", NAME, False),
+    (b"flush", "flush takes", False),
+    (b"flush a b", "flush takes", False),
+    (b"flush noreply", "flush takes", False),
+    (b"flush_all 10", "no delay", False),
+    (b"flush_expired", "flush_expired takes", False),
+    (b"flush_all_expired x", "takes nothing", False),
+    (b"stats a b", "at most one", False),
+    (b"stats a/b", NAME, False),
+    (b"dump_stats a~", NAME, False),
+    (b"dump_config a~", NAME, False),
+    (b"status a b", "at most one", False),
+    (b"version x", "takes nothing", False),
+    (b"reload x", "takes nothing", False),
+    (b"shutdown now", "takes nothing", False),
+    (b"quit now", "takes nothing", False),
+    (b"get " + b"q " * 5000, f"at most {MAX_LINE} bytes", True),
+]
+
+
+@pytest.mark.parametrize(("line", "request_"), REQUESTS)
+@pytest.mark.parametrize("ending", [b"", b"\r", b"  \r"])
+def test_request(line: bytes, request_: Request, ending: bytes) -> None:
+    """Every request of the table, with and without CR, in either case."""
+    assert parse(line + ending) == request_
+
+
+@pytest.mark.parametrize(("line", "reason", "closes"), FAULTS)
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_fault(line: bytes, reason: str, *, closes: bool, dialect: Dialect) -> None:
+    """A bad line says what is wrong; only what cannot be followed closes the connection."""
+    with pytest.raises(ClientFault, match=reason) as caught:
+        parse(line, dialect)
+    assert caught.value.closes == closes
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("line", [b"set a~b 0 0 5", b"set work x 0 5", b"set work 0 x 5"])
+@pytest.mark.parametrize("noreply", [b"", b" noreply"])
+def test_set_whose_data_can_be_skipped(line: bytes, noreply: bytes) -> None:
+    """A bad name, flag or expiry does not cost the connection: the length is known."""
+    request = parse(line + noreply)
+    assert isinstance(request, Refused)
+    assert request.size == 5
+    assert request.reply.startswith(b"CLIENT_ERROR ")
+
+
+@pytest.mark.parametrize("line", [b"frobnicate", b"\xff\x00", b"add work 0 0 5", b"", b" \r"])
+def test_unknown_command_in_kestrel(line: bytes) -> None:
+    """The original closes the connection."""
+    with pytest.raises(ClientFault) as caught:
+        parse(line)
+    assert caught.value.closes
+    assert caught.value.message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("line", "size"),
+    [
+        (b"add work 0 0 5", 5),
+        (b"replace work 0 0 5 noreply", 5),
+        (b"append work 0 0 0", 0),
+        (b"prepend work 0 0 7", 7),
+        (b"cas work 0 0 5 123", 5),
+        (b"ms work 5 T0", 5),
+        (b"incr work 1", None),
+        (b"decr work 1", None),
+        (b"touch work 10", None),
+        (b"verbosity 1", None),
+        (b"mn", None),
+        (b"mg work v", None),
+        (b"frobnicate 5", None),
+    ],
+)
+def test_unknown_command_in_memcached(line: bytes, size: int | None) -> None:
+    """Ordinary clients get ERROR and stay connected; data that follows is known and skipped."""
+    assert parse(line, "memcached") == Refused(b"ERROR\r\n", size)
+
+
+@pytest.mark.parametrize("line", [b"add work", b"cas work 0 0 x", b"ms work", b"ms work -1"])
+def test_unknown_storage_command_without_length(line: bytes) -> None:
+    """Without the length nobody knows where the next request begins."""
+    with pytest.raises(ClientFault) as caught:
+        parse(line, "memcached")
+    assert caught.value.closes
+
+
+def test_memcached_echoes_the_key() -> None:
+    """An ordinary client finds its value by the key it asked for, options included."""
+    request = parse(b"get work/t=5/open b", "memcached")
+    assert isinstance(request, Get)
+    assert [key.echo for key in request.keys] == [b"work/t=5/open", b"b"]
+    assert [key.queue for key in request.keys] == ["work", "b"]
+
+
+def test_equal_lines_are_parsed_once() -> None:
+    """A line that comes again costs a look-up; one that is refused is refused again."""
+    parser = Parser("kestrel", queue_name_error)
+    assert parser.parse(b"get work") is parser.parse(b"get work")
+    for _ in range(2):
+        with pytest.raises(ClientFault):
+            parser.parse(b"get a~b")
+
+
+def test_longest_line() -> None:
+    """A line of exactly the limit is served."""
+    line = b"get " + b"a " * ((MAX_LINE - 4) // 2)
+    assert len(line) == MAX_LINE
+    request = parse(line)
+    assert isinstance(request, Get)
+    assert len(request.keys) == (MAX_LINE - 4) // 2
+
+
+def test_replies() -> None:
+    """Replies that are built from values are of one shape, and an error is one line."""
+    assert replies.value(b"q", b"ab\r\n") == b"VALUE q 0 4\r\nab\r\n\r\n"
+    assert replies.value(b"q", b"", 7) == b"VALUE q 0 0 7\r\n\r\n"
+    assert replies.value_header(b"VALUE q 0 ", 12) == b"VALUE q 0 12\r\n"
+    assert replies.client_error("bad\r\nSTORED") == b"CLIENT_ERROR bad STORED\r\n"
+    assert replies.server_error("full\ndisk") == b"SERVER_ERROR full disk\r\n"
+    assert replies.line("UP") == b"UP\r\n"
+    assert replies.stats([("a", 1), ("b", "x")]) == b"STAT a 1\r\nSTAT b x\r\nEND\r\n"
+    assert replies.stats([]) == b"END\r\n"
+    assert replies.dump([("q", [("k", 1)])]) == b"queue 'q' {\r\n  k=1\r\n}\r\nEND\r\n"

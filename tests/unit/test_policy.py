@@ -1,0 +1,106 @@
+"""When journals are rotated, rewritten and packed."""
+
+from dataclasses import replace
+
+import pytest
+
+from kestrelmq.engine.policy import Action, JournalState, Limits, decide
+
+MIB = 1 << 20
+LIMITS = Limits(
+    default_journal_size=16 * MIB,
+    max_journal_size=1024 * MIB,
+    max_memory_size=128 * MIB,
+    min_compact_delay=60,
+    aggressive=True,
+)
+
+
+def state(size: int, live: int = 0, **others: object) -> JournalState:
+    return replace(
+        JournalState(size=size * MIB, current_size=size * MIB, live=live * MIB),
+        **others,  # type: ignore[arg-type] # any attribute
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (state(16, is_empty=True), Action.NOTHING),
+        (state(17, is_empty=True), Action.START_EMPTY),
+        (state(17, is_empty=True, since_rewrite=0.0), Action.START_EMPTY),
+        (state(17, 8, is_empty=True), Action.START_EMPTY),
+        (state(17, 9, is_empty=True), Action.NOTHING),
+        (state(1025, 900, is_empty=True), Action.NOTHING),
+    ],
+)
+def test_an_empty_queue_begins_a_new_file_beyond_the_default_size(
+    found: JournalState, expected: Action
+) -> None:
+    """And not before half of the journal is dead, so that open reads aren't copied for ever."""
+    assert decide(found, LIMITS) is expected
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (state(1024, 700), Action.NOTHING),
+        (state(1025, 700), Action.REWRITE),
+        (state(1025, 700, since_rewrite=59.9), Action.NOTHING),
+        (state(1025, 700, since_rewrite=60.0), Action.REWRITE),
+        (state(1025, 800), Action.NOTHING),
+        (state(1025, 700, read_behind=True, current_size=0), Action.NOTHING),
+        (state(1500, 700, read_behind=True, current_size=0), Action.REWRITE),
+        (state(1500, 700, read_behind=True, current_size=0, since_rewrite=1.0), Action.NOTHING),
+    ],
+)
+def test_a_full_journal_is_rewritten_when_that_frees_enough(
+    found: JournalState, expected: Action
+) -> None:
+    """At most once a delay; a quarter must be dead, in read-behind a half."""
+    assert decide(found, LIMITS) is expected
+
+
+def test_a_mostly_dead_journal_is_rewritten_early_unless_that_is_disabled() -> None:
+    """Three quarters must be dead, and the delay over."""
+    calm = replace(LIMITS, aggressive=False)
+    assert decide(state(40, 10), LIMITS) is Action.REWRITE
+    assert decide(state(40, 11), LIMITS) is Action.NOTHING
+    assert decide(state(40, 10, since_rewrite=5.0), LIMITS) is Action.NOTHING
+    assert decide(state(40, 10), calm) is Action.NOTHING
+    assert decide(state(1025, 10), calm) is Action.REWRITE
+
+
+def test_read_behind_begins_a_file_after_each_memory_full_of_journal() -> None:
+    """Only the size of the current file counts, and only in read-behind."""
+    behind = state(900, 800, read_behind=True, current_size=128 * MIB + 1)
+    assert decide(behind, LIMITS) is Action.ROTATE
+    assert decide(replace(behind, current_size=128 * MIB), LIMITS) is Action.NOTHING
+    assert decide(replace(behind, read_behind=False), LIMITS) is Action.NOTHING
+
+
+def test_older_files_are_packed_when_that_halves_them() -> None:
+    """Packing comes before rewriting, which costs more."""
+    passed = state(
+        2000, 500, read_behind=True, current_size=0, packable=400 * MIB, packed=200 * MIB
+    )
+    assert decide(passed, LIMITS) is Action.PACK
+    assert decide(replace(passed, packed=201 * MIB), LIMITS) is Action.REWRITE
+
+
+@pytest.mark.parametrize("reads", [0, 10_000, 2_000_000])
+def test_rewriting_never_costs_more_than_three_times_what_was_written(reads: int) -> None:
+    """However many reads stay open, the bytes copied are bounded by the bytes written."""
+    limits = replace(LIMITS, min_compact_delay=0)
+    live = reads * 1000
+    size = live
+    written = copied = 0
+    for _ in range(20_000):
+        size += MIB
+        written += MIB
+        found = JournalState(size=size, current_size=size, live=live, is_empty=True)
+        if decide(found, limits) is not Action.NOTHING:
+            size = live
+            copied += live
+    assert copied <= 3 * written
+    assert size <= max(2 * live, 17 * MIB) + MIB

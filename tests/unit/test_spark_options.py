@@ -1,0 +1,88 @@
+"""Options of the Spark sources: validated in one place, without Spark."""
+
+import pytest
+
+from kestrelmq.errors import ConfigError
+from kestrelmq.spark.options import (
+    JournalReadOptions,
+    JournalWriteOptions,
+    QueueReadOptions,
+    journal_read_options,
+    journal_write_options,
+    queue_read_options,
+)
+
+
+def test_only_the_path_is_needed() -> None:
+    """Every other option has a default."""
+    assert journal_read_options({"path": "/spool"}) == JournalReadOptions("/spool")
+    assert queue_read_options({"path": "/spool"}) == QueueReadOptions("/spool")
+    assert journal_write_options({"path": "/spool"}) == JournalWriteOptions("/spool")
+
+
+def test_names_are_read_in_any_case_and_values_are_parsed() -> None:
+    """Spark gives names in lower case, users as they like; sizes have units."""
+    given = {
+        "PATH": "/spool",
+        "Mode": "Permissive",
+        "partitionbytes": "1 MiB",
+        "batchRows": "7",
+        "pushDown": "TRUE",
+    }
+
+    assert journal_read_options(given) == JournalReadOptions(
+        "/spool", "permissive", 1 << 20, 7, True
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "option 'path' of reading kestrel.journal is missing: it must be a queue path"),
+        (
+            {"path": "p", "mode": "lenient"},
+            "'lenient' is not allowed: it must be one of failfast, permissive, dropmalformed",
+        ),
+        ({"path": "p", "batchRows": "0"}, "'0' is not allowed: it must be a whole number from 1"),
+        ({"path": "p", "batchRows": "many"}, "'many' is not allowed"),
+        ({"path": "p", "partitionBytes": "-1"}, "'-1' is not allowed: it must be a size above 0"),
+        ({"path": "p", "partitionBytes": "5 parsecs"}, "'5 parsecs' is not allowed"),
+        ({"path": "p", "pushdown": "yes"}, "'yes' is not allowed: it must be true or false"),
+        (
+            {"path": "p", "Colour": "red"},
+            "option 'Colour' = 'red' of reading kestrel.journal is unknown: allowed are batchRows",
+        ),
+    ],
+)
+def test_errors_name_option_value_and_what_is_allowed(given: dict[str, str], message: str) -> None:
+    """A user can mend the option from the message alone."""
+    with pytest.raises(ConfigError) as error:
+        journal_read_options(given)
+
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "path"),
+    [("file:///spool/x", "/spool/x"), ("file:/spool", "/spool"), ("spool:a", "spool:a")],
+)
+def test_file_urls_are_paths(written: str, path: str) -> None:
+    """Spark's users write URLs; a colon alone makes none."""
+    assert journal_write_options({"path": written}).path == path
+
+
+@pytest.mark.parametrize("url", ["s3a://bucket/spool", "hdfs:///spool", "file://host/spool"])
+def test_other_urls_are_refused(url: str) -> None:
+    """Journals are mapped and renamed: they need a file system."""
+    with pytest.raises(ConfigError, match="it must be a path of a file system"):
+        journal_write_options({"path": url})
+
+
+def test_each_source_knows_its_own_options_only() -> None:
+    """An option of another source is unknown."""
+    with pytest.raises(ConfigError, match="'directBytes'"):
+        journal_read_options({"path": "p", "directBytes": "1"})
+    with pytest.raises(ConfigError, match="'mode'"):
+        queue_read_options({"path": "p", "mode": "failfast"})
+    with pytest.raises(ConfigError, match="'mode'"):
+        journal_write_options({"path": "p", "mode": "failfast"})

@@ -1,0 +1,274 @@
+"""A queue's journal on a real disk: how large it gets, and what failures do."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.queue import Queue
+from kestrelmq.journal.files import DiskDirectory, DiskFile
+from kestrelmq.journal.names import parse_name
+from kestrelmq.journal.records import decode, item_data
+from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.testing.worker import HeldWorker
+
+
+@contextmanager
+def queues(
+    path: Path, clock: FakeClock | None = None, directory: CrashingDirectory | None = None
+) -> Iterator[QueueCollection]:
+    collection = QueueCollection(
+        ServerConfig(queue_path=path, default=CONFIG), clock or FakeClock(), directory
+    )
+    collection.open()
+    try:
+        yield collection
+    finally:
+        collection.close()
+
+
+CONFIG = QueueConfig(
+    max_memory_size=20_000,
+    default_journal_size=10_000,
+    max_journal_size=100_000,
+    min_journal_compact_delay=60,
+)
+
+
+def commit(collection: QueueCollection) -> None:
+    assert not collection.commits.commit()
+
+
+def crashing(tmp_path: Path) -> CrashingDirectory:
+    (tmp_path / "queues").mkdir()
+    (tmp_path / "links").mkdir()
+    return CrashingDirectory(tmp_path / "queues", tmp_path / "links")
+
+
+def opcodes(path: Path) -> list[int]:
+    data = path.read_bytes()
+    found = []
+    position = 0
+    while position < len(data):
+        decoded = decode(data, position, len(data))
+        assert decoded is not None
+        found.append(data[position])
+        position = decoded[1]
+    return found
+
+
+def churn(collection: QueueCollection, queue: Queue, times: int, size: int = 100) -> None:
+    for _ in range(times):
+        queue.add(b"x" * size)
+        queue.remove()
+        commit(collection)
+
+
+def test_an_empty_queue_keeps_a_small_journal(tmp_path: Path) -> None:
+    """Rotated files are counted too, and go too."""
+    with queues(tmp_path) as collection:
+        queue = collection.obtain("jobs")
+        for _ in range(50):
+            churn(collection, queue, 20)
+            assert queue.journal.size < 2 * CONFIG.default_journal_size
+        on_disk = sum(file.stat().st_size for file in tmp_path.iterdir() if parse_name(file.name))
+        assert on_disk == queue.journal.size
+        assert len(DiskDirectory(tmp_path).names()) <= 3
+
+
+@pytest.mark.parametrize(
+    ("dialect", "expected"), [("documented", [4, 7, 3, 7, 3]), ("kestrel-2", [2, 9, 2, 9])]
+)
+def test_a_new_file_begins_with_the_open_reads(
+    tmp_path: Path, dialect: str, expected: list[int]
+) -> None:
+    """In the documented dialect as the format describes, in the other as Kestrel 2 reads it."""
+    config = CONFIG.model_copy(update={"journal_dialect": dialect})
+    collection = QueueCollection(ServerConfig(queue_path=tmp_path, default=config), FakeClock())
+    collection.open()
+    queue = collection.obtain("jobs")
+    queue.add(b"first")
+    queue.add(b"second")
+    assert queue.open_read() is not None
+    assert queue.open_read() is not None
+    churn(collection, queue, 100)
+    (rotated,) = [name for name in DiskDirectory(tmp_path).names() if name.startswith("jobs.")]
+    collection.close()
+    assert opcodes(tmp_path / rotated) == expected
+    with queues(tmp_path) as again:
+        assert [item_data(one) for one in again.obtain("jobs").browse(9)] == [b"first", b"second"]
+
+
+def test_ten_thousand_open_reads_cause_no_storm_of_rewrites(tmp_path: Path) -> None:
+    """The journal stays under its limit, and is rewritten at most once a compact delay."""
+    clock = FakeClock()
+    config = CONFIG.model_copy(
+        update={"default_journal_size": 100_000, "max_journal_size": 3_000_000}
+    )
+    collection = QueueCollection(ServerConfig(queue_path=tmp_path, default=config), clock)
+    collection.open()
+    queue = collection.obtain("jobs")
+    for _ in range(10_000):
+        queue.add(b"x" * 50)
+        assert queue.open_read() is not None
+        commit(collection)
+    for _ in range(300):
+        churn(collection, queue, 100)
+        clock.advance(0.1)
+        assert queue.journal.size < config.max_journal_size
+    assert queue.journal.rewrites <= 1
+    assert queue.journal.rotations < 10
+    collection.close()
+
+
+def test_a_rewrite_goes_on_beside_the_queue(tmp_path: Path) -> None:
+    """What happens while the worker writes is in the new file, after what it wrote."""
+    with queues(tmp_path) as collection:
+        worker = HeldWorker()
+        collection.commits.worker = worker
+        queue = collection.obtain("jobs")
+        for number in range(5):
+            queue.add(b"%d" % number)
+        churn(collection, queue, 0)
+        while not worker:
+            queue.add(b"more")
+            queue.remove()
+            commit(collection)
+        queue.add(b"meanwhile")
+        commit(collection)
+        while worker.step():
+            pass
+        expected = [item_data(one) for one in queue.browse(100)]
+        commit(collection)
+    with queues(tmp_path) as collection:
+        assert [item_data(one) for one in collection.obtain("jobs").browse(100)] == expected
+
+
+def test_file_timestamps_increase_though_the_clock_steps_back(tmp_path: Path) -> None:
+    """A rotated file sorts after those before it, whatever the clock says."""
+    clock = FakeClock()
+    with queues(tmp_path, clock) as collection:
+        queue = collection.obtain("jobs")
+        stamps = []
+        for _ in range(5):
+            rotations = queue.journal.rotations
+            while queue.journal.rotations == rotations:
+                churn(collection, queue, 1)
+            (name,) = [one for one in DiskDirectory(tmp_path).names() if one.startswith("jobs.")]
+            parsed = parse_name(name)
+            assert parsed is not None
+            assert parsed.timestamp is not None
+            stamps.append(parsed.timestamp)
+            clock.step(-5000)
+        assert stamps == sorted(set(stamps))
+
+
+def test_a_write_that_fails_fails_the_operation_and_heals(tmp_path: Path) -> None:
+    """The operation is taken back, the failure shows, and goes with the next success."""
+    directory = crashing(tmp_path)
+    with queues(tmp_path, directory=directory) as collection:
+        queue = collection.obtain("jobs")
+        queue.add(b"kept")
+        commit(collection)
+        directory.fail = lambda point: point.startswith("append")
+        queue.add(b"refused")
+        assert queue in collection.commits.commit()
+        assert len(queue) == 1
+        assert queue.failure is not None
+        directory.fail = lambda _point: False
+        queue.add(b"accepted")
+        commit(collection)
+        assert queue.failure is None
+        assert [item_data(one) for one in queue.browse(9)] == [b"kept", b"accepted"]
+
+
+def test_after_a_failed_sync_nothing_is_called_safe_until_it_was_written_anew(
+    tmp_path: Path,
+) -> None:
+    """The journal is rewritten to a new file; only that makes a sync succeed again."""
+    clock = FakeClock()
+    directory = crashing(tmp_path)
+    with queues(tmp_path, clock, directory) as collection:
+        queue = collection.obtain("jobs")
+        queue.add(b"precious")
+        commit(collection)
+        directory.fail = lambda point: point == "sync jobs"
+        with pytest.raises(OSError, match="No space"):
+            queue.sync()
+        directory.fail = lambda point: point.startswith("create")
+        with pytest.raises(OSError, match="earlier sync"):
+            queue.sync()
+        collection.tick()
+        with pytest.raises(OSError, match="earlier sync"):
+            queue.sync()
+        directory.fail = lambda _point: False
+        clock.advance(5)
+        collection.tick()
+        queue.sync()
+        assert queue.journal.rewrites >= 1
+        assert [item_data(one) for one in queue.browse(9)] == [b"precious"]
+
+
+def test_what_cannot_be_rotated_is_served_on_and_tried_again(tmp_path: Path) -> None:
+    """Too many open files, or a directory that cannot be written, harm no operation."""
+    clock = FakeClock()
+    directory = crashing(tmp_path)
+    with queues(tmp_path, clock, directory) as collection:
+        queue = collection.obtain("jobs")
+        for what in ("open", "rename", "create", "remove", "sync"):
+            directory.fail = lambda point, what=what: point.startswith(what)
+            churn(collection, queue, 200)
+            directory.fail = lambda _point: False
+            clock.advance(100)
+            collection.tick()
+            churn(collection, queue, 20)
+            assert queue.journal.size < 2 * CONFIG.default_journal_size, what
+
+
+def test_many_journals_share_few_descriptors(tmp_path: Path) -> None:
+    """A file whose descriptor was taken away goes on where it was."""
+    directory = DiskDirectory(tmp_path, max_open=4)
+    files = [directory.append_to(f"q{number}") for number in range(20)]
+    before = len(os.listdir("/proc/self/fd"))
+    for round_ in range(3):
+        for file in files:
+            file.append(b"%d" % round_)
+            file.sync()
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert before < 20 + 10
+    for file in files:
+        file.close()
+    assert {(tmp_path / f"q{number}").read_bytes() for number in range(20)} == {b"012"}
+
+
+def test_an_append_that_fails_half_way_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part that was written is cut off again."""
+    file = DiskFile(tmp_path / "jobs").open()
+    file.append(b"whole")
+    write = os.write
+    calls = 0
+
+    def torn(descriptor: int, data: bytes) -> int:
+        nonlocal calls
+        calls += 1
+        return write(descriptor, data[:2]) if calls == 1 else full()
+
+    def full() -> NoReturn:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.write", torn)
+        with pytest.raises(OSError, match="full"):
+            file.append(b"refused")
+    file.append(b"!")
+    file.close()
+    assert (tmp_path / "jobs").read_bytes() == b"whole!"
