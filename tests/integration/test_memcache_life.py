@@ -70,15 +70,13 @@ def test_repeated_kills_under_load(tmp_path: Path) -> None:
     """Nothing acknowledged is lost and nothing confirmed comes back, crash after crash."""
     added: set[bytes] = set()
     taken: set[bytes] = set()
-    doubtful: set[bytes] = set()
     number = 0
     with running_server(tmp_path, *QUIET) as server:
         for _ in range(4):
             with Wire(server) as wire:
-                for _ in range(30):
+                for _ in range(10):
                     batch = [b"%06d" % (number + index) for index in range(20)]
                     number += 20
-                    doubtful |= set(batch)
                     wire.send(b"".join(b"set load 0 0 6\r\n%b\r\n" % item for item in batch))
                     wire.expect(b"STORED\r\n" * 20)
                     added |= set(batch)

@@ -14,17 +14,9 @@ from kazoo.exceptions import NoNodeError
 
 import tests.support.server
 from tests.support.server import ServerProcess, running_server
-from tests.support.zookeeper import ZooKeeper
+from tests.support.zookeeper import SERVE_ON_LOOPBACK, ZooKeeper
 
 PREFIX = "/services/kestrel"
-# The real command, but for one thing: it announces the loopback address that it listens on.
-ON_LOOPBACK = """
-import functools
-import kestrelmq.cli.serve as module
-module.Server = functools.partial(module.Server, advertise=str)
-from kestrelmq.cli.main import main
-main()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +50,7 @@ def server(
     zookeeper: ZooKeeper, observer: KazooClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ServerProcess]:
     """Return a server that is in both sets."""
-    monkeypatch.setattr(tests.support.server, "_COMMAND", ON_LOOPBACK)
+    monkeypatch.setattr(tests.support.server, "_COMMAND", SERVE_ON_LOOPBACK)
     with running_server(tmp_path, config=config(zookeeper)) as running:
         until(lambda: sizes(observer) == (1, 1))
         yield running

@@ -12,6 +12,16 @@ from kazoo.client import KazooClient
 JAR = Path("/usr/share/java/zookeeper.jar")
 TICK_MILLISECONDS = 200
 
+# The server's real command, but for one thing: it announces the loopback address that it listens
+# on, which a server never does otherwise.
+SERVE_ON_LOOPBACK = """
+import functools
+import kestrelmq.cli.serve as module
+module.Server = functools.partial(module.Server, advertise=str)
+from kestrelmq.cli.main import main
+main()
+"""
+
 
 class ZooKeeper:
     """One ZooKeeper server, which keeps its port and its data when it is stopped and started."""

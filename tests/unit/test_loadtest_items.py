@@ -91,7 +91,7 @@ def test_an_item_may_come_again_as_often_as_it_was_given_back() -> None:
     receipts.take(items[:1])
     found = judge(RECIPE, [receipts])
     assert found == Verdict(10, given_back=2, ordered=False)
-    assert str(found) == "verified: all 10 items arrived, once; 2 times one was given back"
+    assert str(found) == "verified: all 10 items arrived, once; 2 were given back and came again"
     receipts.take(items[:1])
     assert judge(RECIPE, [receipts]).repeated == 1
 

@@ -1,7 +1,8 @@
 """The recent past of the queues that change, in bounded memory.
 
-A point holds until the next one: a queue that does not change costs nothing. At most `QUEUES`
-queues are remembered, those that changed last, with at most `POINTS` points of 40 bytes each.
+A point holds until the next one: a queue that does not change costs nothing. A queue has at most
+`POINTS` points and a bit, and all together `MOST` of 40 bytes each; then the queues that did not
+change for longest are forgotten.
 """
 
 from array import array
@@ -9,11 +10,15 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-QUEUES: Final = 1000
 POINTS: Final = 360
+MOST: Final = 400_000
 _FIELDS: Final = 5
 _SPARE: Final = 40
 """Points dropped at once when there are too many."""
+
+
+Fields = tuple[int, int, float, float, int]
+"""A point as it is stored: time, items, adds and reads a second, when the oldest was added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +42,31 @@ class Point:
 class History:
     """Points by queue name."""
 
-    __slots__ = ("_points",)
+    __slots__ = ("_count", "_points")
 
     def __init__(self) -> None:
         self._points: OrderedDict[str, array[float]] = OrderedDict()
+        self._count = 0
 
-    def add(  # the fields of a point
-        self, name: str, time: int, items: int, put_rate: float, get_rate: float, oldest: int
-    ) -> None:
-        """Remember how queue `name` is from `time` on."""
+    def add(self, name: str, point: Fields) -> None:
+        """Remember how queue `name` is from a time on; the fields of a `Point`."""
         points = self._points.get(name)
         if points is None:
             points = self._points[name] = array("d")
-            if len(self._points) > QUEUES:
-                self._points.popitem(last=False)
         self._points.move_to_end(name)
-        points.extend((time, items, put_rate, get_rate, oldest))
+        points.extend(point)
+        self._count += 1
         if len(points) > (POINTS + _SPARE) * _FIELDS:
             del points[: _SPARE * _FIELDS]
+            self._count -= _SPARE
+        while self._count > MOST:
+            self.forget(next(iter(self._points)))
 
     def forget(self, name: str) -> None:
         """Drop what is known of a queue."""
-        self._points.pop(name, None)
+        points = self._points.pop(name, None)
+        if points is not None:
+            self._count -= len(points) // _FIELDS
 
     def points(self, name: str) -> list[Point]:
         """Return what is known of a queue, oldest first."""

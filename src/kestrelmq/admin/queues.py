@@ -8,6 +8,7 @@ from typing import Final
 
 from kestrelmq.admin.calls import Answer, Call, now
 from kestrelmq.admin.errors import ApiError
+from kestrelmq.admin.history import Point
 from kestrelmq.admin.models import (
     Created,
     FanoutMember,
@@ -22,7 +23,7 @@ from kestrelmq.admin.models import (
     QueuePage,
     QueueSummary,
 )
-from kestrelmq.admin.sampling import DAMAGED, Values, state_of, values_of
+from kestrelmq.admin.sampling import ALL, DAMAGED, Values, state_of, values_of
 from kestrelmq.config import queue_settings
 from kestrelmq.engine.metrics import Histograms
 from kestrelmq.engine.queue import Queue
@@ -212,15 +213,15 @@ async def _journal_files(queue: Queue, path: Path) -> list[JournalFile]:
 
 async def queue_history(call: Call) -> Answer:
     """Show the recent past of a queue."""
-    return Answer(_history(call, call.queue().name))
+    return Answer(_history(call.admin.sampler.history.points(call.queue().name)))
 
 
 async def server_history(call: Call) -> Answer:
     """Show the recent past of all queues together."""
-    return Answer(_history(call, ""))
+    return Answer(_history(call.admin.sampler.past.points(ALL)))
 
 
-def _history(call: Call, name: str) -> HistoryAnswer:
+def _history(points: list[Point]) -> HistoryAnswer:
     return HistoryAnswer(
         points=[
             HistoryPoint(
@@ -230,7 +231,7 @@ def _history(call: Call, name: str) -> HistoryAnswer:
                 get_rate=point.get_rate,
                 oldest=point.oldest,
             )
-            for point in call.admin.sampler.history.points(name)
+            for point in points
         ]
     )
 

@@ -23,6 +23,7 @@ WATCHED: Final = 1.0
 """Seconds between looks while somebody watches."""
 UNWATCHED: Final = 5.0
 """Seconds between looks while nobody does."""
+ALL: Final = ""
 _GONE_KEPT: Final = 10_000
 
 State = Literal["ok", "behind", "failing", "damaged"]
@@ -69,7 +70,8 @@ class Sampler:
         rows: by queue name.
         totals: of all of them.
         version: number of the last look.
-        history: of single queues, and of all together under the name "".
+        history: of single queues.
+        past: of all together, under the name `ALL`.
     """
 
     def __init__(self, context: ServerContext) -> None:
@@ -77,6 +79,7 @@ class Sampler:
         self.totals = Totals()
         self.version = 0
         self.history = History()
+        self.past = History()
         self._context = context
         self._gone: deque[tuple[int, str]] = deque(maxlen=_GONE_KEPT)
         self._forgotten = 0
@@ -144,7 +147,9 @@ class Sampler:
         ]:
             self._drop(name, version)
         self.totals = sums.totals(stamp, len(self.rows), len(collection.damaged))
-        self.history.add("", stamp, sums.items, sums.put_rate, sums.get_rate, sums.oldest)
+        self.past.add(
+            ALL, (stamp, sums.items, round(sums.put_rate, 1), round(sums.get_rate, 1), sums.oldest)
+        )
         self.version = version
         looked, self._looked = self._looked, asyncio.Event()
         looked.set()
@@ -169,7 +174,7 @@ class Sampler:
                 return
             row.values = values
             row.version = version
-        self.history.add(name, stamp, values[0], put_rate, get_rate, values[4])
+        self.history.add(name, (stamp, values[0], put_rate, get_rate, values[4]))
 
     def _drop(self, name: str, version: int) -> None:
         del self.rows[name]

@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "reload": ("kestrelmq.cli.control", "reload"),
     "shutdown": ("kestrelmq.cli.control", "shutdown"),
     "bench": ("kestrelmq.cli.bench", "app"),
+    "journal": ("kestrelmq.cli.journal", "app"),
     "config": ("kestrelmq.cli.config", "app"),
 }
 

@@ -303,8 +303,9 @@ class QueueCollection:
 
     def abort_overdue(self) -> None:
         """Give back the open reads whose time is up."""
-        for queue in self.queues.values():
-            queue.abort_overdue()
+        for queue in list(self.commits.timed):
+            if not queue.end_overdue():
+                self.commits.timed.discard(queue)
 
     def flush_expired(self, name: str) -> int:
         """Drop the expired items at the head of a queue; return how many. No queue has none."""

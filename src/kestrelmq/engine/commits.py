@@ -24,6 +24,10 @@ class Committable:
         """Say how the failed sync is to be reported."""
         raise NotImplementedError
 
+    def end_overdue(self) -> bool:
+        """Give back the open reads whose time is up; return whether others have one."""
+        raise NotImplementedError
+
 
 class Commits:
     """The queues that changed since the last commit, in the order in which they first changed.
@@ -32,10 +36,11 @@ class Commits:
         dirty: the queues; a queue adds itself with its first change.
         unsynced: queues that were written since `take_unsynced` and whose replies wait for a sync.
         failures: queues whose changes were taken back since the last `commit`, and why.
+        timed: queues with open reads that end by themselves.
         worker: runs long work on the journals.
     """
 
-    __slots__ = ("_due", "dirty", "failures", "unsynced", "worker")
+    __slots__ = ("_due", "dirty", "failures", "timed", "unsynced", "worker")
 
     def __init__(self, worker: Worker | None = None) -> None:
         """`worker` is by default one that does all at once; queues keep the one they began with."""
@@ -43,6 +48,7 @@ class Commits:
         self._due: dict[Committable, float] = {}
         self.dirty: list[Committable] = []
         self.unsynced: set[Committable] = set()
+        self.timed: set[Committable] = set()
         self.failures: dict[Committable, JournalError] = {}
 
     def commit(self) -> dict[Committable, JournalError]:

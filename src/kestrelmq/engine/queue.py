@@ -264,7 +264,7 @@ class Queue(Store):
         self._undo.append(Opened(xid, record, last))
         timeout = self._timeout if timeout is None else timeout
         if timeout is not None:
-            self._deadlines.set(xid, record, self._clock.monotonic() + timeout, self.open)
+            self._end_read_after(xid, record, timeout)
         return xid, record
 
     def _log_named_open(self, xid: int) -> None:
@@ -342,8 +342,12 @@ class Queue(Store):
         record = self.open.get(xid)
         if record is None:
             return False
-        self._deadlines.set(xid, record, self._clock.monotonic() + timeout, self.open)
+        self._end_read_after(xid, record, timeout)
         return True
+
+    def _end_read_after(self, xid: int, record: bytes, seconds: float) -> None:
+        self._deadlines.set(xid, record, self._clock.monotonic() + seconds, self.open)
+        self._commits.timed.add(self)
 
     def flush(self) -> int:
         """Drop every waiting item, not the open ones; return how many there were."""
@@ -433,6 +437,11 @@ class Queue(Store):
     def next_deadline(self) -> float | None:
         """When the next open read may give itself back (monotonic seconds)."""
         return self._deadlines.next()
+
+    def end_overdue(self) -> bool:
+        """Give back the open reads whose time is up; return whether others have one."""
+        self.abort_overdue()
+        return len(self._deadlines) > 0
 
     def _check_usable(self) -> None:
         if self._closed:

@@ -123,7 +123,7 @@ def _fold(
             if more and not starts:  # one record longer than a batch
                 end = _scan_one(buffer, position, starts)
         except DamagedJournal as damage:
-            if _is_zeros(buffer, damage.position):
+            if is_zeros(buffer, damage.position):
                 end = damage.position
                 state.feed(buffer, starts, end, files)
                 return end
@@ -145,7 +145,7 @@ def _scan_one(buffer: Buffer, position: int, starts: list[int]) -> int:
     return position + length
 
 
-def _is_zeros(buffer: Buffer, position: int) -> bool:
+def is_zeros(buffer: Buffer, position: int) -> bool:
     """Whether only zeros follow: a file system may leave them after the machine lost power."""
     zeros = bytes(_BATCH)
     size = len(buffer)

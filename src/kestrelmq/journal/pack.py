@@ -43,7 +43,8 @@ def pack(directory: Directory, plan: QueuePlan, dialect: Dialect, clock: Clock) 
     try:
         journal.rotate(clock.now())
         files = list(journal.sizes)
-        replacement = Replacement(directory, plan.queue, files, FromFiles(directory, files, dialect))
+        source = FromFiles(directory, files, dialect)
+        replacement = Replacement(directory, plan.queue, files, source)
         replacement.place(_no_pause)
         replacement.clear(_no_pause)
     finally:

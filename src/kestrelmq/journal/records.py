@@ -20,6 +20,7 @@ In memory an item is its ADDX record, one `bytes` object: what was written is wh
 `item_data` slices the data out.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 from mmap import mmap
 from struct import Struct
@@ -282,7 +283,7 @@ def add_xid(xid: int, record: bytes) -> bytes:
     return _XID.pack(ADD_XID, xid) + record[1:]
 
 
-def next_xid(last: int, taken: "dict[int, bytes]") -> int:
+def next_xid(last: int, taken: Container[int]) -> int:
     """Return the xid after `last` that is non-zero and not taken, wrapping within i32."""
     xid = last
     while True:
@@ -389,25 +390,29 @@ def scan(buffer: Buffer, position: int, end: int, starts: list[int], *, more: bo
     Raises:
         DamagedJournal: the bytes at its `position` are no record; `starts` has all before it.
     """
-    unpack_size = _I32.unpack_from
+    unpack = _XID.unpack_from  # an opcode and an i32: here the size
     found = starts.append
-    header_end = end - 5
+    last_header = end - _XID.size
     while position < end:
-        opcode = buffer[position]
-        if opcode == ADDX and position <= header_end:
-            (size,) = unpack_size(buffer, position + 1)
-            if size < 16:
-                raise DamagedJournal(position, f"size {size} of opcode 2 is less than 16")
-            after = position + size + 5
-            if after > end:
-                return position
-        elif opcode == REMOVE:
-            after = position + 1
+        while position <= last_header:
+            opcode, size = unpack(buffer, position)
+            if opcode == ADDX and size >= TIMES_SIZE:
+                after = position + size + 5
+                if after > end:
+                    return position
+                found(position)
+                position = after
+            elif opcode == REMOVE:
+                found(position)
+                position += 1
+            else:
+                break
         else:
-            length = record_length(buffer, position, end, more=more)
-            if length is None or position + length > end:
-                return position
-            after = position + length
+            if position == end:
+                break
+        length = record_length(buffer, position, end, more=more)
+        if length is None or position + length > end:
+            return position
         found(position)
-        position = after
+        position += length
     return position

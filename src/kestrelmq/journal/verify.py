@@ -7,6 +7,7 @@ from typing import Final
 
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.journal.files import mapped
+from kestrelmq.journal.loading import is_zeros
 from kestrelmq.journal.records import Buffer, record_length, scan
 from kestrelmq.journal.salvage import Lost, next_record
 from kestrelmq.journal.selection import Selected
@@ -63,6 +64,8 @@ def verify(selected: Selected, progress: Progress = lambda _bytes: None) -> Repo
                 state.feed(buffer, starts, end, files)
                 operations.update(buffer[start] for start in starts)
                 if reason is not None:
+                    if is_zeros(buffer, end):
+                        reason = CUT
                     resumed = next_record(buffer, end)
                     lost.append(Lost(name, end, resumed, reason))
                     end = resumed

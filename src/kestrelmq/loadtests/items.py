@@ -102,7 +102,7 @@ class Receipts:
             producer, number = known
             if self.ordered:
                 self.disordered += number < self._latest[producer]
-                self._latest[producer] = number
+                self._latest[producer] = max(number, self._latest[producer])
             self.received.append(self._recipe.position(producer, number))
 
     def leak(self, data: bytes) -> None:

@@ -5,6 +5,7 @@
     spark.read.format("kestrel.journal").load("/var/spool/kestrel")   # every operation
     spark.read.format("kestrel.queue").load("/var/spool/kestrel")     # what is in the queues now
     rows.write.format("kestrel.journal").mode("append").save("/var/spool/new")
+    spark.readStream.format("kestrel").options(servers="a:22133", queue="q", ...).load()  # live
 
 Importing this package needs no Spark; `pip install kestrelmq[spark]` brings it.
 """
@@ -19,7 +20,8 @@ def register(spark: "SparkSession") -> None:
     """Make the data sources known to a session."""
     from kestrelmq.spark.journal_source import JournalSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.queue_source import QueueSource  # noqa: PLC0415 # needs Spark
+    from kestrelmq.spark.stream import LiveSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.trace_source import TraceSource  # noqa: PLC0415 # needs Spark
 
-    for source in (JournalSource, QueueSource, TraceSource):
+    for source in (JournalSource, QueueSource, LiveSource, TraceSource):
         spark.dataSource.register(source)

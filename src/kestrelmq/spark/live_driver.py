@@ -12,7 +12,8 @@ from typing import Any, Final, Protocol
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import ServerUnavailable
 from kestrelmq.spark.live_plan import Epoch, from_offset, share_out, taken_by_server
-from kestrelmq.spark.staging import PartId, Staging, StagingInUse, StagingLock
+from kestrelmq.spark.staging import PartId, Staging
+from kestrelmq.spark.staging_lock import StagingInUse, StagingLock
 
 LOCK_PATIENCE: Final = 15.0
 """Seconds that a new query waits for the lock; that of a killed driver ends within its wait."""

@@ -18,12 +18,9 @@ they are deleted, and a task looks at it between 3 and 4: one that was stopped f
 batch is over gives its items back, for nobody would ever read its part.
 
 The staging location is a directory that the driver and every executor see, on a file system with
-hard links and locks. It belongs to one query: `identity` names it, and `lock` is held while it
-runs. The lock ends with its process, however that ends.
+hard links and locks. It belongs to one query, which `identity` names; see also `staging_lock`.
 """
 
-import errno
-import fcntl
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -46,15 +43,10 @@ _PART_NAME: Final = re.compile(r"(\d{10})-(\d{5})-(\d{5})\.arrow")
 _TEMPORARY_MARK: Final = "~~"
 _IDENTITY: Final = "identity"
 _COMMITTED: Final = "committed"
-_LOCK: Final = "lock"
 _DATA_FIELD: Final = pa.field("data", pa.binary(), nullable=False)
 
 Reached = Callable[[str], None]
 """Called between two steps with the name of the place; a crash test stops there."""
-
-
-class StagingInUse(KestrelError):  # noqa: N818 # says what it is
-    """Another query uses the staging location, or its content belongs to another one."""
 
 
 class BatchIsOver(KestrelError):  # noqa: N818
@@ -270,7 +262,7 @@ class Staging:
 
     def parts(self) -> list[PartId]:
         """Return the parts in place."""
-        matches = map(_PART_NAME.fullmatch, os.listdir(self.path))
+        matches = [_PART_NAME.fullmatch(file.name) for file in self.path.iterdir()]
         return sorted(PartId(*map(int, match.groups())) for match in matches if match is not None)
 
     def committed(self) -> int:
@@ -299,9 +291,9 @@ class Staging:
         For the driver that holds the lock and runs no tasks. A task of an earlier driver that still
         runs loses its temporary, hence gives its items back.
         """
-        for name in os.listdir(self.path):
-            if name.startswith(_TEMPORARY_MARK):
-                (self.path / name).unlink(missing_ok=True)
+        for file in self.path.iterdir():
+            if file.name.startswith(_TEMPORARY_MARK):
+                file.unlink(missing_ok=True)
         self.commit(self.committed())
 
     def _temporary(self, name: str) -> Path:
@@ -313,56 +305,6 @@ class Staging:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-class StagingLock:
-    """Holds a staging location for the driver of one query."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor: int | None = None
-
-    def acquire(self, patience: float, clock: Clock, pause: Callable[[float], None]) -> None:
-        """Take the lock.
-
-        A process whose driver was killed may hold it a moment longer, so this waits for it for up
-        to `patience` seconds.
-
-        Raises:
-            StagingInUse: another query runs.
-        """
-        self._path.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self._path / _LOCK, flags, 0o640)
-        deadline = clock.monotonic() + patience
-        while not _locked(descriptor):
-            if clock.monotonic() >= deadline:
-                holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
-                os.close(descriptor)
-                raise StagingInUse(
-                    f"staging location {self._path} is in use by another query ({holder}); "
-                    "every query needs one of its own"
-                )
-            pause(0.1)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
-        self._descriptor = descriptor
-
-    def release(self) -> None:
-        """Give the lock back."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
-            return False
-        raise
-    return True
 
 
 def _linked(temporary: Path, final: Path) -> bool:

@@ -1,0 +1,183 @@
+"""The contents of queues as rows, for export and import: JSON Lines, and Parquet with pyarrow.
+
+A row is an item: its queue, its position (0 is the head; items of open reads come first, as they
+would be given back), its data, and its add time and expiry in milliseconds (0 for never).
+"""
+
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from kestrelmq.errors import JournalError
+from kestrelmq.journal.files import mapped
+from kestrelmq.journal.loading import is_zeros
+from kestrelmq.journal.records import item, item_add_time, item_data, item_expiry
+from kestrelmq.journal.selection import Selected
+from kestrelmq.journal.verify import CUT, scan_some
+from kestrelmq.names import queue_name_error
+
+_READ: Final = 1 << 20
+_ROWS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An item of a queue."""
+
+    queue: str
+    position: int
+    data: bytes
+    add_time: int
+    expiry: int
+
+    @property
+    def record(self) -> bytes:
+        """The item's journal record."""
+        return item(self.add_time, self.expiry, self.data)
+
+
+def rows(selected: Selected) -> Iterator[Row]:
+    """Yield what is in a queue, as a server would load it.
+
+    Raises:
+        JournalError: the journal is damaged.
+        OSError: a file cannot be read.
+    """
+    state = selected.new_replay()
+    for index, name in enumerate(selected.files):
+        files = selected.files[: index + 1]
+        with mapped(selected.path / name) as buffer:
+            position = 0
+            while position < len(buffer):
+                starts: list[int] = []
+                end, reason = scan_some(buffer, position, starts)
+                state.feed(buffer, starts, end, files)
+                position = end
+                if reason is not None:
+                    last = index == len(selected.files) - 1
+                    if last and (reason == CUT or is_zeros(buffer, end)):
+                        break
+                    raise JournalError(f"{selected.path / name}: damaged at byte {end}: {reason}")
+    for xid in sorted(state.open, reverse=True):
+        state.unremove(xid)
+    number = 0
+    while True:
+        records = [state.memory.popleft() for _ in range(min(len(state.memory), _ROWS))]
+        if not records and state.behind is not None and state.behind_items:
+            records = state.behind.read(selected.files, state.behind_items, _READ)
+            state.behind_items -= len(records)
+        if not records:
+            break
+        for record in records:
+            yield Row(
+                selected.queue,
+                number,
+                item_data(record),
+                item_add_time(record),
+                item_expiry(record),
+            )
+            number += 1
+    if state.behind is not None:
+        state.behind.close()
+
+
+def to_json(row: Row) -> str:
+    """Return a row as a line of JSON; data that is no UTF-8 text is in `data_base64`."""
+    fields: dict[str, object] = {"queue": row.queue, "position": row.position}
+    try:
+        fields["data"] = row.data.decode()
+    except UnicodeDecodeError:
+        fields["data_base64"] = base64.b64encode(row.data).decode()
+    fields |= {"add_time": row.add_time, "expiry": row.expiry}
+    return json.dumps(fields, ensure_ascii=False)
+
+
+def from_json(line: str, number: int, now: int) -> Row:
+    """Return the row of line `number`; `add_time` (default `now`) and `expiry` may be left out.
+
+    Raises:
+        JournalError: the line is no such row; the message says which and why.
+    """
+    try:
+        fields = json.loads(line)
+        data = (
+            base64.b64decode(fields["data_base64"], validate=True)
+            if "data_base64" in fields
+            else fields["data"].encode()
+        )
+        added, expiry = fields.get("add_time", now), fields.get("expiry", 0)
+        return _row(fields["queue"], number, data, added, expiry)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise JournalError(f"line {number}: not a row of an export: {error!r}") from None
+
+
+def _row(queue: object, number: int, data: bytes, added: object, expiry: object) -> Row:
+    if not isinstance(queue, str):
+        raise TypeError("the queue is no text")
+    problem = queue_name_error(queue)
+    if problem is not None:
+        raise ValueError(problem)
+    if not isinstance(added, int) or not isinstance(expiry, int):
+        raise TypeError("times are whole milliseconds")
+    if not (0 <= added < 1 << 63 and 0 <= expiry < 1 << 63):
+        raise ValueError("times are milliseconds since 1970")
+    return Row(queue, number, data, added, expiry)
+
+
+def write_parquet(source: Iterable[Row], file: Path) -> int:
+    """Write rows to a Parquet file; return how many. Raises JournalError: pyarrow is not there."""
+    arrow, parquet = _pyarrow()
+    schema = arrow.schema(
+        [
+            ("queue", arrow.string()),
+            ("position", arrow.int64()),
+            ("data", arrow.binary()),
+            ("add_time", arrow.int64()),
+            ("expiry", arrow.int64()),
+        ]
+    )
+    count = 0
+    rest = iter(source)
+    with parquet.ParquetWriter(file, schema) as writer:
+        while batch := list(islice(rest, _ROWS)):
+            columns = [[getattr(row, name) for row in batch] for name in schema.names]
+            arrays = [
+                arrow.array(column, type=field.type)
+                for column, field in zip(columns, schema, strict=True)
+            ]
+            writer.write_batch(arrow.record_batch(arrays, schema=schema))
+            count += len(batch)
+    return count
+
+
+def read_parquet(file: Path, now: int) -> Iterator[Row]:
+    """Yield the rows of a Parquet file with the columns `queue` and `data`, and maybe times.
+
+    Raises:
+        JournalError: pyarrow is not there, or a row is unusable.
+    """
+    _, parquet = _pyarrow()
+    number = 0
+    for batch in parquet.ParquetFile(file).iter_batches(_ROWS):
+        for fields in batch.to_pylist():
+            number += 1
+            data = fields.get("data")
+            try:
+                data = data.encode() if isinstance(data, str) else bytes(memoryview(data))
+                added, expiry = fields.get("add_time"), fields.get("expiry")
+                added = now if added is None else added
+                yield _row(fields.get("queue"), number, data, added, expiry or 0)
+            except (ValueError, TypeError) as error:
+                raise JournalError(f"{file}: row {number}: {error}") from None
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError:
+        raise JournalError("Parquet needs pyarrow: pip install kestrelmq[parquet]") from None

@@ -1,0 +1,112 @@
+"""Writing items to the journals of queues that no server has.
+
+All of a queue's items go to a temporary, which is synced and then becomes the current file, after
+what was current before was rotated. A crash leaves a queue with all of the items or none.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from kestrelmq.clock import Clock
+from kestrelmq.errors import JournalError
+from kestrelmq.journal.exchange import Row
+from kestrelmq.journal.files import AppendFile, Directory
+from kestrelmq.journal.loading import load_queue
+from kestrelmq.journal.names import (
+    NEXT,
+    QueuePlan,
+    parse_name,
+    plan,
+    rotated_name,
+    temporary_name,
+)
+
+_PIECE = 1 << 20
+_MEMORY = 8 << 20
+
+
+class _Writer:
+    """The temporary of one queue."""
+
+    def __init__(self, file: AppendFile, name: str) -> None:
+        self.file = file
+        self.name = name
+        self._records: list[bytes] = []
+        self._size = 0
+
+    def add(self, record: bytes) -> None:
+        self._records.append(record)
+        self._size += len(record)
+        if self._size > _PIECE:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._records:
+            self.file.append(b"".join(self._records))
+            self._records.clear()
+            self._size = 0
+
+
+def import_rows(
+    directory: Directory, source: Iterable[Row], clock: Clock, *, append: bool = False
+) -> dict[str, int]:
+    """Add items to queues; return how many each got. Nobody else may use the queue path.
+
+    Args:
+        directory: the queue path.
+        source: the items, in the order in which they are to be read.
+        clock: for the names of files.
+        append: whether a queue may be there already; its items then come first.
+
+    Raises:
+        JournalError: a queue is there, or a row is unusable; no queue got anything.
+        OSError: a file could not be written; each queue got all of its items, or none.
+    """
+    existing = plan(directory.names()).queues
+    writers: dict[str, _Writer] = {}
+    counts: dict[str, int] = {}
+    now = clock.now()
+    try:
+        for row in source:
+            writer = writers.get(row.queue)
+            if writer is None:
+                if not append:
+                    _check_new(row.queue, existing)
+                name = temporary_name(row.queue, NEXT, now)
+                writer = writers[row.queue] = _Writer(directory.create(name), name)
+                counts[row.queue] = 0
+            writer.add(row.record)
+            counts[row.queue] += 1
+        for writer in writers.values():
+            writer.flush()
+            writer.file.sync()
+    except BaseException:
+        for writer in writers.values():
+            writer.file.close()
+            directory.remove(writer.name)
+        raise
+    directory.reached("import: written")
+    for queue, writer in writers.items():
+        writer.file.close()
+        _put_in_place(directory, existing.get(queue, QueuePlan(queue)), writer.name, clock)
+    directory.sync()
+    return counts
+
+
+def _check_new(queue: str, existing: Mapping[str, QueuePlan]) -> None:
+    if queue in existing:
+        raise JournalError(f"queue {queue} is there already")
+
+
+def _put_in_place(directory: Directory, files: QueuePlan, temporary: str, clock: Clock) -> None:
+    if files.files:
+        # Sets a torn tail aside: no other file may follow it.
+        loaded = load_queue(directory, files, _MEMORY, clock)
+        if loaded.state.behind is not None:
+            loaded.state.behind.close()
+    if files.has_current:
+        newest = parse_name(files.rotated[-1]) if files.rotated else None
+        stamp = max(clock.now(), ((newest.timestamp or 0) if newest else 0) + 1)
+        directory.rename(files.queue, rotated_name(files.queue, stamp))
+        directory.reached("import: current file rotated")
+    directory.rename(temporary, files.queue)
+    directory.reached("import: file named")

@@ -1,0 +1,235 @@
+"""Writing `kestrel`: rows become items of queues, on whichever of the servers takes them.
+
+At least once: a task that fails is run again from its beginning, and an add whose reply was lost is
+sent again. A full queue is no failure: the task waits until there is room, so what comes after it
+waits too. A task gives up, and with it the query, when an item was not stored for as long as the
+option `patience` says; the query, started again, sends the batch again.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from kestrelmq.client import Client
+from kestrelmq.client.options import Expiry
+from kestrelmq.clock import Clock, SystemClock
+from kestrelmq.errors import (
+    ClientError,
+    ConfigError,
+    InvalidQueueName,
+    InvalidRequest,
+    KestrelError,
+    ServerRefused,
+)
+from kestrelmq.names import queue_name_error
+from kestrelmq.spark.live_options import LiveWriteOptions
+
+_COLUMNS: Final[dict[str, tuple[type[DataType], ...]]] = {
+    "queue": (StringType,),
+    "data": (BinaryType, StringType),
+    "expiry": (LongType, IntegerType, TimestampType),
+}
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 1.0
+
+_log: Final = logging.getLogger("kestrelmq.spark")
+
+
+class QueueStaysFull(KestrelError):  # noqa: N818 # says what it is
+    """Items could not be stored for as long as the writer may try."""
+
+
+class Items(Protocol):
+    """What the sink needs of a client."""
+
+    def put_many(
+        self,
+        queue: str,
+        items: Sequence[bytes],
+        expiry: Expiry = None,
+        *,
+        retry_unknown: bool | None = None,
+    ) -> list[bool]:
+        """Add items; say for each whether it is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemsWritten(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    items: int
+
+
+class Sender:
+    """Adds items until they are stored."""
+
+    def __init__(
+        self,
+        client: Items,
+        patience: float,
+        clock: Clock | None = None,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client = client
+        self._patience = patience
+        self._clock = clock or SystemClock()
+        self._pause = pause
+
+    def send(self, queue: str, items: Sequence[bytes], expiry: Expiry = None) -> None:
+        """Return when every item is stored.
+
+        Raises:
+            QueueStaysFull: none was stored for as long as this may try.
+            InvalidRequest: it cannot be sent.
+            ServerRefused: no server would ever take it.
+        """
+        left = list(items)
+        pause = _FIRST_PAUSE
+        deadline = self._clock.monotonic() + self._patience
+        while left:
+            reason = "the servers refuse it: the queue is full, or the item is too large"
+            try:
+                stored: Sequence[bool | None] = self._client.put_many(
+                    queue, left, expiry, retry_unknown=True
+                )
+            except ClientError as error:
+                hopeless = isinstance(error, InvalidRequest) or (
+                    isinstance(error, ServerRefused) and error.kind != "SERVER_ERROR"
+                )
+                if hopeless:
+                    raise
+                stored, reason = error.stored, str(error)
+            done = sum(outcome is True for outcome in stored)
+            if done:
+                left = [
+                    item
+                    for place, item in enumerate(left)
+                    if place >= len(stored) or stored[place] is not True
+                ]
+                pause, deadline = _FIRST_PAUSE, self._clock.monotonic() + self._patience
+            if not left:
+                return
+            if self._clock.monotonic() >= deadline:
+                raise QueueStaysFull(
+                    f"{len(left)} items of queue {queue!r} could not be stored for "
+                    f"{self._patience:g} seconds: {reason}"
+                )
+            _log.info("%d items of %r wait: %s", len(left), queue, reason)
+            self._pause(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+class _RowWriter:
+    """Writes rows; what the writer of a table and that of a stream share."""
+
+    def __init__(self, options: LiveWriteOptions, schema: StructType) -> None:
+        """Prepare a write.
+
+        Raises:
+            ConfigError: the columns cannot be written.
+        """
+        check_columns(schema, queue_given=options.queue is not None)
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Add the rows of one task."""
+        items = 0
+        with Client(self._options.cluster.membership()) as client:
+            sender = Sender(client, self._options.patience)
+            for batch in iterator:
+                for queue, expiry, data in grouped(batch, self._options.queue):
+                    sender.send(queue, data, expiry)
+                items += batch.num_rows
+        return ItemsWritten(items)
+
+
+class LiveWriter(_RowWriter, DataSourceArrowWriter):
+    """Writes a table."""
+
+
+class LiveStreamWriter(_RowWriter, DataSourceStreamArrowWriter):
+    """Writes a stream. Nothing is left to commit: what is stored is stored."""
+
+
+def check_columns(schema: StructType, *, queue_given: bool) -> None:
+    """Check that rows of `schema` can be written.
+
+    Raises:
+        ConfigError: a column is missing, unknown or of a type that is not allowed.
+    """
+    for field in schema:
+        allowed = _COLUMNS.get(field.name)
+        if allowed is None:
+            raise ConfigError(
+                f"writing kestrel: column {field.name!r} is unknown: "
+                f"allowed are {', '.join(_COLUMNS)}"
+            )
+        if not isinstance(field.dataType, allowed):
+            names = ", ".join(kind.typeName() for kind in allowed)
+            raise ConfigError(
+                f"writing kestrel: column {field.name!r} cannot be "
+                f"{field.dataType.simpleString()}: allowed are {names}"
+            )
+    if "data" not in schema.names:
+        raise ConfigError("writing kestrel: column 'data' is missing")
+    if queue_given == ("queue" in schema.names):
+        raise ConfigError(
+            "writing kestrel: give the queue either as option 'queue' or as column 'queue'"
+        )
+
+
+def grouped(
+    batch: pa.RecordBatch, queue: str | None
+) -> Iterator[tuple[str, datetime | None, list[bytes]]]:
+    """Yield a batch's items by queue and expiry, in the batch's order within each queue.
+
+    Raises:
+        ValueError: a row has no queue or no data.
+        InvalidQueueName: no queue can have that name.
+    """
+    names = batch.schema.names
+    data = batch.column("data").cast(pa.binary()).to_pylist()
+    queues = [queue] * len(data) if queue else batch.column("queue").to_pylist()
+    expiries = _expiries(batch.column("expiry")) if "expiry" in names else [None] * len(data)
+    rows: dict[str, list[tuple[datetime | None, bytes]]] = {}
+    for name, expiry, item in zip(queues, expiries, data, strict=True):
+        if name is None or item is None:
+            raise ValueError(f"column {'queue' if name is None else 'data'!r} must not be null")
+        rows.setdefault(name, []).append((expiry, item))
+    for name, found in rows.items():
+        error = queue_name_error(name)
+        if error is not None:
+            raise InvalidQueueName(f"column 'queue': {name!r} is not allowed: {error}")
+        for expiry, same in groupby(found, key=lambda row: row[0]):
+            yield name, expiry, [item for _, item in same]
+
+
+def _expiries(column: pa.Array) -> list[datetime | None]:
+    """Return when items expire; 0 (of whole ms) and null are never."""
+    if pa.types.is_timestamp(column.type):
+        column = pc.cast(column, pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
+    return [
+        datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms else None
+        for time_ms in column.to_pylist()
+    ]

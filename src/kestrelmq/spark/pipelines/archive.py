@@ -1,0 +1,162 @@
+"""`archive`: live queues to a partitioned Parquet table, once or continuously.
+
+Either the queues are drained, or they are copied: then what is read is a fanout child of each,
+which gets everything that is added to the queue from the moment the child is there, and the queue's
+own readers are not disturbed.
+
+The table has the columns of `kestrel` and `date` (of the read time, UTC), and is partitioned by
+`queue` and `date`. Spark's file sink writes each batch to it once. A crash may leave files in it
+that belong to no batch: Spark leaves them out, other readers of Parquet would not.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.query import StreamingQuery
+
+from kestrelmq.client import Client
+from kestrelmq.errors import ConfigError
+from kestrelmq.names import master_of
+from kestrelmq.spark.live_options import DEFAULT_BYTES, DEFAULT_ITEMS, ServersOptions
+from kestrelmq.spark.stream import LIVE_FORMAT
+
+STAGING: Final = "_staging"
+CHECKPOINT: Final = "_checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveOptions:
+    """What to archive, and where to.
+
+    Attributes:
+        cluster: who the servers are.
+        queues: the queues, each once.
+        output: the table's directory, which the driver and every executor see. Staged items and the
+            checkpoint are in `_staging` and `_checkpoint` within it, so that a query that is
+            started again goes on where it was.
+        child: copy through the fanout child of this name; None drains the queues.
+        max_items_per_batch: for each queue.
+        max_bytes_per_batch: for each queue.
+    """
+
+    cluster: ServersOptions
+    queues: Sequence[str]
+    output: str
+    child: str | None = None
+    max_items_per_batch: int = DEFAULT_ITEMS
+    max_bytes_per_batch: int = DEFAULT_BYTES
+
+    def sources(self) -> list[str]:
+        """Return the queues that are read: those that were asked for, or their children.
+
+        Raises:
+            ConfigError: there is none, one twice, or a child of a child was asked for.
+        """
+        if not self.queues:
+            raise ConfigError("archive: no queue was given")
+        if len(set(self.queues)) < len(self.queues):
+            raise ConfigError("archive: a queue was given twice")
+        if self.child is None:
+            return list(self.queues)
+        for queue in self.queues:
+            if master_of(queue) is not None:
+                raise ConfigError(f"archive: {queue!r} is a fanout child already: drain it")
+        return [f"{queue}+{self.child}" for queue in self.queues]
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What was read of one queue: rows, and bytes of data."""
+
+    queue: str
+    items: int
+    bytes: int
+
+
+def archive(
+    spark: SparkSession, options: ArchiveOptions, *, every: str | None = None
+) -> StreamingQuery:
+    """Start to archive; the query that is returned ends by itself unless `every` is given.
+
+    Args:
+        spark: the session.
+        options: what, and where to.
+        every: go on until the query is stopped, with a batch as often as this ("10 seconds") while
+            there are items; None takes what is there now, and ends.
+
+    Raises:
+        ConfigError: the options cannot be used, or `output` is the archive of other queues.
+        ClientError: no server can be asked to make the fanout child.
+    """
+    sources = options.sources()
+    _check_same_queues(Path(options.output), sources)
+    if options.child is not None:
+        _create(options.cluster, sources)
+    rows = functools.reduce(DataFrame.union, [_read(spark, options, name) for name in sources])
+    writer = (
+        rows.withColumn("date", f.to_date(f.timestamp_millis("read_time")))
+        .writeStream.format("parquet")
+        .option("path", options.output)
+        .option("checkpointLocation", f"{options.output}/{CHECKPOINT}")
+        .partitionBy("queue", "date")
+        .queryName("archive")
+    )
+    if every is None:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=every).start()
+
+
+def read_archive(spark: SparkSession, output: str) -> DataFrame:
+    """Return the table that `archive` writes; an empty one if nothing was written yet."""
+    schema = spark.read.format(LIVE_FORMAT).options(**_ANY).load().schema
+    if not (Path(output) / "_spark_metadata").exists():
+        return spark.createDataFrame([], schema.add("date", "date"))
+    return spark.read.schema(schema.add("date", "date")).parquet(output)
+
+
+def archived(spark: SparkSession, output: str) -> list[Archived]:
+    """Count what an archive holds, by queue."""
+    rows = read_archive(spark, output).groupBy("queue")
+    totals = rows.agg(f.count("*").alias("items"), f.sum("size").alias("bytes")).orderBy("queue")
+    return [Archived(**row.asDict()) for row in totals.collect()]
+
+
+_ANY: Final = {"servers": "127.0.0.1", "queue": "any", "staging_location": "any"}
+
+
+def _read(spark: SparkSession, options: ArchiveOptions, queue: str) -> DataFrame:
+    return (
+        spark.readStream.format(LIVE_FORMAT)
+        .options(**options.cluster.as_options())
+        .option("queue", queue)
+        .option("staging_location", f"{options.output}/{STAGING}/{queue}")
+        .option("max_items_per_batch", str(options.max_items_per_batch))
+        .option("max_bytes_per_batch", str(options.max_bytes_per_batch))
+        .load()
+    )
+
+
+def _create(cluster: ServersOptions, queues: Sequence[str]) -> None:
+    """Make every queue on every server, by looking at its head."""
+    with Client(cluster.membership()) as client:
+        for queue in queues:
+            client.peek(queue)
+
+
+def _check_same_queues(output: Path, sources: Sequence[str]) -> None:
+    """Spark knows a query's sources by their number only."""
+    staging = output / STAGING
+    if not staging.exists():
+        for queue in sources:
+            (staging / queue).mkdir(parents=True)
+    before = sorted(directory.name for directory in staging.iterdir())
+    if before != sorted(sources):
+        raise ConfigError(
+            f"archive: {output} holds the queues {', '.join(before)}, not {', '.join(sources)}: "
+            "archive others to a directory of their own"
+        )

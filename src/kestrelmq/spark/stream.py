@@ -1,0 +1,284 @@
+"""`kestrel`: the queues of live servers as a stream, and as a table; and the way to write to them.
+
+Rows are items, each taken off its queue once it is staged: see `staging`. A stream's batch is
+planned by `live_driver`, in one process that lives as long as the query, and read by tasks, one for
+each server. `commit` comes late, and never for a stream's last batch, so nothing depends on it but
+the deletion of parts.
+
+A table, read with `spark.read`, is one batch: what the queues have when the query is planned, up to
+the limits. It is staged in a directory of its own within the staging location and is kept there:
+nothing tells a source when a table was used. The option `batch` reads it again.
+"""
+
+import json
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from kestrelmq.clock import SystemClock
+from kestrelmq.errors import ConfigError
+from kestrelmq.spark import columns
+from kestrelmq.spark.journal_source import check_schema
+from kestrelmq.spark.live_driver import Driver, Limits
+from kestrelmq.spark.live_options import LiveReadOptions, live_read_options, live_write_options
+from kestrelmq.spark.live_plan import Epoch, first_position, from_offset, share_out
+from kestrelmq.spark.live_probe import Probe
+from kestrelmq.spark.live_reads import ServerReads
+from kestrelmq.spark.live_sink import LiveStreamWriter, LiveWriter
+from kestrelmq.spark.staging import Part, Reached, Share, Staging
+
+LIVE_FORMAT: Final = "kestrel"
+LIVE_SCHEMA: Final = StructType(
+    [
+        StructField("queue", StringType(), nullable=False),
+        StructField("server", StringType(), nullable=False),
+        StructField("position", LongType(), nullable=False),
+        StructField("read_time", LongType(), nullable=False),
+        StructField("size", IntegerType(), nullable=False),
+        StructField("data", BinaryType(), nullable=False),
+    ]
+)
+_PLAN: Final = "plan.json"
+
+
+class LivePartition(InputPartition):
+    """What one task reads: a partition of a batch, staged in `staging`."""
+
+    def __init__(self, staging: str, epoch: int, partition: int, share: Share) -> None:
+        super().__init__(None)
+        self.staging = staging
+        self.epoch = epoch
+        self.partition = partition
+        self.share = share
+
+
+class LiveSource(DataSource):
+    """The data source `kestrel`."""
+
+    reached: Reached | None = None
+    """For crash tests: told of every step of the staging protocol."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name."""
+        return LIVE_FORMAT
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+
+    def schema(self) -> StructType:
+        """Return all columns; a reader that asks for fewer gets fewer."""
+        return LIVE_SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's
+        """Return a reader of a stream."""
+        check_schema(schema, LIVE_SCHEMA, LIVE_FORMAT)
+        options = live_read_options(self.options)
+        if options.batch is not None:
+            raise ConfigError("option 'batch' of reading kestrel is for spark.read only")
+        return LiveStreamReader(options, schema, self.reached)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return a reader of one batch."""
+        check_schema(schema, LIVE_SCHEMA, LIVE_FORMAT)
+        return LiveReader(live_read_options(self.options), schema, self.reached)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 # Spark's
+        """Return a writer of a table."""
+        if overwrite:
+            raise ConfigError('writing kestrel: a queue is added to: use mode("append")')
+        return LiveWriter(live_write_options(self.options), schema)
+
+    def streamWriter(  # noqa: N802 # Spark's
+        self,
+        schema: StructType,
+        overwrite: bool,  # noqa: FBT001 # Spark's
+    ) -> DataSourceStreamWriter:
+        """Return a writer of a stream."""
+        if overwrite:
+            raise ConfigError('writing kestrel: a queue is added to: use outputMode("append")')
+        return LiveStreamWriter(live_write_options(self.options), schema)
+
+
+class _PartitionReader:
+    """Reads partitions; what the reader of a stream and that of a table share."""
+
+    def __init__(
+        self, options: LiveReadOptions, schema: StructType, reached: Reached | None
+    ) -> None:
+        self._options = options
+        self._schema = schema
+        self._reached = reached
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield a partition's items: the staged ones, or else new ones, which it stages first."""
+        if not isinstance(partition, LivePartition):
+            return
+        server, queue = partition.share.server, self._options.queue
+        staging = Staging(Path(partition.staging), self._reached)
+        position = first_position(partition.epoch, partition.partition)
+        for part in staging.read(
+            partition.epoch,
+            partition.partition,
+            partition.share,
+            lambda: ServerReads(server, queue),
+            SystemClock(),
+        ):
+            for batch in part.batches:
+                yield self._rows(part, batch, position)
+                position += batch.num_rows
+
+    def _rows(self, part: Part, batch: pa.RecordBatch, position: int) -> pa.RecordBatch:
+        count, data = batch.num_rows, batch.column(0)
+        arrays = {
+            "queue": columns.constant(self._options.queue, count),
+            "server": columns.constant(part.server, count),
+            "position": pa.array(np.arange(position, position + count, dtype=np.int64)),
+            "read_time": pa.array(np.full(count, part.read_time, dtype=np.int64)),
+            "size": pc.binary_length(data),
+            "data": data,
+        }
+        return pa.RecordBatch.from_arrays(
+            [arrays[name] for name in self._schema.names],
+            schema=to_arrow_schema(self._schema, timezone="UTC"),
+        )
+
+    def _probe(self) -> Probe:
+        return Probe(self._options.cluster.membership(), self._options.queue)
+
+
+class LiveStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The stream. Spark calls `read` on a copy, in tasks, and the rest in one process."""
+
+    _driver: Driver | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 # Spark's
+        """Return the offset before the first batch."""
+        return self._planner().initial()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 # Spark's
+        """Return the limit of a batch; the one in bytes is ours alone."""
+        return ReadMaxRows(self._options.max_items_per_batch)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 # Spark's
+        """Return the offset of the next batch, or `start` after a while without items."""
+        return self._planner().latest(start, self._limits(limit))
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 # Spark's
+        """Note what there is: the query ends when it has that."""
+        self._planner().want_only_what_is_there()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return a batch's partitions, which its offset names."""
+        if start == end:
+            return []
+        self._planner().begin()
+        return _partitions(self._options.staging_location, from_offset(end))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Delete what was staged up to `end`."""
+        self._planner().commit(end)
+
+    def stop(self) -> None:
+        """Give the staging location back."""
+        if self._driver is not None:
+            self._driver.close()
+            self._driver = None
+
+    def _planner(self) -> Driver:
+        if self._driver is None:
+            options = self._options
+            self._driver = Driver(
+                Staging(Path(options.staging_location), self._reached),
+                self._probe(),
+                wait=options.wait,
+                partitions=options.min_partitions,
+            )
+        return self._driver
+
+    def _limits(self, limit: ReadLimit) -> Limits:
+        items, size = self._options.max_items_per_batch, self._options.max_bytes_per_batch
+        match limit:
+            case ReadAllAvailable():
+                return Limits(None, 1 << 62)
+            case ReadMaxRows(max_rows=most):
+                return Limits(min(items, most), size)
+            case ReadMaxBytes(max_bytes=most):
+                return Limits(items, min(size, most))
+            case _:
+                return Limits(items, size)
+
+
+class LiveReader(_PartitionReader, DataSourceReader):
+    """The table: one batch, planned once for each query."""
+
+    def partitions(self) -> list[InputPartition]:
+        """Plan what the queues have now, or find the batch that the option names."""
+        location = Path(self._options.staging_location)
+        if self._options.batch is not None:
+            directory = location / self._options.batch
+            return _partitions(str(directory), self._planned(directory))
+        clock = SystemClock()
+        directory = location / f"batch-{clock.now()}-{uuid4().hex[:8]}"
+        probe = self._probe()
+        try:
+            allowed = {server: items for server, items in probe.counts().items() if items}
+        finally:
+            probe.close()
+        shares = share_out(
+            dict(allowed),
+            self._options.max_items_per_batch,
+            self._options.max_bytes_per_batch,
+            self._options.min_partitions,
+        )
+        if not shares:
+            return []
+        directory.mkdir(parents=True)
+        epoch = Epoch(1, directory.name, shares)
+        (directory / _PLAN).write_text(json.dumps(epoch.to_offset()))
+        return _partitions(str(directory), epoch)
+
+    def _planned(self, directory: Path) -> Epoch:
+        try:
+            return from_offset(json.loads((directory / _PLAN).read_text()))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"option 'batch' of reading kestrel: {directory.name!r} is not allowed: it must be "
+                f"the name of a directory in the staging location that a read made ({error})"
+            ) from None
+
+
+def _partitions(staging: str, epoch: Epoch) -> list[InputPartition]:
+    return [
+        LivePartition(staging, epoch.number, place, share)
+        for place, share in enumerate(epoch.shares)
+    ]

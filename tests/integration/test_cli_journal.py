@@ -1,0 +1,167 @@
+"""`kestrelmq journal`: the tools on real journals."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.journal.files import QueuePathLock
+from kestrelmq.journal.records import (
+    AddX,
+    ConfirmRemove,
+    Record,
+    Remove,
+    RemoveTentative,
+    encode,
+    item_data,
+)
+from kestrelmq.testing.clock import FakeClock
+
+COMMAND = "from kestrelmq.cli.main import main; main()"
+NOW = 1_700_000_000_000
+
+
+def run(*arguments: str | Path, status: int = 0) -> str:
+    answer = subprocess.run(
+        [sys.executable, "-c", COMMAND, "journal", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert answer.returncode == status, answer.stderr
+    return answer.stdout + answer.stderr
+
+
+def journal(*records: Record) -> bytes:
+    return b"".join(map(encode, records))
+
+
+def added(number: int, size: int = 20) -> AddX:
+    return AddX(NOW + number, 0, b"%d " % number + b"x" * size)
+
+
+def contents(path: Path, queue: str = "work") -> list[bytes]:
+    config = QueueConfig(journal_dialect="documented")
+    collection = QueueCollection(ServerConfig(queue_path=path, default=config), FakeClock())
+    collection.open()
+    try:
+        assert not collection.damaged
+        return [item_data(record) for record in collection.obtain(queue).browse(100_000)]
+    finally:
+        collection.close()
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    path = tmp_path / "queues"
+    path.mkdir()
+    (path / "work.5").write_bytes(journal(*(added(number) for number in range(4)), Remove()))
+    (path / "work").write_bytes(journal(RemoveTentative(), added(4)))
+    (path / "other").write_bytes(journal(AddX(NOW, 0, b"\xff"), ConfirmRemove(3)))
+    return path
+
+
+def test_dump_describes_each_record_and_sums_up(spool: Path) -> None:
+    """In replay order, with positions; the data when asked for."""
+    text = run("dump", spool / "work.5", "--data")
+    lines = text.splitlines()
+    assert lines[0] == "work.5 00000000  ADDX 22 bytes at 2023-11-14T22:13:20.000Z"
+    assert lines[1].strip() == "0 " + "x" * 20
+    assert lines[8] == "work.5 000000ac  REMOVE"
+    assert lines[9].startswith("work: 5 records in ")
+    quiet = run("dump", spool, "--queue", "work", "-q")
+    assert "7 records" in quiet
+    assert "3 items of 66 bytes wait, 1 reads are open" in quiet
+    assert run("dump", spool, "-c") == "other\t1\nwork\t3\n"
+    assert run("dump", spool / "other", "-A").encode(errors="surrogateescape")
+    first = json.loads(run("dump", spool / "work", "--json").splitlines()[1])
+    assert (first["operation"], first["position"], first["data"]) == (
+        "AddX",
+        1,
+        "4 " + "x" * 20,
+    )
+
+
+def test_verify_tells_a_torn_tail_from_damage(spool: Path) -> None:
+    """The one is normal after a crash, the other is not."""
+    with (spool / "work").open("ab") as file:
+        file.write(journal(added(5))[:9])
+    assert "cut short, as after a crash: work: bytes 44 to 53" in run("verify", spool)
+    damage = bytearray((spool / "work.5").read_bytes())
+    damage[43:46] = b"\x63\x63\x63"
+    (spool / "work.5").write_bytes(damage)
+    text = run("verify", spool, status=1)
+    assert "damaged: work.5: bytes 43 to 86 (unknown opcode 99)" in text
+    assert "journal repair" in text
+
+
+def test_repair_saves_what_can_be_read_and_deletes_nothing(spool: Path) -> None:
+    """The range that is lost is told, the old bytes stay, and the queue loads again."""
+    damage = bytearray((spool / "work.5").read_bytes())
+    damage[43:46] = b"\x63\x63\x63"
+    (spool / "work.5").write_bytes(damage)
+    text = run("repair", spool)
+    assert "bytes 43 to 86" in text
+    (aside,) = spool.glob("work.5~~damaged-*")
+    assert aside.read_bytes() == damage
+    assert [data[:1] for data in contents(spool)] == [b"2", b"3", b"4"]
+    assert "damaged" not in run("verify", spool)
+
+
+def test_pack_keeps_items_and_open_reads_in_either_dialect(spool: Path) -> None:
+    """What a server loads is the same before and after."""
+    expected = [b"%d " % number + b"x" * 20 for number in range(1, 5)]
+    for dialect, operations in (
+        ("kestrel-2", ["ADDX", "REMOVE_TENTATIVE_XID", "ADDX", "ADDX", "ADDX"]),
+        ("documented", ["SAVE_XID", "ADD_XID", "REMOVE_TENTATIVE", "ADDX", "ADDX", "ADDX"]),
+    ):
+        assert "3 items, 1 open reads" in run("pack", spool, "--dialect", dialect)
+        assert not list(spool.glob("work.*"))
+        lines = run("dump", spool / "work").splitlines()[:-1]
+        assert [line.split()[2] for line in lines] == operations
+    assert contents(spool) == expected
+
+
+@pytest.mark.parametrize("name", ["items.jsonl", "items.parquet"])
+def test_an_export_can_be_imported(spool: Path, tmp_path: Path, name: str) -> None:
+    """Bytes, times and order survive; an import into a queue that is there must be asked for."""
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    export = tmp_path / name
+    run("export", spool, "-o", export)
+    copy = tmp_path / "copy"
+    assert run("import", copy, export) == "other: 1 items\nwork: 4 items\n"
+    assert run("export", copy) == run("export", spool)
+    assert "work is there already" in run("import", copy, export, status=1).replace(
+        "queue other", "queue work"
+    )
+    with (copy / "work").open("ab") as file:
+        file.write(b"\x02\x10")  # what a crash left must not end up between two files
+    run("import", copy, export, "--append")
+    assert len(contents(copy)) == 8
+    assert contents(copy, "other") == [b"\xff", b"\xff"]
+
+
+def test_a_bad_row_is_named_and_nothing_is_imported(tmp_path: Path) -> None:
+    """All or nothing, and no temporary stays."""
+    export = tmp_path / "items.jsonl"
+    export.write_text('{"queue": "work", "data": "fine"}\n{"queue": "../evil", "data": "x"}\n')
+    assert "line 2" in run("import", tmp_path / "queues", export, status=1)
+    assert [file.name for file in (tmp_path / "queues").iterdir()] == ["~~lock"]
+
+
+def test_beside_a_server_the_tools_read_and_do_not_write(spool: Path) -> None:
+    """Reading warns; writing is refused."""
+    lock = QueuePathLock(spool)
+    lock.acquire()
+    try:
+        assert "warning: a server is using" in run("verify", spool)
+        for command in ("pack", "repair"):
+            assert "in use" in run(command, spool, status=1)
+    finally:
+        lock.release()
