@@ -2,4 +2,5 @@
 
 from typing import Final
 
-VERSION: Final = "0.1.0"
+# libmemcached takes a major version of 0 for a broken reply: memcping and memcstat would fail.
+VERSION: Final = "1.0.0"

@@ -56,9 +56,7 @@ class Admin:
         """Where it listens, as a URL."""
         return f"http://127.0.0.1:{self.port}"
 
-    def ask(
-        self, method: str, path: str, body: object = None, **headers: str
-    ) -> Reply:
+    def ask(self, method: str, path: str, body: object = None, **headers: str) -> Reply:
         """Send one request; keyword arguments are headers, `_` standing for `-`."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         sent = self.headers | {name.replace("_", "-"): value for name, value in headers.items()}
@@ -85,6 +83,13 @@ class Admin:
 def admin(tmp_path: Path) -> Iterator[Admin]:
     """A server as it comes: on loopback, without tokens."""
     with running_server(tmp_path) as server:
+        yield Admin(server)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
+    """A server for all tests of a module that leave nothing behind."""
+    with running_server(tmp_path_factory.mktemp("shared")) as server:
         yield Admin(server)
 
 

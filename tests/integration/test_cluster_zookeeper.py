@@ -13,7 +13,7 @@ from kazoo.exceptions import NoNodeError
 
 import tests.support.server
 from kestrelmq.client import Client
-from kestrelmq.errors import ConnectionLost, OperationTimeout
+from kestrelmq.errors import ConnectionLost, OperationTimeout, ServerRefused
 from tests.support.server import ServerProcess, running_server
 from tests.support.zookeeper import SERVE_ON_LOOPBACK, ZooKeeper
 
@@ -170,6 +170,16 @@ def number(server: ServerProcess, stat: str) -> int:
         return int(direct.stats()[server.address].get(f"queue_{QUEUE}_{stat}", "0"))
 
 
+def refuses_writes(server: ServerProcess) -> bool:
+    """Whether a server is read-only by now."""
+    with Client(server.address) as direct:
+        try:
+            direct.put("probe", b"x")
+        except ServerRefused:
+            return True
+    return False
+
+
 @pytest.mark.timeout(180)
 def test_servers_die_join_and_close_and_nobody_notices(cluster: Cluster) -> None:
     """No error but those of the documents reaches the callers; no item that was stored is lost."""
@@ -191,6 +201,7 @@ def test_servers_die_join_and_close_and_nobody_notices(cluster: Cluster) -> None
             with Client(closing.address) as direct:
                 direct.set_status("readonly")
             until(lambda: cluster.sizes() == (5, 4))
+            until(lambda: refuses_writes(closing))  # it leaves the set first
             before = number(closing, "total_items")
             load.go_on()
             assert number(closing, "total_items") == before

@@ -4,6 +4,7 @@ It runs in the server's loop and holds nothing that must survive a crash.
 """
 
 import asyncio
+import logging
 import socket
 from pathlib import Path
 from typing import Final
@@ -55,7 +56,11 @@ class AdminService:
         )
         self._events = Events(admin)
         app = self._application(admin, self._events, Guard(address, tokens))
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        # What a handler raises is logged where it becomes a reply; aiohttp would only add a
+        # traceback for each request that is no HTTP, which anyone could fill the log with.
+        quiet = logging.getLogger(f"{__name__}.http")
+        quiet.setLevel(logging.CRITICAL)
+        self._runner = web.AppRunner(app, access_log=None, logger=quiet, shutdown_timeout=1.0)
         await self._runner.setup()
         listening = _listening(address, config.admin_http_port)
         site = web.SockSite(self._runner, listening, backlog=config.connection_backlog)

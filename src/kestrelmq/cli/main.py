@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "shutdown": ("kestrelmq.cli.control", "shutdown"),
     "bench": ("kestrelmq.cli.bench", "app"),
     "journal": ("kestrelmq.cli.journal", "app"),
+    "pipeline": ("kestrelmq.cli.pipeline", "app"),
     "config": ("kestrelmq.cli.config", "app"),
 }
 

@@ -74,4 +74,5 @@ def serve(  # noqa: PLR0913 # one parameter a flag
 
 
 def _announce(line: str) -> None:
-    print(line, flush=True)
+    # In one write: unbuffered, print would let a log line come between the text and its end.
+    print(f"{line}\n", end="", flush=True)

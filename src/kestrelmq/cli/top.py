@@ -1,5 +1,6 @@
 """`kestrelmq top`: what the servers do, live."""
 
+import shutil
 import sys
 import time
 from collections.abc import Generator, Mapping
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from kestrelmq.cli.servers import (
     PathPrefixFlag,
@@ -182,28 +184,48 @@ def _sample(client: Client, server: str) -> Sample:
 
 
 def _view(
-    before: Mapping[Address, Sample], after: Mapping[Address, Sample], lines: int
+    before: Mapping[Address, Sample], after: Mapping[Address, Sample], most: int
 ) -> RenderableType:
     servers = _table("server", "up", "connections", "items", "bytes", "set/s", "get/s")
     for address, sample in after.items():
         if sample.problem:
-            servers.add_row(str(address), sample.problem)
+            servers.add_row(_cell(str(address)), "down")
             continue
-        numbers = [sample.number(n) for n in ("uptime", "curr_connections", "curr_items", "bytes")]
+        numbers = [sample.number(n) for n in ("curr_connections", "curr_items", "bytes")]
         rates = [_rate(before.get(address), sample, stat) for stat in ("cmd_set", "cmd_get")]
         servers.add_row(
-            str(address), *(f"{number:,}" for number in numbers), *(f"{r:,.1f}" for r in rates)
-        )
-    queues = _table("queue", "items", "bytes", "in/s", "out/s", "age ms", "open", "waiters")
-    for line in queue_lines(before, after)[:lines]:
-        rates = [line.rate_in, line.rate_out]
-        queues.add_row(
-            line.name,
-            *(f"{number:,}" for number in (line.items, line.bytes)),
+            _cell(str(address)),
+            _uptime(sample.number("uptime")),
+            *(f"{number:,}" for number in numbers),
             *(f"{rate:,.1f}" for rate in rates),
+        )
+    problems = [Text(sample.problem, style="red") for sample in after.values() if sample.problem]
+    room = most
+    if sys.stdout.isatty():
+        # What frames the queues: two headings, an empty line, and how many queues are left out.
+        room = min(most, shutil.get_terminal_size().lines - len(after) - len(problems) - 4)
+    return Group(servers, *problems, "", *_queues(queue_lines(before, after), max(1, room)))
+
+
+def _queues(all_lines: list[QueueLine], most: int) -> list[RenderableType]:
+    table = _table("queue", "items", "bytes", "in/s", "out/s", "age ms", "open", "waiters")
+    for line in all_lines[:most]:
+        table.add_row(
+            _cell(line.name),
+            *(f"{number:,}" for number in (line.items, line.bytes)),
+            *(f"{rate:,.1f}" for rate in (line.rate_in, line.rate_out)),
             *(f"{number:,}" for number in (line.age_msec, line.open_reads, line.waiters)),
         )
-    return Group(servers, "", queues)
+    left = len(all_lines) - most
+    return [table, f"and {left:,} more"] if left > 0 else [table]
+
+
+def _uptime(seconds: int) -> str:
+    """Return how long a server has been up, in the unit that says enough."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length}{unit}"
+    return f"{seconds}s"
 
 
 def _rate(before: Sample | None, after: Sample, stat: str) -> float:
@@ -213,8 +235,13 @@ def _rate(before: Sample | None, after: Sample, stat: str) -> float:
 
 
 def _table(first: str, *others: str) -> Table:
+    """Return a table whose first column gives way when the terminal is narrow, not its numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True)
+    table.add_column(first)
     for name in others:
         table.add_column(name, justify="right", no_wrap=True)
     return table
+
+
+def _cell(name: str) -> Text:
+    return Text(name, no_wrap=True, overflow="ellipsis")

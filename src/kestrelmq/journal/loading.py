@@ -16,11 +16,13 @@ from kestrelmq.errors import DamagedJournal
 from kestrelmq.journal.files import Directory, mapped
 from kestrelmq.journal.names import QueuePlan, temporary_name
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import Buffer, record_length, scan
+from kestrelmq.journal.records import Buffer, record_length, scan, uniform_run
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal
 
 _BATCH: Final = 1 << 20
+_RUN: Final = 16
+"""Records of one length that are worth taking together; and so many batches at most."""
 _SMALL_BATCH: Final = 64 << 10
 """For replay beside a queue that serves: a short time, as long as other threads wait."""
 
@@ -115,6 +117,13 @@ def _fold(
     size = len(buffer)
     position = 0
     while position < size:
+        count, length = uniform_run(buffer, position, min(size, position + _RUN * batch))
+        if count >= _RUN:
+            state.feed_run(buffer, position, count, length, files)
+            position += count * length
+            if pause is not None:
+                pause()
+            continue
         starts: list[int] = []
         batch_end = min(size, position + batch)
         more = batch_end < size

@@ -86,9 +86,7 @@ class Replay:
 
         `files` are the queue's files up to the one that `buffer` maps, which is the last.
         """
-        if self._files and files[-1] != self._files[-1]:
-            self.dialect = None
-        self._files = files
+        self._begin(files)
         memory = self.memory
         limit = self._limit
         append = memory.append
@@ -111,6 +109,32 @@ class Replay:
             else:
                 self._feed_other(buffer, opcode, start, stop)
             start = stop
+
+    def feed_run(
+        self, buffer: Buffer, start: int, count: int, length: int, files: Sequence[str]
+    ) -> None:
+        """Fold in `count` ADDX records of `length` bytes each; otherwise as `feed`."""
+        size = length - ADDX_HEADER
+        self._begin(files)
+        if self.behind is None:
+            fit = count
+            if self._limit is not None and size:
+                fit = min(count, max(0, (self._limit - self.memory_bytes) // size))
+            end = start + fit * length
+            # Slices of what `mapped` gives are bytes.
+            self.memory.extend([buffer[at : at + length] for at in range(start, end, length)])  # type: ignore[misc]
+            self.memory_bytes += fit * size
+            start, count = end, count - fit
+            while count and self.behind is None:  # an item is always held, whatever its size
+                self.feed(buffer, (start,), start + length, files)
+                start, count = start + length, count - 1
+        self.behind_items += count
+        self.behind_bytes += count * size
+
+    def _begin(self, files: Sequence[str]) -> None:
+        if self._files and files[-1] != self._files[-1]:
+            self.dialect = None
+        self._files = files
 
     def _feed_other(self, buffer: Buffer, opcode: int, start: int, stop: int) -> None:
         if opcode == REMOVE_TENTATIVE:

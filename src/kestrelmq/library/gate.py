@@ -45,12 +45,13 @@ class Waiting:
         self.settled.set()
 
     def item(self) -> Item:
-        """Return the item, once settled.
+        """Return the item; it may still have to be forced to disk, which is waited for.
 
         Raises:
             JournalError: the journal could not be written; the item stayed in the queue.
             QueueUnavailable: the queue was closed.
         """
+        self.settled.wait()
         if self._failure is not None:
             raise self._failure
         if self._item is None:

@@ -1,10 +1,24 @@
-"""Pipelines over journals: functions of a Spark session, a path and where the result goes."""
+"""Pipelines over journals and live queues: functions of a Spark session and of what goes where."""
 
+from kestrelmq.spark.pipelines.archive import ArchiveOptions, archive, archived, read_archive
 from kestrelmq.spark.pipelines.history import history
 from kestrelmq.spark.pipelines.pack import pack
 from kestrelmq.spark.pipelines.replay import replay
 from kestrelmq.spark.pipelines.report import report
 from kestrelmq.spark.pipelines.restore import restore
+from kestrelmq.spark.pipelines.restore_live import restore_live
 from kestrelmq.spark.pipelines.verify import verify
 
-__all__ = ["history", "pack", "replay", "report", "restore", "verify"]
+__all__ = [
+    "ArchiveOptions",
+    "archive",
+    "archived",
+    "history",
+    "pack",
+    "read_archive",
+    "replay",
+    "report",
+    "restore",
+    "restore_live",
+    "verify",
+]

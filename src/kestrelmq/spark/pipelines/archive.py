@@ -18,12 +18,13 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import DateType, StructField, StructType
 
-from kestrelmq.client import Client
 from kestrelmq.errors import ConfigError
 from kestrelmq.names import master_of
 from kestrelmq.spark.live_options import DEFAULT_BYTES, DEFAULT_ITEMS, ServersOptions
-from kestrelmq.spark.stream import LIVE_FORMAT
+from kestrelmq.spark.live_probe import Probe
+from kestrelmq.spark.stream import LIVE_FORMAT, LIVE_SCHEMA
 
 STAGING: Final = "_staging"
 CHECKPOINT: Final = "_checkpoint"
@@ -91,7 +92,7 @@ def archive(
 
     Raises:
         ConfigError: the options cannot be used, or `output` is the archive of other queues.
-        ClientError: no server can be asked to make the fanout child.
+        ServerUnavailable: ZooKeeper cannot be reached.
     """
     sources = options.sources()
     _check_same_queues(Path(options.output), sources)
@@ -113,10 +114,10 @@ def archive(
 
 def read_archive(spark: SparkSession, output: str) -> DataFrame:
     """Return the table that `archive` writes; an empty one if nothing was written yet."""
-    schema = spark.read.format(LIVE_FORMAT).options(**_ANY).load().schema
+    schema = StructType([*LIVE_SCHEMA.fields, StructField("date", DateType())])
     if not (Path(output) / "_spark_metadata").exists():
-        return spark.createDataFrame([], schema.add("date", "date"))
-    return spark.read.schema(schema.add("date", "date")).parquet(output)
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).parquet(output)
 
 
 def archived(spark: SparkSession, output: str) -> list[Archived]:
@@ -124,9 +125,6 @@ def archived(spark: SparkSession, output: str) -> list[Archived]:
     rows = read_archive(spark, output).groupBy("queue")
     totals = rows.agg(f.count("*").alias("items"), f.sum("size").alias("bytes")).orderBy("queue")
     return [Archived(**row.asDict()) for row in totals.collect()]
-
-
-_ANY: Final = {"servers": "127.0.0.1", "queue": "any", "staging_location": "any"}
 
 
 def _read(spark: SparkSession, options: ArchiveOptions, queue: str) -> DataFrame:
@@ -142,18 +140,23 @@ def _read(spark: SparkSession, options: ArchiveOptions, queue: str) -> DataFrame
 
 
 def _create(cluster: ServersOptions, queues: Sequence[str]) -> None:
-    """Make every queue on every server, by looking at its head."""
-    with Client(cluster.membership()) as client:
-        for queue in queues:
-            client.peek(queue)
+    """Make every queue on every server that can be asked, by looking at its head."""
+    for queue in queues:
+        probe = Probe(cluster.membership(), queue)
+        try:
+            probe.with_items(0.0)
+        finally:
+            probe.close()
 
 
 def _check_same_queues(output: Path, sources: Sequence[str]) -> None:
     """Spark knows a query's sources by their number only."""
     staging = output / STAGING
     if not staging.exists():
+        unfinished = output / f"{STAGING}~"
         for queue in sources:
-            (staging / queue).mkdir(parents=True)
+            (unfinished / queue).mkdir(parents=True, exist_ok=True)
+        unfinished.rename(staging)
     before = sorted(directory.name for directory in staging.iterdir())
     if before != sorted(sources):
         raise ConfigError(

@@ -36,7 +36,7 @@ def restore(
     Returns:
         The number of items restored.
     """
-    rows = in_time_range(_read(spark, source), since, until)
+    rows = in_time_range(read_items(spark, source), since, until)
     order = next((name for name in ("ordinal", "position") if name in rows.columns), None)
     kept = [f.col(name) for name in _KEPT if name in rows.columns]
     if order is not None:
@@ -47,11 +47,15 @@ def restore(
 
 
 def in_time_range(rows: DataFrame, since: datetime | None, until: datetime | None) -> DataFrame:
-    """Return the rows whose `add_time` (ms) is not before `since` and before `until`."""
+    """Return the rows whose time (ms) is not before `since` and before `until`.
+
+    It is the add time, or in an archive of live queues, which has none, the read time.
+    """
+    time = "add_time" if "add_time" in rows.columns else "read_time"
     if since is not None:
-        rows = rows.where(f.col("add_time") >= milliseconds(since))
+        rows = rows.where(f.col(time) >= milliseconds(since))
     if until is not None:
-        rows = rows.where(f.col("add_time") < milliseconds(until))
+        rows = rows.where(f.col(time) < milliseconds(until))
     return rows
 
 
@@ -61,7 +65,8 @@ def milliseconds(time: datetime) -> int:
     return int(aware.timestamp() * 1000)
 
 
-def _read(spark: SparkSession, source: str) -> DataFrame:
+def read_items(spark: SparkSession, source: str) -> DataFrame:
+    """Return the rows of a table of items, their columns `queue` as text."""
     # Spark guesses the types of partition columns, and a queue called 007 is no number.
     guessed = spark.read.parquet(source).schema
     schema = StructType(

@@ -1,0 +1,274 @@
+"""`kestrelmq pipeline`: the Spark pipelines as commands, each with a table of what it did."""
+
+import os
+import signal
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from kestrelmq.cli.servers import (
+    DEFAULT_SERVER,
+    VARIABLE,
+    PathPrefixFlag,
+    ServersFlag,
+    ZookeeperFlag,
+)
+from kestrelmq.cli.spark_runs import reason, spark_session
+from kestrelmq.cli.tables import print_table
+from kestrelmq.errors import KestrelError
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from kestrelmq.spark.live_options import ServersOptions
+
+app: Final = typer.Typer(
+    help="Journals and live queues through Spark: reports, archives, restores.",
+    no_args_is_help=True,
+)
+
+PathArgument = Annotated[
+    str, typer.Argument(metavar="PATH", help="A queue path, or a glob of queue paths.")
+]
+OutputFlag = Annotated[
+    str, typer.Option("--output", "-o", metavar="DIR", help="Where the result goes.")
+]
+MasterFlag = Annotated[
+    str, typer.Option("--master", metavar="URL", help="Spark's master; local[*] is this machine.")
+]
+OverwriteFlag = Annotated[
+    bool, typer.Option("--overwrite", help="Replace what the output has; otherwise it must be new.")
+]
+_LOCAL: Final = "local[*]"
+_POLL: Final = 1
+
+
+@app.command()
+def report(
+    path: PathArgument,
+    *,
+    output: OutputFlag,
+    overwrite: OverwriteFlag = False,
+    master: MasterFlag = _LOCAL,
+) -> None:
+    """Write a page with charts on what went through the queues, and the same as Parquet."""
+    with spark_session(master, "report") as spark:
+        from kestrelmq.spark import pipelines  # noqa: PLC0415 # Spark may be missing
+
+        mode = "overwrite" if overwrite else "error"
+        written = pipelines.report(spark, path, output, mode=mode)  # type: ignore[arg-type]
+    _table(written.queues, ("queue", "items", "bytes", "removed", "confirmed", "expired", "live"))
+    print(f"\n{written.page}")
+
+
+@app.command()
+def replay(
+    path: PathArgument,
+    *,
+    output: OutputFlag,
+    overwrite: OverwriteFlag = False,
+    master: MasterFlag = _LOCAL,
+) -> None:
+    """Write what is in the queues now to Parquet."""
+    with spark_session(master, "replay") as spark:
+        from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
+
+        mode = "overwrite" if overwrite else "error"
+        written = pipelines.replay(spark, path, output, mode=mode)  # type: ignore[arg-type]
+    _table(written, ("queue", "items", "open_reads", "bytes"))
+
+
+@app.command()
+def history(
+    path: PathArgument,
+    *,
+    output: OutputFlag,
+    with_data: Annotated[bool, typer.Option("--with-data", help="Keep the items' data.")] = False,
+    overwrite: OverwriteFlag = False,
+    master: MasterFlag = _LOCAL,
+) -> None:
+    """Write every item that the journals still tell of, with its fate, to Parquet."""
+    with spark_session(master, "history") as spark:
+        from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
+
+        items = pipelines.history(spark, path, with_data=with_data)
+        items.write.mode("overwrite" if overwrite else "error").parquet(output)
+        counted = spark.read.parquet(output).groupBy("queue", "fate").count()
+        rows = [[str(value) for value in row] for row in counted.orderBy("queue", "fate").collect()]
+    print_table(["queue", "fate", "items"], rows)
+
+
+@app.command()
+def verify(path: PathArgument, *, master: MasterFlag = _LOCAL) -> None:
+    """Check every journal file; exit status 1 when one is damaged."""
+    with spark_session(master, "verify") as spark:
+        from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
+
+        checks = pipelines.verify(spark, path)
+    rows = [
+        [check.file, str(check.size), str(check.records), _state(check)]
+        for check in sorted(checks, key=lambda check: check.is_good)
+    ]
+    print_table(["file", "bytes", "records", "state"], rows)
+    damaged = sum(not check.is_good for check in checks)
+    if damaged:
+        raise KestrelError(f"{damaged} of {len(checks)} files are damaged")
+
+
+@app.command()
+def pack(path: PathArgument, *, master: MasterFlag = _LOCAL) -> None:
+    """Pack the journals of all queues, while no server runs on them."""
+    with spark_session(master, "pack") as spark:
+        from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
+
+        packed = pipelines.pack(spark, path)
+    _table(packed, ("queue", "items", "before", "after"))
+
+
+@app.command()
+def archive(  # noqa: PLR0913 # one for each flag
+    queues: Annotated[list[str], typer.Argument(metavar="QUEUE...", help="The queues to read.")],
+    *,
+    output: OutputFlag,
+    copy: Annotated[
+        str | None,
+        typer.Option(metavar="CHILD", help="Copy through this fanout child; otherwise drain."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until interrupted (SIGINT, SIGTERM).")
+    ] = False,
+    every: Annotated[str, typer.Option(help="With --follow: how often there is a batch.")] = (
+        "10 seconds"
+    ),
+    batch_items: Annotated[int, typer.Option(help="Items of a queue in a batch, at most.")] = (
+        100_000
+    ),
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+    master: MasterFlag = _LOCAL,
+) -> None:
+    """Move or copy items of live queues to a Parquet table, now or continuously.
+
+    \b
+    kestrelmq pipeline archive work --output archive
+    kestrelmq pipeline archive work --copy archived --follow --output archive
+
+    Started again with the same output, it goes on where it was, also after a crash.
+    """  # noqa: D301 # \b is for the help
+    with spark_session(master, "archive") as spark:
+        from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
+
+        options = pipelines.ArchiveOptions(
+            _cluster(servers, zookeeper, path_prefix), queues, output, copy, batch_items
+        )
+        query = pipelines.archive(spark, options, every=every if follow else None)
+        _wait_for(query)
+        written = pipelines.archived(spark, output)
+    _table(written, ("queue", "items", "bytes"))
+
+
+@app.command()
+def restore(  # noqa: PLR0913 # one for each flag
+    source: Annotated[
+        str, typer.Argument(metavar="TABLE", help="What replay, history or archive wrote.")
+    ],
+    *,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="DIR", help="A queue path that no server runs on."),
+    ] = None,
+    live: Annotated[bool, typer.Option("--live", help="Add to queues of live servers.")] = False,
+    queue: Annotated[
+        str | None, typer.Option(metavar="QUEUE", help="With --live: add everything to this one.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only items added at this time or later.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only items added before this time.")
+    ] = None,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+    master: MasterFlag = _LOCAL,
+) -> None:
+    """Bring items back, to journals (--output) or to live servers (--live).
+
+    \b
+    kestrelmq pipeline restore contents --output spool
+    kestrelmq pipeline restore archive --live --since 2026-01-31T10:00 --until 2026-01-31T11:00
+
+    A time without a zone is UTC. Of an archive, the time at which an item was read counts.
+    """  # noqa: D301 # \b is for the help
+    if live == (output is not None):
+        raise typer.BadParameter("give either --output DIR or --live")
+    begin, end = _time(since), _time(until)
+    with spark_session(master, "restore") as spark:
+        from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
+
+        if output is not None:
+            items = pipelines.restore(spark, source, output, since=begin, until=end)
+        else:
+            cluster = _cluster(servers, zookeeper, path_prefix)
+            items = pipelines.restore_live(
+                spark, source, cluster, queue=queue, since=begin, until=end
+            )
+    print_table(["restored to", "items"], [[output or "live servers", str(items)]])
+
+
+def _wait_for(query: "StreamingQuery") -> None:
+    """Wait for a query's end, or end it when this process is asked to end."""
+    # Spark's own handler of SIGINT would cancel the batch, and so fail the query.
+    stops = (signal.SIGINT, signal.SIGTERM)
+    previous = [signal.signal(number, signal.default_int_handler) for number in stops]
+    try:
+        while not query.awaitTermination(_POLL):
+            pass
+    except KeyboardInterrupt:
+        query.stop()
+    finally:
+        for number, handler in zip(stops, previous, strict=True):
+            signal.signal(number, handler)
+    error = query.exception()
+    if error is not None:
+        raise KestrelError(reason(error))
+
+
+def _cluster(
+    servers: str | None, zookeeper: str | None, path_prefix: str | None
+) -> "ServersOptions":
+    from kestrelmq.spark.live_options import ServersOptions  # noqa: PLC0415 # Spark may be missing
+
+    if (zookeeper is None) != (path_prefix is None):
+        raise typer.BadParameter("--zookeeper and --path-prefix go together")
+    if zookeeper is not None:
+        return ServersOptions(None, zookeeper, path_prefix)
+    return ServersOptions(servers or os.environ.get(VARIABLE) or DEFAULT_SERVER)
+
+
+def _table(rows: Sequence[Any], columns: Sequence[str]) -> None:
+    """Print objects' attributes, and their sums when there are several."""
+    cells = [[str(getattr(row, column)) for column in columns] for row in rows]
+    if len(rows) > 1:
+        sums = [str(sum(getattr(row, column) for row in rows)) for column in columns[1:]]
+        cells.append(["", *sums])
+    print_table(columns, cells)
+
+
+def _state(check: Any) -> str:
+    if not check.is_good:
+        return f"damaged at byte {check.damaged_at}: {check.reason}"
+    return "good" if check.torn_at is None else f"good; cut short at byte {check.torn_at}"
+
+
+def _time(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no time such as 2026-01-31T10:00") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)

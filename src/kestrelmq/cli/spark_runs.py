@@ -1,0 +1,132 @@
+"""A Spark session for a command: is Spark there at all, quiet logs, progress, readable errors."""
+
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kestrelmq.errors import KestrelError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_EVERY: Final = 0.5
+_OWN_ERROR: Final = re.compile(r"kestrelmq\.[\w.]+: (.+)")
+_QUIET_LOG: Final = """\
+rootLogger.level = error
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %p %c{1}: %m%n
+logger.streaming.name = org.apache.spark
+logger.streaming.level = off
+"""
+
+
+def check_spark() -> None:
+    """Check that Spark can be started at all.
+
+    Raises:
+        KestrelError: PySpark or Java is missing; the message says how to get it.
+    """
+    missing = [name for name in ("pyspark", "pyarrow", "numpy") if not _is_installed(name)]
+    if missing:
+        raise KestrelError(
+            f"pipelines need {missing[0]}, which is not installed: pip install 'kestrelmq[spark]'"
+        )
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which(str(Path(home) / "bin" / "java") if home else "java")
+    if java is None:
+        where = f"JAVA_HOME is {home}, and has no bin/java" if home else "there is no java on PATH"
+        raise KestrelError(
+            f"pipelines need a Java runtime, 17 or newer: {where}. "
+            "On Debian and Ubuntu: apt install openjdk-17-jre-headless"
+        )
+
+
+@contextlib.contextmanager
+def spark_session(master: str, what: str) -> Iterator["SparkSession"]:
+    """Run Spark for the length of a `with` block, with progress on a terminal.
+
+    What Spark raises becomes a `KestrelError` of one line.
+
+    Args:
+        master: Spark's master URL.
+        what: what is being done, for the progress bar.
+    """
+    check_spark()
+    from pyspark.errors import PySparkException  # noqa: PLC0415 # slow, and may be missing
+
+    from kestrelmq.spark.session import local_session  # noqa: PLC0415 # as above
+
+    with tempfile.NamedTemporaryFile("w", suffix=".properties") as log:
+        log.write(_QUIET_LOG)
+        log.flush()
+        settings = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log.name}"}
+        try:
+            with local_session(master, settings=settings) as spark, _progress(spark, what):
+                yield spark
+        except PySparkException as error:
+            raise KestrelError(reason(error)) from error
+        except (OSError, ValueError) as error:
+            if isinstance(error, KestrelError):
+                raise
+            raise KestrelError(str(error)) from error
+
+
+def reason(error: Exception) -> str:
+    """Return the line of an error of Spark's that says what is wrong."""
+    text = str(error)
+    own = _OWN_ERROR.findall(text)
+    if own:
+        return str(own[-1])
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def _progress(spark: "SparkSession", what: str) -> Iterator[None]:
+    console = Console(stderr=True)
+    if not sys.stderr.isatty():
+        yield
+        return
+    done = Event()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        follower = Thread(target=_follow, args=(spark, progress, what, done), daemon=True)
+        follower.start()
+        try:
+            yield
+        finally:
+            done.set()
+            follower.join()
+
+
+def _follow(spark: "SparkSession", progress: Progress, what: str, done: Event) -> None:
+    bar = progress.add_task(what, total=None)
+    tracker: Any = spark.sparkContext.statusTracker()
+    while not done.wait(_EVERY):
+        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        running = [stage for stage in stages if stage is not None]
+        total = sum(stage.numTasks for stage in running)
+        completed = sum(stage.numCompletedTasks for stage in running)
+        progress.update(bar, total=total or None, completed=completed)
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ImportError:
+        return False

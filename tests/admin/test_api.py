@@ -1,0 +1,265 @@
+"""The API against a real server: what it does to queues, and what it says when it cannot."""
+
+import base64
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from tests.admin.conftest import Admin
+from tests.support.server import running_server
+
+API = "/api/v1"
+
+
+def test_a_queue_comes_and_goes(admin: Admin) -> None:
+    """Created once, there until it is deleted."""
+    created = admin.ask("POST", f"{API}/queues", {"name": "work"})
+    again = admin.ask("POST", f"{API}/queues", {"name": "work"})
+    assert (created.status, created.json["created"]) == (201, True)
+    assert (again.status, again.json["created"]) == (200, False)
+    assert admin.get(f"{API}/queues").json["total"] == 1
+    assert admin.ask("DELETE", f"{API}/queues/work").status == 204
+    assert admin.get(f"{API}/queues/work").code == "queue_not_found"
+    assert admin.get(f"{API}/queues").json["total"] == 0
+
+
+def test_what_is_put_is_what_a_client_gets(admin: Admin) -> None:
+    """Text and bytes arrive as they were sent."""
+    text = admin.ask("POST", f"{API}/queues/work/items", {"text": "Zoë"})
+    data = base64.b64encode(b"\x00\xff\r\n").decode()
+    admin.ask("POST", f"{API}/queues/work/items", {"data": data})
+    assert (text.status, text.json) == (201, {"queue": "work", "size": 4})
+    with admin.client() as client:
+        assert [client.get("work"), client.get("work")] == ["Zoë".encode(), b"\x00\xff\r\n"]
+
+
+def test_what_is_put_survives_a_crash(admin: Admin) -> None:
+    """The journal is ahead of the reply."""
+    admin.ask("POST", f"{API}/queues/work/items", {"text": "kept"})
+    admin.server.kill9()
+    admin.server.start()
+    items = admin.get(f"{API}/queues/work/items").json["items"]
+    assert [base64.b64decode(item["data"]) for item in items] == [b"kept"]
+
+
+def test_what_is_put_with_sync_is_answered(tmp_path: Path) -> None:
+    """With `sync_journal` at 0 the reply waits for the disk, and comes."""
+    with running_server(tmp_path, config='[default]\nsync_journal = "0ms"\n') as server:
+        admin = Admin(server)
+        assert admin.ask("POST", f"{API}/queues/work/items", {"text": "x"}).status == 201
+
+
+def test_an_item_may_expire(admin: Admin) -> None:
+    """`expires_in` becomes the item's expiry."""
+    admin.ask("POST", f"{API}/queues/work/items", {"text": "x", "expires_in": 600})
+    item = admin.get(f"{API}/queues/work/items").json["items"][0]
+    assert 590_000 < item["expiry"] - item["add_time"] <= 600_010
+
+
+def test_a_full_queue_refuses(tmp_path: Path) -> None:
+    """A refused item is a conflict, and is not there."""
+    with running_server(tmp_path, config="[default]\nmax_items = 1\n") as server:
+        admin = Admin(server)
+        admin.ask("POST", f"{API}/queues/work/items", {"text": "one"})
+        refused = admin.ask("POST", f"{API}/queues/work/items", {"text": "two"})
+        assert (refused.status, refused.code) == (409, "item_refused")
+        assert admin.get(f"{API}/queues/work").json["stats"]["items"] == 1
+
+
+def test_peeking_leaves_items_there(admin: Admin) -> None:
+    """Items are shown from the head, cut where asked, and stay."""
+    with admin.client() as client:
+        for number in range(5):
+            client.put("work", b"item %d" % number)
+    answer = admin.get(f"{API}/queues/work/items?limit=2&max_bytes=4").json
+    assert answer["total"] == 5
+    assert [item["position"] for item in answer["items"]] == [0, 1]
+    assert {base64.b64decode(item["data"]) for item in answer["items"]} == {b"item"}
+    assert all(item["truncated"] and item["size"] == 6 for item in answer["items"])
+    assert admin.get(f"{API}/queues/work").json["stats"]["items"] == 5
+
+
+def test_flushing_tells_how_many_were_dropped(admin: Admin) -> None:
+    """A flush empties the queue."""
+    with admin.client() as client:
+        client.put("work", b"a")
+        client.put("work", b"b")
+    assert admin.ask("POST", f"{API}/queues/work/flush").json == {"flushed": 2}
+    assert admin.get(f"{API}/queues/work").json["stats"]["items"] == 0
+
+
+def test_open_reads_are_listed_and_given_back(admin: Admin) -> None:
+    """A requeued item is at the head again, while its reader still believes to have it."""
+    with admin.client() as client:
+        client.put("work", b"first")
+        client.put("work", b"second")
+        with client.reserve("work") as item:
+            assert item == b"first"
+            listed = admin.get(f"{API}/queues/work/open-reads").json
+            assert (listed["total"], listed["open_reads"][0]["size"]) == (1, 5)
+            xids = [read["xid"] for read in listed["open_reads"]]
+            answer = admin.ask("POST", f"{API}/queues/work/open-reads/requeue", {"xids": xids})
+            assert answer.json == {"requeued": 1}
+            head = admin.get(f"{API}/queues/work/items").json["items"][0]
+            assert base64.b64decode(head["data"]) == b"first"
+    assert admin.get(f"{API}/queues/work/open-reads").json["total"] == 0
+
+
+def test_requeueing_all_and_requeueing_none(admin: Admin) -> None:
+    """Without xids all go back; an xid that is not open changes nothing."""
+    with admin.client() as client:
+        client.put("work", b"first")
+        with client.reserve("work"):
+            path = f"{API}/queues/work/open-reads/requeue"
+            assert admin.ask("POST", path, {"xids": [-7]}).json == {"requeued": 0}
+            assert admin.ask("POST", path, {}).json == {"requeued": 1}
+
+
+def test_lists_are_paged_filtered_and_sorted(admin: Admin) -> None:
+    """Every queue is on exactly one page, in order."""
+    with admin.client() as client:
+        for number in range(7):
+            for _ in range(number + 1):
+                client.put(f"work-{number}", b"x")
+        client.put("other", b"x")
+    first = admin.get(f"{API}/queues?filter=WORK&limit=4").json
+    rest = admin.get(f"{API}/queues?filter=WORK&limit=4&offset=4").json
+    names = [queue["name"] for queue in first["queues"] + rest["queues"]]
+    assert (first["total"], names) == (7, [f"work-{number}" for number in range(7)])
+    down = admin.get(f"{API}/queues?order=descending&limit=1").json
+    assert down["queues"][0]["name"] == "work-6"
+    assert {queue["items"] for queue in first["queues"]} == {1, 2, 3, 4}
+
+
+def test_a_fanout_is_shown_from_both_ends(admin: Admin) -> None:
+    """The master knows its children, the child its master."""
+    admin.ask("POST", f"{API}/queues", {"name": "a+b"})
+    admin.ask("POST", f"{API}/queues/a/items", {"text": "x"})
+    master = admin.get(f"{API}/queues/a").json
+    child = admin.get(f"{API}/queues/{quote('a+b', safe='')}").json
+    assert master["children"] == [{"name": "a+b", "items": 1}]
+    assert (child["master"], child["stats"]["items"]) == ("a", 1)
+
+
+def test_the_journal_files_are_listed(admin: Admin) -> None:
+    """Names and sizes are those on the disk."""
+    admin.ask("POST", f"{API}/queues/work/items", {"text": "x"})
+    files = admin.get(f"{API}/queues/work").json["journal"]
+    assert files == [{"name": "work", "bytes": (admin.server.queue_path / "work").stat().st_size}]
+
+
+def test_names_of_any_script_work(admin: Admin) -> None:
+    """A name is what it is, percent-encoded in a path."""
+    name = "aufträge-注文"
+    admin.ask("POST", f"{API}/queues", {"name": name})
+    assert admin.get(f"{API}/queues/{quote(name, safe='')}").json["name"] == name
+
+
+@pytest.mark.parametrize("name", ["a.b", "a~b", "a b", "..", "+a", "a+b+c"])
+def test_names_that_no_queue_can_have_are_refused(shared: Admin, name: str) -> None:
+    """Nothing is created, whichever way the name comes."""
+    admin = shared
+    assert admin.ask("POST", f"{API}/queues", {"name": name}).code == "invalid_queue_name"
+    put = admin.ask("POST", f"{API}/queues/{quote(name, safe='')}/items", {"text": "x"})
+    assert put.status in {400, 404}
+    assert admin.get(f"{API}/queues").json["total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("GET", "/queues?limit=0", None, 400, "invalid_query"),
+        ("GET", "/queues?limit=1&limit=2", None, 400, "invalid_query"),
+        ("GET", "/queues?colour=red", None, 400, "invalid_query"),
+        ("GET", "/queues/none/items", None, 404, "queue_not_found"),
+        ("POST", "/queues/none/flush", None, 404, "queue_not_found"),
+        ("POST", "/queues", b"{", 400, "invalid_body"),
+        ("POST", "/queues", {"nam": "x"}, 400, "invalid_body"),
+        ("POST", "/queues/a/items", {}, 400, "invalid_body"),
+        ("POST", "/queues/a/items", {"data": "?"}, 400, "invalid_body"),
+        ("PUT", "/status", {"status": "sideways"}, 400, "invalid_status"),
+        ("PUT", "/status", {"status": "down"}, 400, "invalid_status"),
+        ("PATCH", "/status", {"status": "up"}, 405, "method_not_allowed"),
+        ("GET", "/nothing", None, 404, "not_found"),
+    ],
+)
+def test_errors_have_one_shape(
+    shared: Admin, method: str, path: str, body: object, status: int, code: str
+) -> None:
+    """Whatever is wrong, the reply says so in the same way."""
+    reply = shared.ask(method, API + path, body)
+    assert (reply.status, reply.code) == (status, code)
+    assert reply.json["error"]["message"]
+
+
+def test_a_body_must_be_json_by_its_type(shared: Admin) -> None:
+    """A form of another page could send text; it could not send this type."""
+    reply = shared.ask("POST", f"{API}/queues", b'{"name":"x"}', Content_Type="text/plain")
+    assert (reply.status, reply.code) == (415, "not_json")
+
+
+def test_the_status_forbids_changes(admin: Admin) -> None:
+    """In READONLY nothing is added, flushed or deleted; looking and requeueing still work."""
+    admin.ask("POST", f"{API}/queues/work/items", {"text": "x"})
+    assert admin.ask("PUT", f"{API}/status", {"status": "readonly"}).json["status"] == "READONLY"
+    refused = [
+        admin.ask("POST", f"{API}/queues", {"name": "new"}),
+        admin.ask("POST", f"{API}/queues/work/items", {"text": "y"}),
+        admin.ask("POST", f"{API}/queues/work/flush"),
+        admin.ask("DELETE", f"{API}/queues/work"),
+    ]
+    assert {(reply.status, reply.code) for reply in refused} == {(503, "refused_by_status")}
+    assert admin.get(f"{API}/queues/work/items").json["total"] == 1
+    assert admin.ask("POST", f"{API}/queues/work/open-reads/requeue", {}).status == 200
+    assert admin.get(f"{API}/status").json["writes_allowed"] is False
+
+
+def test_a_queue_for_certain_clients_stays_theirs(tmp_path: Path) -> None:
+    """The API shows no id, so it may neither add nor look into items."""
+    config = "[queues.work]\nallowed_client_ids_for_enqueue = ['a']\n"
+    config += "allowed_client_ids_for_dequeue = ['a']\n"
+    with running_server(tmp_path, config=config) as server:
+        admin = Admin(server)
+        admin.ask("POST", f"{API}/queues", {"name": "work"})
+        put = admin.ask("POST", f"{API}/queues/work/items", {"text": "x"})
+        assert (put.status, put.code) == (403, "client_not_allowed")
+        assert admin.get(f"{API}/queues/work/items").code == "client_not_allowed"
+
+
+def test_a_damaged_queue_is_shown_and_not_served(tmp_path: Path) -> None:
+    """It is listed with its state; the reason is told; nothing can be put on it."""
+    (tmp_path / "queues").mkdir()
+    (tmp_path / "queues" / "old").write_bytes(b"\x55garbage")
+    with running_server(tmp_path) as server:
+        admin = Admin(server)
+        listed = admin.get(f"{API}/queues?state=damaged").json["queues"]
+        assert [queue["name"] for queue in listed] == ["old"]
+        detail = admin.get(f"{API}/queues/old").json
+        assert (detail["state"], "damaged at byte 0" in detail["problem"]) == ("damaged", True)
+        put = admin.ask("POST", f"{API}/queues/old/items", {"text": "x"})
+        assert (put.status, put.code) == (503, "queue_unavailable")
+        assert admin.get("/health").status == 503
+
+
+def test_reload_puts_queue_settings_in_force(tmp_path: Path) -> None:
+    """Settings of queues change, others are named; a bad file changes nothing."""
+    with running_server(tmp_path, config="[default]\nmax_items = 5\n") as server:
+        admin = Admin(server)
+        file = tmp_path / "kestrelmq.toml"
+        file.write_text("client_timeout = 9\n[default]\nmax_items = 6\n")
+        assert admin.ask("POST", f"{API}/reload").json == {"needs_restart": ["client_timeout"]}
+        config = admin.get(f"{API}/config").json["config"]
+        assert (config["default"]["max_items"], config["client_timeout"]) == (6, None)
+        file.write_text("[default]\nmax_items = 'many'\n")
+        reply = admin.ask("POST", f"{API}/reload")
+        assert (reply.status, reply.code) == (422, "invalid_configuration")
+        assert admin.get(f"{API}/config").json["config"]["default"]["max_items"] == 6
+
+
+def test_the_server_tells_about_itself(shared: Admin) -> None:
+    """Statistics by name, status, and what the console must know about changes."""
+    server = shared.get(f"{API}/server").json
+    assert server["stats"]["curr_items"] == 0
+    assert server["status"]["status"] == "UP"
+    assert (server["token_needed"], server["changes_allowed"]) == (False, True)

@@ -1,0 +1,208 @@
+"""What monitoring systems ask for: Ostrich's endpoints, health, Prometheus, the event stream."""
+
+import http.client
+import json
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kestrelmq.admin.prometheus import _NAMES, LEFT_OUT
+from kestrelmq.engine.stats import QUEUE_STATS
+from tests.admin.conftest import Admin
+from tests.support.server import running_server
+
+
+def fill(admin: Admin) -> None:
+    """Put three items on `work` and read one."""
+    with admin.client() as client:
+        for _ in range(3):
+            client.put("work", b"12345")
+        client.get("work")
+
+
+def test_ping(shared: Admin) -> None:
+    """The server says that it is there."""
+    assert shared.get("/ping").text == "pong\n"
+
+
+def test_ostrich_statistics_as_json(admin: Admin) -> None:
+    """Global and queue statistics, split into what grows and what goes up and down."""
+    fill(admin)
+    stats = admin.get("/stats.json").json
+    assert stats.keys() == {"counters", "metrics", "gauges", "labels"}
+    assert stats["counters"]["cmd_set"] == 3
+    assert stats["counters"]["q/work/put_items"] == 3
+    assert stats["gauges"]["q/work/items"] == 2
+    assert stats["gauges"]["q/work/bytes"] == 10
+    assert stats["labels"]["status"] == "UP"
+
+
+def test_ostrich_statistics_over_a_period(admin: Admin) -> None:
+    """Counters of a period are those of its last finished stretch; gauges are of now."""
+    fill(admin)
+    assert admin.get("/stats.json?period=1").json["counters"]["cmd_set"] == 3
+    fill(admin)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        stats = admin.get("/stats.json?period=1").json
+        if stats["counters"]["q/work/get_items_hit"] == 1:
+            break
+        time.sleep(0.2)
+    assert stats["counters"]["cmd_set"] == 3
+    assert stats["gauges"]["q/work/items"] == 4
+    assert admin.get("/stats.json").json["counters"]["cmd_set"] == 6
+
+
+@pytest.mark.parametrize("period", ["0", "-1", "x", "", "99999999", "٣"])
+def test_a_period_is_a_number_of_seconds(shared: Admin, period: str) -> None:
+    """Anything else is refused."""
+    assert shared.get(f"/stats.json?period={quote(period)}").code == "invalid_query"
+
+
+def test_ostrich_statistics_as_text(admin: Admin) -> None:
+    """The same, to be read."""
+    fill(admin)
+    lines = admin.get("/stats.txt").text.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == [
+        "counters:",
+        "metrics:",
+        "gauges:",
+        "labels:",
+    ]
+    assert "  q/work/put_items: 3" in lines
+
+
+def test_server_info_and_config(admin: Admin) -> None:
+    """Name, version and settings; the settings are those in force."""
+    info = admin.get("/server_info.json").json
+    assert (info["name"], info["uptime"] >= 0) == ("kestrelmq", True)
+    config = admin.get("/config.json").json
+    assert config["queue_path"] == str(admin.server.queue_path)
+
+
+def test_quiesce_and_health(admin: Admin) -> None:
+    """A server that serves nobody is not healthy, and says why."""
+    assert admin.get("/health").json == {"healthy": True, "status": "UP", "reasons": []}
+    assert admin.ask("POST", "/quiesce").text == "ok\n"
+    health = admin.get("/health")
+    assert (health.status, health.json["reasons"]) == (503, ["the status is QUIESCENT"])
+
+
+def test_shutdown_ends_the_server_cleanly(admin: Admin) -> None:
+    """The reply comes, and then the process ends with status 0, streams open or not."""
+    connection = http.client.HTTPConnection("127.0.0.1", admin.port, timeout=20)
+    connection.request("GET", "/api/v1/events")
+    assert connection.getresponse().status == 200
+    assert admin.ask("POST", "/shutdown").text == "ok\n"
+    assert admin.server.process.wait(10) == 0
+    connection.close()
+
+
+def test_metrics_parse_and_are_complete(admin: Admin) -> None:
+    """Prometheus can read every line, and each statistic of a queue is there once."""
+    fill(admin)
+    families = {f.name: f for f in text_string_to_metric_families(admin.get("/metrics").text)}
+    values = {name: families[f"kestrelmq_{name}"].samples[0].value for name in (
+        "queue_items", "queue_bytes", "queue_added_items", "queue_get_hits")}  # fmt: skip
+    assert values == {
+        "queue_items": 2,
+        "queue_bytes": 10,
+        "queue_added_items": 3,
+        "queue_get_hits": 1,
+    }
+    kinds = {name.removeprefix("kestrelmq_"): family.type for name, family in families.items()}
+    for stat in QUEUE_STATS:
+        if stat.name not in LEFT_OUT:
+            assert kinds[_NAMES[stat.name][0]] == stat.kind
+    assert {stat.name for stat in QUEUE_STATS} == set(_NAMES) | LEFT_OUT
+
+
+def test_metrics_have_bounded_cardinality(tmp_path: Path) -> None:
+    """Queues beyond the first thousand are added up under one name, and nothing is lost."""
+    with running_server(tmp_path) as server:
+        admin = Admin(server)
+        with admin.client() as client:
+            for number in range(1100):
+                client.put(f"work-{number}", b"x")
+        families = {f.name: f for f in text_string_to_metric_families(admin.get("/metrics").text)}
+    samples = families["kestrelmq_queue_items"].samples
+    assert len(samples) == 1001
+    assert sum(sample.value for sample in samples) == 1100
+    other = [s.value for s in samples if s.labels["queue"] == "~other"]
+    assert other == [100]
+
+
+def test_metric_labels_are_escaped(admin: Admin) -> None:
+    """A queue may have a quote or a backslash in its name."""
+    name = 'quo"te\\n'
+    assert admin.ask("POST", "/api/v1/queues", {"name": name}).status == 201
+    families = {f.name: f for f in text_string_to_metric_families(admin.get("/metrics").text)}
+    assert families["kestrelmq_queue_items"].samples[0].labels == {"queue": name}
+
+
+def read_event(stream: http.client.HTTPResponse) -> tuple[str, object]:
+    """Return the next event of a stream."""
+    name = stream.readline().decode().removeprefix("event: ").strip()
+    data = stream.readline().decode().removeprefix("data: ")
+    assert stream.readline() == b"\n"
+    return name, json.loads(data)
+
+
+def test_the_stream_tells_what_changed(admin: Admin) -> None:
+    """First everything, then only differences, and what went."""
+    fill(admin)
+    connection = http.client.HTTPConnection("127.0.0.1", admin.port, timeout=20)
+    connection.request("GET", "/api/v1/events")
+    stream = connection.getresponse()
+    assert stream.headers["Content-Type"].startswith("text/event-stream")
+    assert read_event(stream)[0] == "reset"
+    rows: dict[str, list[object]] = {}
+    gone: list[object] = []
+    deleted = False
+    while not gone:
+        name, data = read_event(stream)
+        if name == "rows" and isinstance(data, list):
+            rows |= {row[0]: row for row in data}
+        elif name == "gone" and isinstance(data, list):
+            gone += data
+        if "work" in rows and not deleted:
+            assert rows["work"][1:3] == [2, 10]
+            admin.ask("DELETE", "/api/v1/queues/work")
+            deleted = True
+    assert gone == ["work"]
+    connection.close()
+
+
+def test_streams_are_limited(admin: Admin) -> None:
+    """One more than the limit is refused, and there is room again when one ends."""
+    connections = []
+    for _ in range(64):
+        connection = http.client.HTTPConnection("127.0.0.1", admin.port, timeout=20)
+        connection.request("GET", "/api/v1/events")
+        assert connection.getresponse().status == 200
+        connections.append(connection)
+    refused = admin.get("/api/v1/events")
+    assert (refused.status, refused.code) == (503, "too_many_watchers")
+    for connection in connections:
+        connection.close()
+
+
+def test_the_console_is_served_and_cached_by_its_tag(shared: Admin) -> None:
+    """What did not change is not sent again."""
+    page = shared.get("/")
+    assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+    script = shared.get("/console/main.js")
+    assert script.headers["Content-Type"].startswith("text/javascript")
+    again = shared.get("/console/main.js", If_None_Match=script.headers["ETag"])
+    assert (again.status, again.content) == (304, b"")
+
+
+@pytest.mark.parametrize(
+    "path", ["/console/../service.py", "/console/%2e%2e/service.py", "/console/"]
+)
+def test_only_the_console_is_served(shared: Admin, path: str) -> None:
+    """No path leads to another file."""
+    assert shared.get(path).status == 404

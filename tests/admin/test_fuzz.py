@@ -1,0 +1,56 @@
+"""The API fed from its own document: whatever is sent, the server answers as it says it does."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+
+from kestrelmq.admin import openapi
+from tests.admin.conftest import Admin
+from tests.support.server import running_server
+
+document = openapi.document()
+# A stream has no end, and the document has no parameters.
+del document["paths"]["/api/v1/events"]
+LONGEST_URL = 8000
+schema = schemathesis.openapi.from_dict(document)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
+    """One server for all requests: it must survive them all."""
+    directory: Path = tmp_path_factory.mktemp("fuzzed")
+    with running_server(directory) as server:
+        admin = Admin(server)
+        with admin.client() as client:
+            client.put_many("work", [b"an item"] * 5)
+        yield admin
+        assert server.process.poll() is None
+
+
+@schema.parametrize()
+@settings(
+    max_examples=25,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_no_request_makes_the_server_fail(case: schemathesis.Case, fuzzed: Admin) -> None:
+    """Replies have a documented status, type and shape, and are never an internal error."""
+    if len(case.path_parameters.get("name", "")) % 2:
+        case.path_parameters["name"] = "work"  # one that is there
+    response = case.call(base_url=fuzzed.url)
+    assert response.status_code != 500
+    if len(response.request.url or "") > LONGEST_URL:
+        assert response.status_code == 400  # it never was a request to the API
+        return
+    case.validate_response(
+        response,
+        checks=[
+            schemathesis.checks.response_schema_conformance,
+            schemathesis.checks.status_code_conformance,
+            schemathesis.checks.content_type_conformance,
+        ],
+    )

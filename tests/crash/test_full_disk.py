@@ -1,0 +1,91 @@
+"""The real server on a disk that fills up: errors to clients, nothing lost, and it heals."""
+
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.crash.test_kill import Wire, drain
+from tests.support.server import running_server
+
+SIZE = 2 << 20
+CONFIG = """
+[default]
+max_memory_size = "200 KiB"
+default_journal_size = "100 KiB"
+"""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A queue path with little room, and a file in it that takes half of that."""
+    path = tmp_path / "queues"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(path)]
+    if os.getuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        (path / "~~ballast").write_bytes(bytes(SIZE // 2))
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.mark.parametrize("sync", ['"never"', '"0ms"'])
+def test_a_full_disk_refuses_and_loses_nothing(
+    tmp_path: Path, small_disk: Path, sync: str
+) -> None:
+    """Adds fail while there is no room; they succeed when there is, without a restart."""
+    config = f"{CONFIG}sync_journal = {sync}\n"
+    with running_server(tmp_path, config=config) as server:
+        wire = Wire(server.ports["memcache"])
+        stored, refused = _fill(wire, b"a")
+        assert refused
+        assert wire.ask(b"version\r\n").startswith(b"VERSION")
+        (small_disk / "~~ballast").unlink()
+        more, _ = _fill(wire, b"b", until=len(stored) // 2)
+        assert more
+        wire.close()
+        server.restart()
+        assert drain(server.ports["memcache"]) == stored + more
+        wire = Wire(server.ports["memcache"])
+        assert wire.ask(b"set jobs 0 0 1\r\n!\r\n") == b"STORED"
+        wire.close()
+
+
+def test_a_file_size_limit_refuses_and_loses_nothing(tmp_path: Path) -> None:
+    """The same where nothing can be mounted: writes beyond a limit fail with EFBIG."""
+    limit = 100 << 10
+    with running_server(tmp_path, config=CONFIG) as server:
+        pid = server.process.pid
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, hard))
+        wire = Wire(server.ports["memcache"])
+        stored, refused = _fill(wire, b"a")
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+        assert refused
+        more, _ = _fill(wire, b"b", until=10)
+        wire.close()
+        server.kill9()
+        server.start()
+        assert drain(server.ports["memcache"]) == stored + more
+
+
+def _fill(wire: Wire, mark: bytes, until: int = 100_000) -> tuple[list[bytes], int]:
+    """Add items until some are refused; return those stored, and how many were not."""
+    stored: list[bytes] = []
+    refused = 0
+    for number in range(100_000):
+        data = b"%b%d " % (mark, number) + b"x" * 1000
+        reply = wire.ask(b"set work 0 0 %d\r\n%b\r\n" % (len(data), data))
+        if reply == b"STORED":
+            stored.append(data)
+        else:
+            assert reply.startswith(b"SERVER_ERROR"), reply
+            refused += 1
+        if refused >= 20 or len(stored) >= until:
+            break
+    return stored, refused

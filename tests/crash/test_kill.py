@@ -1,0 +1,201 @@
+"""The real server is killed again and again under load; nobody loses or repeats an item.
+
+Producers note what was acknowledged, reliable consumers what they confirmed. In the end the queue
+is drained, and the notes must add up. `make soak` runs it for `KESTRELMQ_SOAK_SECONDS`.
+"""
+
+import os
+import random
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from threading import Event, Lock, Thread
+
+import pytest
+
+from tests.support.server import ServerProcess, running_server
+
+CONFIG = """
+[default]
+max_memory_size = "60 KiB"
+default_journal_size = "40 KiB"
+max_journal_size = "300 KiB"
+min_journal_compact_delay = 0
+"""
+PRODUCERS = CONSUMERS = 3
+
+
+class Broken(Exception):  # noqa: N818 # says what it is
+    """The connection is gone."""
+
+
+class Wire:
+    """A connection that speaks just enough of the protocol."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self._file = self._socket.makefile("rwb")
+
+    def ask(self, request: bytes) -> bytes:
+        """Send a request and return the first line of the reply."""
+        try:
+            self._file.write(request)
+            self._file.flush()
+            line = self._file.readline()
+        except OSError:
+            raise Broken from None
+        if not line.endswith(b"\n"):
+            raise Broken
+        return line.strip()
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return an item; None for an empty reply."""
+        line = self.ask(b"get %b\r\n" % key)
+        if line == b"END":
+            return None
+        assert line.startswith(b"VALUE "), line
+        try:
+            data = self._file.read(int(line.split()[3]) + 7)
+        except OSError:
+            raise Broken from None
+        if not data.endswith(b"\r\nEND\r\n"):
+            raise Broken
+        return data[:-7]
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._file.close()
+        self._socket.close()
+
+
+class Notes:
+    """What producers and consumers know."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.server = server
+        self.generation = 0
+        self.stop = Event()
+        self.lock = Lock()
+        self.acknowledged: set[bytes] = set()
+        self.confirmed: set[bytes] = set()
+        self.perhaps: set[bytes] = set()
+        self.held: dict[bytes, int] = {}
+        self.problems: list[str] = []
+
+    def connect(self) -> tuple[Wire, int] | None:
+        while not self.stop.is_set():
+            generation = self.generation
+            try:
+                return Wire(self.server.ports["memcache"]), generation
+            except OSError:
+                time.sleep(0.02)
+        return None
+
+    def problem(self, text: str) -> None:
+        with self.lock:
+            self.problems.append(text)
+
+
+def produce(notes: Notes, name: int) -> None:
+    rng = random.Random(name)
+    number = 0
+    while (connected := notes.connect()) is not None:
+        wire, _ = connected
+        with suppress(Broken):
+            while not notes.stop.is_set():
+                number += 1
+                data = b"%d-%d " % (name, number) + b"x" * rng.choice([10, 100, 1000])
+                reply = wire.ask(b"set work 0 0 %d\r\n%b\r\n" % (len(data), data))
+                if reply == b"STORED":
+                    notes.acknowledged.add(data)
+                else:
+                    notes.problem(f"set was answered {reply!r}")
+                if number % 200 > 150:
+                    time.sleep(0.002)
+        wire.close()
+
+
+def consume(notes: Notes, name: int) -> None:
+    rng = random.Random(1000 + name)
+    while (connected := notes.connect()) is not None:
+        wire, generation = connected
+        data = None
+        with suppress(Broken):
+            while not notes.stop.is_set():
+                data = wire.get(b"work/t=50/open")
+                if data is None:
+                    continue
+                _note_delivery(notes, data, generation)
+                if rng.random() < 0.2:
+                    notes.held.pop(data, None)
+                    assert wire.get(b"work/abort") is None
+                    continue
+                notes.perhaps.add(data)
+                assert wire.get(b"work/close") is None
+                notes.confirmed.add(data)
+                notes.held.pop(data, None)
+        if data is not None and notes.held.get(data) == generation:
+            notes.held.pop(data, None)
+        wire.close()
+
+
+def _note_delivery(notes: Notes, data: bytes, generation: int) -> None:
+    with notes.lock:
+        if data in notes.confirmed:
+            notes.problems.append(f"came back after it was confirmed: {data[:20]!r}")
+        if notes.held.get(data) == generation:
+            notes.problems.append(f"given to two readers: {data[:20]!r}")
+        notes.held[data] = generation
+
+
+def drain(port: int) -> list[bytes]:
+    wire = Wire(port)
+    left = []
+    while (data := wire.get(b"work")) is not None:
+        left.append(data)
+    wire.close()
+    return left
+
+
+def kill_again_and_again(tmp_path: Path, seconds: float) -> int:
+    rng = random.Random(5)
+    deadline = time.monotonic() + seconds
+    kills = 0
+    with running_server(tmp_path, config=CONFIG) as server:
+        notes = Notes(server)
+        threads = [Thread(target=produce, args=(notes, n)) for n in range(PRODUCERS)]
+        threads += [Thread(target=consume, args=(notes, n)) for n in range(CONSUMERS)]
+        for thread in threads:
+            thread.start()
+        try:
+            while time.monotonic() < deadline and not notes.problems:
+                time.sleep(rng.uniform(0.1, 0.8))
+                server.kill9()
+                kills += 1
+                notes.generation += 1
+                server.start()
+        finally:
+            notes.stop.set()
+            for thread in threads:
+                thread.join(30)
+        server.restart()
+        left = drain(server.ports["memcache"])
+    assert notes.problems == []
+    assert len(left) == len(set(left))
+    assert notes.acknowledged - notes.perhaps - set(left) == set()
+    assert notes.confirmed & set(left) == set()
+    assert len(notes.acknowledged) > 100 * kills
+    assert len(notes.confirmed) > 20 * kills
+    return kills
+
+
+def test_killed_under_load_nothing_is_lost_or_comes_back(tmp_path: Path) -> None:
+    """For some seconds; what was acknowledged is there, what was confirmed is gone."""
+    assert kill_again_and_again(tmp_path, 15) >= 3
+
+
+@pytest.mark.soak
+def test_killed_for_as_long_as_asked(tmp_path: Path) -> None:
+    """The same for `KESTRELMQ_SOAK_SECONDS`, 600 unless set."""
+    kill_again_and_again(tmp_path, float(os.environ.get("KESTRELMQ_SOAK_SECONDS", "600")))

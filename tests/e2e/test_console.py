@@ -1,0 +1,389 @@
+"""The console in a real browser: each page and each action."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.e2e.conftest import Console, open_console
+from tests.support.server import ServerProcess, running_server
+
+TOKEN = "0123456789abcdef-token"  # noqa: S105 # of a server that lives for one test
+
+
+def fill(console: Console) -> None:
+    """Give the server something to show."""
+    with console.client() as client:
+        for number in range(12):
+            body = json.dumps({"order": number, "customer": "Zoë", "lines": [1, 2]})
+            client.put("orders", body.encode())
+        client.put("email", b"hello")
+        client.put("thumbnails", b"\x00\x01\x02binary\xff")
+
+
+def depth_of(console: Console, name: str) -> str:
+    """Return the depth that the table shows for a queue."""
+    row = console.page.get_by_role("row").filter(has=console.page.get_by_role("link", name=name))
+    return row.locator(".items b").inner_text()
+
+
+def names_shown(console: Console) -> list[str]:
+    """Return the names of the rows in sight, in the order in which they are shown."""
+    rows = console.page.locator(".space .row:not([hidden])")
+    pairs = rows.evaluate_all(
+        "rows => rows.map(row => [+row.ariaRowIndex, row.querySelector('.name').innerText])"
+    )
+    return [name for _, name in sorted(pairs)]
+
+
+def test_queues_are_listed_and_live(console: Console) -> None:
+    """What is put while the page is open shows up by itself."""
+    fill(console)
+    console.open()
+    expect(console.page.get_by_role("link", name="orders")).to_be_visible()
+    assert depth_of(console, "orders") == "12"
+    with console.client() as client:
+        client.put("orders", b"one more")
+        client.put("brand-new", b"x")
+    expect(console.page.get_by_role("link", name="brand-new")).to_be_visible()
+    assert depth_of(console, "orders") == "13"
+    expect(console.page.get_by_label("Waiting", exact=True).locator("strong")).to_have_text("16")
+    console.picture("queues")
+
+
+def test_a_queue_that_goes_leaves_the_list(console: Console) -> None:
+    """What is deleted elsewhere disappears."""
+    fill(console)
+    console.open()
+    expect(console.page.get_by_role("link", name="email")).to_be_visible()
+    with console.client() as client:
+        client.delete("email")
+    expect(console.page.get_by_role("link", name="email")).to_have_count(0)
+
+
+def test_filter_choices_and_sorting(console: Console) -> None:
+    """The list can be narrowed by name and state, and sorted by any column."""
+    fill(console)
+    with console.client() as client:
+        client.get("email")
+    console.open()
+    expect(console.page.locator(".found")).to_have_text("3 queues")
+    assert names_shown(console) == ["orders", "thumbnails", "email"]
+    console.page.get_by_role("columnheader", name="Queue").get_by_role("button").click()
+    header = console.page.get_by_role("columnheader", name="Queue")
+    expect(header).to_have_attribute("aria-sort", "ascending")
+    assert names_shown(console) == ["email", "orders", "thumbnails"]
+    console.press("Not empty")
+    expect(console.page.locator(".found")).to_have_text("2 of 3 queues")
+    console.press("Problems")
+    expect(console.page.locator(".empty")).to_have_text("No queue fits the filter.")
+    console.press("All")
+    console.page.get_by_label("Filter queues by name").fill("THUMB")
+    expect(console.page.locator(".found")).to_have_text("1 of 3 queues")
+
+
+def test_the_keyboard_suffices(console: Console) -> None:
+    """Filter, walk the rows, open one, and come back, without a mouse."""
+    fill(console)
+    console.open()
+    keyboard = console.page.keyboard
+    expect(console.page.get_by_role("link", name="orders")).to_be_visible()
+    keyboard.press("/")
+    expect(console.page.get_by_label("Filter queues by name")).to_be_focused()
+    console.page.get_by_role("link", name="orders").focus()
+    keyboard.press("ArrowDown")
+    focused = console.page.evaluate("document.activeElement.innerText")
+    keyboard.press("End")
+    keyboard.press("Home")
+    expect(console.page.get_by_role("link", name="orders")).to_be_focused()
+    assert focused in {"email", "thumbnails"}
+    keyboard.press("Enter")
+    expect(console.page.get_by_role("heading", name="orders", level=1)).to_be_visible()
+    expect(console.page.locator("main")).to_be_focused()
+
+
+def test_thousands_of_queues_are_a_handful_of_rows(console: Console) -> None:
+    """Only rows in sight exist; the last queue is reached by scrolling."""
+    with console.client() as client:
+        for number in range(3000):
+            client.put(f"queue-{number:04d}", b"x")
+    console.open()
+    expect(console.page.locator(".found")).to_have_text("3,000 queues")
+    console.page.get_by_role("columnheader", name="Queue").get_by_role("button").click()
+    console.page.evaluate("document.querySelector('.scroller').scrollTop = 1e9")
+    expect(console.page.get_by_role("link", name="queue-2999")).to_be_visible()
+    assert console.page.locator(".space .row").count() < 60
+    table = console.page.get_by_role("table", name="Queues")
+    expect(table).to_have_attribute("aria-rowcount", "3001")
+
+
+def test_a_queue_is_created(console: Console) -> None:
+    """The dialog takes a name and leads to the new queue."""
+    console.open()
+    console.press("New queue")
+    console.page.get_by_label("Name", exact=True).fill("fresh")
+    console.confirm("Create")
+    expect(console.page.get_by_role("heading", name="fresh", level=1)).to_be_visible()
+    console.expect_toast("fresh was created.")
+
+
+def test_a_queue_page_tells_everything(console: Console) -> None:
+    """Charts, facts, fanout, journal and settings of one queue."""
+    console.open()
+    with console.client() as client:
+        client.put("orders+audit", b"direct")
+    fill(console)
+    console.open("#/queue/orders")
+    page = console.page
+    chart = page.get_by_role("img", name=re.compile("^Depth, last 5 minutes. items: now 12"))
+    expect(chart).to_be_visible()
+    chart.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".tip").first).to_contain_text("items 12")
+    expect(page.get_by_role("region", name="Fanout")).to_contain_text("orders+audit")
+    expect(page.get_by_role("table", name="Journal files")).to_contain_text("orders")
+    page.get_by_text("All statistics").click()
+    expect(page.get_by_text("total_flushes")).to_be_visible()
+    page.get_by_text("Settings in force").click()
+    expect(page.get_by_text("max_memory_size")).to_be_visible()
+    console.picture("queue")
+    page.get_by_role("link", name="orders+audit").click()
+    expect(page.get_by_role("heading", name="orders+audit", level=1)).to_be_visible()
+
+
+def test_items_as_text_json_and_hex(console: Console) -> None:
+    """An item is shown in three ways, and stays where it is."""
+    fill(console)
+    console.open("#/queue/orders")
+    first = console.page.get_by_label("Item 0")
+    expect(first).to_contain_text('"customer": "Zoë"')
+    console.press("Text")
+    expect(first).to_have_text('{"order": 0, "customer": "Zo\\u00eb", "lines": [1, 2]}')
+    console.press("Hex")
+    expect(first).to_contain_text("000000  7b 22 6f 72 64 65 72 22")
+    console.page.goto(console.url + "#/queue/thumbnails")
+    console.press("Hex")
+    expect(console.page.get_by_label("Item 0")).to_contain_text("00 01 02 62 69 6e 61 72")
+    console.picture("hex")
+    with console.client() as client:
+        assert client.peek("thumbnails") == b"\x00\x01\x02binary\xff"
+
+
+def test_what_a_queue_holds_is_never_markup(console: Console) -> None:
+    """Names and items that look like HTML are shown, not run."""
+    attack = "<img/src=x/onerror=document.title='owned'>"
+    name = "<b>bold<b>".replace("/", "")
+    with console.client() as client:
+        client.put(name, attack.encode())
+    console.open()
+    expect(console.page.get_by_role("link", name=name)).to_be_visible()
+    console.page.get_by_role("link", name=name).click()
+    expect(console.page.get_by_label("Item 0")).to_have_text(attack)
+    assert "owned" not in console.page.title()
+
+
+def test_an_item_is_put(console: Console) -> None:
+    """The dialog's text arrives, with its expiry."""
+    console.open("#/queue/work")
+    console.press("Put item")
+    console.page.get_by_label("Item", exact=True).fill("from the console")
+    console.page.get_by_label("Expires in (seconds)").fill("600")
+    console.confirm("Put")
+    console.expect_toast("16 bytes put on work.")
+    expect(console.page.get_by_label("Item 0")).to_have_text("from the console")
+    expect(console.page.locator(".facts")).to_contain_text("expires in 9 m")
+    with console.client() as client:
+        assert client.get("work") == b"from the console"
+
+
+def test_flushing_asks_first(console: Console) -> None:
+    """The question names the queue; no means no."""
+    fill(console)
+    console.open("#/queue/orders")
+    expect(console.page.get_by_label("Item 0")).to_be_visible()
+    console.press("Flush")
+    dialog = console.page.get_by_role("dialog", name="Flush orders?")
+    expect(dialog).to_contain_text("12 waiting items of orders will be lost.")
+    console.picture("confirmation", full=False)
+    console.confirm("Cancel")
+    with console.client() as client:
+        assert client.peek("orders") is not None
+    console.press("Flush")
+    console.page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    console.press("Flush")
+    console.confirm("Flush orders")
+    console.expect_toast("12 items of orders dropped.")
+    with console.client() as client:
+        assert client.peek("orders") is None
+
+
+def test_deleting_asks_first(console: Console) -> None:
+    """A deleted queue is gone, and the console is back at the list."""
+    fill(console)
+    console.open("#/queue/orders")
+    console.press("Delete")
+    console.confirm("Delete orders")
+    console.expect_toast("orders was deleted.")
+    expect(console.page.get_by_role("link", name="email")).to_be_visible()
+    expect(console.page.get_by_role("link", name="orders")).to_have_count(0)
+    assert not (console.server.queue_path / "orders").exists()
+
+
+def test_an_open_read_is_requeued(console: Console) -> None:
+    """Open reads are listed; one goes back to the head after a question."""
+    fill(console)
+    with console.client() as client, client.reserve("email") as item:
+        assert item == b"hello"
+        console.open("#/queue/email")
+        console.page.get_by_role("button", name=re.compile("^Requeue read")).click()
+        expect(console.page.get_by_role("dialog")).to_contain_text("1 item of email will go back")
+        console.confirm("Requeue on email")
+        console.expect_toast("1 item back in email.")
+        expect(console.page.get_by_label("Item 0")).to_have_text("hello")
+
+
+def test_all_open_reads_are_requeued(console: Console) -> None:
+    """One button gives all of them back."""
+    fill(console)
+    with console.client() as client, client.reserve("orders"), client.reserve("orders"):
+        console.open("#/queue/orders")
+        expect(console.page.get_by_role("table", name="Open reads")).to_be_visible()
+        console.picture("open-reads")
+        console.press("Requeue all")
+        console.confirm("Requeue on orders")
+        console.expect_toast("2 items back in orders.")
+
+
+def test_the_status_is_switched(console: Console) -> None:
+    """The switch asks, sets, and shows what is in force."""
+    console.open()
+    switch = console.page.get_by_label("Server status")
+    switch.select_option("READONLY")
+    expect(console.page.get_by_role("dialog")).to_contain_text("deleting are refused")
+    console.confirm("Cancel")
+    expect(switch).to_have_value("UP")
+    switch.select_option("READONLY")
+    console.confirm("Set to Read only")
+    console.expect_toast("The status is Read only.")
+    with console.client() as client:
+        assert set(client.status().values()) == {"READONLY"}
+    console.open("#/queue/work")
+    console.press("Put item")
+    console.page.get_by_label("Item", exact=True).fill("x")
+    console.confirm("Put")
+    expect(console.page.locator(".toast.error")).to_be_visible()
+
+
+def test_the_server_page(browser: Browser, tmp_path: Path) -> None:
+    """Statistics, damaged queues and the configuration, which can be reloaded."""
+    (tmp_path / "queues").mkdir()
+    (tmp_path / "queues" / "old-archive").write_bytes(b"\x55garbage")
+    with running_server(tmp_path, config="[default]\nmax_items = 77\n") as server:
+        for console in open_console(browser, server, width=1360, height=900):
+            console.open("#/server")
+            damaged = console.page.get_by_role("region", name="Damaged queues")
+            expect(damaged).to_contain_text("damaged at byte 0")
+            config = console.page.get_by_label("Configuration in force")
+            expect(config).to_contain_text('"max_items": 77')
+            console.picture("server")
+            (tmp_path / "kestrelmq.toml").write_text("[default]\nmax_items = 78\n")
+            console.press("Reload configuration")
+            console.confirm("Reload")
+            expect(config).to_contain_text('"max_items": 78')
+            console.open("#/queue/old-archive")
+            expect(console.page.get_by_role("alert")).to_contain_text("damaged at byte 0")
+
+
+def test_the_token_is_asked_for(browser: Browser, tmp_path: Path) -> None:
+    """A wrong token is asked for again; the right one is kept for the tab."""
+    with running_server(tmp_path, config=f'admin_tokens = ["{TOKEN}"]\n') as server:
+        for console in open_console(browser, server, width=1360, height=900):
+            console.open()
+            console.press("New queue")
+            console.page.get_by_label("Name", exact=True).fill("fresh")
+            console.confirm("Create")
+            console.page.get_by_label("Admin token").fill("wrong")
+            console.confirm("Continue")
+            dialog = console.page.get_by_role("dialog")
+            expect(dialog).to_contain_text("did not accept that token")
+            console.page.get_by_label("Admin token").fill(TOKEN)
+            console.confirm("Continue")
+            console.expect_toast("fresh was created.")
+            expect(console.page.locator(".items-note, .hint").first).to_be_visible()
+
+
+def test_the_theme_is_kept(console: Console) -> None:
+    """Dark stays dark after a reload."""
+    console.open()
+    theme = "document.documentElement.dataset.theme"
+    assert console.page.evaluate(theme) == "light"
+    console.press("Switch between dark and light")
+    console.page.reload()
+    assert console.page.evaluate(theme) == "dark"
+
+
+def test_a_lost_server_is_told_and_found_again(console: Console) -> None:
+    """The console says that it lost the server, and goes on by itself when it is back."""
+    fill(console)
+    console.open()
+    expect(console.page.get_by_role("link", name="orders")).to_be_visible()
+    console.server.kill9()
+    expect(console.page.locator("#live")).to_have_text("Reconnecting")
+    console.server.start()
+    expect(console.page.locator("#live")).to_have_text("Live", timeout=40_000)
+    assert depth_of(console, "orders") == "12"
+
+
+def test_nothing_comes_from_elsewhere(console: Console) -> None:
+    """Every request of every page goes to the server itself."""
+    fill(console)
+    for place in ("", "#/queue/orders", "#/server"):
+        console.open(place)
+        console.page.wait_for_load_state("load")
+    hosts = {urlsplit(url).netloc for url in console.asked}
+    assert hosts == {urlsplit(console.url).netloc}
+
+
+PLACES = {"queues": "", "queue": "#/queue/orders", "server": "#/server"}
+
+
+@pytest.fixture(params=["light", "dark", "phone"])
+def screen(
+    request: pytest.FixtureRequest, browser: Browser, server: ServerProcess
+) -> Iterator[tuple[str, Console]]:
+    """The console in each of its looks."""
+    look = str(request.param)
+    width, height = (390, 844) if look == "phone" else (1360, 900)
+    scheme = "dark" if look == "dark" else "light"
+    consoles = open_console(browser, server, width=width, height=height, color_scheme=scheme)
+    for console in consoles:
+        yield look, console
+
+
+def test_every_page_is_accessible_in_every_look(screen: tuple[str, Console]) -> None:
+    """axe-core finds nothing, with dialogs open too, and nothing sticks out at the side."""
+    look, console = screen
+    fill(console)
+    with console.client() as client, client.reserve("orders"):
+        for name, place in PLACES.items():
+            console.open(place)
+            ready = {
+                "queues": console.page.get_by_role("link", name="orders"),
+                "queue": console.page.get_by_label("Item 0"),
+                "server": console.page.get_by_text("total_connections"),
+            }[name]
+            expect(ready).to_be_visible()
+            console.picture(f"{name}-{look}")
+            assert console.accessibility_problems() == []
+            width = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert console.page.evaluate(width) == 0
+        console.open("#/queue/orders")
+        for button, answer in (("Put item", "Cancel"), ("Delete", "Cancel")):
+            console.press(button)
+            assert console.accessibility_problems() == []
+            console.confirm(answer)

@@ -1,0 +1,47 @@
+"""Runs of records of one length, which loading takes together."""
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kestrelmq.journal.reader import JournalReader
+from kestrelmq.journal.records import REMOVE_RECORD, item, uniform_run
+from kestrelmq.journal.replay import Replay
+
+
+@given(
+    st.integers(0, 30),
+    st.integers(0, 50),
+    st.sampled_from([b"", REMOVE_RECORD, item(9, 0, b"longer than the others" * 2), b"\x02\x10"]),
+)
+def test_a_run_ends_where_a_record_differs(count: int, size: int, after: bytes) -> None:
+    """Exactly the whole records of the first one's length are counted."""
+    run = b"".join(item(number, 0, bytes(size)) for number in range(count))
+    buffer = REMOVE_RECORD + run + after
+    expected = (count, size + 21) if count else (0, 0)
+    if not count and after[:1] == b"\x02" and len(after) > 20:
+        expected = (1, len(after))
+    assert uniform_run(buffer, 1, len(buffer)) == expected
+    assert uniform_run(buffer, 1, len(buffer) - len(after) - 1)[0] == max(0, count - 1)
+
+
+@given(st.integers(1, 40), st.sampled_from([0, 1, 7]), st.sampled_from([None, 0, 10, 1000]))
+def test_a_run_is_replayed_like_its_records(count: int, size: int, limit: int | None) -> None:
+    """Memory, counts and the first position behind are the same either way."""
+    buffer = b"".join(item(number, 0, bytes(size)) for number in range(count))
+    length = size + 21
+
+    def reader(file: str, position: int) -> JournalReader:
+        return JournalReader(Path(), file, position)
+
+    one = Replay(limit, reader)
+    other = Replay(limit, reader)
+    one.feed(buffer, range(0, len(buffer), length), len(buffer), ("jobs",))
+    other.feed_run(buffer, 0, count, length, ("jobs",))
+    assert other.memory == one.memory
+    assert other.memory_bytes == one.memory_bytes
+    assert (other.items, other.size) == (one.items, one.size)
+    assert (other.behind is None) == (one.behind is None)
+    if one.behind is not None and other.behind is not None:
+        assert (other.behind.file, other.behind.position) == ("jobs", one.behind.position)
