@@ -46,7 +46,6 @@ def test_slow_reader_is_bounded(tmp_path: Path) -> None:
 
 
 @linux_only
-@pytest.mark.xfail(reason="the reply to one get of many keys is gathered before it is sent")
 def test_get_of_many_keys_is_bounded(tmp_path: Path) -> None:
     """A short request for many large items does not gather all of them in memory."""
     with running_server(tmp_path, *QUIET) as server, Wire(server) as slow, Wire(server) as wire:

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -222,13 +223,13 @@ def restore(  # noqa: PLR0913 # one for each flag
 def _wait_for(query: "StreamingQuery") -> None:
     """Wait for a query's end, or end it when this process is asked to end."""
     # Spark's own handler of SIGINT would cancel the batch, and so fail the query.
+    asked_to_end = Event()
     stops = (signal.SIGINT, signal.SIGTERM)
-    previous = [signal.signal(number, signal.default_int_handler) for number in stops]
+    previous = [signal.signal(number, lambda *_: asked_to_end.set()) for number in stops]
     try:
         while not query.awaitTermination(_POLL):
-            pass
-    except KeyboardInterrupt:
-        query.stop()
+            if asked_to_end.is_set():
+                query.stop()
     finally:
         for number, handler in zip(stops, previous, strict=True):
             signal.signal(number, handler)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
-from weakref import WeakKeyDictionary
 
 from kestrelmq.engine.commits import Committable
 from kestrelmq.engine.queue import Queue
@@ -188,13 +187,10 @@ class Latencies:
         missed: a queue that a read found empty since the last look.
     """
 
-    __slots__ = ("_number", "_queues", "looked", "missed", "server")
-
     def __init__(self) -> None:
         self.server: Histograms = {}
         self.looked = 0
         self.missed: Queue | None = None
-        self._queues: WeakKeyDictionary[Queue, Histograms] = WeakKeyDictionary()
         self._number = 0
 
     def look(self, now: int, dirty: Sequence[Committable]) -> Sample | None:
@@ -229,15 +225,16 @@ class Latencies:
 
     def record(self, queue: Queue, kind: Latency, microseconds: int) -> None:
         """Count a time, for the queue and for the server."""
-        histograms = self._queues.get(queue)
-        if histograms is None:
-            histograms = self._queues[queue] = {}
-        for place in (self.server, histograms):
+        for place in (self.server, self.of(queue)):
             histogram = place.get(kind)
             if histogram is None:
                 histogram = place[kind] = Histogram()
             histogram.record(microseconds)
 
-    def of(self, queue: Queue) -> Histograms:
+    @staticmethod
+    def of(queue: Queue) -> Histograms:
         """Return a queue's histograms."""
-        return self._queues.get(queue) or {}
+        histograms = queue.measured
+        if not isinstance(histograms, dict):
+            histograms = queue.measured = {}
+        return histograms

@@ -52,6 +52,7 @@ class Queue(Store):
         waiters: readers that wait for an item.
         create_time: when it came into being (ms).
         restricted: whether only some clients may use it.
+        measured: how long its operations took; it belongs to `metrics`.
         get_hits, get_misses, expired_items, discarded, total_flushes, transactions,
         canceled_transactions: counted since the queue came up.
     """
@@ -70,6 +71,7 @@ class Queue(Store):
         super().__init__(name, clock, commits, journal or NoJournal(), state or Replay())
         self.children: tuple[Queue, ...] = ()
         self.waiters = Waiters()
+        self.measured: object = None
         self.create_time = clock.now()
         self.get_hits = self.get_misses = 0
         self.expired_items = self.discarded = self.total_flushes = 0
@@ -164,7 +166,7 @@ class Queue(Store):
                 return False
             record = admitted
         if self._behind is None and (
-            self.memory_bytes + size <= self._memory_limit or not self._memory
+            self.memory_bytes + size <= self._memory_limit or self._has_room(size)
         ):
             self._memory.append(record)
             self.memory_bytes += size

@@ -52,6 +52,7 @@ QUEUE_STATS: Final[tuple[QueueStat, ...]] = (
     QueueStat("get_items_hit", "counter", lambda q: q.get_hits, "reads that got an item"),
     QueueStat("get_items_miss", "counter", lambda q: q.get_misses, "reads that found none"),
     QueueStat("journal_rewrites", "counter", lambda q: q.journal.rewrites, "journal rewrites"),
+    QueueStat("journal_syncs", "counter", lambda q: q.journal.syncs, "times forced to disk"),
     QueueStat("journal_rotations", "counter", lambda q: q.journal.rotations, "journal rotations"),
 )
 

@@ -22,6 +22,7 @@ from kestrelmq.engine.policy import Limits
 from kestrelmq.engine.undo import Change, Confirmed, GivenBack, Opened
 from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.errors import JournalError, QueueUnavailable
+from kestrelmq.journal.memory import limit_for_now
 from kestrelmq.journal.records import (
     ADDX,
     ADDX_HEADER,
@@ -71,7 +72,8 @@ class Store(Committable):
         self._last_taken_at = 0
         self._pending: list[bytes] = []
         self._undo: list[Change] = []
-        self._memory_limit = 0
+        # Bytes of data that memory may hold as it is now filled, and at most.
+        self._memory_limit = self._memory_most = 0
         self._sync_each = False
         self._sync_period: float | None = None
         self.dialect: Dialect = "documented"
@@ -132,12 +134,13 @@ class Store(Committable):
 
     def _configure_journal(self, config: QueueConfig) -> None:
         """Put the settings that concern the journal in force."""
-        self._memory_limit = config.max_memory_size
+        self._memory_limit = self._memory_most = config.max_memory_size
         self._sync_each = config.sync_journal == 0
         self._sync_period = config.sync_journal or None
         journal = self.journal
         if isinstance(journal, NoJournal):
             return
+        self._has_room(0)
         limits = Limits(
             default_journal_size=config.default_journal_size,
             max_journal_size=config.max_journal_size,
@@ -166,6 +169,13 @@ class Store(Committable):
         if not pending:
             self._commits.dirty.append(self)
         pending.append(record)
+
+    def _has_room(self, size: int) -> bool:
+        """Look how full memory is; say whether an item of `size` bytes may be held."""
+        if isinstance(self.journal, FileJournal):
+            held, items = self.memory_bytes, len(self._memory)
+            self._memory_limit = limit_for_now(self._memory_most, held, items)
+        return not self._memory or self.memory_bytes + size <= self._memory_limit
 
     def _put_behind(self, size: int) -> None:
         if self._behind is None:
@@ -393,6 +403,7 @@ class Store(Committable):
 
     def _read_behind(self, behind: Behind) -> tuple[list[bytes], int]:
         assert isinstance(self.journal, FileJournal)  # noqa: S101 # else nothing is behind
+        self._has_room(0)
         wanted = max(1, min(READ_AHEAD, self._memory_limit - self.memory_bytes))
         items, size = behind.read(self.journal.files, wanted)
         if items or self._memory:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from kestrelmq.errors import JournalError
+from kestrelmq.journal.memory import fitting, limit_for_now
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import (
     ADDX,
@@ -89,6 +90,8 @@ class Replay:
         self._begin(files)
         memory = self.memory
         limit = self._limit
+        if limit is not None:
+            limit = limit_for_now(limit, self.memory_bytes, len(memory))
         append = memory.append
         bounds = iter(starts)
         start = next(bounds, end)
@@ -118,15 +121,18 @@ class Replay:
         self._begin(files)
         if self.behind is None:
             fit = count
-            if self._limit is not None and size:
-                fit = min(count, max(0, (self._limit - self.memory_bytes) // size))
+            if self._limit is not None:
+                fit = min(count, fitting(self._limit, self.memory_bytes, len(self.memory), size))
             end = start + fit * length
             # Slices of what `mapped` gives are bytes.
             self.memory.extend([buffer[at : at + length] for at in range(start, end, length)])  # type: ignore[misc]
             self.memory_bytes += fit * size
             start, count = end, count - fit
-            while count and self.behind is None:  # an item is always held, whatever its size
-                self.feed(buffer, (start,), start + length, files)
+            while count and self.behind is None:
+                if self.memory:
+                    self._add_behind(size, start)
+                else:  # one item is always held, whatever its size
+                    self.feed(buffer, (start,), start + length, files)
                 start, count = start + length, count - 1
         self.behind_items += count
         self.behind_bytes += count * size

@@ -52,7 +52,7 @@ class NoJournal:
     """The journal of a queue that is only held in memory."""
 
     __slots__ = ()
-    size = rewrites = rotations = 0
+    size = rewrites = rotations = syncs = 0
 
     def append(self, data: bytes) -> None:
         """Keep nothing."""
@@ -78,7 +78,8 @@ class FileJournal:
         dialect: how the current file says which xid a read got; None while it does not.
         suspect: a sync failed, and what it should have covered may never reach the disk: until
             the journal is replaced, no sync succeeds.
-        rewrites, rotations: how often it was rewritten and rotated since it was opened.
+        rewrites, rotations, syncs: how often it was rewritten, rotated and forced to disk since it
+            was opened.
     """
 
     __slots__ = (
@@ -95,6 +96,7 @@ class FileJournal:
         "size",
         "sizes",
         "suspect",
+        "syncs",
     )
 
     def __init__(
@@ -117,7 +119,7 @@ class FileJournal:
         self.size = sum(rotated.values())
         self.dialect = dialect
         self.suspect = False
-        self.rewrites = self.rotations = 0
+        self.rewrites = self.rotations = self.syncs = 0
         self.directory = directory
         self._current: AppendFile | None = None
         self._name = queue
@@ -182,6 +184,7 @@ class FileJournal:
         except OSError:
             self.suspect = self._names_changed = True
             raise
+        self.syncs += 1
         self._forget_unsynced(older)
 
     def sync_rotated(self) -> None:

@@ -61,6 +61,7 @@ __all__ = [
     "NOT_STORED",
     "OK",
     "RELOADED",
+    "REMEMBERED",
     "STORED",
     "TOUCHED",
     "Confirm",
@@ -98,7 +99,9 @@ MAX_LINE: Final = 8192
 """Most bytes in a request line."""
 MAX_ITEM: Final = 2**31 - 1 - 16
 """Most bytes in an item: the journal's size field is an i32 and counts 16 bytes of header."""
-_REMEMBERED: Final = 2048
+REMEMBERED: Final = 512
+"""Longest line that is remembered, in bytes."""
+_LINES: Final = 2048
 _MAX_DIGITS: Final = 19
 
 NameCheck = Callable[[bytes], str | None]
@@ -110,13 +113,15 @@ class Parser:
 
     Attributes:
         parse: returns the request in a line, which is without its LF; raises ClientFault when it
-            is malformed, or unknown in the kestrel dialect.
+            is malformed, or unknown in the kestrel dialect. For lines of REMEMBERED bytes at most.
+        parse_long: the same for lines of any length, which it does not remember.
     """
 
     def __init__(self, dialect: Dialect, name_error: NameCheck) -> None:
         self._dialect = dialect
         self._name_error = name_error
-        self.parse: Callable[[bytes], Request] = lru_cache(_REMEMBERED)(self._parse)
+        self.parse: Callable[[bytes], Request] = lru_cache(_LINES)(self._parse)
+        self.parse_long: Callable[[bytes], Request] = self._parse
 
     def _parse(self, line: bytes) -> Request:
         if len(line) > MAX_LINE:

@@ -59,6 +59,9 @@ class Session:
         """
         raise NotImplementedError
 
+    def resume(self) -> None:
+        """Go on with a request that was interrupted, if any, now that the pause is over."""
+
     def broken(self) -> None:
         """A request raised what it must not: reply with an error and close."""
         raise NotImplementedError
@@ -184,8 +187,14 @@ class Connection(TurnConnection):
             self._turns.replying.append(self)
 
     def resume(self) -> None:
-        """Go on with input that was received before."""
-        if self._chunks and not self.paused and not self._is_closed and not self.closing:
+        """Go on with what was interrupted, and with input that was received before."""
+        if self._is_closed or self.closing or self.paused:
+            return
+        self._session.resume()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._chunks and not self.paused:
             self._feed(self._take_buffered())
         if not self.paused and not self.closing:
             self._watch(self._events | _IN)

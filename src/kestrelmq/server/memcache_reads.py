@@ -12,7 +12,7 @@ from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.memcache import END, ERROR, Get, Key, Monitor
-from kestrelmq.server.connection import WAITING, Connection
+from kestrelmq.server.connection import OUTPUT_LIMIT, STALLED, WAITING, Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.reads import OpenReads
 from kestrelmq.server.waiting import WaitingRead
@@ -21,7 +21,11 @@ _FAILURES: Final = (QueueUnavailable, JournalError)
 
 
 class MemcacheFetch:
-    """A `get`: its keys are served one after the other, and answered in one reply."""
+    """A `get`: its keys are served one after the other.
+
+    The reply is sent as a whole, unless it is large: then in parts, each when the client has read
+    the one before.
+    """
 
     __slots__ = (
         "_connection",
@@ -30,8 +34,10 @@ class MemcacheFetch:
         "_parts",
         "_reads",
         "_request",
+        "_size",
         "_touched",
         "_waiting",
+        "is_done",
     )
 
     def __init__(
@@ -43,13 +49,19 @@ class MemcacheFetch:
         self._request = request
         self._index = 0
         self._parts: list[bytes] = []
+        self._size = 0
         self._touched: list[Queue] = []
         self._waiting: WaitingRead | None = None
+        self.is_done = False
 
     def proceed(self) -> None:
-        """Serve keys until one waits, or all are served and the reply is made."""
+        """Serve keys until one waits, the client has much to read, or all are served."""
         keys = self._request.keys
         while self._index < len(keys):
+            if self._size > OUTPUT_LIMIT:
+                self._send(b"".join(self._parts))
+                self._connection.paused |= STALLED
+                return
             key = keys[self._index]
             try:
                 if not self._serve(key):
@@ -57,18 +69,30 @@ class MemcacheFetch:
             except KestrelError as error:
                 self._finish(self._error(error))
                 return
-            if self._connection.closing:
+            if self.is_done:
                 return
             self._index += 1
         self._finish(b"".join(self._parts) + END)
+
+    def resume(self) -> None:
+        """Go on, now that the client has read what was sent."""
+        if not self.is_done and self._waiting is None:
+            self.proceed()
 
     def _error(self, error: KestrelError) -> bytes:
         if isinstance(error, _FAILURES):
             return memcache.server_error(str(error))
         return memcache.client_error(str(error))
 
-    def _finish(self, reply: bytes) -> None:
+    def _send(self, reply: bytes) -> None:
         self._connection.push(reply, tuple(self._touched))
+        self._parts.clear()
+        self._touched.clear()
+        self._size = 0
+
+    def _finish(self, reply: bytes) -> None:
+        self.is_done = True
+        self._send(reply)
         if self._connection.paused & WAITING:
             self._connection.unpause(WAITING)
 
@@ -135,6 +159,7 @@ class MemcacheFetch:
         self._touched.append(queue)
         cas = xid if self._request.cas else None
         self._parts.append(memcache.value(key.echo, record[ADDX_HEADER:], cas))
+        self._size += len(record)
 
     @staticmethod
     def _miss(key: Key, queue: Queue) -> None:
@@ -155,6 +180,7 @@ class MemcacheFetch:
 
     def cancel(self) -> None:
         """The client is gone."""
+        self.is_done = True
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
@@ -163,7 +189,16 @@ class MemcacheFetch:
 class MemcacheMonitor:
     """A `monitor`: each item that arrives is an open read and is sent at once; then END."""
 
-    __slots__ = ("_connection", "_context", "_deadline", "_left", "_reads", "_request", "_waiting")
+    __slots__ = (
+        "_connection",
+        "_context",
+        "_deadline",
+        "_left",
+        "_reads",
+        "_request",
+        "_waiting",
+        "is_done",
+    )
 
     def __init__(
         self, connection: Connection, context: ServerContext, reads: OpenReads, request: Monitor
@@ -175,12 +210,21 @@ class MemcacheMonitor:
         self._waiting: WaitingRead | None = None
         self._deadline = context.loop.time() + request.seconds
         room = context.config.max_monitor_transactions - reads.count(request.queue)
+        self.is_done = False
         self._left = room if request.max_items is None else min(request.max_items, room)
 
     def proceed(self) -> None:
-        """Send what is there; then wait for the next, or end."""
+        """Begin to monitor."""
+        self._context.counters.cmd_monitor += 1
+        self._check_and_go_on()
+
+    def resume(self) -> None:
+        """Go on, now that the client has read what was sent."""
+        if not self.is_done and self._waiting is None:
+            self._check_and_go_on()
+
+    def _check_and_go_on(self) -> None:
         context, name = self._context, self._request.queue
-        context.counters.cmd_monitor += 1
         refusal = context.refuses_reads()
         if refusal is not None:
             self._connection.closing = True
@@ -198,11 +242,17 @@ class MemcacheMonitor:
             self._end(memcache.client_error(str(error)))
 
     def _go_on(self, queue: Queue) -> None:
+        """Send what is there; then wait for the next, or end."""
+        size = 0
         while self._left > 0:
+            if size > OUTPUT_LIMIT:
+                self._connection.paused |= STALLED
+                return
             record, xid = queue.take_as(Wanted.OPEN)
             if record is None:
                 break
             self._send(queue, record, xid)
+            size += len(record)
         remaining = self._deadline - self._context.loop.time()
         if self._left <= 0 or remaining <= 0:
             self._end(END)
@@ -232,6 +282,7 @@ class MemcacheMonitor:
             self._end(memcache.server_error(str(error)))
 
     def _end(self, reply: bytes) -> None:
+        self.is_done = True
         self._waiting = None
         self._connection.push(reply, None)
         if self._connection.paused & WAITING:
@@ -239,6 +290,7 @@ class MemcacheMonitor:
 
     def cancel(self) -> None:
         """The client is gone."""
+        self.is_done = True
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None

@@ -17,6 +17,7 @@ from kestrelmq.protocol.memcache import (
     ERROR,
     NOT_FOUND,
     NOT_STORED,
+    REMEMBERED,
     STORED,
     TOUCHED,
     Confirm,
@@ -55,6 +56,7 @@ class MemcacheSession(Session):
         self._out = connection.out
         self._touched = connection.touched
         self._parse = parser.parse
+        self._parse_long = parser.parse_long
         self._reads = OpenReads()
         self._fetch: MemcacheFetch | MemcacheMonitor | None = None
         self._produced = 0
@@ -71,7 +73,7 @@ class MemcacheSession(Session):
     def feed(self, data: bytes) -> bytes:
         """Apply the requests in `data`; return what is left."""
         connection = self._connection
-        parse = self._parse
+        parse, parse_long = self._parse, self._parse_long
         end = len(data)
         position = self._drop(data, 0) if self._skip else 0
         self.wanted = self._produced = 0
@@ -79,8 +81,9 @@ class MemcacheSession(Session):
             newline = data.find(b"\n", position)
             if newline < 0:
                 return self._part_of_line(data[position:])
+            line = data[position:newline]
             try:
-                request = parse(data[position:newline])
+                request = parse(line) if newline - position <= REMEMBERED else parse_long(line)
             except ClientFault as fault:
                 self._fault(fault)
                 if fault.closes:
@@ -139,6 +142,7 @@ class MemcacheSession(Session):
             return
         if record is None:
             queue.get_misses += 1
+            self._context.latencies.missed = queue
             self._out.append(END)
             self._touched.append(None)
             return
@@ -232,6 +236,11 @@ class MemcacheSession(Session):
     def broken(self) -> None:
         """Reply to a request that failed because of a bug."""
         self._close_with(memcache.server_error("internal error"))
+
+    def resume(self) -> None:
+        """Go on with a read that was interrupted because the client had much to read."""
+        if self._fetch is not None:
+            self._fetch.resume()
 
     def closed(self) -> None:
         """Give back what the connection holds."""

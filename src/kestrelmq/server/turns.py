@@ -16,6 +16,7 @@ from typing import Final
 
 from kestrelmq.clock import TurnClock
 from kestrelmq.engine.commits import Commits, Committable
+from kestrelmq.engine.metrics import Latencies
 from kestrelmq.errors import JournalError
 from kestrelmq.server.poller import READABLE, Poller
 from kestrelmq.server.syncs import Syncs
@@ -85,6 +86,7 @@ class Turns:
         replying: connections that have something to send at the end of this turn.
         resuming: connections that have input left to apply in the next turn.
         syncs: the fsyncs that replies wait for.
+        latencies: how long operations take; about one a millisecond is measured.
         served: how many times a connection was served.
         turns: how many turns there were.
     """
@@ -95,12 +97,14 @@ class Turns:
         self.replying: list[TurnConnection] = []
         self.resuming: list[TurnConnection] = []
         self.syncs = Syncs()
+        self.latencies = Latencies()
         self.served = 0
         self.turns = 0
         self._poll = self.poller.poll
         self._commits = commits
         self._connections: dict[int, TurnConnection] = {}
         self._gather = False
+        self._began = 0.0
         self._after_commit: list[AfterCommit] = []
 
     def add(self, descriptor: int, connection: TurnConnection, events: int) -> None:
@@ -149,6 +153,7 @@ class Turns:
             timeout = 0
         events = self._poll(timeout)
         self.clock.tick()
+        self._began = time.perf_counter()
         others: list[tuple[int, int]] = []
         connections = self._connections
         served = self.served
@@ -182,6 +187,8 @@ class Turns:
         replying = self.replying
         if not (replying or commits.dirty or commits.failures or self._after_commit):
             return
+        now = self.clock.now()
+        sample = self.latencies.look(now, commits.dirty) if now != self.latencies.looked else None
         failures = commits.commit()
         unsynced = commits.take_unsynced()
         sync = self.syncs.request(unsynced) if unsynced else 0
@@ -192,6 +199,9 @@ class Turns:
                 connection.reply(failures, unsynced, sync)
                 if unsynced and connection.is_held:
                     self.syncs.hold(connection)
+        if sample is not None:
+            took = time.perf_counter() - self._began
+            self.latencies.measured(sample, int(took * 1e6))
         if self._after_commit:
             callbacks, self._after_commit = self._after_commit, []
             for callback in callbacks:

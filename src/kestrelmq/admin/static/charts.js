@@ -107,7 +107,7 @@ export class Chart {
     this.tip = h("div", { class: "tip", hidden: true });
     this.now = h("p", { class: "chart-now" });
     this.element = h("figure", { class: "card chart-card" },
-      h("figcaption", {}, h("h3", { text: title }), this.now),
+      h("figcaption", {}, h("h2", { text: title }), this.now),
       h("div", { class: "chart-box" }, this.svg, this.tip));
     this.title = title;
     this.svg.addEventListener("pointermove", (event) => this.#point(event.offsetX));

@@ -44,7 +44,7 @@ export async function askToken(wrong) {
   const body = h("div", {},
     h("p", { text: wrong ? "The server did not accept that token." : "The server asks for an admin token before this." }),
     h("label", { for: "token", text: "Admin token" }), input);
-  return (await show("Admin token", body, buttons("Continue"))) ? input.value.trim() : null;
+  return (await show("A token is needed", body, buttons("Continue"))) ? input.value.trim() : null;
 }
 
 /** Ask for the name of a new queue; null when none was given. */

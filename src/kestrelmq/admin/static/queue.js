@@ -20,7 +20,7 @@ const LATENCIES = {
 };
 
 function table(heads, rows, label) {
-  return h("div", { class: "scroll-x", tabindex: "0", role: "region", "aria-label": label },
+  return h("div", { class: "scroll-x", tabindex: "0", role: "region", "aria-label": `${label}, table` },
     h("table", { "aria-label": label },
       h("thead", {}, h("tr", {}, ...heads.map((head) => h("th", { scope: "col", text: head })))),
       h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map((cell) => h("td", {}, cell)))))));
@@ -159,7 +159,7 @@ export class QueuePage {
     return [
       h("p", { class: "panel-line" }, h("span", { text: `${count(total, "item")} out with readers${total > 20 ? ", the first 20 shown" : ""}.` }),
         h("button", { type: "button", text: "Requeue all", onclick: () => this.#requeue(null, total) })),
-      table(["Read", "Size", "Added", ""], rows, "Open reads"),
+      table(["Read", "Size", "Added", "Action"], rows, "Open reads"),
     ];
   }
 
@@ -175,7 +175,7 @@ export class QueuePage {
   #latency(latencies) {
     const known = Object.entries(LATENCIES).filter(([key]) => latencies[key]?.count);
     if (!known.length) return h("p", { class: "hint", text: "Nothing was measured yet." });
-    return table(["", "Median", "99 %", "Longest"], known.map(([key, label]) => {
+    return table(["Time", "Median", "99 %", "Longest"], known.map(([key, label]) => {
       const { p50, p99, maximum } = latencies[key];
       return [label, micros(p50), micros(p99), micros(maximum)];
     }), "Latency");
@@ -200,8 +200,19 @@ export class QueuePage {
     if (await this.#act(() => call("POST", path, item), ({ size }) => `${count(size, "byte")} put on ${this.name}.`)) this.items.load();
   }
 
+  /** How many items wait now; null, and a word about it, when that cannot be found out. */
+  async #waiting() {
+    try {
+      return (await call("GET", queuePath(this.name))).stats.items ?? 0;
+    } catch (error) {
+      toast(error.message, "error");
+      return null;
+    }
+  }
+
   async #flush() {
-    const items = store.queues.get(this.name)?.items ?? 0;
+    const items = await this.#waiting();
+    if (items === null) return;
     const what = `${count(items, "waiting item")} of ${this.name} will be lost. Open reads stay open.`;
     if (!(await confirm(`Flush ${this.name}?`, what, `Flush ${this.name}`))) return;
     const path = queuePath(this.name, "/flush");
@@ -209,7 +220,8 @@ export class QueuePage {
   }
 
   async #delete() {
-    const items = store.queues.get(this.name)?.items ?? 0;
+    const items = await this.#waiting();
+    if (items === null) return;
     const what = `The queue ${this.name}, its journal and its ${count(items, "item")} will be gone for good.`;
     if (!(await confirm(`Delete ${this.name}?`, what, `Delete ${this.name}`))) return;
     try {

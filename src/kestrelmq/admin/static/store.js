@@ -25,6 +25,7 @@ export class Store extends EventTarget {
   totals = null;
   points = []; // of all queues together
   connected = false;
+  #before = new Map(); // what was known when the stream was opened
   #source = null;
   #heard = 0;
   #offset = 0; // the server's clock, seen from ours
@@ -57,13 +58,16 @@ export class Store extends EventTarget {
     this.#heard = Date.now();
     this.#source = new EventSource("/api/v1/events");
     this.#source.onerror = () => this.#set(false);
-    this.#on("reset", () => this.queues.clear());
+    this.#on("reset", () => {
+      this.#before = this.queues;
+      this.queues = new Map();
+    });
     this.#on("gone", (names) => names.forEach((name) => this.queues.delete(name)));
     this.#on("rows", (rows) => {
       const time = this.now();
       for (const row of rows) {
         let queue = this.queues.get(row[0]);
-        if (!queue) this.queues.set(row[0], (queue = new Queue(row[0])));
+        if (!queue) this.queues.set(row[0], (queue = this.#before.get(row[0]) ?? new Queue(row[0])));
         queue.set(row, time);
       }
     });

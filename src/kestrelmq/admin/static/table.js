@@ -80,7 +80,7 @@ export class QueueTable {
     this.space = h("div", { class: "space", role: "rowgroup" });
     this.heads = new Map();
     this.head = h("div", { role: "row", class: "row head", "aria-rowindex": "1" }, ...COLUMNS.map((column) => this.#header(column)));
-    this.scroller = h("div", { class: "scroller", tabindex: "-1" }, this.space);
+    this.scroller = h("div", { class: "scroller" }, this.space);
     this.table = h("div", { role: "table", class: "table", "aria-label": "Queues" },
       h("div", { role: "rowgroup" }, this.head), this.scroller);
     this.empty = h("p", { class: "empty", hidden: true });
@@ -123,16 +123,28 @@ export class QueueTable {
   /** Take up what changed. The order stays while somebody points at a row or has the focus in one. */
   update(reorder = false) {
     const held = this.#held || this.scroller.contains(document.activeElement);
-    if (reorder || !held || this.#order.some((queue) => !store.queues.has(queue.name))) this.#sortRows();
+    if (held && !reorder) this.#keepOrder();
+    else this.#sortRows();
     this.#draw();
   }
 
-  #sortRows() {
+  /** Leave the rows where they are: what went is left out, what came is added at the end. */
+  #keepOrder() {
+    const found = new Set(this.#found());
+    const stay = this.#order.filter((queue) => found.delete(queue));
+    this.#order = stay.length ? [...stay, ...found] : this.#sorted([...found]);
+  }
+
+  #found() {
     const wanted = this.filter.toLowerCase();
     const found = [];
     for (const queue of store.queues.values()) {
       if (queue.lower.includes(wanted) && this.#fits(queue)) found.push(queue);
     }
+    return found;
+  }
+
+  #sorted(found) {
     const sign = this.order === "ascending" ? 1 : -1;
     const byName = (a, b) => (a.name < b.name ? -1 : 1);
     if (this.sort === "name") {
@@ -141,7 +153,11 @@ export class QueueTable {
       const value = this.sort === "age" ? (queue) => store.age(queue.oldest) : (queue) => queue[this.sort];
       found.sort((a, b) => sign * (value(a) - value(b)) || byName(a, b));
     }
-    this.#order = found;
+    return found;
+  }
+
+  #sortRows() {
+    this.#order = this.#sorted(this.#found());
     for (const [key, cell] of this.heads) {
       if (key === this.sort) cell.setAttribute("aria-sort", this.order);
       else cell.removeAttribute("aria-sort");

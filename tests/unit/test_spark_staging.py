@@ -1,0 +1,321 @@
+"""The staging protocol, step by step, with a queue in memory in place of a server."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.clock import SystemClock
+from kestrelmq.errors import ConnectionLost, ServerRefused, ServerUnavailable
+from kestrelmq.spark.staging import BatchIsOver, Opened, Part, PartId, Share, Staging
+from kestrelmq.spark.staging_lock import StagingInUse, StagingLock
+from kestrelmq.testing.clock import FakeClock
+
+SHARE = Share("a:1", 100, 1 << 20)
+STEPS = ("opened", "written", "synced", "linked", "durable", "confirmed", "yielding")
+BEFORE_THE_LINK = STEPS[:3]
+
+
+class Crash(BaseException):
+    """The task is no more."""
+
+
+class Queue:
+    """A server's queue: items wait, are open, or are gone."""
+
+    def __init__(self, items: Sequence[bytes]) -> None:
+        self.waiting = list(items)
+        self.confirmed: list[bytes] = []
+
+    def connect(self, at_once: int = 10) -> "QueueReads":
+        """Return reads of it that open no more than `at_once`."""
+        return QueueReads(self, at_once)
+
+
+class QueueReads:
+    """Open reads of a `Queue`."""
+
+    def __init__(self, queue: Queue, at_once: int) -> None:
+        self._queue = queue
+        self._at_once = at_once
+        self._open: list[bytes] = []
+
+    def open(self, items: int, size: int) -> Opened:
+        """Open reads until one limit is reached."""
+        before = len(self._open)
+        taken = 0
+        while self._queue.waiting and len(self._open) - before < min(items, self._at_once):
+            if taken >= size:
+                break
+            taken += len(self._queue.waiting[0])
+            self._open.append(self._queue.waiting.pop(0))
+        return Opened(self._open[before:], exhausted=not self._queue.waiting)
+
+    def confirm(self) -> None:
+        """The items are gone."""
+        self._queue.confirmed += self._open
+        self._open = []
+
+    def give_back(self) -> None:
+        """The items wait again, at the head."""
+        self._queue.waiting[:0] = self._open
+        self._open = []
+
+
+class BrokenReads(QueueReads):
+    """Reads of a server that fails after some items."""
+
+    error: Exception = ConnectionLost("a:1: gone")
+
+    def open(self, items: int, size: int) -> Opened:
+        """Open reads, and fail."""
+        super().open(items, size)
+        raise self.error
+
+
+def items_of(parts: Iterator[Part] | Sequence[Part]) -> list[bytes]:
+    """Return the items of parts."""
+    return [
+        item for part in parts for batch in part.batches for item in batch.column(0).to_pylist()
+    ]
+
+
+def numbered(count: int) -> list[bytes]:
+    """Return items that differ."""
+    return [b"item %d" % number for number in range(count)]
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> Path:
+    """Return a staging location that a driver made."""
+    Staging(tmp_path / "staging").identity()
+    return tmp_path / "staging"
+
+
+def read(
+    location: Path,
+    queue: Queue,
+    share: Share = SHARE,
+    *,
+    epoch: int = 1,
+    reached: Callable[[str], None] | None = None,
+) -> list[bytes]:
+    """Run one task, and return the items it yields."""
+    staging = Staging(location, reached)
+    return items_of(staging.read(epoch, 0, share, queue.connect, SystemClock()))
+
+
+def test_a_partition_is_read_in_order_and_confirmed(location: Path) -> None:
+    """All items come, over several parts, and none waits on the server afterwards."""
+    queue = Queue(numbered(35))
+
+    assert read(location, queue) == numbered(35)
+    assert queue.confirmed == numbered(35)
+    assert Staging(location).parts() == [PartId(1, 0, number) for number in range(4)]
+
+
+def test_a_batch_replays_the_same_rows_whatever_the_queue_has(location: Path) -> None:
+    """A second read of a batch takes nothing from the server, and gives what the first gave."""
+    queue = Queue(numbered(35))
+    first = read(location, queue)
+    queue.waiting = [b"later"]
+
+    assert read(location, queue) == first
+    assert queue.waiting == [b"later"]
+
+
+def test_an_empty_batch_replays_as_empty(location: Path) -> None:
+    """That there was nothing is staged as well."""
+    queue = Queue([])
+    assert read(location, queue) == []
+    queue.waiting = [b"later"]
+
+    assert read(location, queue) == []
+    assert queue.waiting == [b"later"]
+
+
+def test_limits_of_items_and_bytes(location: Path) -> None:
+    """A partition ends at its limit of items, or with the item that reaches its bytes."""
+    queue = Queue(numbered(50))
+
+    assert read(location, queue, Share("a:1", 12, 1000)) == numbered(12)
+    assert len(read(location, queue, Share("a:1", 100, 70), epoch=2)) == 10
+    assert len(queue.waiting) == 50 - 12 - 10
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("nth", [1, 3])
+def test_a_crash_at_any_step_loses_nothing(location: Path, step: str, nth: int) -> None:
+    """What a task that died had not staged is read again; only what it had not confirmed twice."""
+    queue = Queue(numbered(35))
+    left = nth
+
+    def crash(point: str) -> None:
+        nonlocal left
+        left -= point == step
+        if point == step and left == 0:
+            raise Crash
+
+    with suppress(Crash):
+        read(location, queue, reached=crash)
+    got = read(location, queue) + read(location, queue, epoch=2)
+
+    assert set(got) == set(numbered(35))
+    twice = {item for item in got if got.count(item) > 1}
+    may_be_twice = step in {"linked", "durable"}
+    assert len(twice) == (10 if may_be_twice else 0)
+    assert queue.waiting == []
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_killed_process_leaves_garbage_that_the_driver_collects(
+    location: Path, step: str
+) -> None:
+    """SIGKILL at any step: parts are whole or not there, and temporaries are deleted at a start."""
+
+    def kill(point: str) -> None:
+        if point == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    task = multiprocessing.get_context("fork").Process(
+        target=lambda: read(location, Queue(numbered(5)), reached=kill)
+    )
+    task.start()
+    task.join()
+
+    assert task.exitcode == -signal.SIGKILL
+    left = [file for file in location.iterdir() if file.name.startswith("~~")]
+    assert len(left) == (step in {"written", "synced", "linked"})
+    Staging(location).collect_garbage()
+    assert not [file for file in location.iterdir() if file.name.startswith("~~")]
+    expected = numbered(5) if step not in BEFORE_THE_LINK else []
+    part = Staging(location).find(PartId(1, 0, 0))
+    assert items_of([part] if part is not None else []) == expected
+
+
+def test_the_loser_of_a_race_gives_back_and_reads_the_winners_part(location: Path) -> None:
+    """Two tasks for one partition yield the same rows, and the server keeps the loser's items."""
+    queue = Queue(numbered(20))
+
+    def race(point: str) -> None:
+        if point == "synced" and not Staging(location).parts():
+            assert read(location, queue, Share("a:1", 10, 1000)) == numbered(20)[10:]
+
+    slow = read(location, queue, Share("a:1", 10, 1000), reached=race)
+
+    assert slow == numbered(20)[10:]
+    assert queue.waiting == numbered(10)
+    assert queue.confirmed == numbered(20)[10:]
+
+
+def test_a_task_whose_batch_is_over_confirms_nothing(location: Path) -> None:
+    """A task that slept while its batch was processed and deleted must not take items away."""
+    queue = Queue(numbered(5))
+    other = Queue([b"other"])
+
+    def sleep(point: str) -> None:
+        if point == "written":
+            read(location, other)
+            Staging(location).commit(1)
+
+    with pytest.raises(BatchIsOver):
+        read(location, queue, reached=sleep)
+
+    assert queue.waiting == numbered(5)
+    assert Staging(location).parts() == []
+    with pytest.raises(BatchIsOver):
+        read(location, queue)
+
+
+@pytest.mark.parametrize("error", [ConnectionLost("gone"), ServerUnavailable("a:1: refused")])
+def test_a_server_that_fails_gives_an_empty_partition(location: Path, error: Exception) -> None:
+    """The batch goes on without it; its items wait on it, or go back."""
+    queue = Queue(numbered(5))
+    reads = BrokenReads(queue, 3)
+    reads.error = error
+
+    parts = list(Staging(location).read(1, 0, SHARE, lambda: reads, SystemClock()))
+
+    assert items_of(parts) == []
+    assert queue.waiting == numbered(5)
+
+
+def test_a_server_that_knows_no_such_command_fails_the_task(location: Path) -> None:
+    """Otherwise a query would run for ever on nothing."""
+    reads = BrokenReads(Queue(numbered(5)), 3)
+    reads.error = ServerRefused("what?", "CLIENT_ERROR")
+
+    with pytest.raises(ServerRefused):
+        list(Staging(location).read(1, 0, SHARE, lambda: reads, SystemClock()))
+
+    assert Staging(location).parts() == []
+
+
+def test_commit_deletes_up_to_an_epoch_and_survives_a_crash(location: Path) -> None:
+    """A commit that died between two deletions is finished by the next start."""
+    for epoch in (1, 2, 3):
+        read(location, Queue(numbered(25)), epoch=epoch)
+
+    def crash(point: str) -> None:
+        if point == "deleting":
+            raise Crash
+
+    with pytest.raises(Crash):
+        Staging(location, crash).commit(2)
+    assert len(Staging(location).parts()) == 8
+    Staging(location).collect_garbage()
+
+    assert {part.epoch for part in Staging(location).parts()} == {3}
+    assert Staging(location).committed() == 2
+
+
+def test_items_of_any_size_keep_their_bytes(location: Path) -> None:
+    """Empty items, large ones and all byte values come back as they were."""
+    items = [b"", bytes(range(256)), b"x" * (3 << 20), b"\r\n"]
+
+    assert read(location, Queue(items), Share("a:1", 10, 1 << 30)) == items
+
+
+def test_the_identity_is_made_once(location: Path) -> None:
+    """Two drivers that start at the same time agree on it."""
+    assert Staging(location).identity() == Staging(location).identity()
+    assert len(Staging(location).identity()) == 32
+
+
+def test_a_second_query_is_refused_until_the_first_ends(location: Path) -> None:
+    """The lock waits for its patience, names the holder, and is free again after a release."""
+    clock = FakeClock()
+    first, second = StagingLock(location), StagingLock(location)
+    first.acquire(0.0, clock, clock.advance)
+
+    with pytest.raises(StagingInUse, match=f"process {os.getpid()}"):
+        second.acquire(5.0, clock, clock.advance)
+    assert clock.monotonic() >= 5.0
+    first.release()
+    second.acquire(0.0, clock, clock.advance)
+    second.release()
+
+
+def test_the_lock_of_a_killed_process_is_free(location: Path) -> None:
+    """Nobody has to remove a lock by hand."""
+    context = multiprocessing.get_context("fork")
+    held = context.Event()
+
+    def hold() -> None:
+        StagingLock(location).acquire(0.0, SystemClock(), lambda _: None)
+        held.set()
+        signal.pause()
+
+    holder = context.Process(target=hold)
+    holder.start()
+    assert held.wait(10)
+    holder.kill()
+    holder.join()
+
+    lock = StagingLock(location)
+    lock.acquire(0.0, SystemClock(), lambda _: None)
+    lock.release()
