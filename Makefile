@@ -14,6 +14,8 @@ PINS := pyproject.toml constraints.txt
 # The hot path, compiled: a copy of the package that is put before the source on the path.
 HOT := build/compiled
 SOURCES := $(shell find src -name '*.py')
+HOT_TESTS := tests/property tests/conformance $(wildcard tests/unit/test_[lmru]*.py \
+    tests/integration/test_memcache_*.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve check format test bench bench-peers soak clean
@@ -36,8 +38,9 @@ format: $(STAMPS)/dev ## reformat the code and fix what lint can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: $(STAMPS)/test-tools $(STAMPS)/test $(STAMPS)/node ## all tests; ARGS="-k name" picks some
+test: $(STAMPS)/test-tools $(STAMPS)/test $(STAMPS)/node $(HOT)/stamp ## all tests, then those of the hot path compiled; ARGS="-k name" picks some
 	$(BIN)/pytest $(ARGS)
+	PYTHONPATH=$(HOT) $(BIN)/pytest -q $(or $(ARGS),$(HOT_TESTS))
 
 soak: $(STAMPS)/test-tools $(STAMPS)/test $(STAMPS)/node ## the tests that run for minutes or more
 	$(BIN)/pytest -m soak --timeout 0 $(ARGS)
@@ -71,7 +74,7 @@ $(HOT)/stamp: $(SOURCES) scripts/compile-hot-path $(STAMPS)/runtime
 
 # pylibmc has no wheel for every Python; from source it needs a compiler and two libraries.
 $(STAMPS)/test: $(STAMPS)/venv $(STAMPS)/test-tools $(PINS)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,spark]'
 	@touch $@ $(STAMPS)/runtime
 
 $(STAMPS)/dev: $(STAMPS)/venv $(STAMPS)/test-tools $(PINS)

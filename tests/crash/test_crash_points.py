@@ -45,15 +45,18 @@ class Run:
 
     @property
     def queue(self) -> Queue:
+        """The queue, made when it is first asked for."""
         return self.collection.obtain("jobs")
 
     def commit(self) -> None:
+        """Note the state that is about to be written, and write it."""
         reads = (self.open[xid] for xid in sorted(self.open))
         self.states.append((*reads, *self.waiting))
         assert not self.collection.commits.commit()
         self.committed = len(self.states) - 1
 
     def add(self, size: int = 10) -> None:
+        """Add an item of some size."""
         data = b"%d " % self.added + b"x" * size
         self.added += 1
         self.queue.add(data)
@@ -61,11 +64,13 @@ class Run:
         self.commit()
 
     def remove(self) -> None:
+        """Take the head off."""
         self.queue.remove()
         self.waiting.popleft()
         self.commit()
 
     def open_read(self) -> int:
+        """Open a read of the head; return its xid."""
         opened = self.queue.open_read()
         assert opened is not None
         self.open[opened[0]] = self.waiting.popleft()
@@ -73,20 +78,24 @@ class Run:
         return opened[0]
 
     def confirm(self, xid: int) -> None:
+        """Finish an open read."""
         self.queue.confirm(xid)
         del self.open[xid]
         self.commit()
 
     def unremove(self, xid: int) -> None:
+        """Give an open read back."""
         self.queue.unremove(xid)
         self.waiting.appendleft(self.open.pop(xid))
         self.commit()
 
     def sync(self) -> None:
+        """Force everything to disk."""
         self.queue.sync()
         self.safe = self.committed
 
     def delete(self) -> None:
+        """Delete the queue."""
         self.waiting.clear()
         self.open.clear()
         self.states.append(())
@@ -184,6 +193,7 @@ SCENARIOS = {
 
 
 def kestrel_2(config: QueueConfig) -> QueueConfig:
+    """Return the settings with the other dialect."""
     return config.model_copy(update={"journal_dialect": "kestrel-2"})
 
 
@@ -212,6 +222,7 @@ def contents(directory: Path) -> State:
 def crash(
     tmp_path: Path, scenario: Callable[[Run], None], config: QueueConfig, at: int
 ) -> tuple[CrashingDirectory, Run | None]:
+    """Run a scenario that crashes at a step; the run is None if it was just coming up."""
     for name in ("queues", "links"):
         rmtree(tmp_path / name, ignore_errors=True)
         (tmp_path / name).mkdir()
@@ -315,6 +326,7 @@ def test_loading_may_crash_too(tmp_path: Path) -> None:
 
 
 def copy_tree(source: Path, target: Path) -> None:
+    """Copy the files of one directory to a new one."""
     target.mkdir()
     for file in source.iterdir():
         (target / file.name).write_bytes(file.read_bytes())

@@ -35,9 +35,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("sync", ['"never"', '"0ms"'])
-def test_a_full_disk_refuses_and_loses_nothing(
-    tmp_path: Path, small_disk: Path, sync: str
-) -> None:
+def test_a_full_disk_refuses_and_loses_nothing(tmp_path: Path, small_disk: Path, sync: str) -> None:
     """Adds fail while there is no room; they succeed when there is, without a restart."""
     config = f"{CONFIG}sync_journal = {sync}\n"
     with running_server(tmp_path, config=config) as server:

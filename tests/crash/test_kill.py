@@ -64,6 +64,7 @@ class Wire:
         return data[:-7]
 
     def close(self) -> None:
+        """Close it, whatever state it is in."""
         with suppress(OSError):
             self._file.close()
         self._socket.close()
@@ -84,6 +85,7 @@ class Notes:
         self.problems: list[str] = []
 
     def connect(self) -> tuple[Wire, int] | None:
+        """Connect once the server is there; None when the test ends."""
         while not self.stop.is_set():
             generation = self.generation
             try:
@@ -93,11 +95,13 @@ class Notes:
         return None
 
     def problem(self, text: str) -> None:
+        """Note what must not be."""
         with self.lock:
             self.problems.append(text)
 
 
 def produce(notes: Notes, name: int) -> None:
+    """Add items until the test ends, and note those that were acknowledged."""
     rng = random.Random(name)
     number = 0
     while (connected := notes.connect()) is not None:
@@ -117,6 +121,7 @@ def produce(notes: Notes, name: int) -> None:
 
 
 def consume(notes: Notes, name: int) -> None:
+    """Read items reliably until the test ends, and note those that were confirmed."""
     rng = random.Random(1000 + name)
     while (connected := notes.connect()) is not None:
         wire, generation = connected
@@ -150,6 +155,7 @@ def _note_delivery(notes: Notes, data: bytes, generation: int) -> None:
 
 
 def drain(port: int) -> list[bytes]:
+    """Take everything that is in the queue."""
     wire = Wire(port)
     left = []
     while (data := wire.get(b"work")) is not None:
@@ -159,6 +165,7 @@ def drain(port: int) -> list[bytes]:
 
 
 def kill_again_and_again(tmp_path: Path, seconds: float) -> int:
+    """Kill and start the server under load; check the notes; return how many kills."""
     rng = random.Random(5)
     deadline = time.monotonic() + seconds
     kills = 0

@@ -213,6 +213,7 @@ def test_flushing_asks_first(console: Console) -> None:
     with console.client() as client:
         assert client.peek("orders") is not None
     console.press("Flush")
+    expect(dialog).to_be_visible()
     console.page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
     console.press("Flush")

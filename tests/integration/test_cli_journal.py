@@ -26,6 +26,7 @@ NOW = 1_700_000_000_000
 
 
 def run(*arguments: str | Path, status: int = 0) -> str:
+    """Run a command, check its exit status, and return what it printed."""
     answer = subprocess.run(
         [sys.executable, "-c", COMMAND, "journal", *map(str, arguments)],
         capture_output=True,
@@ -39,14 +40,17 @@ def run(*arguments: str | Path, status: int = 0) -> str:
 
 
 def journal(*records: Record) -> bytes:
+    """Return the bytes of records."""
     return b"".join(map(encode, records))
 
 
 def added(number: int, size: int = 20) -> AddX:
+    """Return the record of an item that is told by its number."""
     return AddX(NOW + number, 0, b"%d " % number + b"x" * size)
 
 
 def contents(path: Path, queue: str = "work") -> list[bytes]:
+    """Load a queue and return its items."""
     config = QueueConfig(journal_dialect="documented")
     collection = QueueCollection(ServerConfig(queue_path=path, default=config), FakeClock())
     collection.open()
@@ -59,6 +63,7 @@ def contents(path: Path, queue: str = "work") -> list[bytes]:
 
 @pytest.fixture
 def spool(tmp_path: Path) -> Path:
+    """A queue path with two queues, one of them in two files with a read open."""
     path = tmp_path / "queues"
     path.mkdir()
     (path / "work.5").write_bytes(journal(*(added(number) for number in range(4)), Remove()))

@@ -69,6 +69,7 @@ class QueueMachine(RuleBasedStateMachine):
         dialect: str,
         at_hand: int,
     ) -> None:
+        """Draw the limits, and start on an empty queue path."""
         self.config = QueueConfig(
             max_memory_size=memory,
             default_journal_size=default,
@@ -83,6 +84,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.come_up()
 
     def come_up(self) -> None:
+        """Load the queue path of this generation."""
         path = self.root / str(self.generation)
         links = self.root / f"links{self.generation}-{self.number}"
         rmtree(links, ignore_errors=True)
@@ -98,15 +100,18 @@ class QueueMachine(RuleBasedStateMachine):
 
     @property
     def queue(self) -> Queue:
+        """The queue, made when it is first asked for."""
         return self.collection.obtain(NAME)
 
     # --- the model ---
 
     def state(self) -> tuple[bytes, ...]:
+        """What a restart would find, as the model has it."""
         given_back = [self.reads[xid] for xid in sorted(self.reads)]
         return tuple(entry.data for entry in (*given_back, *self.waiting))
 
     def sweep(self) -> None:
+        """Drop expired items off the head of the model."""
         now = self.clock.now()
         while self.waiting and 0 < self.waiting[0].expiry <= now:
             self.waiting.popleft()
@@ -118,9 +123,11 @@ class QueueMachine(RuleBasedStateMachine):
         return not failures
 
     def done(self) -> None:
+        """Note the state after an operation."""
         self.history.append(self.state())
 
     def give_back_all(self) -> None:
+        """Give back every open read, as a restart does."""
         for xid in sorted(self.reads, reverse=True):
             self.waiting.appendleft(self.reads.pop(xid))
 
@@ -131,6 +138,7 @@ class QueueMachine(RuleBasedStateMachine):
         expires=st.sampled_from([0, 0, 0, 0, 1500]),
     )
     def add(self, sizes: list[int], expires: int) -> None:
+        """Add some items in one turn."""
         expiry = self.clock.now() + expires if expires else 0
         entries = []
         try:
@@ -154,6 +162,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 6))
     def remove(self, count: int) -> None:
+        """Remove some items in one turn."""
         taken = []
         try:
             taken = [self.queue.remove() for _ in range(count)]
@@ -170,6 +179,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def peek(self) -> None:
+        """Look at the head."""
         try:
             record = self.queue.peek()
         except QueueUnavailable:
@@ -184,6 +194,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def open_read(self) -> None:
+        """Open a read."""
         try:
             opened = self.queue.open_read()
         except QueueUnavailable:
@@ -203,6 +214,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.reads))
     @rule(number=st.integers(0, 1000))
     def confirm(self, number: int) -> None:
+        """Finish one of the open reads."""
         xid = list(self.reads)[number % len(self.reads)]
         assert self.queue.confirm(xid)
         if self.commit():
@@ -212,6 +224,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.reads))
     @rule(number=st.integers(0, 1000))
     def unremove(self, number: int) -> None:
+        """Give one of the open reads back."""
         xid = list(self.reads)[number % len(self.reads)]
         assert self.queue.unremove(xid)
         if self.commit():
@@ -220,6 +233,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
+        """Drop everything that waits."""
         try:
             self.queue.flush()
         except JournalError:
@@ -233,6 +247,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.broken)
     @rule()
     def delete(self) -> None:
+        """Delete the queue; it comes into being again."""
         self.collection.delete(NAME)
         self.commit()
         self.waiting.clear()
@@ -242,6 +257,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.broken)
     @rule(dialect=st.sampled_from(["documented", "kestrel-2"]))
     def change_dialect(self, dialect: str) -> None:
+        """Put another dialect in force."""
         self.config = self.config.model_copy(update={"journal_dialect": dialect})
         self.queue.configure(self.config)
 
@@ -249,20 +265,24 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 3.0]))
     def wait(self, seconds: float) -> None:
+        """Let time pass, and the upkeep have its turn."""
         self.clock.advance(seconds)
         self.collection.tick()
 
     @rule(seconds=st.integers(-5, 5))
     def step_clock(self, seconds: int) -> None:
+        """Set the clock, forwards or backwards."""
         self.clock.step(seconds * 1000)
 
     @precondition(lambda self: bool(self.worker))
     @rule()
     def work(self) -> None:
+        """Let the worker do one job."""
         self.worker.step()
 
     @rule()
     def sync(self) -> None:
+        """Force everything to disk, or fail to."""
         try:
             self.queue.sync()
         except OSError:
@@ -272,6 +292,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.broken)
     @rule(what=st.sampled_from(["append", "sync", "rename", "create", "open", "remove", ""]))
     def break_disk(self, what: str) -> None:
+        """From now on, steps of this kind fail."""
         self.queue.peek()
         self.commit()
         self.sweep()
@@ -282,12 +303,14 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.broken)
     @rule()
     def mend_disk(self) -> None:
+        """The disk works again."""
         self.directory.fail = lambda _point: False
         self.broken = False
 
     @precondition(lambda self: self.broken)
     @rule(seconds=st.sampled_from([0.5, 2.0]))
     def recover(self, seconds: float) -> None:
+        """The disk works again, and the upkeep tries again."""
         self.mend_disk()
         self.clock.advance(seconds)
         self.collection.tick()
@@ -298,6 +321,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.broken)
     @rule()
     def restart(self) -> None:
+        """Stop the server cleanly and start it again."""
         self.collection.close()
         self.give_back_all()
         self.come_up()
@@ -305,6 +329,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(loss=st.sampled_from(Loss))
     def crash(self, loss: Loss) -> None:
+        """Crash, lose what may be lost, and come up with a state that may be."""
         expected = self.history[-1:] if loss is Loss.KILLED else self.history
         self.generation += 1
         self.directory.survive(loss, self.root / str(self.generation))
@@ -333,6 +358,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_agree(self) -> None:
+        """The queue counts what the model holds."""
         if not hasattr(self, "collection"):
             return
         queue = self.queue
@@ -341,6 +367,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert set(queue.open) == set(self.reads)
 
     def teardown(self) -> None:
+        """Stop cleanly, and compare every item on disk."""
         if hasattr(self, "collection"):
             self.mend_disk()
             self.collection.close()

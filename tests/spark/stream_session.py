@@ -2,8 +2,8 @@
 
     python -m tests.spark.stream_session SERVERS QUEUE ROOT STEP NTH
 
-At the NTH time that a process comes to STEP of the staging protocol it writes `ROOT/reached` and
-stands still: the test then kills the session. With the step `none`, the session takes what is
+The process that is the NTH to come to STEP of the staging protocol writes `ROOT/reached` and stands
+still: the test then kills the session. With the step `none`, the session takes what is
 there and ends.
 """
 
@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Final
 
@@ -89,11 +88,16 @@ def _processes_of(session: int) -> list[int]:
 
 def main(servers: str, queue: str, root: Path, step: str, nth: int) -> None:
     """Run the stream."""
-    seen: Counter[str] = Counter()
+    # Each task has a copy of its own of what is here; a file is what they share.
+    hits = root / "hits"
+    hits.write_bytes(b"")
 
     def reached(point: str) -> None:
-        seen[point] += 1
-        if point == step and seen[point] == nth:
+        if point != step:
+            return
+        with hits.open("ab") as file:
+            file.write(b".")
+        if hits.stat().st_size >= nth:
             (root / "reached").touch()
             while True:
                 time.sleep(60)

@@ -1,5 +1,6 @@
 """A running stream is killed, with its servers and producers, and loses nothing."""
 
+import logging
 import random
 import time
 from collections import Counter
@@ -11,10 +12,11 @@ from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
 from kestrelmq.spark.live_plan import batch_of
-from kestrelmq.spark.staging import PART_BYTES
 from tests.spark.producing import Producer
 from tests.spark.stream_session import NONE, StreamSession
 from tests.support.server import ServerProcess, running_server
+
+_log = logging.getLogger(__name__)
 
 QUEUE = "work"
 STEPS = (
@@ -28,8 +30,6 @@ STEPS = (
     "marked",
     "deleting",
 )
-UNCONFIRMED = {"linked", "durable"}
-"""A part that is in place when its items are not confirmed: only here may items come twice."""
 
 
 def items_in(spark: SparkSession, root: Path) -> list[tuple[bytes, int]]:
@@ -72,7 +72,7 @@ def test_a_session_that_is_killed_within_the_protocol_loses_nothing(
 
 @pytest.mark.soak
 def test_a_hundred_kills(spark: SparkSession, tmp_path: Path) -> None:
-    """Sessions at every step, servers and producers at any time: 0 lost, and none twice but once.
+    """Sessions at every step, servers and producers at any time: 0 lost.
 
     Only a kill of a session or a server while a part is being confirmed may repeat its items, so
     there are no more repeated parts than such kills.
@@ -83,20 +83,20 @@ def test_a_hundred_kills(spark: SparkSession, tmp_path: Path) -> None:
         servers = [stack.enter_context(running_server(tmp_path / name)) for name in ("a", "b")]
         addresses = ",".join(server.address for server in servers)
         producer = Producer(addresses, QUEUE, tmp_path / "stored").start()
-        stack.callback(lambda: producer.kill9())
+        stack.callback(producer.kill9)
         begun = time.monotonic()
         while kills.total() < 100:
             step = STEPS[kills["session"] % len(STEPS)]
-            session = StreamSession(addresses, QUEUE, tmp_path, step, rng.randint(1, 3))
+            session = StreamSession(addresses, QUEUE, tmp_path, step, rng.randint(1, 6))
             stack.callback(session.kill9)
             deadline = time.monotonic() + 180
             while not session.has_reached():
                 assert time.monotonic() < deadline, f"the stream never came to {step}"
-                time.sleep(rng.uniform(0.5, 5.0))
+                time.sleep(rng.uniform(3.0, 7.0))
                 _kill_one(rng, servers, producer, kills)
             session.kill9()
             kills["session"] += 1
-            print(f"{time.monotonic() - begun:.0f} s: {dict(kills)} at {step}", flush=True)
+            _log.info("%.0f s: %s at %s", time.monotonic() - begun, dict(kills), step)
         producer.kill9()
         assert StreamSession(addresses, QUEUE, tmp_path, NONE).wait() == 0
         with Client(addresses) as client:
@@ -106,7 +106,8 @@ def test_a_hundred_kills(spark: SparkSession, tmp_path: Path) -> None:
     stored = producer.stored()
     again = parts_read_twice(items)
     extra = len(items) - len({item for item, _ in items})
-    print(f"{kills.total()} kills, {len(stored)} stored, {len(items)} rows, {extra} twice, {again}")
+    _log.info("%s: %d stored, %d rows, %d twice", dict(kills), len(stored), len(items), extra)
+    _log.info("parts with items that came again: %s", again)
     assert stored - {item for item, _ in items} == set()
     assert len(again) <= kills["session"] + kills["server"]
 
@@ -123,6 +124,3 @@ def _kill_one(
         server.kill9()
         server.start()
         kills["server"] += 1
-
-
-assert PART_BYTES > 400 * 10  # a batch of these tests is one part for each server

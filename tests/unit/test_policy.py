@@ -17,6 +17,7 @@ LIMITS = Limits(
 
 
 def state(size: int, live: int = 0, **others: object) -> JournalState:
+    """Return a state; sizes in MiB."""
     return replace(
         JournalState(size=size * MIB, current_size=size * MIB, live=live * MIB),
         **others,  # type: ignore[arg-type] # any attribute

@@ -6,14 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import REMOVE_RECORD, item, uniform_run
+from kestrelmq.journal.records import REMOVE_RECORD, item
 from kestrelmq.journal.replay import Replay
+from kestrelmq.journal.runs import uniform_run
 
 
 @given(
     st.integers(0, 30),
     st.integers(0, 50),
-    st.sampled_from([b"", REMOVE_RECORD, item(9, 0, b"longer than the others" * 2), b"\x02\x10"]),
+    st.sampled_from([b"", REMOVE_RECORD, item(9, 0, b"longer than the others" * 3), b"\x02\x10"]),
 )
 def test_a_run_ends_where_a_record_differs(count: int, size: int, after: bytes) -> None:
     """Exactly the whole records of the first one's length are counted."""

@@ -18,6 +18,8 @@ journal did, whatever the sizes: no number of open reads leads to a rewrite at e
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from kestrelmq.config import QueueConfig
+
 
 class Action(Enum):
     """What is to be done with a journal."""
@@ -42,6 +44,17 @@ class Limits:
     max_memory_size: int
     min_compact_delay: float
     aggressive: bool
+
+    @classmethod
+    def of(cls, config: QueueConfig) -> "Limits":
+        """Return those of a queue."""
+        return cls(
+            default_journal_size=config.default_journal_size,
+            max_journal_size=config.max_journal_size,
+            max_memory_size=config.max_memory_size,
+            min_compact_delay=config.min_journal_compact_delay,
+            aggressive=not config.disable_aggressive_rewrites,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,13 +141,7 @@ class Store(Committable):
         if isinstance(journal, NoJournal):
             return
         self._has_room(0)
-        limits = Limits(
-            default_journal_size=config.default_journal_size,
-            max_journal_size=config.max_journal_size,
-            max_memory_size=config.max_memory_size,
-            min_compact_delay=config.min_journal_compact_delay,
-            aggressive=not config.disable_aggressive_rewrites,
-        )
+        limits = Limits.of(config)
         if self._upkeep is None:
             self._upkeep = Upkeep(self, journal, self._commits.worker, self._clock, limits)
         self._upkeep.configure(limits)

@@ -16,8 +16,9 @@ from kestrelmq.errors import DamagedJournal
 from kestrelmq.journal.files import Directory, mapped
 from kestrelmq.journal.names import QueuePlan, temporary_name
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import Buffer, record_length, scan, uniform_run
+from kestrelmq.journal.records import Buffer, record_length, scan
 from kestrelmq.journal.replay import Replay
+from kestrelmq.journal.runs import uniform_run
 from kestrelmq.journal.writer import FileJournal
 
 _BATCH: Final = 1 << 20

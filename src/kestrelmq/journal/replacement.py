@@ -71,7 +71,7 @@ class FromMemory:
         self._reads = reads
         self._items = items
 
-    def pieces(self, pause: Pause) -> Iterator[bytes]:
+    def pieces(self, pause: Pause) -> Iterator[bytes]:  # noqa: ARG002 # there is nothing to read
         """Yield the records."""
         yield from in_pieces(open_read_records(self._dialect, self._last_xid, self._reads))
         yield from in_pieces(self._items)

@@ -268,7 +268,7 @@ class FileJournal:
     # --- the end ---
 
     def delete(self, now: int, also: Iterable[str] = ()) -> None:
-        """Remove the queue's files, and those named `also`; what was set aside as torn or damaged stays.
+        """Remove the queue's files and those named `also`; what was set aside as torn stays.
 
         An empty pack takes the place of all files first: a crash half-way leaves everything, or an
         empty queue.

@@ -32,9 +32,9 @@ class Target:
     flush: bool = False
     patience: float = 10.0
 
-    def crew(self) -> Crew:
-        """Return a crew for one phase."""
-        return Crew(self.connect, self.patience)
+    def crew(self, pause: float = 0.0) -> Crew:
+        """Return a crew for one phase, in which nothing may move for `pause` seconds on purpose."""
+        return Crew(self.connect, self.patience + pause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,10 @@ def producer(
 
     def put(link: Link, tally: Tally) -> None:
         for items in recipe.batches(number, rollup):
+            if crew.failed.wait(pause) if pause else crew.failed.is_set():
+                raise LoadTestError(f"gave up: nothing moved for {crew.patience:g} seconds")
             link.put(queue, items)
             tally.note_put(items)
-            if crew.over.wait(pause) if pause else crew.over.is_set():
-                return
 
     return put
 

@@ -73,14 +73,16 @@ class Shift:
 class Crew:
     """Runs jobs side by side.
 
-    `over` tells the jobs to end: the goal is reached, a job failed, or nothing has moved for
-    `patience` seconds, so that what is missing is lost.
+    `over` tells the readers to end: the goal is reached, or there is no more to wait for. `failed`
+    tells everybody to end: a job failed, or nothing has moved for `patience` seconds. What is
+    missing then is lost, unless a job was not done with putting.
     """
 
     def __init__(self, connect: Connect, patience: float) -> None:
         self.over = threading.Event()
+        self.failed = threading.Event()
+        self.patience = patience
         self._connect = connect
-        self._patience = patience
         self._errors: list[BaseException] = []
 
     def run(self, jobs: Sequence[Job], bar: Bar, goal: int | None = None) -> "Shift":
@@ -98,13 +100,15 @@ class Crew:
                 for work in zip(jobs, connected, tallies, strict=True)
             ]
             begun = time.perf_counter()
-            for thread in threads:
-                thread.start()
+            started = []
             try:
+                for thread in threads:
+                    thread.start()
+                    started.append(thread)
                 self._watch(threads, tallies, bar, goal)
             finally:
                 self.over.set()
-                for thread in threads:
+                for thread in started:
                     thread.join()
         if self._errors:
             raise self._errors[0]
@@ -116,6 +120,7 @@ class Crew:
             job(link, tally)
         except BaseException as error:  # noqa: BLE001 # the thread that runs the crew raises it
             self._errors.append(error)
+            self.failed.set()
             self.over.set()
 
     def _watch(
@@ -127,8 +132,10 @@ class Crew:
             if now != moved:
                 moved, since = now, time.monotonic()
                 bar.update(moved)
-            reached = goal is not None and sum(tally.received for tally in tallies) >= goal
-            if reached or time.monotonic() - since > self._patience:
+            if goal is not None and sum(tally.received for tally in tallies) >= goal:
+                return
+            if time.monotonic() - since > self.patience:
+                self.failed.set()
                 return
 
 

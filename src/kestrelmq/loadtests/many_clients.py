@@ -40,7 +40,7 @@ def run(target: Target, options: Options) -> Outcome:
     """
     recipe = Recipe(target.run, options.items, 1, options.size)
     prepare(target, [target.queue])
-    crew = target.crew()
+    crew = target.crew(options.pause)
     readers = [Receipts(recipe) for _ in range(options.clients)]
     jobs = [producer(target.queue, recipe, 0, crew, pause=options.pause)]
     jobs += [consumer(target.queue, receipts, crew) for receipts in readers]

@@ -45,6 +45,19 @@ def run(target: Target, options: Options) -> Outcome:
     recipe = Recipe(target.run, options.items, options.clients, options.size)
     fanouts = [f"{target.queue}+fanout_{number}" for number in range(options.fanouts)]
     prepare(target, [target.queue, *fanouts])
+    try:
+        lines = [_put(target, options, recipe)]
+        verdict = Verdict(0)
+        for queue in (target.queue, *fanouts):
+            line, found = _read_back(target, queue, recipe)
+            lines.append(line)
+            verdict += found
+    finally:
+        _drop(target, fanouts)
+    return Outcome(lines, verdict)
+
+
+def _put(target: Target, options: Options, recipe: Recipe) -> str:
     crew = target.crew()
     jobs = [
         producer(target.queue, recipe, number, crew, options.rollup)
@@ -52,15 +65,7 @@ def run(target: Target, options: Options) -> Outcome:
     ]
     with target.watch("put", options.items) as bar:
         shift = crew.run(jobs, bar)
-    by = several(options.clients, "client")
-    lines = [rate("put", options.items, shift.seconds(), by)]
-    verdict = Verdict(0)
-    for queue in (target.queue, *fanouts):
-        line, found = _read_back(target, queue, recipe)
-        lines.append(line)
-        verdict += found
-    _drop(target, fanouts)
-    return Outcome(lines, verdict)
+    return rate("put", options.items, shift.seconds(), several(options.clients, "client"))
 
 
 def _read_back(target: Target, queue: str, recipe: Recipe) -> tuple[str, Verdict]:
@@ -77,7 +82,9 @@ def _read_back(target: Target, queue: str, recipe: Recipe) -> tuple[str, Verdict
 
 
 def _drop(target: Target, fanouts: list[str]) -> None:
-    """Delete the fanouts, which would go on receiving."""
+    """Delete the fanouts, which would go on receiving whatever comes into the queue."""
+    if not fanouts:
+        return
     with links(target.connect, 1) as (link,):
         for queue in fanouts:
             link.delete(queue)

@@ -1,24 +1,18 @@
 """Group commit: one fsync for every reply that waits, in a thread, one round at a time.
 
 While a round runs, what is written waits for the next one, which covers all of it. If something
-waits when a round ends, the next begins a moment later, a part of what the last one took: those
-who were just answered may have more to write, and are covered too. Without that pause, clients
-fall into two groups that wait for each other's rounds.
+waits when a round ends, the next begins one turn of the loop later: those who were just answered
+may have more to write, and are covered too. Otherwise clients fall into two groups that wait for
+each other's rounds.
 """
 
 import asyncio
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol
+from typing import Protocol
 
 from kestrelmq.engine.commits import Committable
 from kestrelmq.errors import JournalError
-
-
-_PAUSE: Final = 0.3
-"""Of the time that the last round took."""
-_LONGEST_PAUSE: Final = 0.005
 
 
 class HeldConnection(Protocol):
@@ -46,7 +40,6 @@ class Syncs:
         self._next: set[Committable] = set()
         self._running = False
         self._held: dict[HeldConnection, None] = {}
-        self._began = 0.0
         self._executor: ThreadPoolExecutor | None = None
 
     def request(self, queues: set[Committable]) -> int:
@@ -66,7 +59,6 @@ class Syncs:
         self.rounds += 1
         self.files += len(queues)
         self._running = True
-        self._began = time.monotonic()
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "fsync")
         loop = asyncio.get_running_loop()
@@ -83,8 +75,7 @@ class Syncs:
                 del self._held[connection]
         if self._next:
             self._running = True
-            pause = min(_LONGEST_PAUSE, _PAUSE * (time.monotonic() - self._began))
-            asyncio.get_running_loop().call_later(pause, self._begin)
+            asyncio.get_running_loop().call_soon(self._begin)
 
     def close(self) -> None:
         """Wait for the round that runs, if any."""

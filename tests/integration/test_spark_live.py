@@ -1,0 +1,208 @@
+"""What live streams do to real servers, without Spark: open reads, confirms, the long poll."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.client import Client
+from kestrelmq.client.options import membership_of
+from kestrelmq.clock import SystemClock
+from kestrelmq.errors import ServerUnavailable
+from kestrelmq.spark.live_probe import Probe
+from kestrelmq.spark.live_reads import MAX_CONNECTIONS, ServerReads
+from kestrelmq.spark.staging import Opened, Share, Staging
+from tests.support.server import ServerProcess, running_server
+
+QUEUE = "work"
+SHARE_ITEMS = 100_000
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """Run a server."""
+    with running_server(tmp_path) as process:
+        yield process
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[Client]:
+    """Return a client of it."""
+    with Client(server.address) as client:
+        yield client
+
+
+def numbered(count: int) -> list[bytes]:
+    """Return items that differ."""
+    return [b"item %d" % number for number in range(count)]
+
+
+def counts(client: Client) -> tuple[int, int]:
+    """Return the queue's items, and its open reads."""
+    queue = next(queue for queue in client.queues() if queue.name == QUEUE)
+    return queue.items, queue.number("open_transactions")
+
+
+def test_reads_are_in_order_over_many_connections(server: ServerProcess, client: Client) -> None:
+    """A connection holds 100 reads; more need more of them, and a confirm ends them all."""
+    client.put_many(QUEUE, numbered(350))
+    reads = ServerReads(server.address, QUEUE)
+
+    assert reads.open(330, 1 << 20) == Opened(numbered(350)[:330], exhausted=False)
+    assert counts(client) == (20, 330)
+    reads.confirm()
+    assert reads.open(330, 1 << 20) == Opened(numbered(350)[330:], exhausted=True)
+    assert counts(client) == (0, 20)
+    reads.give_back()
+
+
+def test_a_part_is_as_large_as_its_connections_hold(server: ServerProcess, client: Client) -> None:
+    """That is no end of the queue: the next part goes on."""
+    client.put_many(QUEUE, numbered(100 * MAX_CONNECTIONS + 5))
+    reads = ServerReads(server.address, QUEUE)
+
+    first = reads.open(SHARE_ITEMS, 1 << 20)
+    reads.confirm()
+    second = reads.open(SHARE_ITEMS, 1 << 20)
+    reads.confirm()
+    reads.give_back()
+
+    assert (len(first.items), first.exhausted) == (100 * MAX_CONNECTIONS, False)
+    assert (len(second.items), second.exhausted) == (5, True)
+
+
+def test_what_is_given_back_comes_again_in_order(server: ServerProcess, client: Client) -> None:
+    """Closing the connections is all it takes."""
+    client.put_many(QUEUE, numbered(250))
+    reads = ServerReads(server.address, QUEUE)
+    reads.open(SHARE_ITEMS, 1 << 20)
+    reads.give_back()
+    _until(lambda: counts(client) == (250, 0))
+
+    again = ServerReads(server.address, QUEUE)
+    assert sorted(again.open(SHARE_ITEMS, 1 << 20).items) == sorted(numbered(250))
+    again.give_back()
+
+
+def test_bytes_are_limited_to_about_what_was_asked_for(
+    server: ServerProcess, client: Client
+) -> None:
+    """No request asks for more items than would fit if they were as large as the largest."""
+    client.put_many(QUEUE, [b"x" * 1000] * 50)
+    reads = ServerReads(server.address, QUEUE)
+
+    assert len(reads.open(SHARE_ITEMS, 10_500).items) == 11
+    reads.give_back()
+
+
+def test_a_server_that_is_away_is_an_error(server: ServerProcess) -> None:
+    """Staging makes an empty part of it."""
+    server.stop()
+
+    with pytest.raises(ServerUnavailable):
+        ServerReads(server.address, QUEUE).open(1, 1)
+
+
+@pytest.mark.parametrize("step", ["opened", "written", "synced", "linked", "durable", "confirmed"])
+def test_a_task_killed_at_a_step_loses_nothing(
+    server: ServerProcess, client: Client, tmp_path: Path, step: str
+) -> None:
+    """The next tasks find every item, staged or back on the server."""
+    items = numbered(300)
+    client.put_many(QUEUE, items)
+    location = tmp_path / "staging"
+    Staging(location).identity()
+
+    def kill(point: str) -> None:
+        if point == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    task = multiprocessing.get_context("fork").Process(
+        target=lambda: _read(Staging(location, kill), 1, server)
+    )
+    task.start()
+    task.join()
+    assert task.exitcode == -signal.SIGKILL
+    _until(lambda: counts(client)[1] == 0)
+
+    got = _read(Staging(location), 1, server) + _read(Staging(location), 2, server)
+
+    assert sorted(set(got)) == sorted(items)
+    assert len(got) == (600 if step in {"linked", "durable"} else 300)
+    assert counts(client) == (0, 0)
+
+
+def test_a_server_killed_before_the_confirm_repeats_its_part_only(
+    server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """The part holds the items, the server still has them: they come twice, as documented."""
+    client.put_many(QUEUE, numbered(50))
+    location = tmp_path / "staging"
+    Staging(location).identity()
+
+    def kill(point: str) -> None:
+        if point == "durable":
+            server.kill9()
+
+    first = _read(Staging(location, kill), 1, server)
+    assert _read(Staging(location), 2, server) == []
+    server.start()
+
+    assert first == numbered(50)
+    assert _read(Staging(location), 3, server) == numbered(50)
+
+
+def test_the_probe_waits_for_an_item_on_any_server(
+    server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """It answers when one comes, not when its wait is over; a dead server doesn't matter."""
+    with running_server(tmp_path / "other") as other, running_server(tmp_path / "dead") as dead:
+        servers = f"{server.address},{other.address},{dead.address}"
+        dead.kill9()
+        probe = Probe(membership_of(servers), QUEUE)
+        assert probe.with_items(0.0) == []
+        begun = time.monotonic()
+        assert probe.with_items(0.3) == []
+        assert time.monotonic() - begun >= 0.3
+
+        putting = multiprocessing.get_context("fork").Process(target=lambda: _put_later(other))
+        putting.start()
+        begun = time.monotonic()
+        assert probe.with_items(20.0) == [other.address]
+        assert time.monotonic() - begun < 10.0
+        putting.join()
+
+        client.put_many(QUEUE, numbered(3))
+        assert probe.with_items(20.0) == sorted([server.address, other.address])
+        assert probe.counts() == {server.address: 3, other.address: 1}
+        dead.start()
+        with Client(dead.address) as late:
+            late.put(QUEUE, b"late")
+        _until(lambda: len(probe.with_items(0.0)) == 3)
+        probe.close()
+
+
+def _put_later(server: ServerProcess) -> None:
+    time.sleep(0.3)
+    with Client(server.address) as client:
+        client.put(QUEUE, b"an item")
+
+
+def _read(staging: Staging, epoch: int, server: ServerProcess) -> list[bytes]:
+    share = Share(server.address, SHARE_ITEMS, 1 << 30)
+    parts = staging.read(epoch, 0, share, lambda: ServerReads(server.address, QUEUE), SystemClock())
+    return [
+        item for part in parts for batch in part.batches for item in batch.column(0).to_pylist()
+    ]
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    """Wait until something is so, which it is as soon as the server noticed."""
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,128 @@
+"""Many workers at once: who tells them to end, and who hears of errors."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from kestrelmq.loadtests.common import consumer, producer
+from kestrelmq.loadtests.crew import Crew, Tally
+from kestrelmq.loadtests.items import Receipts, Recipe, Verdict, judge
+from kestrelmq.loadtests.links import Link, LoadTestError
+
+RECIPE = Recipe("abcd1234", items=20, producers=1, size=64)
+
+
+class Endless:
+    """A link to a queue in memory, which gives `items` and then nothing."""
+
+    def __init__(self, items: Sequence[bytes] = ()) -> None:
+        self.items = list(items)
+        self.closed = False
+
+    def put(self, queue: str, items: Sequence[bytes]) -> None:
+        """Add items."""
+        self.items += items
+
+    def take(self, queue: str, most: int = 1, wait: float = 0.0) -> list[bytes]:
+        """Remove items."""
+        taken, self.items = self.items[:most], self.items[most:]
+        return taken
+
+    def open_read(self, queue: str, wait: float) -> bytes | None:
+        """Open no read."""
+
+    def confirm(self, queue: str) -> bool:
+        """Confirm none."""
+        return False
+
+    def abort(self, queue: str) -> None:
+        """Abort none."""
+
+    def abandon(self, queue: str) -> None:
+        """Leave none."""
+
+    def flush(self, queue: str) -> None:
+        """Keep all."""
+
+    def delete(self, queue: str) -> None:
+        """Delete nothing."""
+
+    def close(self) -> None:
+        """Remember it."""
+        self.closed = True
+
+
+class Shown:
+    """A progress bar that remembers."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def update(self, done: int, note: str = "") -> None:
+        """Take what is shown."""
+        self.last = done
+
+
+def test_readers_end_when_the_goal_is_reached() -> None:
+    """Their links are closed, and the bar is at its end."""
+    link, bar = Endless(), Shown()
+    crew = Crew(lambda: link, patience=30)
+    receipts = Receipts(RECIPE)
+    jobs = [producer("q", RECIPE, 0, crew, 3), consumer("q", receipts, crew)]
+    shift = crew.run(jobs, bar, goal=20)
+    assert [(tally.put, tally.received) for tally in shift.tallies] == [(20, 0), (0, 20)]
+    assert judge(RECIPE, [receipts]) == Verdict(20)
+    assert (bar.last, link.closed) == (40, True)
+    assert shift.seconds() >= shift.seconds(end=1) > 0
+
+
+def test_an_error_of_one_job_ends_all_and_reaches_the_caller() -> None:
+    """Readers that wait for a goal nobody can reach any more, and producers that pause."""
+
+    def fail(link: Link, tally: Tally) -> None:
+        raise LoadTestError("broken")
+
+    link = Endless()
+    crew = Crew(lambda: link, patience=30)
+    jobs = [
+        producer("q", RECIPE, 0, crew, pause=60),
+        consumer("q", Receipts(RECIPE), crew),
+        fail,
+    ]
+    with pytest.raises(LoadTestError, match="broken"):
+        crew.run(jobs, Shown(), goal=20)
+    assert link.closed
+
+
+def test_readers_give_up_when_nothing_comes_for_long() -> None:
+    """What they have not got is lost, and the verdict says so."""
+    items = [item for batch in RECIPE.batches(0, 20) for item in batch]
+    link = Endless(items[1:])
+    crew = Crew(lambda: link, patience=0.1)
+    receipts = Receipts(RECIPE)
+    crew.run([consumer("q", receipts, crew)], Shown(), goal=20)
+    assert judge(RECIPE, [receipts]) == Verdict(20, lost=1)
+
+
+def test_a_producer_that_cannot_go_on_is_an_error_and_no_loss() -> None:
+    """What was never put cannot be lost."""
+    crew = Crew(Endless, patience=0.1)
+    jobs = [producer("q", RECIPE, 0, crew, pause=60), consumer("q", Receipts(RECIPE), crew)]
+    with pytest.raises(LoadTestError, match=r"nothing moved for 0.1 seconds"):
+        crew.run(jobs, Shown(), goal=20)
+
+
+def test_a_connection_that_cannot_be_made_is_an_error() -> None:
+    """Those that were made are closed."""
+    made: list[Endless] = []
+
+    def connect() -> Endless:
+        if len(made) == 2:
+            raise LoadTestError("refused")
+        made.append(Endless())
+        return made[-1]
+
+    crew = Crew(connect, patience=30)
+    with pytest.raises(LoadTestError, match="refused"):
+        crew.run([consumer("q", Receipts(RECIPE), crew)] * 3, Shown())
+    assert [link.closed for link in made] == [True, True]
