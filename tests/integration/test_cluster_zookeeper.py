@@ -31,7 +31,7 @@ class Cluster:
         self.zookeeper = zookeeper
         self._directory = directory
         self._stack = stack
-        self._observer: KazooClient = zookeeper.client()
+        self._observer: KazooClient = zookeeper.client(session_seconds=30)
         stack.callback(self._observer.close)
         stack.callback(self._observer.stop)
 

@@ -30,8 +30,8 @@ def zookeeper(tmp_path: Path) -> Iterator[ZooKeeper]:
 
 @pytest.fixture
 def registry(zookeeper: ZooKeeper) -> Iterator[KazooClient]:
-    """Connect as what registers servers."""
-    client = zookeeper.client()
+    """Connect as what registers servers, which stay so while ZooKeeper is started again."""
+    client = zookeeper.client(session_seconds=30)
     yield client
     client.stop()
     client.close()

@@ -44,6 +44,7 @@ class ZooKeeper:
         config = self._directory / "zoo.cfg"
         config.write_text(
             f"tickTime={TICK_MILLISECONDS}\n"
+            "maxSessionTimeout=60000\n"
             f"dataDir={self._directory / 'data'}\n"
             f"clientPort={self.port}\n"
             "clientPortAddress=127.0.0.1\n"
@@ -78,15 +79,16 @@ class ZooKeeper:
             self._process.wait()
             self._process = None
 
-    def client(self, root: str = "") -> KazooClient:
+    def client(self, root: str = "", session_seconds: float = 2.0) -> KazooClient:
         """Return a connected client of the test's own that sees the tree below `root`.
 
-        It outlives restarts of the server: it connects again, and repeats what was cut off.
+        It outlives restarts of the server that take less than `session_seconds`: it connects
+        again, and repeats what was cut off.
         """
         again = {"max_tries": -1, "delay": 0.05, "max_delay": 0.2}
         client = KazooClient(
             hosts=self.hosts,
-            timeout=2.0,
+            timeout=session_seconds,
             connection_retry=again,
             command_retry=again,
         )

@@ -1,5 +1,7 @@
 """Many workers at once: who tells them to end, and who hears of errors."""
 
+# ruff: noqa: ARG002 # a link for these tests does little with what it is asked
+
 from collections.abc import Sequence
 
 import pytest

@@ -25,6 +25,11 @@ def test_a_checkpoint_knows_the_order_of_the_queue() -> None:
     (checkpoint,) = places.checkpoints
     assert [checkpoint.place(index) for index in range(5)] == [-1, 0, 1, 2, 3]
     assert checkpoint.end == 4
+    assert checkpoint.first_live(frozenset({-1}), 9) == 0
+    assert checkpoint.first_live(frozenset({1}), 9) == 2
+    assert checkpoint.first_live(frozenset({3}), 9) == 4
+    assert checkpoint.first_live(frozenset(), 2) == 3
+    assert checkpoint.first_live(frozenset(), 9) == 5
 
 
 def test_a_checkpoint_is_passed_when_all_its_items_were_read() -> None:

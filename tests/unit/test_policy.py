@@ -83,10 +83,11 @@ def test_read_behind_begins_a_file_after_each_memory_full_of_journal() -> None:
 def test_older_files_are_packed_when_that_halves_them() -> None:
     """Packing comes before rewriting, which costs more."""
     passed = state(
-        2000, 500, read_behind=True, current_size=0, packable=400 * MIB, packed=200 * MIB
+        1600, 500, read_behind=True, current_size=0, packable=400 * MIB, packed=200 * MIB
     )
     assert decide(passed, LIMITS) is Action.PACK
     assert decide(replace(passed, packed=201 * MIB), LIMITS) is Action.REWRITE
+    assert decide(replace(passed, size=1601 * MIB), LIMITS) is Action.REWRITE
 
 
 @pytest.mark.parametrize("reads", [0, 10_000, 2_000_000])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import REMOVE_RECORD, item
+from kestrelmq.journal.records import REMOVE_RECORD, Add, encode, item
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.runs import uniform_run
 
@@ -27,11 +27,23 @@ def test_a_run_ends_where_a_record_differs(count: int, size: int, after: bytes) 
     assert uniform_run(buffer, 1, len(buffer) - len(after) - 1)[0] == max(0, count - 1)
 
 
-@given(st.integers(1, 40), st.sampled_from([0, 1, 7]), st.sampled_from([None, 0, 10, 1000]))
-def test_a_run_is_replayed_like_its_records(count: int, size: int, limit: int | None) -> None:
+@given(
+    st.integers(1, 40),
+    st.sampled_from([0, 1, 7]),
+    st.sampled_from([None, 0, 10, 1000]),
+    st.booleans(),
+)
+def test_a_run_is_replayed_like_its_records(
+    count: int,
+    size: int,
+    limit: int | None,
+    old: bool,  # noqa: FBT001 # drawn
+) -> None:
     """Memory, counts and the first position behind are the same either way."""
-    buffer = b"".join(item(number, 0, bytes(size)) for number in range(count))
-    length = size + 21
+    one_record = encode(Add(0, bytes(size))) if old else item(7, 0, bytes(size))
+    buffer = one_record * count
+    length = len(one_record)
+    assert uniform_run(buffer, 0, len(buffer)) == (count, length)
 
     def reader(file: str, position: int) -> JournalReader:
         return JournalReader(Path(), file, position)

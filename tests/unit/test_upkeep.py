@@ -200,6 +200,22 @@ def test_a_write_that_fails_fails_the_operation_and_heals(tmp_path: Path) -> Non
         assert [item_data(one) for one in queue.browse(9)] == [b"kept", b"accepted"]
 
 
+def test_a_failure_goes_when_the_disk_works_again_though_nobody_writes(tmp_path: Path) -> None:
+    """Health must not wait for the traffic that it keeps away."""
+    directory = crashing(tmp_path)
+    with queues(tmp_path, directory=directory) as collection:
+        queue = collection.obtain("jobs")
+        directory.fail = lambda point: point.startswith("append")
+        queue.add(b"refused")
+        assert queue in collection.commits.commit()
+        collection.tick()
+        assert "No space" in str(queue.failure)
+        directory.fail = lambda _point: False
+        collection.tick()
+        assert str(queue.failure) == "None"
+        assert [name for name in directory.names() if "~~next" in name] == []
+
+
 def test_after_a_failed_sync_nothing_is_called_safe_until_it_was_written_anew(
     tmp_path: Path,
 ) -> None:
@@ -283,3 +299,16 @@ def test_an_append_that_fails_half_way_leaves_nothing(
     file.append(b"!")
     file.close()
     assert (tmp_path / "jobs").read_bytes() == b"whole!"
+
+
+def test_a_drained_queue_gives_up_its_journal(tmp_path: Path) -> None:
+    """However long a queue was, its journal is begun anew once the last item is taken."""
+    with queues(tmp_path) as collection:
+        queue = collection.obtain("work")
+        for _ in range(3):
+            for _ in range(150):
+                queue.add(bytes(100))
+                commit(collection)
+            while queue.remove() is not None:
+                commit(collection)
+            assert queue.journal.size <= CONFIG.default_journal_size

@@ -9,9 +9,9 @@ import asyncio
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.engine.metrics import Histogram, Histograms, Summary
@@ -20,6 +20,7 @@ from kestrelmq.server.context import ServerContext
 from kestrelmq.version import VERSION
 
 _SLICE: Final = 50
+_MANY: Final = 1000
 _MOST_PERIODS: Final = 4
 LONGEST_PERIOD: Final = 86_400
 _COUNTERS: Final = frozenset(
@@ -42,6 +43,17 @@ _COUNTERS: Final = frozenset(
 )
 
 
+Value = TypeVar("Value")
+
+
+async def _sliced(section: dict[str, Value], size: int) -> AsyncIterator[tuple[str, Value]]:
+    """Yield what is in `section`; others may run after every `size` of them."""
+    for number, entry in enumerate(section.items()):
+        if number % size == size - 1:
+            await asyncio.sleep(0)
+        yield entry
+
+
 @dataclass(slots=True)
 class Readings:
     """Every statistic at one time, or over one stretch of time."""
@@ -51,21 +63,16 @@ class Readings:
     gauges: dict[str, float] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
 
-    def since(self, earlier: "Readings") -> "Readings":
+    async def since(self, earlier: "Readings") -> "Readings":
         """Return what was counted after `earlier`."""
-        return Readings(
-            {
-                # A queue that was deleted and came back counts from 0 again.
-                name: value - before
-                if value >= (before := earlier.counters.get(name, 0))
-                else value
-                for name, value in self.counters.items()
-            },
-            {
-                name: histogram.since(earlier.metrics.get(name))
-                for name, histogram in self.metrics.items()
-            },
-        )
+        between = Readings()
+        async for name, value in _sliced(self.counters, _MANY):
+            before = earlier.counters.get(name, 0)
+            # A queue that was deleted and came back counts from 0 again.
+            between.counters[name] = value - before if value >= before else value
+        async for name, histogram in _sliced(self.metrics, _SLICE):
+            between.metrics[name] = histogram.since(earlier.metrics.get(name))
+        return between
 
 
 @dataclass(slots=True)
@@ -92,10 +99,10 @@ class Ostrich:
         now = await self._read()
         if period is None:
             return now
-        found = self._over(period, now)
+        found = await self._over(period, now)
         return Readings(found.counters, found.metrics, now.gauges, now.labels)
 
-    def _over(self, period: int, now: Readings) -> Readings:
+    async def _over(self, period: int, now: Readings) -> Readings:
         begun = self._clock()
         window = self._windows.get(period)
         if window is None:
@@ -105,8 +112,9 @@ class Ostrich:
             return now
         self._windows.move_to_end(period)
         if begun >= window.begun + period:
-            window.finished = now.since(window.start)
+            start = window.start
             window.begun, window.start = begun, now
+            window.finished = await now.since(start)
         return window.finished
 
     async def _read(self) -> Readings:
@@ -152,7 +160,10 @@ def read_period(text: str | None) -> int | None:
 
 async def as_json(readings: Readings) -> bytes:
     """Return the statistics as Ostrich's JSON."""
-    metrics = {name: _distribution(h.summary()) for name, h in readings.metrics.items()}
+    metrics = {
+        name: _distribution(histogram.summary())
+        async for name, histogram in _sliced(readings.metrics, _SLICE)
+    }
     sections: tuple[tuple[str, dict[str, Any]], ...] = (
         ("counters", readings.counters),
         ("metrics", metrics),
@@ -163,8 +174,8 @@ async def as_json(readings: Readings) -> bytes:
     for name, section in sections:
         encoded = [json.dumps(name) + ":{"]
         entries = list(section.items())
-        for start in range(0, len(entries), 1000):
-            text = json.dumps(dict(entries[start : start + 1000]), ensure_ascii=False)[1:-1]
+        for start in range(0, len(entries), _MANY):
+            text = json.dumps(dict(entries[start : start + _MANY]), ensure_ascii=False)[1:-1]
             encoded.append(("," if start else "") + text)
             await asyncio.sleep(0)
         parts.append("".join(encoded) + "}")
@@ -174,21 +185,20 @@ async def as_json(readings: Readings) -> bytes:
 async def as_text(readings: Readings) -> bytes:
     """Return the statistics as Ostrich's text."""
     metrics = {
-        name: "(" + ", ".join(f"{k}={v}" for k, v in _distribution(h.summary()).items()) + ")"
-        for name, h in readings.metrics.items()
+        name: ", ".join(f"{key}={v}" for key, v in _distribution(histogram.summary()).items())
+        async for name, histogram in _sliced(readings.metrics, _SLICE)
     }
-    lines: list[str] = []
-    for name, section in (
+    sections: tuple[tuple[str, dict[str, Any]], ...] = (
         ("counters", readings.counters),
-        ("metrics", metrics),
+        ("metrics", {name: f"({text})" for name, text in metrics.items()}),
         ("gauges", readings.gauges),
         ("labels", readings.labels),
-    ):
-        lines.append(f"{name}:")
-        for number, key in enumerate(sorted(section)):
-            lines.append(f"  {key}: {section[key]}")
-            if number % 1000 == 0:
-                await asyncio.sleep(0)
+    )
+    lines: list[str] = []
+    for title, section in sections:
+        lines.append(f"{title}:")
+        async for name, value in _sliced(section, _MANY):
+            lines.append(f"  {name}: {value}")
     return ("\n".join(lines) + "\n").encode()
 
 

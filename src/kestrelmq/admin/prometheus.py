@@ -68,6 +68,7 @@ _NAMES: Final[dict[str, tuple[str, float]]] = {
     "get_items_hit": ("queue_get_hits", 1),
     "get_items_miss": ("queue_get_misses", 1),
     "journal_rewrites": ("queue_journal_rewrites", 1),
+    "journal_syncs": ("queue_journal_syncs", 1),
     "journal_rotations": ("queue_journal_rotations", 1),
 }
 LEFT_OUT: Final = frozenset({"total_items", "age"})

@@ -10,6 +10,8 @@ from typing import Final
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import ADDX_HEADER
 
+READ_AHEAD: Final = 4 << 20
+"""Bytes of records read back from the journal at once."""
 SKIP: Final = 1 << 20
 """Bytes read at once to get to an item."""
 

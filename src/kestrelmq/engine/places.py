@@ -39,6 +39,18 @@ class Checkpoint:
         given_back = len(self.front)
         return self.front[-1 - index] if index < given_back else self.fresh + index - given_back
 
+    def first_live(self, early: frozenset[int], fresh: int) -> int:
+        """Return the index of the first item that is live, as `place` counts.
+
+        An item is live if its place is among `early`, or at least `fresh`.
+        """
+        given_back = len(self.front)
+        for index, place in enumerate(reversed(self.front)):
+            if place in early or place >= fresh:
+                return index
+        candidates = [place for place in early if self.fresh <= place < self.end]
+        return given_back + min([*candidates, max(fresh, self.fresh), self.end]) - self.fresh
+
 
 class Places:
     """The places of the items of one queue.

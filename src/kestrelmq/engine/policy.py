@@ -3,8 +3,8 @@
 The rules, of which the first that applies is taken:
 
 - The queue is empty and its journal larger than `default_journal_size`: begin a new file.
-- A checkpoint was passed in read-behind, and what comes before it takes at least twice the room
-  of what would stand in its place: pack it.
+- A checkpoint was passed in read-behind, what comes before it takes at least twice the room of
+  what would stand in its place, and packing it frees an eighth of the journal: pack it.
 - The journal is larger than `max_journal_size`: rewrite it, at most once a
   `min_journal_compact_delay`, and only if that frees a good part of it.
 - The same, unless `disable_aggressive_rewrites`, for a queue that is wholly in memory, when the
@@ -87,7 +87,8 @@ def decide(state: JournalState, limits: Limits) -> Action:
     dead = state.size - state.live
     if state.is_empty and state.size > limits.default_journal_size and 2 * dead >= state.size:
         return Action.START_EMPTY
-    if state.packable and state.packable >= 2 * state.packed:
+    freed = state.packable - state.packed
+    if state.packable and freed >= state.packed and 8 * freed >= state.size:
         return Action.PACK
     if _may_rewrite(state, limits):
         # What is on disk only must be read to be rewritten, so more of it has to be dead.

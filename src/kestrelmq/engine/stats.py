@@ -62,6 +62,8 @@ def queue_stats(queue: Queue) -> list[tuple[str, object]]:
     pairs: list[tuple[str, object]] = [(stat.name, stat.read(queue)) for stat in QUEUE_STATS]
     if queue.children:
         pairs.append(("children", ",".join(child.name for child in queue.children)))
+    if queue.failure is not None:
+        pairs.append(("failure", " ".join(str(queue.failure).split())))
     return pairs
 
 

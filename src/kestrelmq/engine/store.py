@@ -12,11 +12,10 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
-from typing import Final
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.behind import Behind
+from kestrelmq.engine.behind import READ_AHEAD, Behind
 from kestrelmq.engine.commits import Commits, Committable
 from kestrelmq.engine.policy import Limits
 from kestrelmq.engine.undo import Change, Confirmed, GivenBack, Opened
@@ -35,9 +34,6 @@ from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import Dialect, FileJournal, NoJournal
 
 log = logging.getLogger(__name__)
-
-READ_AHEAD: Final = 4 << 20
-"""Bytes of records read back from the journal at once."""
 
 
 class Store(Committable):
@@ -167,8 +163,8 @@ class Store(Committable):
     def _has_room(self, size: int) -> bool:
         """Look how full memory is; say whether an item of `size` bytes may be held."""
         if isinstance(self.journal, FileJournal):
-            held, items = self.memory_bytes, len(self._memory)
-            self._memory_limit = limit_for_now(self._memory_most, held, items)
+            most, held = self._memory_most, self.memory_bytes
+            self._memory_limit = limit_for_now(most, held, len(self._memory))
         return not self._memory or self.memory_bytes + size <= self._memory_limit
 
     def _put_behind(self, size: int) -> None:
@@ -303,18 +299,18 @@ class Store(Committable):
 
     def tick(self) -> None:
         """Do what upkeep the passing of time brings about; everything must be committed."""
-        if self._upkeep is not None and not self._pending:
-            if self._prelude:
-                self._write_prelude()
-            self._upkeep.tick()
-
-    def _write_prelude(self) -> None:
+        if self._upkeep is None or self._pending:
+            return
         try:
-            self.journal.append(self._prelude)
+            if self._prelude:
+                self.journal.append(self._prelude)
+                self._prelude = b""
+            if self.failure is not None:
+                self.journal.probe(self._clock.now())
+                self.failure = None
         except OSError as error:
             self._fail(error)
-            return
-        self._prelude = b""
+        self._upkeep.tick()
 
     def _given_back(self, xid: int, record: bytes) -> bytes:
         """Return `record`, which was open under `xid`, as the item to put back on the queue."""

@@ -87,7 +87,10 @@ class Upkeep:
         least = min(limits.default_journal_size, limits.max_journal_size, limits.max_memory_size)
         step = least // _STEPS
         self.attend_at = max(least, size + step)
-        self.attend_empty_at = max(limits.default_journal_size, size + step)
+        self.attend_empty_at = limits.default_journal_size
+        if not len(self._store):
+            # It was looked at as an empty one; while items wait that is still to come.
+            self.attend_empty_at = max(self.attend_empty_at, size + step)
 
     @property
     def is_busy(self) -> bool:
@@ -254,6 +257,7 @@ class Upkeep:
             raise AssertionError("the policy packs only where a checkpoint was passed")
         early, fresh, place = places.live_places(), places.fresh, checkpoint.place
         live = Live(
+            checkpoint.first_live(early, fresh),
             lambda index: place(index) >= fresh or place(index) in early,
             frozenset(xid for xid, at in checkpoint.opened.items() if at in early),
         )

@@ -20,8 +20,11 @@ from kestrelmq.journal.records import Buffer, record_length, scan
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.runs import uniform_run
 from kestrelmq.journal.writer import FileJournal
+from kestrelmq.units import format_size
 
 _BATCH: Final = 1 << 20
+_LONG: Final = 64 << 20
+"""Bytes of a file whose loading is worth a line in the log."""
 _RUN: Final = 16
 """Records of one length that are worth taking together; and so many batches at most."""
 _SMALL_BATCH: Final = 64 << 10
@@ -50,12 +53,20 @@ def load_queue(
     clean_up(directory, plan)
     state = Replay(memory_limit, lambda file, at: JournalReader(directory.path, file, at))
     files = plan.files
-    sizes = {}
+    sizes: dict[str, int] = {}
     for index, name in enumerate(files):
+        _tell(directory.path / name, index + 1, len(files))
         sizes[name] = _replay_file(directory, state, files[: index + 1], clock, len(files))
     sizes.pop(plan.queue, None)
     dialect = state.dialect if plan.has_current else None
     return LoadedQueue(state, FileJournal(directory, plan.queue, sizes, dialect))
+
+
+def _tell(path: Path, number: int, count: int) -> None:
+    """Log what takes long."""
+    size = path.stat().st_size
+    if size > _LONG:
+        log.info("loading %s, %s, file %d of %d", path, format_size(size), number, count)
 
 
 def clean_up(directory: Directory, plan: QueuePlan) -> None:

@@ -11,9 +11,12 @@ from typing import Final
 
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.journal.records import ADDX, added_item, record_length, scan
+from kestrelmq.journal.runs import uniform_run
 
 CHUNK: Final = 1 << 20
 """Bytes read at once; a longer record is read whole."""
+_RUN: Final = 16
+"""Records of one length that are worth taking together."""
 
 
 class JournalReader:
@@ -68,6 +71,24 @@ class JournalReader:
                 read += end - start
             self.position = self._chunk_at + end
         return items
+
+    def skip(self, files: Sequence[str], count: int) -> int:
+        """Pass over items, at most `count`; return how many. Raises as `read`."""
+        left = count
+        while left:
+            if self._next >= len(self._starts):
+                chunk = self._pread(CHUNK)
+                run, length = uniform_run(chunk, 0, len(chunk))
+                if run >= _RUN:
+                    passed = min(run, left)
+                    self.position += passed * length
+                    left -= passed
+                    continue
+            passed = len(self.read(files, min(left, _RUN * _RUN), CHUNK))
+            if not passed:
+                break
+            left -= passed
+        return count - left
 
     def _fill(self, files: Sequence[str]) -> bool:
         """Read and scan the next chunk; False at the end of the journal."""

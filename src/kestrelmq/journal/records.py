@@ -50,6 +50,7 @@ _I64: Final = Struct("<q")
 
 ADDX_HEADER: Final = _ADDX.size
 """Bytes before the data in an ADDX record, and so in every item held in memory."""
+ADD_HEADER: Final = _ADD.size
 ADD_XID_HEADER: Final = _ADD_XID.size
 TIMES_SIZE: Final = _TIMES.size
 """Bytes that the size field of ADDX counts besides the data."""

@@ -35,6 +35,7 @@ _READ: Final = 64 << 10
 _SYNC_EVERY: Final = 16 << 20
 """Written at once to disk, so that the last sync does not hold up everyone else's."""
 _DEAD_ITEM: Final = encode(Add(0, b""))
+_DEAD_RUN: Final = 10_000
 _DEAD_READ: Final = item(0, 0, b"")
 
 
@@ -82,10 +83,12 @@ class Live:
     """Which of the contents at the end of the files were live later, when all is known.
 
     Attributes:
+        first: the place in the queue of the first waiting item that is, or the queue's length.
         queue: whether a waiting item is, by its place in the queue.
         reads: xids of the open reads whose items are.
     """
 
+    first: int
     queue: Callable[[int], bool]
     reads: frozenset[int]
 
@@ -164,12 +167,29 @@ class FromFiles:
 
     def _items(self, state: Replay) -> Iterator[Sequence[bytes]]:
         place = 0
+        if self._live is not None:
+            place = self._skip(state, min(self._live.first, state.items))
+            for at in range(0, place, _DEAD_RUN):
+                yield [_DEAD_ITEM] * min(_DEAD_RUN, place - at)
         while items := self._next_items(state):
             if self._live is not None:
                 is_live = self._live.queue
                 items = [one if is_live(at) else _DEAD_ITEM for at, one in enumerate(items, place)]
             place += len(items)
             yield items
+
+    def _skip(self, state: Replay, count: int) -> int:
+        """Pass over the first `count` items, which are all dead."""
+        memory = state.memory
+        in_memory = min(count, len(memory))
+        for _ in range(in_memory):
+            memory.popleft()
+        left = count - in_memory
+        if left and state.behind is not None:
+            if state.behind.skip(self._files, left) != left:
+                raise JournalError(f"{self._files[-1]}: fewer items on disk than were counted")
+            state.behind_items -= left
+        return count
 
     def _next_items(self, state: Replay) -> list[bytes]:
         memory = state.memory
@@ -251,19 +271,22 @@ class Replacement:
         self._directory.reached("replace: pack in place")
 
     def _write(self, pause: Pause) -> None:
+        def checked_pause() -> None:
+            if self._cancelled:
+                raise Cancelled
+            pause()
+
         self.marks = [(0, 0)]
         synced = 0
         file = self._directory.create(self._temporary)
         try:
-            for piece in self._source.pieces(pause):
-                if self._cancelled:
-                    raise Cancelled
+            for piece in self._source.pieces(checked_pause):
                 file.append(piece)
                 if file.size - synced > _SYNC_EVERY:
                     file.sync()
                     synced = file.size
                 self.marks.append((self._source.written, file.size))
-                pause()
+                checked_pause()
             file.sync()
             self.size = file.size
         finally:

@@ -16,6 +16,7 @@ from kestrelmq.errors import JournalError
 from kestrelmq.journal.memory import fitting, limit_for_now
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import (
+    ADD_HEADER,
     ADDX,
     ADDX_HEADER,
     CONFIRM_REMOVE,
@@ -116,17 +117,22 @@ class Replay:
     def feed_run(
         self, buffer: Buffer, start: int, count: int, length: int, files: Sequence[str]
     ) -> None:
-        """Fold in `count` ADDX records of `length` bytes each; otherwise as `feed`."""
-        size = length - ADDX_HEADER
+        """Fold in `count` equally long records like the first, ADDX or ADD; otherwise as `feed`."""
+        is_addx = buffer[start] == ADDX
+        size = length - (ADDX_HEADER if is_addx else ADD_HEADER)
         self._begin(files)
         if self.behind is None:
             fit = count
             if self._limit is not None:
                 fit = min(count, fitting(self._limit, self.memory_bytes, len(self.memory), size))
             end = start + fit * length
-            # Slices of what `mapped` gives are bytes.
-            self.memory.extend([buffer[at : at + length] for at in range(start, end, length)])  # type: ignore[misc]
-            self.memory_bytes += fit * size
+            if is_addx:
+                # Slices of what `mapped` gives are bytes.
+                self.memory.extend([buffer[at : at + length] for at in range(start, end, length)])  # type: ignore[misc]
+                self.memory_bytes += fit * size
+            else:
+                for at in range(start, end, length):
+                    self.feed(buffer, (at,), at + length, files)
             start, count = end, count - fit
             while count and self.behind is None:
                 if self.memory:

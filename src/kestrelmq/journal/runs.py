@@ -3,21 +3,21 @@
 from struct import Struct
 from typing import Final
 
-from kestrelmq.journal.records import ADDX, ADDX_HEADER, TIMES_SIZE, Buffer
+from kestrelmq.journal.records import ADD, ADD_HEADER, ADDX, TIMES_SIZE, Buffer
 
 _SIZE: Final = Struct("<i")
 
 
 def uniform_run(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
-    """Return how many ADDX records of one length follow each other from `position`, and the length.
+    """Return how many records like the first (ADDX or ADD) `position` begins, and its length.
 
     A producer's items are often of one size; such a run is found without a look at each record.
     Only whole records count; (0, 0) when there is none.
     """
-    if end - position < ADDX_HEADER or buffer[position] != ADDX:
+    if end - position < ADD_HEADER or buffer[position] not in {ADD, ADDX}:
         return 0, 0
     (size,) = _SIZE.unpack_from(buffer, position + 1)
-    if size < TIMES_SIZE:
+    if size < (TIMES_SIZE if buffer[position] == ADDX else 4):
         return 0, 0
     length = size + 5
     count = (end - position) // length

@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Iterable
 from threading import Lock
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from kestrelmq.journal.files import AppendFile, Directory
 from kestrelmq.journal.names import (
@@ -24,6 +24,8 @@ from kestrelmq.journal.names import (
 from kestrelmq.journal.reader import JournalReader
 
 Dialect = Literal["documented", "kestrel-2"]
+
+_PROBE: Final = 4096
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,9 @@ class NoJournal:
 
     def sync(self) -> None:
         """Nothing to force to disk."""
+
+    def probe(self, now: int) -> None:
+        """Nothing that could fail."""
 
     def delete(self, now: int, also: Iterable[str] = ()) -> None:
         """Nothing to remove."""
@@ -186,6 +191,18 @@ class FileJournal:
             raise
         self.syncs += 1
         self._forget_unsynced(older)
+
+    def probe(self, now: int) -> None:
+        """See whether the disk works: write and remove a little file. Raises OSError."""
+        if self.suspect:
+            raise OSError("an earlier sync failed; the journal is being written anew")
+        name = temporary_name(self.queue, NEXT, now)
+        file = self.directory.create(name)
+        try:
+            file.append(bytes(_PROBE))
+        finally:
+            file.close()
+            self.directory.remove(name)
 
     def sync_rotated(self) -> None:
         """Force rotated files to disk; from any thread. Raises OSError."""

@@ -30,7 +30,6 @@ class ServerContext:
         reload: reads the configuration file again and puts it in force; says what needs a
             restart. Raises ConfigError.
         shutdown: begins to stop the server.
-        latencies: how long operations take.
         started: when the server started (monotonic seconds).
     """
 
@@ -42,8 +41,12 @@ class ServerContext:
     loop: asyncio.AbstractEventLoop
     reload: Callable[[], list[str]]
     shutdown: Callable[[], None]
-    latencies: Latencies = field(default_factory=Latencies)
     started: float = field(default_factory=time.monotonic)
+
+    @property
+    def latencies(self) -> Latencies:
+        """How long operations take."""
+        return self.turns.latencies
 
     def refuses_writes(self) -> str | None:
         """Say why nothing may be added at present; None when it may."""

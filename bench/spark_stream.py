@@ -1,0 +1,124 @@
+"""Spark streaming from a live server, beside a consumer in one process.
+
+    python -m bench.spark_stream --items 200000 --size 1024
+
+One server holds the items. Three ways to take them all, each timed from the moment it is ready (the
+session warm, the stream's first batch over) to the last confirmed item:
+
+- the stream: `kestrel` with AvailableNow to a sink that drops the rows;
+- reads as the stream's tasks make them, without Spark: staged and confirmed in one process;
+- a consumer, `Client.consume`: one open read at a time, confirmed as the next is asked for.
+
+The last does less: it keeps nothing. What the second costs more is the staging; what the first
+costs more than that is Spark.
+"""
+
+import argparse
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from kestrelmq.client import Client
+from kestrelmq.clock import SystemClock
+from kestrelmq.spark.live_reads import ServerReads
+from kestrelmq.spark.session import local_session
+from kestrelmq.spark.staging import Share, Staging
+from tests.support.server import running_server
+
+QUEUE = "work"
+CONSUMED_AT_MOST = 20_000
+"""The consumer is slow, and its rate the same throughout."""
+
+
+def fill(address: str, items: int, size: int) -> None:
+    """Add items to the queue."""
+    block = [random.Random(1).randbytes(size) for _ in range(1000)]
+    with Client(address) as client:
+        for _ in range(items // len(block)):
+            client.put_many(QUEUE, block)
+
+
+def stream(spark: SparkSession, address: str, scratch: Path, per_batch: int) -> int:
+    """Take what is there by a stream; return its rows."""
+    reader = spark.readStream.format("kestrel").options(servers=address, queue=QUEUE)
+    reader = reader.option("staging_location", str(scratch / "staging"))
+    rows = reader.option("max_items_per_batch", str(per_batch)).load()
+    writer = rows.writeStream.format("noop").trigger(availableNow=True)
+    query = writer.option("checkpointLocation", str(scratch / "checkpoint")).start()
+    query.awaitTermination()
+    return sum(progress["numInputRows"] for progress in query.recentProgress)
+
+
+def stage_alone(address: str, scratch: Path, per_batch: int) -> int:
+    """Take what is there as a stream's tasks do, in this process."""
+    staging = Staging(scratch / "alone")
+    staging.identity()
+    total, epoch = 0, 1
+    while True:
+        share = Share(address, per_batch, 128 << 20)
+        parts = staging.read(epoch, 0, share, lambda: ServerReads(address, QUEUE), SystemClock())
+        found = sum(part.items for part in parts)
+        staging.commit(epoch)
+        if not found:
+            return total
+        total, epoch = total + found, epoch + 1
+
+
+def consume(address: str, items: int) -> int:
+    """Take items one by one."""
+    with Client(address) as client:
+        return sum(1 for _ in client.consume(QUEUE, idle_timeout=0, max_items=items))
+
+
+def timed(name: str, size: int, work: Callable[[], int]) -> None:
+    """Print what some work achieves."""
+    begun = time.perf_counter()
+    items = work()
+    seconds = time.perf_counter() - begun
+    rate = items / seconds
+    print(
+        f"  {name:32} {items:8} items {seconds:7.1f} s {rate:9.0f} items/s {rate * size / 1e6:7.1f} MB/s",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--items", type=int, default=200_000, help="items (default: 200000)")
+    parser.add_argument("--size", type=int, default=1024, help="bytes of each (default: 1024)")
+    parser.add_argument("--batch", type=int, default=100_000, help="a batch (default: 100000)")
+    parser.add_argument("--master", default="local[2]", help="Spark master (default: local[2])")
+    arguments = parser.parse_args()
+    items, size = arguments.items, arguments.size
+    scratch = Path(tempfile.mkdtemp(prefix="bench-spark-stream-"))
+    try:
+        with (
+            running_server(scratch) as server,
+            local_session(arguments.master, quick=True) as spark,
+        ):
+            spark.sparkContext.setLogLevel("ERROR")
+            address = server.address
+            fill(address, 2000, size)
+            stream(spark, address, scratch, arguments.batch)
+            print(f"{items} items of {size} bytes, {arguments.batch} in a batch", flush=True)
+            fill(address, items, size)
+            timed("Spark stream", size, lambda: stream(spark, address, scratch, arguments.batch))
+            fill(address, items, size)
+            timed("staged, in one process", size, lambda: stage_alone(address, scratch, items))
+            alone = min(items, CONSUMED_AT_MOST)
+            fill(address, alone, size)
+            timed("consumer, one process", size, lambda: consume(address, alone))
+    finally:
+        shutil.rmtree(scratch)
+
+
+if __name__ == "__main__":
+    main()

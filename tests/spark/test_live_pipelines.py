@@ -1,0 +1,178 @@
+"""The pipelines over live servers, as functions and as commands."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from kestrelmq.client import Client
+from kestrelmq.errors import ConfigError
+from kestrelmq.spark.live_options import ServersOptions
+from kestrelmq.spark.pipelines import (
+    ArchiveOptions,
+    archive,
+    archived,
+    read_archive,
+    restore,
+    restore_live,
+)
+from kestrelmq.spark.pipelines.archive import Archived
+from tests.spark.spools import load
+from tests.support.server import ServerProcess, running_server
+
+COMMAND = [sys.executable, "-c", "from kestrelmq.cli.main import main; main()", "pipeline"]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """Run a server."""
+    with running_server(tmp_path) as process:
+        yield process
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[Client]:
+    """Return a client of it."""
+    with Client(server.address) as client:
+        yield client
+
+
+def run(spark: SparkSession, options: ArchiveOptions) -> list[Archived]:
+    """Archive what is there now."""
+    assert archive(spark, options).awaitTermination(60)
+    return archived(spark, options.output)
+
+
+def test_archive_drains_queues_and_restore_brings_them_back(
+    spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """Queues to a table, in two runs, and back to journals and to live queues, in order."""
+    numbers = [b"%d" % number for number in range(120)]
+    client.put_many("one", numbers[:60])
+    client.put_many("2", [b"a number for a name"])
+    cluster = ServersOptions(server.address)
+    options = ArchiveOptions(cluster, ["one", "2"], str(tmp_path / "table"))
+    assert archived(spark, options.output) == []
+    run(spark, options)
+    client.put_many("one", numbers[60:])
+
+    assert run(spark, options) == [Archived("2", 1, 19), Archived("one", 120, 250)]
+    assert client.get("one") is None
+
+    assert restore(spark, options.output, str(tmp_path / "spool")) == 121
+    assert [item.data for item in load(tmp_path / "spool")["one"]] == numbers
+    assert restore_live(spark, options.output, cluster) == 121
+    assert list(client.consume("one", idle_timeout=0)) == numbers
+    assert client.get("2") == b"a number for a name"
+
+
+def test_restore_of_a_time_range_to_another_queue(
+    spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """Of an archive, the time at which an item was read counts."""
+    cluster = ServersOptions(server.address)
+    options = ArchiveOptions(cluster, ["work"], str(tmp_path / "table"))
+    client.put("work", b"early")
+    run(spark, options)
+    times = read_archive(spark, options.output).select("read_time").collect()
+    between = datetime.fromtimestamp(times[0][0] / 1000, UTC) + timedelta(milliseconds=1)
+    client.put("work", b"late")
+    run(spark, options)
+
+    assert restore_live(spark, options.output, cluster, queue="back", since=between) == 1
+    assert list(client.consume("back", idle_timeout=0)) == [b"late"]
+    assert restore_live(spark, options.output, cluster, queue="back", until=between) == 1
+    assert list(client.consume("back", idle_timeout=0)) == [b"early"]
+
+
+def test_archive_copies_through_a_fanout_child(
+    spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """The queue's own readers see everything; what was there before the child is not copied."""
+    client.put("work", b"before")
+    cluster = ServersOptions(server.address)
+    options = ArchiveOptions(cluster, ["work"], str(tmp_path / "table"), child="copy")
+    assert run(spark, options) == []
+    client.put_many("work", [b"1", b"22"])
+
+    assert run(spark, options) == [Archived("work+copy", 2, 3)]
+    assert list(client.consume("work", idle_timeout=0)) == [b"before", b"1", b"22"]
+
+
+def test_an_archive_keeps_to_its_queues(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark's checkpoint knows sources by number: other queues need an output of their own."""
+    cluster = ServersOptions("127.0.0.1:1")
+    for queues, child, message in (
+        ([], None, "no queue"),
+        (["a", "a"], None, "twice"),
+        (["a+b"], "c", "fanout child already"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            archive(spark, ArchiveOptions(cluster, queues, str(tmp_path / "t"), child))
+    (tmp_path / "table" / "_staging" / "a").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="holds the queues a, not b"):
+        archive(spark, ArchiveOptions(cluster, ["b"], str(tmp_path / "table")))
+
+
+@pytest.mark.timeout(180)
+def test_the_commands_archive_and_restore(
+    server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """`archive --follow` goes on until SIGTERM and prints what it has; `restore --live` is back."""
+    output, where = str(tmp_path / "table"), ["--servers", server.address]
+    client.put_many("work", [b"%d" % number for number in range(100)])
+    often = ["--follow", "--every", "100 milliseconds", "--master", "local[1]"]
+    following = subprocess.Popen(
+        [*COMMAND, "archive", "work", "-o", output, *where, *often],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 90
+    while not list(Path(output).glob("_checkpoint/commits/0")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    following.send_signal(signal.SIGTERM)
+    table, _ = following.communicate(timeout=60)
+
+    assert (following.returncode, table.split()) == (
+        0,
+        ["queue", "items", "bytes", "work", "100", "190"],
+    )
+    restored = subprocess.run(
+        [*COMMAND, "restore", output, "--live", "--queue", "back", *where, "--master", "local[1]"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert restored.returncode == 0
+    assert restored.stdout.split()[-1] == "100"
+    assert len(list(client.consume("back", idle_timeout=0))) == 100
+
+
+def test_a_missing_java_is_said_so(tmp_path: Path) -> None:
+    """One line, exit status 1, and no stack trace."""
+    result = subprocess.run(
+        [*COMMAND, "verify", str(tmp_path)],
+        env=os.environ | {"JAVA_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert result.returncode == 1
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("kestrelmq: error: pipelines need a Java runtime, 17 or newer")
+
+
+def test_a_wrong_use_is_exit_status_2(tmp_path: Path) -> None:
+    """Flags that contradict each other start no Spark."""
+    for words in (["restore", "t"], ["restore", "t", "--live", "--since", "noon"], ["archive"]):
+        result = subprocess.run([*COMMAND, *words], capture_output=True, check=False)
+        assert result.returncode == 2

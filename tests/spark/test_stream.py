@@ -1,0 +1,258 @@
+"""`kestrel`: live servers as streams and tables, and as their sink, end to end."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from kestrelmq.client import Client
+from tests.support.server import ServerProcess, running_server
+
+QUEUE = "work"
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[list[ServerProcess]]:
+    """Run a cluster of two."""
+    with running_server(tmp_path / "a") as a, running_server(tmp_path / "b") as b:
+        yield [a, b]
+
+
+@pytest.fixture
+def cluster(servers: list[ServerProcess]) -> str:
+    """Return its addresses."""
+    return ",".join(server.address for server in servers)
+
+
+@pytest.fixture
+def client(cluster: str) -> Iterator[Client]:
+    """Return a client of it."""
+    with Client(cluster) as client:
+        yield client
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    """Return items that differ."""
+    return [b"%d" % number for number in range(start, start + count)]
+
+
+def stream(spark: SparkSession, cluster: str, root: Path, **options: str) -> DataFrame:
+    """Return the queue as a stream."""
+    reader = spark.readStream.format("kestrel").options(servers=cluster, queue=QUEUE, wait="200ms")
+    return reader.options(staging_location=str(root / "staging"), **options).load()
+
+
+def drain(rows: DataFrame, root: Path) -> list[int]:
+    """Take what is there now to the table; return the rows of each batch."""
+    writer = rows.writeStream.format("parquet").option("path", str(root / "table"))
+    writer = writer.option("checkpointLocation", str(root / "checkpoint"))
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(60)
+    return [progress["numInputRows"] for progress in query.recentProgress]
+
+
+def items_in(spark: SparkSession, root: Path) -> list[bytes]:
+    """Return the items of the table, in the order in which they were read."""
+    table = root / "table"
+    if not (table / "_spark_metadata" / "0").exists():
+        return []
+    rows = spark.read.parquet(str(table)).orderBy("position").select("data").collect()
+    return [bytes(row[0]) for row in rows]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_cluster_is_drained_in_batches(
+    spark: SparkSession, cluster: str, client: Client, servers: list[ServerProcess], tmp_path: Path
+) -> None:
+    """Every item once, in each server's order, in limited batches; a later query goes on."""
+    client.put_many(QUEUE, numbered(3000))
+    rows = stream(spark, cluster, tmp_path, max_items_per_batch="1000", min_partitions="3")
+
+    batches = drain(rows, tmp_path)
+    client.put_many(QUEUE, numbered(10, 3000))
+    drain(rows, tmp_path)
+
+    assert max(batches) <= 1000
+    assert sum(batches) == 3000
+    assert sorted(map(int, items_in(spark, tmp_path))) == list(range(3010))
+    table = spark.read.parquet(str(tmp_path / "table"))
+    sizes = table.where("queue = 'work' AND size = length(data) AND read_time > 1.7e12")
+    assert {row[0] for row in sizes.select("server").distinct().collect()} == {
+        server.address for server in servers
+    }
+    assert sizes.select("position").distinct().count() == 3010
+
+
+def test_one_server_keeps_its_order(
+    spark: SparkSession, servers: list[ServerProcess], tmp_path: Path
+) -> None:
+    """With one partition, rows by position are the queue's order, over batches and parts."""
+    with Client(servers[0].address) as client:
+        client.put_many(QUEUE, numbered(1500))
+    rows = stream(spark, servers[0].address, tmp_path, max_items_per_batch="700")
+    drain(rows.select("position", "data"), tmp_path)
+
+    assert items_in(spark, tmp_path) == numbered(1500)
+
+
+def test_bytes_limit_a_batch(
+    spark: SparkSession, servers: list[ServerProcess], tmp_path: Path
+) -> None:
+    """A batch ends with the item that reaches the limit."""
+    with Client(servers[0].address) as client:
+        client.put_many(QUEUE, [b"x" * 10_000] * 30)
+    rows = stream(spark, servers[0].address, tmp_path, max_bytes_per_batch="100000")
+
+    assert drain(rows, tmp_path) == [10, 10, 10]
+
+
+@pytest.mark.timeout(120)
+def test_servers_may_die_and_come_back_in_mid_query(
+    spark: SparkSession, cluster: str, servers: list[ServerProcess], tmp_path: Path
+) -> None:
+    """The stream goes on with the others, and with the lost one when it is back."""
+    first, second = servers
+    rows = stream(spark, cluster, tmp_path)
+    writer = rows.writeStream.format("parquet").option("path", str(tmp_path / "table"))
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+
+    def put(server: ServerProcess, start: int) -> None:
+        with Client(server.address) as client:
+            client.put_many(QUEUE, numbered(100, start))
+
+    def arrived(count: int) -> bool:
+        assert query.exception() is None
+        return len(set(items_in(spark, tmp_path))) == count
+
+    try:
+        put(first, 0)
+        until(lambda: arrived(100))
+        first.kill9()
+        put(second, 100)
+        until(lambda: arrived(200))
+        second.kill9()
+        first.start()
+        put(first, 200)
+        until(lambda: arrived(300))
+        second.start()
+        put(second, 300)
+        until(lambda: arrived(400))
+    finally:
+        query.stop()
+
+
+def test_a_staging_location_is_one_querys(
+    spark: SparkSession, cluster: str, client: Client, tmp_path: Path
+) -> None:
+    """A query with another checkpoint fails before it takes anything, and says why."""
+    client.put_many(QUEUE, numbered(5))
+    rows = stream(spark, cluster, tmp_path)
+    drain(rows, tmp_path)
+    client.put_many(QUEUE, numbered(5, 5))
+    writer = rows.writeStream.format("noop").trigger(availableNow=True)
+    query = writer.option("checkpointLocation", str(tmp_path / "another")).start()
+
+    with pytest.raises(PySparkException, match="items of a query with another checkpoint"):
+        query.awaitTermination(60)
+    drain(rows, tmp_path)
+    assert len(items_in(spark, tmp_path)) == 10
+
+
+def test_a_table_is_read_once_and_can_be_read_again(
+    spark: SparkSession, cluster: str, client: Client, tmp_path: Path
+) -> None:
+    """What two actions on one DataFrame see is the same, and stays in the staging location."""
+    client.put_many(QUEUE, numbered(500))
+    location = tmp_path / "staging"
+    reader = spark.read.format("kestrel").options(servers=cluster, queue=QUEUE)
+    reader = reader.option("staging_location", str(location))
+
+    rows = reader.load()
+    assert rows.count() == 500
+    client.put_many(QUEUE, numbered(5, 500))
+    assert sorted(int(row[0]) for row in rows.select("data").collect()) == list(range(500))
+    (batch,) = location.iterdir()
+    assert reader.option("batch", batch.name).load().count() == 500
+    with pytest.raises(PySparkException, match="'nothing' is not allowed"):
+        reader.option("batch", "nothing").load().count()
+
+
+def test_rows_become_items_of_the_queues_they_name(
+    spark: SparkSession, cluster: str, client: Client
+) -> None:
+    """Text is stored as UTF-8; an expiry that passed makes an item that nobody gets."""
+    rows = spark.createDataFrame(
+        [("one", "ä", 0), ("two", "b", None), ("two", "gone", 1)],
+        "queue string, data string, expiry long",
+    )
+    rows.write.format("kestrel").options(servers=cluster).mode("append").save()
+
+    assert client.get("one") == "ä".encode()
+    assert client.get("two") == b"b"
+    assert client.get("two") is None
+
+
+def test_errors_of_a_write_name_what_is_wrong(spark: SparkSession, cluster: str) -> None:
+    """A wrong column, a wrong mode: nothing is written."""
+    rows = spark.range(1).selectExpr("'q' AS queue", "'x' AS data", "1 AS colour")
+    writer = rows.write.format("kestrel").options(servers=cluster)
+    with pytest.raises(PySparkException, match="column 'colour' is unknown"):
+        writer.mode("append").save()
+    with pytest.raises(PySparkException, match='use mode\\("append"\\)'):
+        rows.drop("colour").write.format("kestrel").options(servers=cluster).mode(
+            "overwrite"
+        ).save()
+
+
+def test_a_full_queue_is_back_pressure(spark: SparkSession, tmp_path: Path) -> None:
+    """The write waits for readers to make room, and no row is lost."""
+    config = "[queues.small]\nmax_items = 20\n"
+    got: list[bytes] = []
+
+    def consume(address: str) -> None:
+        with Client(address) as client:
+            got.extend(client.consume("small", idle_timeout=30.0, max_items=400))
+
+    with running_server(tmp_path, config=config) as server:
+        consumer = Thread(target=consume, args=(server.address,))
+        consumer.start()
+        rows = spark.range(400).selectExpr("cast(id AS string) AS data")
+        writer = rows.write.format("kestrel").options(servers=server.address, queue="small")
+        writer.mode("append").save()
+        consumer.join()
+
+    assert sorted(map(int, got)) == list(range(400))
+
+
+def test_a_queue_that_stays_full_fails_the_write(spark: SparkSession, tmp_path: Path) -> None:
+    """After its patience the query fails and says why."""
+    with running_server(tmp_path, config="[queues.small]\nmax_items = 5\n") as server:
+        rows = spark.range(10).selectExpr("cast(id AS string) AS data").coalesce(1)
+        writer = rows.write.format("kestrel").options(servers=server.address, queue="small")
+        with pytest.raises(PySparkException, match="10 items of queue 'small' could not be stored"):
+            writer.option("patience", "300ms").mode("append").save()
+
+
+def test_a_stream_from_queue_to_queue(
+    spark: SparkSession, cluster: str, client: Client, tmp_path: Path
+) -> None:
+    """Source and sink together: every item moves once when nothing fails."""
+    client.put_many(QUEUE, numbered(300))
+    writer = stream(spark, cluster, tmp_path).select("data").writeStream.format("kestrel")
+    writer = writer.options(servers=cluster, queue="moved", checkpointLocation=str(tmp_path / "c"))
+    assert writer.trigger(availableNow=True).start().awaitTermination(60)
+
+    moved = sorted(map(int, client.consume("moved", idle_timeout=0)))
+    assert moved == list(range(300))
+    assert client.get(QUEUE) is None
