@@ -82,7 +82,8 @@ def timed(name: str, size: int, work: Callable[[], int]) -> None:
     seconds = time.perf_counter() - begun
     rate = items / seconds
     print(
-        f"  {name:32} {items:8} items {seconds:7.1f} s {rate:9.0f} items/s {rate * size / 1e6:7.1f} MB/s",
+        f"  {name:24} {items:8} items {seconds:7.1f} s"
+        f" {rate:9.0f} items/s {rate * size / 1e6:7.1f} MB/s",
         flush=True,
     )
 

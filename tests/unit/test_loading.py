@@ -128,6 +128,26 @@ def test_torn_tail(tmp_path: Path, last: Record) -> None:
         assert load(tmp_path) == (["b", "c"], {}, len(whole))
 
 
+def test_torn_continue(tmp_path: Path) -> None:
+    """A CONTINUE cut short, which may look like a STATE_DUMP and more, is set aside as well."""
+    whole = journal("a", RemoveTentativeXid(1))
+    raw = encode(Continue(1, NOW, 0, b"torn" * 5))
+    for cut in range(1, len(raw)):
+        if cut == 9:
+            continue  # to the byte a STATE_DUMP, which changes nothing
+        (tmp_path / "q").write_bytes(whole + raw[:cut])
+        assert load(tmp_path) == ([], {1: "a"}, len(whole))
+        assert (tmp_path / f"q~~torn-{NOW}").read_bytes() == raw[:cut]
+        (tmp_path / f"q~~torn-{NOW}").unlink()
+
+
+def test_state_dump_near_the_end(tmp_path: Path) -> None:
+    """A STATE_DUMP of many open reads is no CONTINUE that was cut short."""
+    whole = journal("a", "b", StateDump(7, 1000), Remove())
+    (tmp_path / "q").write_bytes(whole)
+    assert load(tmp_path) == (["b"], {}, len(whole))
+
+
 def test_torn_tail_of_a_rotated_file(tmp_path: Path) -> None:
     """When the last file is a rotated one, its tail may be torn as well."""
     (tmp_path / "q.7").write_bytes(journal("a") + b"\x02\x15")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _EVERY: Final = 0.5
 _OWN_ERROR: Final = re.compile(r"kestrelmq\.[\w.]+: (.+)")
+_PYTHON_ERROR: Final = re.compile(r"^(\w*(?:Error|Exception): .+)", re.MULTILINE)
 _QUIET_LOG: Final = """\
 rootLogger.level = error
 rootLogger.appenderRef.console.ref = console
@@ -89,9 +90,10 @@ def spark_session(master: str, what: str) -> Iterator["SparkSession"]:
 def reason(error: Exception) -> str:
     """Return the line of an error of Spark's that says what is wrong."""
     text = str(error)
-    own = _OWN_ERROR.findall(text)
-    if own:
-        return str(own[-1])
+    for pattern in (_OWN_ERROR, _PYTHON_ERROR):
+        found: list[str] = pattern.findall(text)
+        if found:
+            return found[-1]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 

@@ -16,10 +16,16 @@ from kestrelmq.errors import DamagedJournal
 from kestrelmq.journal.files import Directory, mapped
 from kestrelmq.journal.names import QueuePlan, temporary_name
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import Buffer, record_length, scan
+from kestrelmq.journal.records import (
+    REMOVE_TENTATIVE_XID,
+    Buffer,
+    is_cut_continue,
+    record_length,
+    scan,
+)
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.runs import uniform_run
-from kestrelmq.journal.writer import FileJournal
+from kestrelmq.journal.writer import Dialect, FileJournal
 from kestrelmq.units import format_size
 
 _BATCH: Final = 1 << 20
@@ -144,11 +150,15 @@ def _fold(
             if more and not starts:  # one record longer than a batch
                 end = _scan_one(buffer, position, starts)
         except DamagedJournal as damage:
-            if is_zeros(buffer, damage.position):
-                end = damage.position
-                state.feed(buffer, starts, end, files)
-                return end
-            raise DamagedJournal(damage.position, damage.reason, str(path)) from None
+            end = _cut_continue(buffer, starts, state.dialect) or damage.position
+            if end == damage.position and not is_zeros(buffer, end):
+                raise DamagedJournal(end, damage.reason, str(path)) from None
+            state.feed(buffer, starts, end, files)
+            return end
+        cut = None if more else _cut_continue(buffer, starts, state.dialect)
+        if cut is not None:
+            state.feed(buffer, starts, cut, files)
+            return cut
         if end == position:
             return position
         state.feed(buffer, starts, end, files)
@@ -156,6 +166,18 @@ def _fold(
         if pause is not None:
             pause()
     return position
+
+
+def _cut_continue(buffer: Buffer, starts: list[int], dialect: Dialect | None) -> int | None:
+    """Return where a CONTINUE that the end of the file cuts begins, and drop what follows it."""
+    explicit = dialect == "kestrel-2"
+    for index, start in enumerate(starts):
+        if buffer[start] == REMOVE_TENTATIVE_XID:
+            explicit = True
+        elif is_cut_continue(buffer, start, len(buffer), explicit=explicit):
+            del starts[index:]
+            return start
+    return None
 
 
 def _scan_one(buffer: Buffer, position: int, starts: list[int]) -> int:

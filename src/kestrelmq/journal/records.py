@@ -378,6 +378,21 @@ def _is_continue(buffer: Buffer, position: int, size: int, end: int) -> bool:
     return _YEAR_2000 <= add_time < _YEAR_2100
 
 
+def is_cut_continue(buffer: Buffer, position: int, end: int, *, explicit: bool) -> bool:
+    """Whether what reads as a STATE_DUMP is a CONTINUE that the end of the file cuts short.
+
+    Its size reaches beyond the end, and its add time is one; `explicit` says whether the file is
+    in the dialect that has CONTINUE, and decides where too little is left to see the time.
+    """
+    left = end - position
+    if buffer[position] != STATE_DUMP or left <= _TWO.size:
+        return False
+    size: int = _I32.unpack_from(buffer, position + 5)[0]
+    if size < TIMES_SIZE or position + 9 + size <= end:
+        return False
+    return explicit if left < 17 else _is_continue(buffer, position, size, position + 9 + size)
+
+
 def scan(buffer: Buffer, position: int, end: int, starts: list[int], *, more: bool = False) -> int:
     """Append to `starts` where each whole record in `buffer[position:end]` begins.
 

@@ -9,6 +9,7 @@ import gc
 import logging
 import resource
 import signal
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Final
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 Announce = Callable[[str], None]
 _DEADLINES: Final = 0.05
 """Seconds between looks for open reads whose time is up, and for periodic syncs."""
+_SWITCH: Final = 0.0005
 _UPKEEP: Final = 1.0
 """Seconds between looks at the journals of queues on which nothing happens."""
 
@@ -92,6 +94,8 @@ class Server:
         if self._config.zookeeper is not None:
             self._host = self._advertise(self._config.listen_address)
         _raise_file_limit()
+        # The loop waits no longer than this for a thread that packs a journal or runs an fsync.
+        sys.setswitchinterval(_SWITCH)
         loop = asyncio.SelectorEventLoop(self._turns.poller)
         try:
             loop.run_until_complete(self._serve(loop))

@@ -174,6 +174,7 @@ class MemcacheFetch:
 
     def _timed_out(self, key: Key, queue: Queue) -> None:
         self._waiting = None
+        self._context.latencies.timed_out(queue, (key.timeout or 0) / 1000)
         self._miss(key, queue)
         self._index += 1
         self.proceed()

@@ -147,8 +147,8 @@ export class Chart {
       );
     }
     const minutes = this.#span / 60_000;
-    for (let minute = 0; minute <= minutes; minute += 1) {
-      const anchor = minute === 0 ? "end" : minute === minutes ? "start" : "middle";
+    for (let minute = 0; minute < minutes; minute += 1) {
+      const anchor = minute === 0 ? "end" : "middle";
       const x = this.#x((STEPS - 1) * (1 - minute / minutes));
       parts.push(s("text", { class: "axis", x, y: this.#height - 5, "text-anchor": anchor, text: minute ? `−${minute} min` : "now" }));
     }
