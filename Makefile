@@ -9,7 +9,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
-NODE_TESTS := tests/conformance/node
+NODE_TESTS := tests/conformance/node tests/e2e
 PINS := pyproject.toml constraints.txt
 # The hot path, compiled: a copy of the package that is put before the source on the path.
 HOT := build/compiled
@@ -52,7 +52,7 @@ bench-peers: ## install the peers from Debian, and leave none of their services 
 	scripts/install-debian --no-service redis-server memcached beanstalkd
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(NODE_TESTS)/node_modules build .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) $(NODE_TESTS:=/node_modules) tests/e2e/screenshots build .mypy_cache .ruff_cache .pytest_cache \
 	    .import_linter_cache .hypothesis dist
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -85,6 +85,7 @@ $(STAMPS)/test-tools: $(STAMPS)/venv scripts/install-debian scripts/install-test
 	scripts/install-test-tools
 	@touch $@
 
-$(STAMPS)/node: $(STAMPS)/test-tools $(NODE_TESTS)/package.json
-	cd $(NODE_TESTS) && npm install --no-audit --no-fund --no-package-lock
+$(STAMPS)/node: $(STAMPS)/test-tools $(NODE_TESTS:=/package.json)
+	for folder in $(NODE_TESTS); do \
+	    (cd $$folder && npm install --no-audit --no-fund --no-package-lock) || exit 1; done
 	@touch $@

@@ -242,7 +242,7 @@ class Summariser:
         if name is not None and name not in self._reads:
             return name
         self._counted = self._counted or not self._absolute
-        self._last_xid = next_xid(self._last_xid, self._reads)  # type: ignore[arg-type] # only asks "in"
+        self._last_xid = next_xid(self._last_xid, self._reads)
         return self._last_xid
 
     def _give_back(self, xid: int) -> None:
