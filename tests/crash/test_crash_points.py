@@ -237,6 +237,8 @@ def crash(
     finally:
         if run is not None:
             run.collection._lock.release()
+        if directory.crashed is not None:
+            directory.abandon()
     return directory, run
 
 
@@ -320,6 +322,7 @@ def test_loading_may_crash_too(tmp_path: Path) -> None:
                     assert contents(tmp_path / "left2") in allowed, (first, second, loss)
                     rmtree(tmp_path / "left2")
             finally:
+                loading.abandon()
                 collection._lock.release()
         rmtree(tmp_path / "left")
     assert crashes > 60

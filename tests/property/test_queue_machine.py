@@ -334,6 +334,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.generation += 1
         self.directory.survive(loss, self.root / str(self.generation))
         self.collection._lock.release()
+        self.directory.abandon()
         self.come_up()
         found = tuple(map(item_data, self.everything()))
         assert found in expected, (loss, found, expected)

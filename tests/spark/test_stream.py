@@ -1,18 +1,16 @@
 """`kestrel`: live servers as streams and tables, and as their sink, end to end."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
+from tests.spark.streams import QUEUE, drain, items_in, numbered, stream, until
 from tests.support.server import ServerProcess, running_server
-
-QUEUE = "work"
 
 
 @pytest.fixture
@@ -33,43 +31,6 @@ def client(cluster: str) -> Iterator[Client]:
     """Return a client of it."""
     with Client(cluster) as client:
         yield client
-
-
-def numbered(count: int, start: int = 0) -> list[bytes]:
-    """Return items that differ."""
-    return [b"%d" % number for number in range(start, start + count)]
-
-
-def stream(spark: SparkSession, cluster: str, root: Path, **options: str) -> DataFrame:
-    """Return the queue as a stream."""
-    reader = spark.readStream.format("kestrel").options(servers=cluster, queue=QUEUE, wait="200ms")
-    return reader.options(staging_location=str(root / "staging"), **options).load()
-
-
-def drain(rows: DataFrame, root: Path) -> list[int]:
-    """Take what is there now to the table; return the rows of each batch."""
-    writer = rows.writeStream.format("parquet").option("path", str(root / "table"))
-    writer = writer.option("checkpointLocation", str(root / "checkpoint"))
-    query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(60)
-    return [progress["numInputRows"] for progress in query.recentProgress]
-
-
-def items_in(spark: SparkSession, root: Path) -> list[bytes]:
-    """Return the items of the table, in the order in which they were read."""
-    table = root / "table"
-    if not (table / "_spark_metadata" / "0").exists():
-        return []
-    rows = spark.read.parquet(str(table)).orderBy("position").select("data").collect()
-    return [bytes(row[0]) for row in rows]
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_cluster_is_drained_in_batches(

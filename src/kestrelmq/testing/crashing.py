@@ -103,6 +103,7 @@ class CrashingDirectory:
         self._disk = DiskDirectory(path)
         self._links = links
         self._inodes: list[_Inode] = []
+        self._files: list[DiskFile] = []
         self._names = {name: self._inode(name, whole=True) for name in self._disk.names()}
         self._safe_names = dict(self._names)
 
@@ -133,6 +134,7 @@ class CrashingDirectory:
         """Open `name` for appending; it is created if it is not there."""
         self.step(f"open {name}")
         file = self._disk.append_to(name)
+        self._files.append(file)
         if name not in self._names:
             self._names[name] = self._inode(name)
         return CrashingFile(self, file, self._names[name])
@@ -142,6 +144,7 @@ class CrashingDirectory:
         self.step(f"create {name}")
         self._disk.remove(name)
         file = self._disk.create(name)
+        self._files.append(file)
         self._names[name] = self._inode(name)
         return CrashingFile(self, file, self._names[name])
 
@@ -175,6 +178,11 @@ class CrashingDirectory:
             self.step(point)
         finally:
             self.fail = fail
+
+    def abandon(self) -> None:
+        """Release the files that what crashed had open."""
+        for file in self._files:
+            file.close()
 
     def survive(self, loss: Loss, target: Path) -> None:
         """Write to the new directory `target` what is left."""

@@ -1,0 +1,47 @@
+"""Streams of the tests: the queue `work` of live servers to a table."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+QUEUE: Final = "work"
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    """Return items that differ."""
+    return [b"%d" % number for number in range(start, start + count)]
+
+
+def stream(spark: SparkSession, cluster: str, root: Path, **options: str) -> DataFrame:
+    """Return the queue as a stream."""
+    reader = spark.readStream.format("kestrel").options(servers=cluster, queue=QUEUE, wait="200ms")
+    return reader.options(staging_location=str(root / "staging"), **options).load()
+
+
+def drain(rows: DataFrame, root: Path) -> list[int]:
+    """Take what is there now to the table; return the rows of each batch."""
+    writer = rows.writeStream.format("parquet").option("path", str(root / "table"))
+    writer = writer.option("checkpointLocation", str(root / "checkpoint"))
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(60)
+    return [progress["numInputRows"] for progress in query.recentProgress]
+
+
+def items_in(spark: SparkSession, root: Path) -> list[bytes]:
+    """Return the items of the table, in the order in which they were read."""
+    table = root / "table"
+    if not (table / "_spark_metadata" / "0").exists():
+        return []
+    rows = spark.read.parquet(str(table)).orderBy("position").select("data").collect()
+    return [bytes(row[0]) for row in rows]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
