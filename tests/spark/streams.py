@@ -15,9 +15,11 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
     return [b"%d" % number for number in range(start, start + count)]
 
 
-def stream(spark: SparkSession, cluster: str, root: Path, **options: str) -> DataFrame:
+def stream(
+    spark: SparkSession, cluster: str, root: Path, *, form: str = "kestrel", **options: str
+) -> DataFrame:
     """Return the queue as a stream."""
-    reader = spark.readStream.format("kestrel").options(servers=cluster, queue=QUEUE, wait="200ms")
+    reader = spark.readStream.format(form).options(servers=cluster, queue=QUEUE, wait="200ms")
     return reader.options(staging_location=str(root / "staging"), **options).load()
 
 

@@ -29,6 +29,9 @@ from tests.support.server import ServerProcess, running_server
 
 COMMAND = [sys.executable, "-c", "from kestrelmq.cli.main import main; main()", "pipeline"]
 
+# Spark is slow to start, and slower on a busy machine.
+pytestmark = pytest.mark.timeout(180)
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
@@ -121,7 +124,6 @@ def test_an_archive_keeps_to_its_queues(spark: SparkSession, tmp_path: Path) -> 
         archive(spark, ArchiveOptions(cluster, ["b"], str(tmp_path / "table")))
 
 
-@pytest.mark.timeout(180)
 def test_the_command_archive_follows_until_it_is_asked_to_end(
     server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:

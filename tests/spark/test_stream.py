@@ -12,6 +12,9 @@ from kestrelmq.client import Client
 from tests.spark.streams import QUEUE, drain, items_in, numbered, stream, until
 from tests.support.server import ServerProcess, running_server
 
+# Spark is slow to start, and slower on a busy machine.
+pytestmark = pytest.mark.timeout(180)
+
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[list[ServerProcess]]:
@@ -78,7 +81,6 @@ def test_bytes_limit_a_batch(
     assert drain(rows, tmp_path) == [10, 10, 10]
 
 
-@pytest.mark.timeout(120)
 def test_servers_may_die_and_come_back_in_mid_query(
     spark: SparkSession, cluster: str, servers: list[ServerProcess], tmp_path: Path
 ) -> None:

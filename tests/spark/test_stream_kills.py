@@ -1,7 +1,9 @@
 """A running stream is killed, with its servers and producers, and loses nothing."""
 
 import logging
+import os
 import random
+import signal
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -12,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
 from kestrelmq.spark.live_plan import batch_of
+from kestrelmq.spark.stream import LiveSource
 from tests.spark.producing import Producer
 from tests.spark.stream_session import NONE, StreamSession
 from tests.spark.streams import QUEUE, drain, stream
@@ -29,6 +32,7 @@ STEPS = (
     "marked",
     "deleting",
 )
+TASK_STEPS = STEPS[:7]
 
 
 def rows_in(spark: SparkSession, root: Path) -> list[tuple[bytes, int]]:
@@ -67,6 +71,49 @@ def test_a_session_that_is_killed_within_the_protocol_loses_nothing(
     items = rows_in(spark, tmp_path)
     assert {item for item, _ in items} == set(sent)
     assert len(parts_read_twice(items)) <= 1
+
+
+@pytest.mark.timeout(180)
+def test_a_worker_that_is_killed_within_the_protocol_is_replaced(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark runs the task again, which takes up what the first one staged, or begins anew."""
+    with running_server(tmp_path) as server, Client(server.address) as client:
+        for place, step in enumerate(TASK_STEPS):
+            client.put_many(
+                QUEUE, [b"%d" % number for number in range(100 * place, 100 * place + 100)]
+            )
+            _register_killed(spark, step, tmp_path / f"killed at {step}")
+            rows = stream(spark, server.address, tmp_path, form="kestrel.killed")
+            drain(rows, tmp_path)
+            assert (tmp_path / f"killed at {step}").exists()
+        drain(stream(spark, server.address, tmp_path), tmp_path)
+        assert client.get(QUEUE) is None
+
+    items = rows_in(spark, tmp_path)
+    assert {int(item) for item, _ in items} == set(range(100 * len(TASK_STEPS)))
+    twice = {int(item) // 100 for item, count in Counter(i for i, _ in items).items() if count > 1}
+    assert {TASK_STEPS[place] for place in twice} <= {"linked", "durable"}
+
+
+def _register_killed(spark: SparkSession, step: str, marker: Path) -> None:
+    """Register a source whose first worker to come to a step is killed there."""
+
+    def reached(point: str) -> None:
+        if point == step and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class KilledSource(LiveSource):
+        """The source, told where to die."""
+
+        @classmethod
+        def name(cls) -> str:
+            """Return the format's name."""
+            return "kestrel.killed"
+
+    KilledSource.reached = staticmethod(reached)
+    spark.dataSource.register(KilledSource)
 
 
 @pytest.mark.soak

@@ -221,7 +221,7 @@ class Server:
     # --- while it runs ---
 
     def _background(self) -> list[Coroutine[None, None, None]]:
-        tasks = [self._watch_deadlines(), self._keep_up()]
+        tasks = [self._keep_up()]
         if self._config.expiration_timer_frequency is not None:
             tasks.append(self._expire(self._config.expiration_timer_frequency))
         if self._config.client_timeout is not None:
@@ -233,16 +233,13 @@ class Server:
             await asyncio.sleep(period)
             self._collection.sweep()
 
-    async def _watch_deadlines(self) -> None:
-        while True:
-            await asyncio.sleep(_DEADLINES)
-            self._collection.abort_overdue()
-
     async def _keep_up(self) -> None:
+        """End open reads whose time is up, sync what is due, and look after the journals."""
         commits, loop = self._collection.commits, asyncio.get_running_loop()
         upkeep_at = 0.0
         while True:
             await asyncio.sleep(_DEADLINES)
+            self._collection.abort_overdue()
             due = commits.take_due(loop.time())
             if due:
                 self._turns.syncs.request(due)
