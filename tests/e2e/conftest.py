@@ -28,9 +28,12 @@ PATIENCE: Final = 15_000
 """Milliseconds that the browser may take for a step; it shares the machine."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for all tests; each test has a profile of its own."""
+    """One browser for a module's tests; each test has a profile of its own.
+
+    While it is there its loop runs in this thread, where other tests run theirs.
+    """
     expect.set_options(timeout=PATIENCE)
     path = shutil.which("chromium")
     assert path is not None, "chromium is not installed; make test installs it"

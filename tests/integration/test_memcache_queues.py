@@ -131,7 +131,11 @@ def test_expired_from_the_start(wire: Wire, expiry: int) -> None:
     wait_for(wire, queue, "expired_items", 1)
 
 
-@pytest.mark.parametrize("expiry", [0, 999_999, int(time.time()) + 1000, 2**40])
+@pytest.mark.parametrize(
+    "expiry",
+    [0, 999_999, int(time.time()) + 1000, 2**40],
+    ids=["never", "in seconds", "an epoch", "far away"],
+)
 def test_not_expired_yet(wire: Wire, expiry: int) -> None:
     """Below a million is seconds from now; else it is an epoch."""
     queue = f"future{expiry}"
