@@ -62,7 +62,7 @@ def main(servers: str, queue: str, log: Path, first: int) -> None:
                 stored = list(error.stored)
             done = [item for item, is_in in zip(items, stored, strict=False) if is_in]
             os.write(descriptor, b"".join(item + b"\n" for item in done))
-            time.sleep(0.05)
+            time.sleep(0.2)
 
 
 if __name__ == "__main__":

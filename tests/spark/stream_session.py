@@ -3,8 +3,7 @@
     python -m tests.spark.stream_session SERVERS QUEUE ROOT STEP NTH
 
 The process that is the NTH to come to STEP of the staging protocol writes `ROOT/reached` and stands
-still: the test then kills the session. With the step `none`, the session takes what is
-there and ends.
+still: the test then kills the session.
 """
 
 import os
@@ -18,7 +17,6 @@ from typing import Final
 from kestrelmq.spark.session import local_session
 from kestrelmq.spark.stream import LiveSource
 
-NONE: Final = "none"
 FORMAT: Final = "kestrel.stopping"
 START_SECONDS: Final = 120.0
 
@@ -62,13 +60,6 @@ class StreamSession:
                 continue
         self.process.wait()
         self._log.close()
-
-    def wait(self) -> int:
-        """Wait for its end, and return its exit status."""
-        try:
-            return self.process.wait(START_SECONDS)
-        finally:
-            self.kill9()
 
 
 def _processes_of(session: int) -> list[int]:
@@ -122,8 +113,6 @@ def main(servers: str, queue: str, root: Path, step: str, nth: int) -> None:
         )
         writer = rows.writeStream.format("parquet").option("path", str(root / "table"))
         writer = writer.option("checkpointLocation", str(root / "checkpoint"))
-        if step == NONE:
-            writer = writer.trigger(availableNow=True)
         writer.start().awaitTermination()
 
 

@@ -16,7 +16,7 @@ from kestrelmq.client import Client
 from kestrelmq.spark.live_plan import batch_of
 from kestrelmq.spark.stream import LiveSource
 from tests.spark.producing import Producer
-from tests.spark.stream_session import NONE, StreamSession
+from tests.spark.stream_session import StreamSession
 from tests.spark.streams import QUEUE, drain, stream
 from tests.support.server import ServerProcess, running_server
 
@@ -144,7 +144,7 @@ def test_a_hundred_kills(spark: SparkSession, tmp_path: Path) -> None:
             kills["session"] += 1
             _log.info("%.0f s: %s at %s", time.monotonic() - begun, dict(kills), step)
         producer.kill9()
-        assert StreamSession(addresses, QUEUE, tmp_path, NONE).wait() == 0
+        drain(stream(spark, addresses, tmp_path), tmp_path)
         with Client(addresses) as client:
             assert client.get(QUEUE) is None
 
