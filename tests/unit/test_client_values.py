@@ -59,6 +59,7 @@ def test_a_list_of_servers_has_each_once() -> None:
         (-5, -1),
         (datetime(2020, 1, 1, tzinfo=UTC), 1_577_836_800),
         (datetime(1970, 1, 1, tzinfo=UTC), -1),
+        (datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), -1),
     ],
 )
 def test_an_expiry_is_sent_as_the_protocol_counts(expiry: Any, sent: int) -> None:

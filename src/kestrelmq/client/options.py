@@ -81,7 +81,9 @@ def protocol_expiry(expiry: Expiry, now: Callable[[], float] = time.time) -> int
     if isinstance(expiry, datetime):
         if expiry.tzinfo is None:
             raise InvalidRequest("the expiry needs a time zone, such as datetime.UTC")
-        return max(math.ceil(expiry.astimezone(UTC).timestamp()), -1) or -1
+        seconds = math.ceil(expiry.astimezone(UTC).timestamp())
+        # A number this small would be taken for seconds from now.
+        return seconds if seconds >= _RELATIVE_LIMIT else -1
     if not math.isfinite(expiry):
         raise InvalidRequest("the expiry must be finite; None is never")
     if expiry <= 0:
