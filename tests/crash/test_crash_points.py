@@ -121,10 +121,10 @@ def empty_again(run: Run) -> None:
 
 def rewritten(run: Run) -> None:
     """Holds a few items while many pass, until the journal is rewritten."""
-    for _ in range(4):
+    for _ in range(2):
         run.add()
     held = run.open_read()
-    for number in range(30):
+    for number in range(70):
         run.add()
         run.remove()
         if number == 7:

@@ -178,7 +178,8 @@ def test_max_queue_age(server: ServerProcess, wire: Wire) -> None:
     while stats(wire, "mortal"):
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    assert int(stats(wire)["queue_expires"]) == expires + 1
+    # The last read of `drain` may have made it anew.
+    assert int(stats(wire)["queue_expires"]) - expires in {1, 2}
     assert not (server.queue_path / "mortal").exists()
 
 

@@ -63,12 +63,12 @@ def test_a_full_journal_is_rewritten_when_that_frees_enough(
 
 
 def test_a_mostly_dead_journal_is_rewritten_early_unless_that_is_disabled() -> None:
-    """Three quarters must be dead, and the delay over."""
+    """15 parts in 16 must be dead, and the delay over."""
     calm = replace(LIMITS, aggressive=False)
-    assert decide(state(40, 10), LIMITS) is Action.REWRITE
-    assert decide(state(40, 11), LIMITS) is Action.NOTHING
-    assert decide(state(40, 10, since_rewrite=5.0), LIMITS) is Action.NOTHING
-    assert decide(state(40, 10), calm) is Action.NOTHING
+    assert decide(state(160, 10), LIMITS) is Action.REWRITE
+    assert decide(state(160, 11), LIMITS) is Action.NOTHING
+    assert decide(state(160, 10, since_rewrite=5.0), LIMITS) is Action.NOTHING
+    assert decide(state(160, 10), calm) is Action.NOTHING
     assert decide(state(1025, 10), calm) is Action.REWRITE
 
 

@@ -8,7 +8,8 @@ The rules, of which the first that applies is taken:
 - The journal is larger than `max_journal_size`: rewrite it, at most once a
   `min_journal_compact_delay`, and only if that frees a good part of it.
 - The same, unless `disable_aggressive_rewrites`, for a queue that is wholly in memory, when the
-  journal is larger than `default_journal_size` and three quarters of it are dead.
+  journal is larger than `default_journal_size` and 15 parts in 16 of it are dead: a queue that is
+  being drained is mostly empty soon, and copying a good part of it would be in vain.
 - The queue is in read-behind and the current file larger than `max_memory_size`: rotate it.
 
 Every rule but the last copies no more than it frees, and so costs no more than the writing of the
@@ -100,7 +101,7 @@ def decide(state: JournalState, limits: Limits) -> Action:
             limits.aggressive
             and not state.read_behind
             and state.size > limits.default_journal_size
-            and 4 * dead >= 3 * state.size
+            and 16 * dead >= 15 * state.size
         ):
             return Action.REWRITE
     if state.read_behind and state.current_size > limits.max_memory_size:
