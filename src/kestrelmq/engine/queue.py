@@ -111,8 +111,7 @@ class Queue(Store):
     @property
     def age(self) -> int:
         """How long the last item that was read had waited (ms); 0 when the queue is empty."""
-        taken = self._last_taken
-        return max(0, self._last_taken_at - item_add_time(taken)) if taken and len(self) else 0
+        return self.last_wait if len(self) else 0
 
     # --- adding ---
 

@@ -92,11 +92,6 @@ class Upkeep:
             # It was looked at as an empty one; while items wait that is still to come.
             self.attend_empty_at = max(self.attend_empty_at, size + step)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a replacement is under way."""
-        return self._job is not None
-
     # --- deciding ---
 
     def tick(self) -> None:
