@@ -12,10 +12,10 @@ begins, later ones as they are added. A few integers follow the queue:
 An item is live if its place is at least `fresh`, or among the other two.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kestrelmq.engine.undo import Change, Confirmed, GivenBack, Opened
+from kestrelmq.engine.undo import Change, Confirmed, Opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +69,17 @@ class Places:
         self.opened = {xid: -1 - number for number, xid in enumerate(open_reads)}
         self.checkpoints: list[Checkpoint] = []
 
-    def follow(self, changes: Iterable[Change]) -> None:
+    def follow(self, changes: Sequence[Change]) -> None:
         """Take note of changes that were committed, in their order."""
         for change in changes:
-            if isinstance(change, Opened):
+            if isinstance(change, bytes):
+                self._take()
+            elif isinstance(change, Opened):
                 self.opened[change.xid] = self._take()
             elif isinstance(change, Confirmed):
                 self.opened.pop(change.xid)
-            elif isinstance(change, GivenBack):
-                self.front.append(self.opened.pop(change.xid))
             else:
-                self._take()
+                self.front.append(self.opened.pop(change.xid))
 
     def _take(self) -> int:
         if self.front:

@@ -20,9 +20,9 @@ from kestrelmq.errors import JournalError
 from kestrelmq.server.turns import TurnConnection, Turns
 
 RECEIVE: Final = 65_536
-RECEIVE_SMALL: Final = 960
-"""Bytes to make room for when a client sends only short requests; the C library has a quick way to
-get and give back so little."""
+RECEIVE_SMALL: Final = 479
+"""Bytes to make room for when a client sends only short requests: with the header of the object
+they still come from the interpreter's pools of small blocks."""
 _SHORT_ENOUGH: Final = 8
 """Short requests in a row, after which a client is taken to send no others."""
 RECEIVE_LARGE: Final = 1 << 20

@@ -39,6 +39,8 @@ from kestrelmq.server.reads import OpenReads
 
 _EPOCH_EXPIRY: Final = 1_000_000
 """Expiries from here on are epoch seconds; smaller ones are seconds from now."""
+_NO_LINE: Final = b"\n"
+_NO_REQUEST: Final = Get((), False, None, b"")
 _AFTER_VALUE: Final = b"\r\nEND\r\n"
 _FAILURES: Final = (QueueUnavailable, JournalError)
 
@@ -64,6 +66,12 @@ class MemcacheSession(Session):
         self._header = b""
         self._header_size = -1
         self._header_request: Get | None = None
+        # Clients repeat themselves: the line parsed last, and the last `get` that was all there
+        # was to read, and what they say.
+        self._line = _NO_LINE
+        self._request: Request = _NO_REQUEST
+        self._alone = _NO_LINE
+        self._alone_request = _NO_REQUEST
         self._skip = 0
         self._skip_reply = b""
         self.wanted = 0
@@ -72,24 +80,24 @@ class MemcacheSession(Session):
 
     def feed(self, data: bytes) -> bytes:
         """Apply the requests in `data`; return what is left."""
+        self.wanted = self._produced = 0
+        if data == self._alone and not self._skip:
+            self._get(self._alone_request)
+            return b""
         connection = self._connection
-        parse, parse_long = self._parse, self._parse_long
         end = len(data)
         position = self._drop(data, 0) if self._skip else 0
-        self.wanted = self._produced = 0
         while position < end:
             newline = data.find(b"\n", position)
             if newline < 0:
                 return self._part_of_line(data[position:])
             line = data[position:newline]
-            try:
-                request = parse(line) if newline - position <= REMEMBERED else parse_long(line)
-            except ClientFault as fault:
-                self._fault(fault)
-                if fault.closes:
-                    return b""
+            if line != self._line and not self._parse_new(line, data):
                 position = newline + 1
+                if connection.closing:
+                    return b""
                 continue
+            request = self._request
             if isinstance(request, Set):
                 after = self._set(request, data, newline + 1)
                 if not after:
@@ -106,6 +114,20 @@ class MemcacheSession(Session):
             if connection.paused or connection.closing:
                 return data[position:]
         return b""
+
+    def _parse_new(self, line: bytes, data: bytes) -> bool:
+        """Parse a line other than the last; answer and return False when it is malformed."""
+        size = len(line)
+        try:
+            request = self._parse(line) if size <= REMEMBERED else self._parse_long(line)
+        except ClientFault as fault:
+            self._fault(fault)
+            return False
+        self._request = request
+        self._line = line if size <= REMEMBERED else _NO_LINE
+        if isinstance(request, Get) and size + 1 == len(data) <= REMEMBERED:
+            self._alone, self._alone_request = data, request
+        return True
 
     def _set(self, request: Set, data: bytes, body: int) -> int:
         """Add the item that begins at `body`; return where the next request does, 0 for not yet."""

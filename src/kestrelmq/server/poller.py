@@ -1,17 +1,21 @@
 """The selector of the server's asyncio loop: client connections are served within its wait."""
 
-import math
+import asyncio
 import select
 import selectors
 import sys
+from asyncio.events import Handle, TimerHandle
 from collections.abc import Callable
-from typing import Final
+from contextvars import Context
+from typing import Final, TypeVarTuple
 
 MAX_EVENTS: Final = 512
 """Connections served in one turn: bounds the memory and the time of a turn."""
 
 READABLE: Final = select.EPOLLIN if sys.platform == "linux" else selectors.EVENT_READ
 """The event mask of a descriptor that has input and nothing else."""
+
+_Arguments = TypeVarTuple("_Arguments")
 
 Turn = Callable[[float | None], list[tuple[int, int]]]
 """Waits so many seconds at most, serves clients, and returns the events of other descriptors."""
@@ -23,14 +27,26 @@ else:
 
 
 class Poller(_Selector):
-    """Waits for events of clients and of asyncio with one call to the system."""
+    """Waits for events of clients and of asyncio with one call to the system.
+
+    Attributes:
+        called: whether a callback of asyncio was scheduled since this was last set to False.
+        poll: waits for events, so many seconds at most (below 0: for ever), and returns so many
+            of them at most, as (descriptor, system's event mask).
+    """
+
+    poll: Callable[[float, int], list[tuple[int, int]]]
 
     def __init__(self, turn: Turn) -> None:
         super().__init__()
+        self.called = False
         self._turn = turn
         if sys.platform == "linux":
             # The selector builds a list of key objects, one an event; clients need none.
             self._epoll: select.epoll = self._selector  # type: ignore[attr-defined]
+            self.poll = self._epoll.poll
+        else:
+            self.poll = self._poll
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Serve clients that are ready; return the other events, for asyncio."""
@@ -47,14 +63,6 @@ class Poller(_Selector):
 
     if sys.platform == "linux":
 
-        def poll(self, timeout: float | None) -> list[tuple[int, int]]:
-            """Wait for events, `timeout` seconds at most (None: for ever)."""
-            wait = -1 if timeout is None else math.ceil(max(timeout, 0) * 1e3) * 1e-3
-            try:
-                return self._epoll.poll(wait, MAX_EVENTS)
-            except InterruptedError:
-                return []
-
         def watch(self, descriptor: int, events: int) -> None:
             """Wait for other events of `descriptor`; its end is an event always."""
             mask = select.EPOLLIN if events & selectors.EVENT_READ else 0
@@ -63,14 +71,46 @@ class Poller(_Selector):
 
     else:
 
-        def poll(self, timeout: float | None) -> list[tuple[int, int]]:
-            """Wait for events, `timeout` seconds at most (None: for ever)."""
-            return [(key.fd, events) for key, events in super().select(timeout)]
-
         def watch(self, descriptor: int, events: int) -> None:
             """Wait for other events of `descriptor`; its end is an event always."""
             # This kind of selector cannot wait for nothing.
             self.modify(descriptor, events or selectors.EVENT_READ)
+
+        def _poll(self, timeout: float, _most: int) -> list[tuple[int, int]]:
+            found = super().select(None if timeout < 0 else timeout)
+            return [(key.fd, events) for key, events in found]
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An ordinary asyncio loop that tells its selector of callbacks scheduled within its wait.
+
+    Callbacks that other threads and signals schedule wake the selector by themselves.
+    """
+
+    def __init__(self, poller: Poller) -> None:
+        self._poller = poller
+        super().__init__(poller)
+
+    def call_soon(
+        self,
+        callback: Callable[[*_Arguments], object],
+        *args: *_Arguments,
+        context: Context | None = None,
+    ) -> Handle:
+        """Schedule `callback` for the next iteration."""
+        self._poller.called = True
+        return super().call_soon(callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*_Arguments], object],
+        *args: *_Arguments,
+        context: Context | None = None,
+    ) -> TimerHandle:
+        """Schedule `callback` for the loop's time `when`."""
+        self._poller.called = True
+        return super().call_at(when, callback, *args, context=context)
 
 
 def _selector_events(mask: int) -> int:

@@ -6,10 +6,13 @@ the rest: timers, threads, the admin service. So a turn costs one wait, one read
 one journal write per queue that changed, and one send per connection, and the journal is always
 ahead of the reply.
 
-What callbacks of asyncio change is committed before the next wait.
+What callbacks of asyncio change is committed before the next wait. Turns follow each other, without
+going back to asyncio, until a timer is due, another descriptor is ready, or a callback of asyncio
+was scheduled (see `poller.Loop`).
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
@@ -18,13 +21,14 @@ from kestrelmq.clock import TurnClock
 from kestrelmq.engine.commits import Commits, Committable
 from kestrelmq.engine.metrics import Latencies
 from kestrelmq.errors import JournalError
-from kestrelmq.server.poller import READABLE, Poller
+from kestrelmq.server.poller import MAX_EVENTS, READABLE, Poller
 from kestrelmq.server.syncs import Syncs
 
 # When many clients are busy but each turn finds few of them ready, most of the cost is that of the
 # turn itself. A short pause lets requests gather, so that one write and one wait serve more of
 # them; docs/performance.md has the measurements.
 GATHER: Final = 100e-6
+_FOR_EVER: Final = -1.0
 _FEW: Final = 8
 _MANY: Final = 16
 
@@ -121,37 +125,56 @@ class Turns:
         if self._connections.pop(descriptor, None) is not None:
             self.poller.unregister(descriptor)
 
-    async def committed(self) -> None:
-        """Wait until what was changed so far is in the journals.
+    async def committed(self, *queues: Committable) -> None:
+        """Wait until what was changed so far is in the journals; no sync is waited for.
 
         Raises:
-            JournalError: a queue could not be written; its changes were taken back.
+            JournalError: one of `queues` could not be written; its changes were taken back.
         """
         future = asyncio.get_running_loop().create_future()
 
         def settle(failures: Mapping[Committable, JournalError]) -> None:
             if future.done():
                 return
-            for failure in failures.values():
-                future.set_exception(failure)
-                return
-            future.set_result(None)
+            failed = [failures[queue] for queue in queues if queue in failures]
+            if failed:
+                future.set_exception(failed[0])
+            else:
+                future.set_result(None)
 
         self._after_commit.append(settle)
         await future
 
     def turn(self, timeout: float | None) -> list[tuple[int, int]]:
-        """Serve the clients that are ready, waiting `timeout` seconds at most (None: for ever).
+        """Serve clients, turn after turn, until asyncio has something to do.
+
+        Args:
+            timeout: seconds until asyncio's next timer; None is never.
 
         Returns:
             The events of other descriptors, as (descriptor, system's event mask).
         """
+        poller = self.poller
+        poller.called = False
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        wait = _FOR_EVER if timeout is None else timeout
         self._end_turn()
-        if self._gather and (timeout is None or timeout > GATHER):
+        while True:
+            if self.resuming or self._after_commit or poller.called:
+                wait = 0.0
+            others = self._serve(wait)
+            if others or poller.called:
+                return others
+            if timeout is not None:
+                wait = deadline - time.monotonic()
+                if wait <= 0:
+                    return others
+
+    def _serve(self, wait: float) -> list[tuple[int, int]]:
+        """Serve the clients that are ready, after waiting so many seconds at most."""
+        if self._gather and (wait > GATHER or wait < 0):
             time.sleep(GATHER)
-        if self.resuming or self._after_commit:
-            timeout = 0
-        events = self._poll(timeout)
+        events = self._poll(wait, MAX_EVENTS)
         self.clock.tick()
         self._began = time.perf_counter()
         others: list[tuple[int, int]] = []
