@@ -119,6 +119,27 @@ def test_repair_saves_what_can_be_read_and_deletes_nothing(spool: Path) -> None:
     assert "damaged" not in run("verify", spool)
 
 
+def test_a_size_that_points_past_the_end_hides_nothing(spool: Path) -> None:
+    """The records after it are saved, although the damaged one looks like a torn tail."""
+    with (spool / "work").open("ab") as file:
+        file.write(b"\x02\xff\xff\xff\x00" + journal(added(5))[5:] + journal(added(6), added(7)))
+    text = run("verify", spool, status=1)
+    assert "damaged: work: bytes 44 to 87 (a record reaches beyond the end" in text
+    assert "reaches beyond the end" in run("export", spool, status=1)
+    run("repair", spool)
+    assert [data[:1] for data in contents(spool)] == [b"1", b"2", b"3", b"4", b"6", b"7"]
+
+
+def test_a_journal_in_a_torn_item_is_no_part_of_the_queue(spool: Path) -> None:
+    """An item that is cut short is a torn tail, whatever it holds; nothing of it is saved."""
+    inner = journal(*(added(number) for number in range(100)))
+    with (spool / "work").open("ab") as file:
+        file.write(journal(AddX(NOW + 200, 0, inner + b"x"))[:-1])
+    assert "cut short, as after a crash: work: bytes 44 to " in run("verify", spool)
+    run("repair", spool)
+    assert [data[:1] for data in contents(spool)] == [b"1", b"2", b"3", b"4"]
+
+
 def test_pack_keeps_items_and_open_reads_in_either_dialect(spool: Path) -> None:
     """What a server loads is the same before and after."""
     expected = [b"%d " % number + b"x" * 20 for number in range(1, 5)]

@@ -58,7 +58,8 @@ get_items_miss"""
 
 GLOBAL_STATISTICS = """uptime time version curr_items total_items bytes curr_connections
 total_connections cmd_get cmd_set cmd_peek get_hits get_misses bytes_read bytes_written
-queue_creates queue_deletes queue_expires cmd_monitor cmd_monitor_get reserved_memory_ratio"""
+queue_creates queue_deletes queue_expires queues_loading cmd_monitor cmd_monitor_get
+reserved_memory_ratio"""
 
 
 @pytest.fixture(scope="module")

@@ -27,12 +27,11 @@ from kestrelmq.journal.records import (
     SaveXid,
     StateDump,
     Unremove,
-    decode,
     encode,
     item_data,
-    scan,
 )
 from kestrelmq.journal.replay import Replay
+from kestrelmq.journal.scanning import decode, scan
 from kestrelmq.testing.clock import FakeClock
 
 NOW = 1_700_000_000_000

@@ -31,6 +31,7 @@ class ServerProcess:
     """
 
     process: "subprocess.Popen[str]"
+    command = _COMMAND
 
     def __init__(self, queue_path: Path, arguments: list[str]) -> None:
         self.queue_path = queue_path
@@ -53,7 +54,7 @@ class ServerProcess:
         # Ports come last: on a restart they replace those that the arguments ask for.
         flags = ["--queue-path", str(self.queue_path), *self._arguments, *self._listeners()]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _COMMAND, "serve", *flags],
+            [sys.executable, "-c", self.command, "serve", *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

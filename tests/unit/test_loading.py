@@ -190,6 +190,110 @@ def test_damage(tmp_path: Path, garbage: bytes, after: bytes) -> None:
     assert listing(tmp_path) == before
 
 
+def damaged_size(record: bytes, size: int, field: int = 1) -> bytes:
+    """Return a record whose size field, at byte `field`, says `size`."""
+    return record[:field] + size.to_bytes(4, "little") + record[field + 4 :]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        damaged_size(encode(AddX(NOW, 0, b"lost")), 1 << 30),
+        damaged_size(encode(AddX(NOW, 0, b"lost")), 5000),
+        damaged_size(encode(AddXid(4, NOW, 0, b"lost")), 1 << 20, 5),
+    ],
+)
+@pytest.mark.parametrize("end", [b"", b"\x02\x15"])
+def test_damaged_size_that_points_past_the_end(tmp_path: Path, damaged: bytes, end: bytes) -> None:
+    """A record that is only seemingly cut short is damage: what follows it is not set aside."""
+    whole = journal("a")
+    after = journal("b", Remove(), "c", *"defgh" * 10)
+    (tmp_path / "q").write_bytes(whole + damaged + after + end)
+    before = listing(tmp_path)
+    with pytest.raises(DamagedJournal, match="beyond the end, yet others follow it") as caught:
+        load(tmp_path)
+    assert caught.value.position == len(whole)
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("cut", [30, 1000, 2_999_999, 3_000_020])
+def test_torn_item_with_a_journal_in_it(tmp_path: Path, cut: int) -> None:
+    """Journals may be kept in a queue: their records are older than the item, and no damage."""
+    older = encode(AddX(NOW - 1, 0, b"an item of another journal"))
+    whole = journal("a")
+    torn = encode(AddX(NOW, 0, older * (3_000_000 // len(older)) + b"x" * 100))[:cut]
+    (tmp_path / "q").write_bytes(whole + torn)
+    assert load(tmp_path) == (["a"], {}, len(whole))
+    assert (tmp_path / f"q~~torn-{NOW}").read_bytes() == torn
+
+
+def test_what_was_set_aside_before_is_kept(tmp_path: Path) -> None:
+    """Two tails that are cut off in the same millisecond have files of their own."""
+    for tail in (b"\x02\x15", b"\x02\x16"):
+        (tmp_path / "q").write_bytes(journal("a") + tail)
+        assert load(tmp_path)[0] == ["a"]
+    assert (tmp_path / f"q~~torn-{NOW}").read_bytes() == b"\x02\x15"
+    assert (tmp_path / f"q~~torn-{NOW + 1}").read_bytes() == b"\x02\x16"
+
+
+# --- beside queues that serve ---
+
+
+class Stopped(Exception):  # noqa: N818 # says what it is
+    """The loading is not to go on."""
+
+
+def test_loading_pauses_and_can_be_stopped(tmp_path: Path) -> None:
+    """Others may run after every short piece; an error there ends it, with no file changed."""
+    sizes = [*[100] * 2000, *range(1000, 1500), 5_000_000, *[7] * 20_000, *range(300)]
+    (tmp_path / "q.5").write_bytes(journal(*("z" * size for size in sizes)))
+    (tmp_path / "q").write_bytes(journal("last") + b"\x02")
+    before = listing(tmp_path)
+    found = plan(DiskDirectory(tmp_path).names()).queues["q"]
+    pauses = 0
+
+    def pace() -> bool:
+        nonlocal pauses
+        pauses += 1
+        if pauses == stop_at:
+            raise Stopped
+        return True
+
+    stop_at = 0
+    directory = DiskDirectory(tmp_path)
+    loaded = load_queue(directory, found, None, FakeClock(NOW), pace)
+    assert [len(item_data(item)) for item in loaded.state.memory] == [*sizes, 4]
+    assert pauses > 10
+    (tmp_path / f"q~~torn-{NOW}").unlink()
+    (tmp_path / "q").write_bytes(before["q"])
+    most = pauses
+    for number in range(1, most):
+        stop_at, pauses = number, 0
+        with pytest.raises(Stopped):
+            load_queue(directory, found, None, FakeClock(NOW), pace)
+    assert listing(tmp_path) == before
+
+
+def test_what_takes_long_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every few seconds the log says how many of the queue's bytes are loaded."""
+    clock = FakeClock(NOW)
+    (tmp_path / "q.5").write_bytes(journal("z" * (3 << 20)))
+    (tmp_path / "q").write_bytes(journal(*["y" * (1 << 20)] * 4))
+    found = plan(DiskDirectory(tmp_path).names()).queues["q"]
+
+    def pace() -> bool:
+        clock.advance(3.0)
+        return True
+
+    with caplog.at_level("INFO"):
+        load_queue(DiskDirectory(tmp_path), found, None, clock, pace)
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        f"loading {tmp_path / 'q'}: 4 of 7 MiB",
+        f"loading {tmp_path / 'q'}: 6 of 7 MiB",
+    ]
+
+
 def test_damage_far_into_a_file(tmp_path: Path) -> None:
     """The place is counted from the start of the file, not of a chunk."""
     whole = journal("x" * 3_000_000, *["y" * 1000] * 500)

@@ -24,7 +24,6 @@ from kestrelmq.journal.records import (
     add_xid,
     added_item,
     confirm_remove,
-    decode,
     encode,
     item,
     item_add_time,
@@ -34,9 +33,9 @@ from kestrelmq.journal.records import (
     record_xid,
     remove_tentative_xid,
     save_xid,
-    scan,
     unremove,
 )
+from kestrelmq.journal.scanning import decode, scan
 
 ADD_TIME = 1_700_000_000_000  # 0x18bcfe56800
 EXPIRY = 1_700_000_060_000  # 0x18bcfe65260

@@ -23,9 +23,9 @@ from kestrelmq.journal.records import (
     encode,
     item_data,
     item_expiry,
-    scan,
 )
 from kestrelmq.journal.replay import Replay
+from kestrelmq.journal.scanning import scan
 
 NOW = 1_700_000_000_000
 State = tuple[str, dict[int, str], int]

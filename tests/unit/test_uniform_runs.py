@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import REMOVE_RECORD, Add, encode, item
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.runs import uniform_run
+from kestrelmq.journal.runs import added_run, uniform_run
 
 
 @given(
@@ -58,3 +58,50 @@ def test_a_run_is_replayed_like_its_records(
     assert (other.behind is None) == (one.behind is None)
     if one.behind is not None and other.behind is not None:
         assert (other.behind.file, other.behind.position) == ("jobs", one.behind.position)
+
+
+ITEMS = st.lists(st.integers(0, 40), max_size=40)
+
+
+@given(
+    ITEMS,
+    st.sampled_from([b"", REMOVE_RECORD, item(9, 0, b"cut")[:-1], b"\x02\x0f\0\0\0" + bytes(30)]),
+)
+def test_a_run_of_added_items_ends_where_another_record_begins(
+    sizes: list[int], after: bytes
+) -> None:
+    """The starts of exactly the whole ADDX records are found, and where the last one ends."""
+    buffer = REMOVE_RECORD
+    expected = []
+    for size in sizes:
+        expected.append(len(buffer))
+        buffer += item(7, 0, bytes(size))
+    starts: list[int] = []
+    assert added_run(buffer + after, 1, len(buffer + after), starts) == len(buffer)
+    assert starts == expected
+
+
+@given(ITEMS.filter(bool), ITEMS, st.sampled_from([None, 0, 10, 300, 10_000]))
+def test_added_items_are_replayed_like_any_record(
+    sizes: list[int], before: list[int], limit: int | None
+) -> None:
+    """Memory, counts and the first position behind are the same either way."""
+
+    def reader(file: str, position: int) -> JournalReader:
+        return JournalReader(Path(), file, position)
+
+    one = Replay(limit, reader)
+    other = Replay(limit, reader)
+    for part in (before, sizes):
+        starts: list[int] = []
+        buffer = b"".join(item(7, 0, bytes(size)) for size in part)
+        added_run(buffer, 0, len(buffer), starts)
+        one.feed(buffer, starts, len(buffer), ("jobs",))
+        if starts:
+            other.feed_added(buffer, starts, len(buffer), ("jobs",))
+    assert other.memory == one.memory
+    assert other.memory_bytes == one.memory_bytes
+    assert (other.items, other.size) == (one.items, one.size)
+    assert (other.behind is None) == (one.behind is None)
+    if one.behind is not None and other.behind is not None:
+        assert other.behind.position == one.behind.position

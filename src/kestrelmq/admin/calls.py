@@ -74,8 +74,7 @@ class Call:
         queue = collection.queues.get(name)
         if queue is not None:
             return queue
-        if name in collection.damaged:
-            raise collection.damaged[name]
+        collection.check_usable(name)
         raise ApiError(404, "queue_not_found", f"there is no queue {name}")
 
     def query(self, model: type[Model]) -> Model:

@@ -1,5 +1,6 @@
 """Whether the server can do what it is there for."""
 
+from kestrelmq.engine.late import still_loading
 from kestrelmq.server.context import ServerContext
 
 
@@ -15,4 +16,8 @@ def unhealthy_because(context: ServerContext) -> list[str]:
         if names:
             more = f", and {len(names) - 1} more" if len(names) > 1 else ""
             reasons.append(f"the journal of {names[0]} {what}{more}")
+    late = sorted(collection.loading)
+    if late:
+        more = f", and {len(late) - 1} more" if len(late) > 1 else ""
+        reasons.append(f"{still_loading(late[0])}{more}")
     return reasons

@@ -322,6 +322,8 @@ class ServerAnswer(_Model):
     """Its status."""
     damaged: dict[str, str]
     """The queues that could not be loaded, and why."""
+    loading: list[str]
+    """The queues that are still to be loaded."""
     token_needed: bool
     """Whether changes need an admin token."""
     changes_allowed: bool

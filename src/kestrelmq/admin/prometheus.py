@@ -156,6 +156,7 @@ class Exposition:
         states.add_metric(["up"], len(collection.queues) - failing)
         states.add_metric(["failing"], failing)
         states.add_metric(["damaged"], len(collection.damaged))
+        states.add_metric(["loading"], len(collection.loading))
         yield states
         for latency, histogram in context.latencies.server.items():
             yield _histogram(latency, "", [("", histogram)])

@@ -23,8 +23,9 @@ from kestrelmq.admin.models import (
     QueuePage,
     QueueSummary,
 )
-from kestrelmq.admin.sampling import ALL, DAMAGED, Values, state_of, values_of
+from kestrelmq.admin.sampling import ALL, DAMAGED, LOADING, State, Values, state_of, values_of
 from kestrelmq.config import queue_settings
+from kestrelmq.engine.late import still_loading
 from kestrelmq.engine.metrics import Histograms
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.stats import QUEUE_STATS
@@ -52,7 +53,7 @@ async def settle(context: ServerContext, *queues: Queue) -> None:
     Raises:
         JournalError: it could not be written, and was taken back.
     """
-    await context.turns.committed()
+    await context.turns.committed(*queues)
     for queue in queues:
         if queue.config.sync_journal == 0:
             try:
@@ -89,6 +90,7 @@ def _entries(call: Call) -> list[Entry]:
     rows = call.admin.sampler.rows
     collection = call.admin.context.collection
     entries: list[Entry] = [(name, DAMAGED) for name in collection.damaged]
+    entries += [(name, LOADING) for name in collection.loading]
     for name, queue in collection.queues.items():
         row = rows.get(name)
         entries.append((name, values_of(queue, 0.0, 0.0) if row is None else row.values))
@@ -141,7 +143,9 @@ async def show_queue(call: Call) -> Answer:
     context = call.admin.context
     damage = context.collection.damaged.get(call.name)
     if damage is not None:
-        return Answer(_damaged(call.name, str(damage), context))
+        return Answer(_unusable(call.name, "damaged", str(damage), context))
+    if call.name in context.collection.loading:
+        return Answer(_unusable(call.name, "loading", still_loading(call.name), context))
     queue = call.queue()
     files = await _journal_files(queue, Path(context.config.queue_path))
     return Answer(
@@ -161,10 +165,10 @@ async def show_queue(call: Call) -> Answer:
     )
 
 
-def _damaged(name: str, problem: str, context: ServerContext) -> QueueDetail:
+def _unusable(name: str, state: State, problem: str, context: ServerContext) -> QueueDetail:
     return QueueDetail(
         name=name,
-        state="damaged",
+        state=state,
         problem=problem,
         time=now(),
         oldest=0,

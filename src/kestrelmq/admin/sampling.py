@@ -26,13 +26,15 @@ UNWATCHED: Final = 5.0
 ALL: Final = ""
 _GONE_KEPT: Final = 10_000
 
-State = Literal["ok", "behind", "failing", "damaged"]
-"""ok · behind: part of it is on disk only · failing: its journal cannot be written · damaged."""
+State = Literal["ok", "behind", "failing", "damaged", "loading"]
+"""ok · behind: part of it is on disk only · failing: its journal cannot be written · damaged ·
+loading: it cannot be used yet."""
 
 Values = tuple[int, int, float, float, int, int, int, State]
 """Items, bytes, adds a second, reads a second, when the oldest was added (ms), open, waiters."""
 
 DAMAGED: Final[Values] = (0, 0, 0.0, 0.0, 0, 0, 0, "damaged")
+LOADING: Final[Values] = (0, 0, 0.0, 0.0, 0, 0, 0, "loading")
 
 
 @dataclass(slots=True)
@@ -137,13 +139,16 @@ class Sampler:
                 self._look_at(name, queue, version, elapsed, stamp, sums)
             await asyncio.sleep(0)
         collection = self._context.collection
-        for name in list(collection.damaged):
-            if name not in self.rows:
-                self.rows[name] = Row(DAMAGED, version, 0, 0)
+        for names, values in ((collection.loading, LOADING), (collection.damaged, DAMAGED)):
+            for name in list(names):
+                if name not in self.rows or self.rows[name].values != values:
+                    self.rows[name] = Row(values, version, 0, 0)
         for name in [
             name
             for name in self.rows
-            if name not in collection.queues and name not in collection.damaged
+            if name not in collection.queues
+            and name not in collection.damaged
+            and name not in collection.loading
         ]:
             self._drop(name, version)
         self.totals = sums.totals(stamp, len(self.rows), len(collection.damaged))

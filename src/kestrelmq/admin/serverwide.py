@@ -29,6 +29,7 @@ async def show_server(call: Call) -> Answer:
             },
             status=_status(context.status),
             damaged=dict(damaged_queues(context.collection)),
+            loading=sorted(context.collection.loading),
             token_needed=call.admin.token_needed,
             changes_allowed=call.admin.changes_allowed,
         )

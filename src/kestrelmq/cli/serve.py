@@ -6,9 +6,11 @@ from typing import Annotated
 import typer
 
 from kestrelmq.admin.service import AdminService
+from kestrelmq.cli.processes import be_supervised, supervise
 from kestrelmq.config import ServerConfig, apply_overrides, load_config
 from kestrelmq.server.app import Server
 from kestrelmq.server.logs import set_up_logging
+from kestrelmq.server.processes import check_layout
 
 Port = Annotated[str | None, typer.Option(metavar="PORT", show_default=False)]
 
@@ -42,12 +44,30 @@ def serve(  # noqa: PLR0913 # one parameter a flag
     log_level: Annotated[
         str | None, typer.Option(help="Least severity that is logged (info).", show_default=False)
     ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Serve nobody before every queue is loaded.")
+    ] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Run N independent servers, each with its own sub-path and ports.",
+            show_default=False,
+        ),
+    ] = None,
+    supervised: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run the server in the foreground; no configuration is needed.
 
     Flags override the configuration file. A port of 0 picks a free one, `none` turns the listener
     off. Once every listener is bound, one line for each goes to standard output, and then
-    `ready`. SIGTERM and SIGINT stop the server cleanly, SIGHUP reloads the configuration.
+    `ready`. Queues whose journals take longer than two seconds go on loading meanwhile; the
+    others are served. SIGTERM and SIGINT stop the server cleanly, SIGHUP reloads the configuration.
+
+    With `--processes N` server number I, from 0, keeps its queues in QUEUE_PATH/process-I, and its
+    ports are those of the configuration plus 10 x I. The servers never talk to each other: clients
+    spread the load. One that crashes is started again.
     """
     given: dict[str, object] = {
         "queue_path": queue_path,
@@ -62,6 +82,14 @@ def serve(  # noqa: PLR0913 # one parameter a flag
     overrides = {name: value for name, value in given.items() if value is not None}
     base = load_config(config) if config is not None else ServerConfig()
     effective = apply_overrides(base, overrides)
+    if processes is not None:
+        files = {"--config": config, "--log-format": log_format, "--log-level": log_level}
+        flags = [word for name, value in files.items() if value for word in (name, str(value))]
+        supervise(effective, processes, flags + ["--wait"] * wait, _announce)
+        return
+    check_layout(effective.queue_path, None)
+    if supervised is not None:
+        be_supervised(supervised)
     set_up_logging(effective)
     server = Server(
         effective,
@@ -69,6 +97,7 @@ def serve(  # noqa: PLR0913 # one parameter a flag
         config_file=config,
         overrides=overrides,
         services=(AdminService(),),
+        wait=wait,
     )
     server.run()
 

@@ -10,8 +10,10 @@ from typing import Final
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import ADDX_HEADER
 
-READ_AHEAD: Final = 4 << 20
-"""Bytes of records read back from the journal at once."""
+READ_AHEAD: Final = 256 << 10
+"""Bytes of records read back from the journal at once: a short time, however small they are."""
+_BRIEF: Final = 8 << 10
+"""Bytes of records without an item that are passed over in a short time."""
 SKIP: Final = 1 << 20
 """Bytes read at once to get to an item."""
 
@@ -34,14 +36,18 @@ class Behind:
         self.bytes = size
         self.read_items = 0
 
-    def read(self, files: Sequence[str], wanted: int) -> tuple[list[bytes], int]:
+    def read(
+        self, files: Sequence[str], wanted: int, *, brief: bool = False
+    ) -> tuple[list[bytes], int]:
         """Take items of about `wanted` bytes from the front; return them and their data bytes.
+
+        With `brief`, there may be none yet: the journal is looked at for a short time only.
 
         Raises:
             DamagedJournal: the journal was damaged since it was loaded.
             OSError: it could not be read.
         """
-        items = self.reader.read(files, self.items, wanted)
+        items = self.reader.read(files, self.items, wanted, _BRIEF if brief else None)
         size = sum(map(len, items)) - ADDX_HEADER * len(items)
         self.items -= len(items)
         self.bytes -= size

@@ -1,24 +1,27 @@
 """All the queues of a queue path: names, loading, fanout, aliases, expiry.
 
 A queue comes into being when an add or a read first refers to it. One whose journal is damaged is
-known but unusable; its files are not touched.
+known but unusable; its files are not touched. Queues may be loaded while others serve: see
+`startup` and `late`.
 """
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig, ServerConfig, config_warnings, effective
 from kestrelmq.engine.commits import Commits
+from kestrelmq.engine.late import Late, family_of, in_order
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.journal.files import Directory, DiskDirectory, QueuePathLock
-from kestrelmq.journal.loading import load_queue
+from kestrelmq.journal.loading import Pace, load_queue
 from kestrelmq.journal.names import QueuePlan, plan
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal
-from kestrelmq.names import master_of, queue_name_error
+from kestrelmq.names import queue_name_error
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +41,7 @@ class QueueCollection:
     Attributes:
         queues: queues that are up, by name; what an alias masks is not among them.
         damaged: queues that could not be loaded, and why.
+        loading: queues that are still to be loaded.
         commits: which queues changed since the last commit.
         creates, deletes, expires: queues that came and went since start.
         retired: what deleted queues had counted.
@@ -53,10 +57,13 @@ class QueueCollection:
         self.config = config
         self.queues: dict[str, Queue] = {}
         self.damaged: dict[str, QueueUnavailable] = {}
+        self.loading = Late()
         self.commits = Commits()
         self.creates = self.deletes = self.expires = 0
         self.retired = Retired()
         self._masked: dict[str, Queue] = {}
+        # Names of fanout children, in order, by master.
+        self._children: dict[str, dict[str, None]] = {}
         self._clock = clock
         self._directory = directory or DiskDirectory(Path(config.queue_path))
         self._lock = QueuePathLock(self._directory.path)
@@ -64,7 +71,12 @@ class QueueCollection:
     # --- start and stop ---
 
     def open(self) -> None:
-        """Take the queue path and load every queue in it.
+        """Take the queue path and load every queue in it. Raises as `begin`."""
+        for queue_plan in self.begin():
+            self.admit(queue_plan.queue, self.load(queue_plan))
+
+    def begin(self) -> list[QueuePlan]:
+        """Take the queue path; return what to `load` and then `admit`, in this order.
 
         Raises:
             QueuePathLocked: another server has it.
@@ -77,24 +89,46 @@ class QueueCollection:
         spool = plan(self._directory.names())
         for name in spool.unknown:
             log.warning("%s is no journal; it is left alone", self._directory.path / name)
-        for queue_plan in spool.queues.values():
-            self._load(queue_plan)
+        for name in spool.queues:
+            self.loading.expect(name)
+        return in_order(self._directory.path, spool.queues.values())
 
-    def _load(self, queue_plan: QueuePlan) -> None:
+    def load(self, queue_plan: QueuePlan, pace: Pace | None = None) -> Queue | QueueUnavailable:
+        """Return a queue as its files tell it, or why it cannot be loaded; from any thread.
+
+        `pace` is called after each piece of work; what it raises ends the loading.
+        """
         name = queue_plan.queue
         config = effective(self.config, name)
         if not _is_journaled(config):
             log.warning("queue %s keeps no journal; its files are left alone", name)
-            self._register(self._new_queue(name, config))
-            return
+            return self._new_queue(name, config)
         try:
-            loaded = load_queue(self._directory, queue_plan, config.max_memory_size, self._clock)
-            loaded.journal.open()
+            memory = config.max_memory_size
+            found = load_queue(self._directory, queue_plan, memory, self._clock, pace)
         except (JournalError, OSError) as error:
-            log.error("queue %s cannot be loaded: %s", name, error)  # noqa: TRY400
-            self.damaged[name] = QueueUnavailable(f"queue {name} cannot be loaded: {error}")
-            return
-        self._register(self._new_queue(name, config, loaded.journal, loaded.state))
+            return _cannot_be_loaded(name, error)
+        # The journal is not open yet, and so a change of its dialect has to wait.
+        dialect = found.journal.dialect
+        if dialect not in {None, config.journal_dialect}:
+            config = config.model_copy(update={"journal_dialect": dialect})
+        return self._new_queue(name, config, found.journal, found.state)
+
+    def admit(self, name: str, found: Queue | QueueUnavailable) -> None:
+        """Let what `load` returned be used, or known as damaged."""
+        if isinstance(found, Queue):
+            try:
+                if isinstance(found.journal, FileJournal):
+                    found.journal.open()
+                found.configure(effective(self.config, name))
+            except (JournalError, OSError) as error:
+                found = _cannot_be_loaded(name, error)
+        if isinstance(found, Queue):
+            self._register(found)
+        else:
+            log.error("%s", found)
+            self.damaged[name] = found
+        self.loading.arrived(name)
 
     def close(self) -> None:
         """Write what was collected, stop every queue, and give the queue path back."""
@@ -111,7 +145,7 @@ class QueueCollection:
 
         Raises:
             InvalidQueueName: no queue can have that name, or it is an alias.
-            QueueUnavailable: it is damaged, or its journal cannot be created.
+            QueueUnavailable: it is damaged or still loading, or its journal cannot be created.
         """
         queue = self.queues.get(name)
         if queue is not None:
@@ -121,11 +155,26 @@ class QueueCollection:
             raise InvalidQueueName(problem)
         if name in self.config.aliases:
             raise InvalidQueueName(f"{name} is an alias")
-        if name in self.damaged:
-            raise self.damaged[name]
+        self.check_usable(name)
         queue = self._create(name)
         self.creates += 1
         return queue
+
+    def check_usable(self, name: str) -> None:
+        """Refuse a queue that is damaged or still loading. Raises QueueUnavailable."""
+        if name in self.damaged:
+            # A new one each time: an error that is raised again and again keeps every traceback.
+            raise QueueUnavailable(str(self.damaged[name]))
+        self.loading.check((name,))
+
+    def _leaves(self, name: str) -> Iterator[str]:
+        """Yield the names of the queues behind `name`, an alias or a queue."""
+        alias = self.config.aliases.get(name)
+        if alias is None:
+            yield name
+            return
+        for destination in alias.destination_queues:
+            yield from self._leaves(destination)
 
     def settings(self, name: str) -> QueueConfig:
         """Return the settings in force for a queue, which need not be there."""
@@ -134,15 +183,7 @@ class QueueCollection:
 
     def destinations(self, name: str) -> list[Queue]:
         """Return the queues that are up and that an add to `name` reaches, fanouts left out."""
-        alias = self.config.aliases.get(name)
-        if alias is None:
-            queue = self.queues.get(name)
-            return [queue] if queue is not None else []
-        return [
-            queue
-            for destination in alias.destination_queues
-            for queue in self.destinations(destination)
-        ]
+        return [self.queues[leaf] for leaf in self._leaves(name) if leaf in self.queues]
 
     def _create(self, name: str) -> Queue:
         config = effective(self.config, name)
@@ -173,20 +214,21 @@ class QueueCollection:
         )
 
     def _register(self, queue: Queue) -> Queue:
-        home = self._masked if queue.name in self.config.aliases else self.queues
-        home[queue.name] = queue
-        self._connect_fanout(master_of(queue.name) or queue.name)
+        name = queue.name
+        home = self._masked if name in self.config.aliases else self.queues
+        home[name] = queue
+        family = family_of(name)
+        if name != family:
+            self._children.setdefault(family, {})[name] = None
+        self._connect_fanout(family)
         return queue
 
     def _connect_fanout(self, master: str) -> None:
         """Tell the master, if it is up, which children it has now."""
         queue = self.queues.get(master)
         if queue is not None:
-            queue.children = self._children_of(master)
-
-    def _children_of(self, master: str) -> tuple[Queue, ...]:
-        prefix = master + "+"
-        return tuple(queue for name, queue in self.queues.items() if name.startswith(prefix))
+            children = self._children.get(master, ())
+            queue.children = tuple(self.queues[name] for name in children if name in self.queues)
 
     # --- adding ---
 
@@ -197,8 +239,10 @@ class QueueCollection:
             False when it was refused; for an alias, when a destination refused it.
 
         Raises:
-            InvalidQueueName, QueueUnavailable: as `obtain`; an alias tries every destination first.
+            InvalidQueueName, QueueUnavailable: as `obtain`; an alias tries every destination first,
+                unless one is still loading.
         """
+        self.loading.check(self._leaves(name))
         alias = self.config.aliases.get(name)
         if alias is None:
             return self.obtain(name).add(data, expiry)
@@ -215,6 +259,7 @@ class QueueCollection:
 
     def _expire_to(self, name: str, data: bytes) -> None:
         """Move an expired item: it is in its new journal before the old queue forgets it."""
+        self.loading.check(self._leaves(name))
         alias = self.config.aliases.get(name)
         for destination in alias.destination_queues if alias else (name,):
             queue = self.obtain(destination)
@@ -230,15 +275,26 @@ class QueueCollection:
         Raises:
             InvalidQueueName: no queue can have that name.
             JournalError: it could not be written; nothing was dropped.
+            QueueUnavailable: it is still loading.
         """
+        queue = self._found(name)
+        return queue.flush() if queue is not None else 0
+
+    def _found(self, name: str) -> Queue | None:
+        """Return the queue `name` if there is one. Raises InvalidQueueName, QueueUnavailable."""
         problem = queue_name_error(name)
         if problem is not None:
             raise InvalidQueueName(problem)
-        queue = self.queues.get(name)
-        return queue.flush() if queue is not None else 0
+        self.loading.check((name,))
+        return self.queues.get(name)
 
     def flush_all(self) -> None:
-        """Drop every waiting item of every queue. Raises JournalError, after trying all."""
+        """Drop every waiting item of every queue.
+
+        Raises, after trying all:
+            JournalError: a queue could not be written.
+            QueueUnavailable: a queue is still loading.
+        """
         failure: JournalError | None = None
         for queue in self.queues.values():
             try:
@@ -247,6 +303,7 @@ class QueueCollection:
                 failure = error
         if failure is not None:
             raise failure
+        self.loading.check(sorted(self.loading))
 
     def delete(self, name: str) -> bool:
         """Drop a queue with its items and its journal; False when there is none.
@@ -254,16 +311,16 @@ class QueueCollection:
         Raises:
             InvalidQueueName: no queue can have that name.
             JournalError: its files could not be removed; the queue is still there.
+            QueueUnavailable: it is still loading.
         """
-        problem = queue_name_error(name)
-        if problem is not None:
-            raise InvalidQueueName(problem)
-        queue = self.queues.get(name)
+        queue = self._found(name)
         if queue is None:
             return False
         queue.delete()
         del self.queues[name]
-        self._connect_fanout(master_of(name) or name)
+        family = family_of(name)
+        self._children.get(family, {}).pop(name, None)
+        self._connect_fanout(family)
         self.deletes += 1
         self.retired.total_items += queue.total_items
         self.retired.get_hits += queue.get_hits
@@ -283,7 +340,8 @@ class QueueCollection:
                     self.delete(queue.name)
                     self.expires += 1
             except (JournalError, QueueUnavailable) as error:
-                log.error("queue %s: %s", queue.name, error)  # noqa: TRY400
+                late = self.loading and isinstance(error, QueueUnavailable)
+                log.log(logging.DEBUG if late else logging.ERROR, "queue %s: %s", queue.name, error)
 
     @staticmethod
     def _is_expired(queue: Queue, now: int) -> bool:
@@ -308,8 +366,8 @@ class QueueCollection:
                 self.commits.timed.discard(queue)
 
     def flush_expired(self, name: str) -> int:
-        """Drop the expired items at the head of a queue; return how many. No queue has none."""
-        queue = self.queues.get(name)
+        """Drop the expired items at the head of a queue; return how many. Raises as `flush`."""
+        queue = self._found(name)
         return queue.discard_expired(None) if queue is not None else 0
 
     def flush_all_expired(self) -> int:
@@ -331,6 +389,10 @@ class QueueCollection:
             (self._masked if name in config.aliases else self.queues)[name] = queue
         for name in self.queues:
             self._connect_fanout(name)
+
+
+def _cannot_be_loaded(name: str, error: Exception) -> QueueUnavailable:
+    return QueueUnavailable(f"queue {name} cannot be loaded: {error}")
 
 
 def _is_journaled(config: QueueConfig) -> bool:

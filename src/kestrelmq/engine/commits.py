@@ -5,6 +5,8 @@ for each queue that changed, and only then may replies leave. A queue whose writ
 every operation since its last commit, and its name is among the failures.
 """
 
+from collections.abc import Callable
+
 from kestrelmq.engine.worker import InlineWorker, Worker
 from kestrelmq.errors import JournalError
 
@@ -37,10 +39,11 @@ class Commits:
         unsynced: queues that were written since `take_unsynced` and whose replies wait for a sync.
         failures: queues whose changes were taken back since the last `commit`, and why.
         timed: queues with open reads that end by themselves.
+        on_timed: called when something is to happen at a later time; see `is_timed`.
         worker: runs long work on the journals.
     """
 
-    __slots__ = ("_due", "dirty", "failures", "timed", "unsynced", "worker")
+    __slots__ = ("_due", "dirty", "failures", "on_timed", "timed", "unsynced", "worker")
 
     def __init__(self, worker: Worker | None = None) -> None:
         """`worker` is by default one that does all at once; queues keep the one they began with."""
@@ -49,6 +52,7 @@ class Commits:
         self.dirty: list[Committable] = []
         self.unsynced: set[Committable] = set()
         self.timed: set[Committable] = set()
+        self.on_timed: Callable[[], object] = _nobody
         self.failures: dict[Committable, JournalError] = {}
 
     def commit(self) -> dict[Committable, JournalError]:
@@ -63,9 +67,22 @@ class Commits:
             self.failures = {}
         return failures
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether `end_overdue` or `take_due` will have something to do."""
+        return bool(self.timed or self._due)
+
+    def end_later(self, queue: Committable) -> None:
+        """Have `end_overdue` of `queue` called now and then, until no open read needs it."""
+        if queue not in self.timed:
+            self.timed.add(queue)
+            self.on_timed()
+
     def sync_later(self, queue: Committable, due: float) -> None:
         """Have `queue` synced at `due` (monotonic seconds), unless that is to happen earlier."""
-        self._due.setdefault(queue, due)
+        if queue not in self._due:
+            self._due[queue] = due
+            self.on_timed()
 
     def take_due(self, now: float) -> set[Committable]:
         """Return the queues whose periodic sync is due, and forget them."""
@@ -82,3 +99,7 @@ class Commits:
         if unsynced:
             self.unsynced = set()
         return unsynced
+
+
+def _nobody() -> None:
+    """Do nothing: nobody waits."""

@@ -129,12 +129,12 @@ class Queue(Store):
             QueueUnavailable: the queue was closed.
         """
         size = len(data)
+        behind = self._behind
         if (
             self._careful
             or expiry
             or self.children
-            or self._behind is not None
-            or self.memory_bytes + size > self._memory_limit
+            or (behind is None and self.memory_bytes + size > self._memory_limit)
         ):
             record = item(self._clock.now(), expiry, data)
             for child in self.children:
@@ -142,8 +142,12 @@ class Queue(Store):
             return self.accept(record, expiry)
         # The hot path: as `accept`, with nothing to look out for.
         record = pack_header(ADDX, size + TIMES_SIZE, self._clock.now(), 0) + data
-        self._memory.append(record)
-        self.memory_bytes += size
+        if behind is None:
+            self._memory.append(record)
+            self.memory_bytes += size
+        else:
+            behind.items += 1
+            behind.bytes += size
         self.total_items += 1
         self.put_bytes += size
         pending = self._pending
@@ -220,7 +224,7 @@ class Queue(Store):
         Raises:
             QueueUnavailable: the queue was closed, or its items could not be read.
         """
-        if self._careful or self._behind is not None or not self._memory:
+        if self._careful or self.memory_bytes < self._refill_below or not self._memory:
             record = self._take()
             if record is None:
                 return None
@@ -285,7 +289,7 @@ class Queue(Store):
         memory = self._memory
         if not memory and (self._behind is None or not self._recall()):
             return None
-        if self._behind is not None and self.memory_bytes < self._memory_limit // 2:
+        if self._behind is not None and self.memory_bytes < self._refill_below:
             # Before the item is taken: this may write what is collected, which must be whole.
             self._recall()
             if not memory:
@@ -348,7 +352,7 @@ class Queue(Store):
 
     def _end_read_after(self, xid: int, record: bytes, seconds: float) -> None:
         self._deadlines.set(xid, record, self._clock.monotonic() + seconds, self.open)
-        self._commits.timed.add(self)
+        self._commits.end_later(self)
 
     def flush(self) -> int:
         """Drop every waiting item, not the open ones; return how many there were."""
@@ -422,6 +426,11 @@ class Queue(Store):
         self._log(REMOVE_RECORD)
         self._undo.append(record)
         return True
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether `sweep` or `tick` may have something to do, now or later."""
+        return self._expiring or len(self._deadlines) > 0 or self.upkeep_waits
 
     def sweep(self) -> None:
         """Do what time demands: drop expired items, give back overdue reads."""

@@ -51,9 +51,14 @@ QUEUE_STATS: Final[tuple[QueueStat, ...]] = (
     QueueStat("put_bytes", "counter", lambda q: q.put_bytes, "bytes of data added"),
     QueueStat("get_items_hit", "counter", lambda q: q.get_hits, "reads that got an item"),
     QueueStat("get_items_miss", "counter", lambda q: q.get_misses, "reads that found none"),
-    QueueStat("journal_rewrites", "counter", lambda q: q.journal.rewrites, "journal rewrites"),
+    QueueStat(
+        "journal_rewrites",
+        "counter",
+        lambda q: q.journal.rewrites,
+        "times the journal, or what comes before a checkpoint in it, was rewritten to what lives",
+    ),
     QueueStat("journal_syncs", "counter", lambda q: q.journal.syncs, "times forced to disk"),
-    QueueStat("journal_rotations", "counter", lambda q: q.journal.rotations, "journal rotations"),
+    QueueStat("journal_rotations", "counter", lambda q: q.journal.rotations, "journal files begun"),
 )
 
 
@@ -94,6 +99,7 @@ def server_stats(
         ("queue_creates", collection.creates),
         ("queue_deletes", collection.deletes),
         ("queue_expires", collection.expires),
+        ("queues_loading", len(collection.loading)),
     ]
 
 

@@ -70,6 +70,8 @@ class Store(Committable):
         self._undo: list[Change] = []
         # Bytes of data that memory may hold as it is now filled, and at most.
         self._memory_limit = self._memory_most = 0
+        # What is behind is read back when memory holds less.
+        self._refill_below = 0
         self._sync_each = False
         self._sync_period: float | None = None
         self.dialect: Dialect = "documented"
@@ -165,6 +167,7 @@ class Store(Committable):
         if isinstance(self.journal, FileJournal):
             most, held = self._memory_most, self.memory_bytes
             self._memory_limit = limit_for_now(most, held, len(self._memory))
+            self._refill_below = self._memory_limit // 2 if self._behind is not None else 0
         return not self._memory or self.memory_bytes + size <= self._memory_limit
 
     def _put_behind(self, size: int) -> None:
@@ -173,6 +176,7 @@ class Store(Committable):
             position = self.journal.current_size + sum(map(len, self._pending)) + len(self._prelude)
             log.info("queue %s: memory is full, reading behind", self.name)
             self._behind = Behind(self.journal.reader(self.journal.current_name, position))
+            self._refill_below = self._memory_limit // 2
         self._behind.items += 1
         self._behind.bytes += size
 
@@ -186,7 +190,6 @@ class Store(Committable):
         count = len(self)
         if not count:
             return 0
-        kept = self._memory, self.memory_bytes, self._behind
         try:
             self.journal.append(self._prelude + REMOVE_RECORD * count)
         except OSError as error:
@@ -194,10 +197,17 @@ class Store(Committable):
         self._prelude = b""
         if self._upkeep is not None and self._upkeep.places is not None:
             self._upkeep.places.drop(count)
-        self._memory, self.memory_bytes, self._behind = deque(), 0, None
-        if kept[2] is not None:
-            kept[2].close()
+        self._let_go()
         return count
+
+    def _let_go(self) -> None:
+        """Forget every waiting item; there may be millions."""
+        memory, behind = self._memory, self._behind
+        self._memory, self.memory_bytes = deque(), 0
+        self._behind, self._refill_below = None, 0
+        self._commits.worker.let_go(memory)
+        if behind is not None:
+            behind.close()
 
     def write_now(self) -> None:
         """Commit ahead of the others, within a turn. Raises JournalError."""
@@ -297,6 +307,11 @@ class Store(Committable):
         if self._behind is not None:
             self._behind.move(files, position, skip)
 
+    @property
+    def upkeep_waits(self) -> bool:
+        """Whether `tick` may have something to do for the journal, now or later."""
+        return self._upkeep is not None and self._upkeep.waits
+
     def tick(self) -> None:
         """Do what upkeep the passing of time brings about; everything must be committed."""
         if self._upkeep is None or self._pending:
@@ -322,8 +337,9 @@ class Store(Committable):
 
     def _delete_journal(self) -> None:
         """Remove the journal's files. Raises OSError."""
-        left = self._upkeep.cancel() if self._upkeep is not None else ()
-        self.journal.delete(self._clock.now(), left)
+        if self._upkeep is not None:
+            self._upkeep.delete_journal()
+        self._let_go()
 
     def _close_journal(self) -> None:
         if self._upkeep is not None:
@@ -388,14 +404,14 @@ class Store(Committable):
         self.memory_bytes += size
         if not behind.items:
             behind.close()
-            self._behind = None
+            self._behind, self._refill_below = None, 0
         return bool(self._memory)
 
     def _read_behind(self, behind: Behind) -> tuple[list[bytes], int]:
         assert isinstance(self.journal, FileJournal)  # noqa: S101 # else nothing is behind
         self._has_room(0)
         wanted = max(1, min(READ_AHEAD, self._memory_limit - self.memory_bytes))
-        items, size = behind.read(self.journal.files, wanted)
+        items, size = behind.read(self.journal.files, wanted, brief=bool(self._memory))
         if items or self._memory:
             return items, size
         self.write_now()  # what is left has not been written yet

@@ -20,8 +20,8 @@ from kestrelmq.journal.records import (
     SaveXid,
     StateDump,
     Unremove,
-    decode,
 )
+from kestrelmq.journal.scanning import decode
 from kestrelmq.journal.selection import Selected
 
 

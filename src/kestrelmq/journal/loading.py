@@ -5,8 +5,10 @@ A record cut short at the end of the last file is what a crash leaves: the cut b
 is damage: the queue does not load, and no file is changed.
 """
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,27 +18,27 @@ from kestrelmq.errors import DamagedJournal
 from kestrelmq.journal.files import Directory, mapped
 from kestrelmq.journal.names import QueuePlan, temporary_name
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import (
-    REMOVE_TENTATIVE_XID,
-    Buffer,
-    is_cut_continue,
-    record_length,
-    scan,
-)
+from kestrelmq.journal.records import REMOVE_TENTATIVE_XID, Buffer
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.runs import uniform_run
+from kestrelmq.journal.runs import WORTH, added_run, uniform_run
+from kestrelmq.journal.salvage import next_after_cut
+from kestrelmq.journal.scanning import is_cut_continue, record_length, scan
 from kestrelmq.journal.writer import Dialect, FileJournal
-from kestrelmq.units import format_size
 
 _BATCH: Final = 1 << 20
-_LONG: Final = 64 << 20
-"""Bytes of a file whose loading is worth a line in the log."""
-_RUN: Final = 16
-"""Records of one length that are worth taking together; and so many batches at most."""
+_LONG_RUN: Final = 16
+"""So many batches at most of a run of one length."""
 _SMALL_BATCH: Final = 64 << 10
-"""For replay beside a queue that serves: a short time, as long as other threads wait."""
+"""For replay beside queues that serve: a short time, as long as other threads wait."""
+_TELL: Final = 5.0
+"""Seconds between lines in the log about a queue that takes long."""
 
 log = logging.getLogger(__name__)
+
+Pause = Callable[[], None]
+"""Called after each short piece of work; what it raises ends the work."""
+Pace = Callable[[], bool]
+"""The same; it returns whether others are served meanwhile, so that pieces have to be short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,21 @@ class LoadedQueue:
 
 
 def load_queue(
-    directory: Directory, plan: QueuePlan, memory_limit: int | None, clock: Clock
+    directory: Directory,
+    plan: QueuePlan,
+    memory_limit: int | None,
+    clock: Clock,
+    pace: Pace | None = None,
 ) -> LoadedQueue:
     """Replay the files of `plan`.
+
+    Args:
+        directory: where they are.
+        plan: which they are, and what to clean up before.
+        memory_limit: as for `Replay`.
+        clock: tells the time.
+        pace: for loading beside queues that serve. What it raises ends the loading, and the queue
+            can be loaded again.
 
     Raises:
         DamagedJournal: a file has bytes that are no record; it is named in the error.
@@ -59,20 +73,43 @@ def load_queue(
     clean_up(directory, plan)
     state = Replay(memory_limit, lambda file, at: JournalReader(directory.path, file, at))
     files = plan.files
+    progress = _Progress(directory, plan, clock, pace)
     sizes: dict[str, int] = {}
     for index, name in enumerate(files):
-        _tell(directory.path / name, index + 1, len(files))
-        sizes[name] = _replay_file(directory, state, files[: index + 1], clock, len(files))
+        sizes[name] = _replay_file(
+            directory, state, files[: index + 1], clock, progress, last=index + 1 == len(files)
+        )
+        progress.end(sizes[name])
     sizes.pop(plan.queue, None)
     dialect = state.dialect if plan.has_current else None
     return LoadedQueue(state, FileJournal(directory, plan.queue, sizes, dialect))
 
 
-def _tell(path: Path, number: int, count: int) -> None:
-    """Log what takes long."""
-    size = path.stat().st_size
-    if size > _LONG:
-        log.info("loading %s, %s, file %d of %d", path, format_size(size), number, count)
+class _Progress:
+    """Tells the log how far the loading of a queue is, and lets others run."""
+
+    def __init__(
+        self, directory: Directory, plan: QueuePlan, clock: Clock, pace: Pace | None
+    ) -> None:
+        self._path = directory.path / plan.queue
+        self._total = sum((directory.path / name).stat().st_size for name in plan.files)
+        self._clock = clock
+        self._before = 0
+        self._tell_at = clock.monotonic() + _TELL
+        self._pace = pace
+
+    def end(self, size: int) -> None:
+        """A file of `size` bytes is done."""
+        self._before += size
+
+    def at(self, position: int) -> bool:
+        """The file is replayed up to `position`; return whether the next piece must be short."""
+        now = self._clock.monotonic()
+        if now >= self._tell_at:
+            self._tell_at = now + _TELL
+            done, total = (size >> 20 for size in (self._before + position, self._total))
+            log.info("loading %s: %d of %d MiB", self._path, done, total)
+        return self._pace is not None and self._pace()
 
 
 def clean_up(directory: Directory, plan: QueuePlan) -> None:
@@ -89,26 +126,65 @@ def clean_up(directory: Directory, plan: QueuePlan) -> None:
 
 
 def _replay_file(
-    directory: Directory, state: Replay, files: tuple[str, ...], clock: Clock, count: int
+    directory: Directory,
+    state: Replay,
+    files: tuple[str, ...],
+    clock: Clock,
+    progress: _Progress,
+    *,
+    last: bool,
 ) -> int:
     """Fold in the last of `files`; return its size, once a torn tail is cut off."""
     name = files[-1]
     path = directory.path / name
-    with mapped(path) as buffer:
+    with mapped(path) as buffer, _read_ahead(path) as fetch:
+
+        def next_batch(position: int) -> int:
+            if not progress.at(position):
+                return _BATCH
+            fetch(position)
+            return _SMALL_BATCH
+
         size = len(buffer)
-        end = _fold(state, buffer, files, path)
+        end = _fold(state, buffer, files, path, next_batch)
         if end == size:
             return size
-        if len(files) < count:
+        if not last:
             raise DamagedJournal(end, "a record is cut short, and another file follows", str(path))
+        resumed = next_after_cut(buffer, end)
+        if resumed < size:
+            reason = f"a record reaches beyond the end, yet others follow it at byte {resumed}"
+            raise DamagedJournal(end, reason, str(path))
         tail = bytes(buffer[end:size])
     _set_aside(directory, name, end, tail, clock)
     return end
 
 
-def replay_whole(
-    directory: Directory, state: Replay, files: Sequence[str], pause: Callable[[], None]
-) -> None:
+@contextlib.contextmanager
+def _read_ahead(path: Path) -> Iterator[Callable[[int], None]]:
+    """Give what brings a file into memory, from a position on, before its map is looked at there.
+
+    A thread that waits for the disk in a map holds up all the others; one that reads does not.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    done = 0
+
+    def fetch(position: int) -> None:
+        nonlocal done
+        done = max(done, position)
+        while done < position + _LONG_RUN * _SMALL_BATCH:
+            count = len(os.pread(descriptor, _LONG_RUN * _SMALL_BATCH, done))
+            if not count:
+                break
+            done += count
+
+    try:
+        yield fetch
+    finally:
+        os.close(descriptor)
+
+
+def replay_whole(directory: Directory, state: Replay, files: Sequence[str], pause: Pause) -> None:
     """Fold in files that are whole and do not change, with a pause now and then.
 
     Raises:
@@ -117,8 +193,14 @@ def replay_whole(
     """
     for index, name in enumerate(files):
         path = directory.path / name
-        with mapped(path) as buffer:
-            end = _fold(state, buffer, tuple(files[: index + 1]), path, _SMALL_BATCH, pause)
+        with mapped(path) as buffer, _read_ahead(path) as fetch:
+
+            def next_batch(position: int, fetch: Callable[[int], None] = fetch) -> int:
+                pause()
+                fetch(position)
+                return _SMALL_BATCH
+
+            end = _fold(state, buffer, tuple(files[: index + 1]), path, next_batch)
             if end != len(buffer):
                 raise DamagedJournal(end, "a record is cut short", str(path))
 
@@ -128,44 +210,66 @@ def _fold(
     buffer: Buffer,
     files: tuple[str, ...],
     path: Path,
-    batch: int = _BATCH,
-    pause: Callable[[], None] | None = None,
+    next_batch: Callable[[int], int],
 ) -> int:
-    """Fold in the records of a file, some at a time; return where the last whole one ends."""
+    """Fold in the records of a file, some at a time; return where the last whole one ends.
+
+    `next_batch` is told how far that is, and returns how many bytes to take next.
+    """
     size = len(buffer)
     position = 0
     while position < size:
-        count, length = uniform_run(buffer, position, min(size, position + _RUN * batch))
-        if count >= _RUN:
-            state.feed_run(buffer, position, count, length, files)
-            position += count * length
-            if pause is not None:
-                pause()
-            continue
-        starts: list[int] = []
-        batch_end = min(size, position + batch)
-        more = batch_end < size
-        try:
-            end = scan(buffer, position, batch_end, starts, more=more)
-            if more and not starts:  # one record longer than a batch
-                end = _scan_one(buffer, position, starts)
-        except DamagedJournal as damage:
-            end = _cut_continue(buffer, starts, state.dialect) or damage.position
-            if end == damage.position and not is_zeros(buffer, end):
-                raise DamagedJournal(end, damage.reason, str(path)) from None
-            state.feed(buffer, starts, end, files)
-            return end
-        cut = None if more else _cut_continue(buffer, starts, state.dialect)
-        if cut is not None:
-            state.feed(buffer, starts, cut, files)
-            return cut
+        batch = next_batch(position)
+        end = _fold_run(state, buffer, position, files, batch)
         if end == position:
-            return position
-        state.feed(buffer, starts, end, files)
+            end, whole = _fold_batch(state, buffer, position, files, batch, path)
+            if not whole:
+                return end
         position = end
-        if pause is not None:
-            pause()
     return position
+
+
+def _fold_run(
+    state: Replay, buffer: Buffer, position: int, files: tuple[str, ...], batch: int
+) -> int:
+    """Fold in a run of added items, if one begins at `position`; return where it ends."""
+    size = len(buffer)
+    count, length = uniform_run(buffer, position, min(size, position + _LONG_RUN * batch))
+    if count >= WORTH:
+        state.feed_run(buffer, position, count, length, files)
+        return position + count * length
+    starts: list[int] = []
+    end = added_run(buffer, position, min(size, position + batch), starts)
+    if len(starts) < WORTH:
+        return position
+    state.feed_added(buffer, starts, end, files)
+    return end
+
+
+def _fold_batch(
+    state: Replay, buffer: Buffer, position: int, files: tuple[str, ...], batch: int, path: Path
+) -> tuple[int, bool]:
+    """Fold in some records of any kind; return where they end, and whether all is well there."""
+    size = len(buffer)
+    starts: list[int] = []
+    batch_end = min(size, position + batch)
+    more = batch_end < size
+    try:
+        end = scan(buffer, position, batch_end, starts, more=more)
+        if more and not starts:  # one record longer than a batch
+            end = _scan_one(buffer, position, starts)
+    except DamagedJournal as damage:
+        end = _cut_continue(buffer, starts, state.dialect) or damage.position
+        if end == damage.position and not is_zeros(buffer, end):
+            raise DamagedJournal(end, damage.reason, str(path)) from None
+        state.feed(buffer, starts, end, files)
+        return end, False
+    cut = None if more else _cut_continue(buffer, starts, state.dialect)
+    if cut is not None:
+        state.feed(buffer, starts, cut, files)
+        return cut, False
+    state.feed(buffer, starts, end, files)
+    return end, end > position
 
 
 def _cut_continue(buffer: Buffer, starts: list[int], dialect: Dialect | None) -> int | None:
@@ -198,8 +302,10 @@ def is_zeros(buffer: Buffer, position: int) -> bool:
 
 
 def _set_aside(directory: Directory, name: str, end: int, tail: bytes, clock: Clock) -> None:
-    aside = temporary_name(name, "torn", clock.now())
-    file = directory.append_to(aside)
+    now = clock.now()
+    while (directory.path / (aside := temporary_name(name, "torn", now))).exists():
+        now += 1
+    file = directory.create(aside)  # from any thread, unlike `append_to`
     try:
         file.append(tail)
         file.sync()

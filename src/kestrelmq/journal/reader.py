@@ -10,13 +10,25 @@ from pathlib import Path
 from typing import Final
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.records import ADDX, added_item, record_length, scan
-from kestrelmq.journal.runs import uniform_run
+from kestrelmq.journal.records import (
+    ADDX,
+    CONFIRM_REMOVE,
+    REMOVE,
+    REMOVE_RECORD,
+    REMOVE_TENTATIVE,
+    UNREMOVE,
+    added_item,
+)
+from kestrelmq.journal.runs import WORTH, uniform_run
+from kestrelmq.journal.scanning import record_length, scan
 
-CHUNK: Final = 1 << 20
-"""Bytes read at once; a longer record is read whole."""
-_RUN: Final = 16
-"""Records of one length that are worth taking together."""
+CHUNK: Final = 16 << 10
+"""Bytes read and scanned at once: a short time, though they be records of one byte each.
+
+A longer record is read whole.
+"""
+_SKIPPED: Final = 1 << 20
+_NO_ITEM: Final = frozenset({REMOVE, REMOVE_TENTATIVE, CONFIRM_REMOVE, UNREMOVE})
 
 
 class JournalReader:
@@ -39,20 +51,27 @@ class JournalReader:
         self._next = 0
         self._scanned = 0
 
-    def read(self, files: Sequence[str], max_items: int, max_bytes: int) -> list[bytes]:
+    def read(
+        self,
+        files: Sequence[str],
+        max_items: int,
+        max_bytes: int,
+        max_other: int | None = None,
+    ) -> list[bytes]:
         """Return the next items, in order; empty at the end of the last of `files`.
 
         Args:
             files: the queue's files in order; a file that another follows does not grow any more.
             max_items: most items to return.
-            max_bytes: stop once this many bytes of records are read; the last item may exceed it.
+            max_bytes: stop once this many bytes of items are read; the last one may exceed it.
+            max_other: stop as well, perhaps with no item, after so many bytes of other records.
 
         Raises:
             DamagedJournal: the bytes at the position are no record.
             OSError: a file could not be read.
         """
         items: list[bytes] = []
-        read = 0
+        read = other = 0
         while len(items) < max_items and read < max_bytes:
             if self._next >= len(self._starts):
                 if not self._fill(files):
@@ -61,15 +80,19 @@ class JournalReader:
             start = self._starts[self._next]
             self._next += 1
             end = self._starts[self._next] if self._next < len(self._starts) else self._scanned
-            item = (
-                self._chunk[start:end]
-                if self._chunk[start] == ADDX
-                else added_item(self._chunk, start, end)
-            )
+            self.position = self._chunk_at + end
+            opcode = self._chunk[start]
+            if opcode == ADDX:
+                item: bytes | None = self._chunk[start:end]
+            else:
+                item = None if opcode in _NO_ITEM else added_item(self._chunk, start, end)
             if item is not None:
                 items.append(item)
                 read += end - start
-            self.position = self._chunk_at + end
+                continue
+            other += end - start
+            if max_other is not None and other >= max_other:
+                break
         return items
 
     def skip(self, files: Sequence[str], count: int) -> int:
@@ -77,14 +100,14 @@ class JournalReader:
         left = count
         while left:
             if self._next >= len(self._starts):
-                chunk = self._pread(CHUNK)
+                chunk = self._pread(_SKIPPED)
                 run, length = uniform_run(chunk, 0, len(chunk))
-                if run >= _RUN:
+                if run >= WORTH:
                     passed = min(run, left)
                     self.position += passed * length
                     left -= passed
                     continue
-            passed = len(self.read(files, min(left, _RUN * _RUN), CHUNK))
+            passed = len(self.read(files, min(left, WORTH * WORTH), _SKIPPED))
             if not passed:
                 break
             left -= passed
@@ -99,6 +122,10 @@ class JournalReader:
                 if self.file == files[-1]:
                     return False
                 self._move_to(files[files.index(self.file) + 1])
+                continue
+            if chunk[0] == REMOVE:
+                # A queue that was drained; there may be millions.
+                self.position += len(chunk) - len(chunk.lstrip(REMOVE_RECORD))
                 continue
             starts: list[int] = []
             more = len(chunk) == wanted

@@ -1,4 +1,4 @@
-"""Journal records: opcodes, bytes <-> records, and the scan that finds record boundaries.
+"""Journal records: what there is, and how each is written; `scanning` finds and reads them.
 
 Pure: no file is touched here. Integers are little-endian, `i32` and `i64` signed; times are
 milliseconds since the epoch, except in ADD, whose expiry is in seconds. An expiry of 0 is "never".
@@ -26,8 +26,6 @@ from mmap import mmap
 from struct import Struct
 from typing import Final
 
-from kestrelmq.errors import DamagedJournal
-
 ADD: Final = 0
 REMOVE: Final = 1
 ADDX: Final = 2
@@ -43,7 +41,7 @@ _ADD: Final = Struct("<Bii")
 _ADDX: Final = Struct("<Biqq")
 _ADD_XID: Final = Struct("<Biiqq")
 _XID: Final = Struct("<Bi")
-_TWO: Final = Struct("<Bii")
+_STATE_DUMP: Final = Struct("<Bii")
 _TIMES: Final = Struct("<qq")
 _I32: Final = Struct("<i")
 _I64: Final = Struct("<q")
@@ -52,6 +50,7 @@ ADDX_HEADER: Final = _ADDX.size
 """Bytes before the data in an ADDX record, and so in every item held in memory."""
 ADD_HEADER: Final = _ADD.size
 ADD_XID_HEADER: Final = _ADD_XID.size
+STATE_DUMP_SIZE: Final = _STATE_DUMP.size
 TIMES_SIZE: Final = _TIMES.size
 """Bytes that the size field of ADDX counts besides the data."""
 pack_header: Final = _ADDX.pack
@@ -63,9 +62,9 @@ NO_EXPIRY: Final = bytes(8)
 
 MIN_XID: Final = -(2**31)
 MAX_XID: Final = 2**31 - 1
-# Add times a CONTINUE may have; what else starts with opcode 8 is a STATE_DUMP.
-_YEAR_2000: Final = 946_684_800_000
-_YEAR_2100: Final = 4_102_444_800_000
+YEAR_2000: Final = 946_684_800_000
+YEAR_2100: Final = 4_102_444_800_000
+"""Between these lies every add time (ms) that is believed where the bytes leave it open."""
 
 REMOVE_RECORD: Final = bytes([REMOVE])
 REMOVE_TENTATIVE_RECORD: Final = bytes([REMOVE_TENTATIVE])
@@ -195,7 +194,7 @@ def encode(record: Record) -> bytes:  # one case an opcode
         case AddXid(xid, add_time, expiry, data):
             return _ADD_XID.pack(ADD_XID, xid, len(data) + 16, add_time, expiry) + data
         case StateDump(xid, open_reads):
-            return _TWO.pack(STATE_DUMP, xid, open_reads)
+            return _STATE_DUMP.pack(STATE_DUMP, xid, open_reads)
         case Continue(xid, add_time, expiry, data):
             return _ADD_XID.pack(STATE_DUMP, xid, len(data) + 16, add_time, expiry) + data
         case RemoveTentativeXid(xid):
@@ -266,7 +265,7 @@ def added_item(buffer: Buffer, start: int, end: int) -> bytes | None:
     if opcode == ADD:
         seconds: int = _I32.unpack_from(buffer, start + 5)[0]
         return item(0, seconds * 1000, bytes(buffer[start + 9 : end]))
-    if opcode == ADD_XID or (opcode == STATE_DUMP and end - start != _TWO.size):
+    if opcode == ADD_XID or (opcode == STATE_DUMP and end - start != STATE_DUMP_SIZE):
         record = bytes((ADDX,)) + bytes(buffer[start + 5 : end])
         if opcode == STATE_DUMP:
             return record
@@ -291,144 +290,3 @@ def next_xid(last: int, taken: Container[int]) -> int:
         xid = xid + 1 if xid < MAX_XID else MIN_XID
         if xid != 0 and xid not in taken:
             return xid
-
-
-def decode(buffer: Buffer, position: int, end: int) -> tuple[Record, int] | None:
-    """Return the record at `position` and where the next begins; None when it is cut by `end`.
-
-    Raises:
-        DamagedJournal: the bytes are no record.
-    """
-    length = record_length(buffer, position, end)
-    if length is None or position + length > end:
-        return None
-    return _decode_whole(buffer, position, length), position + length
-
-
-def _decode_whole(buffer: Buffer, at: int, length: int) -> Record:
-    opcode = buffer[at]
-    if opcode == REMOVE:
-        return Remove()
-    if opcode == REMOVE_TENTATIVE:
-        return RemoveTentative()
-    if opcode == ADD:
-        return Add(_I32.unpack_from(buffer, at + 5)[0], bytes(buffer[at + 9 : at + length]))
-    if opcode == ADDX:
-        add_time, expiry = _TIMES.unpack_from(buffer, at + 5)
-        return AddX(add_time, expiry, bytes(buffer[at + ADDX_HEADER : at + length]))
-    xid: int = _I32.unpack_from(buffer, at + 1)[0]
-    if opcode == SAVE_XID:
-        return SaveXid(xid)
-    if opcode == UNREMOVE:
-        return Unremove(xid)
-    if opcode == CONFIRM_REMOVE:
-        return ConfirmRemove(xid)
-    if opcode == REMOVE_TENTATIVE_XID:
-        return RemoveTentativeXid(xid)
-    if opcode == STATE_DUMP and length == _TWO.size:
-        return StateDump(xid, _I32.unpack_from(buffer, at + 5)[0])
-    add_time, expiry = _TIMES.unpack_from(buffer, at + 9)
-    kind = AddXid if opcode == ADD_XID else Continue
-    return kind(xid, add_time, expiry, bytes(buffer[at + ADD_XID_HEADER : at + length]))
-
-
-def record_length(buffer: Buffer, position: int, end: int, *, more: bool = False) -> int | None:
-    """Return the length of the record at `position`, which may reach beyond `end`.
-
-    `end` is the end of the file, or with `more` that of a chunk. None: too few bytes to tell.
-
-    Raises:
-        DamagedJournal: the bytes are no record.
-    """
-    left = end - position
-    if left < 1:
-        return None
-    opcode = buffer[position]
-    if opcode in {REMOVE, REMOVE_TENTATIVE}:
-        return 1
-    if opcode in {SAVE_XID, UNREMOVE, CONFIRM_REMOVE, REMOVE_TENTATIVE_XID}:
-        return 5
-    if opcode in {ADD, ADDX}:
-        if left < 5:
-            return None
-        size: int = _I32.unpack_from(buffer, position + 1)[0]
-        least = 4 if opcode == ADD else TIMES_SIZE
-        if size < least:
-            raise DamagedJournal(position, f"size {size} of opcode {opcode} is less than {least}")
-        return 5 + size
-    if opcode in {ADD_XID, STATE_DUMP}:
-        if left < 9:
-            return None
-        size = _I32.unpack_from(buffer, position + 5)[0]
-        if opcode == STATE_DUMP:
-            if more and size >= TIMES_SIZE and left < ADD_XID_HEADER:
-                return None
-            reach = position + 9 + size if more else end
-            return 9 + size if _is_continue(buffer, position, size, reach) else 9
-        if size < TIMES_SIZE:
-            raise DamagedJournal(position, f"size {size} of opcode {opcode} is less than 16")
-        return 9 + size
-    raise DamagedJournal(position, f"unknown opcode {opcode}")
-
-
-def _is_continue(buffer: Buffer, position: int, size: int, end: int) -> bool:
-    if size < TIMES_SIZE or position + 9 + size > end:
-        return False
-    add_time: int = _I64.unpack_from(buffer, position + 9)[0]
-    return _YEAR_2000 <= add_time < _YEAR_2100
-
-
-def is_cut_continue(buffer: Buffer, position: int, end: int, *, explicit: bool) -> bool:
-    """Whether what reads as a STATE_DUMP is a CONTINUE that the end of the file cuts short.
-
-    Its size reaches beyond the end, and its add time is one; `explicit` says whether the file is
-    in the dialect that has CONTINUE, and decides where too little is left to see the time.
-    """
-    left = end - position
-    if buffer[position] != STATE_DUMP or left <= _TWO.size:
-        return False
-    size: int = _I32.unpack_from(buffer, position + 5)[0]
-    if size < TIMES_SIZE or position + 9 + size <= end:
-        return False
-    return explicit if left < 17 else _is_continue(buffer, position, size, position + 9 + size)
-
-
-def scan(buffer: Buffer, position: int, end: int, starts: list[int], *, more: bool = False) -> int:
-    """Append to `starts` where each whole record in `buffer[position:end]` begins.
-
-    The one scanner: server, tools and Spark find records with it. `end` is the end of the file,
-    or with `more` that of a chunk: then what could be a CONTINUE that reaches into the next chunk
-    ends the scan, instead of being taken for a STATE_DUMP.
-
-    Returns:
-        Where the scan stopped: `end`, or the start of a record that `end` cuts.
-
-    Raises:
-        DamagedJournal: the bytes at its `position` are no record; `starts` has all before it.
-    """
-    unpack = _XID.unpack_from  # an opcode and an i32: here the size
-    found = starts.append
-    last_header = end - _XID.size
-    while position < end:
-        while position <= last_header:
-            opcode, size = unpack(buffer, position)
-            if opcode == ADDX and size >= TIMES_SIZE:
-                after = position + size + 5
-                if after > end:
-                    return position
-                found(position)
-                position = after
-            elif opcode == REMOVE:
-                found(position)
-                position += 1
-            else:
-                break
-        else:
-            if position == end:
-                break
-        length = record_length(buffer, position, end, more=more)
-        if length is None or position + length > end:
-            return position
-        found(position)
-        position += length
-    return position

@@ -10,6 +10,7 @@ xid that is not open, change nothing; an xid that is opened twice gives the firs
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Literal
 
 from kestrelmq.errors import JournalError
@@ -113,6 +114,27 @@ class Replay:
             else:
                 self._feed_other(buffer, opcode, start, stop)
             start = stop
+
+    def feed_added(
+        self, buffer: Buffer, starts: Sequence[int], end: int, files: Sequence[str]
+    ) -> None:
+        """Fold in records that are all ADDX; otherwise as `feed`."""
+        size = end - starts[0] - len(starts) * ADDX_HEADER
+        if self.behind is not None:
+            self._begin(files)
+            self.behind_items += len(starts)
+            self.behind_bytes += size
+            return
+        limit = self._limit
+        if limit is not None:
+            limit = limit_for_now(limit, self.memory_bytes, len(self.memory))
+            if self.memory_bytes + size > limit:
+                self.feed(buffer, starts, end, files)
+                return
+        self._begin(files)
+        # Slices of what `mapped` gives are bytes.
+        self.memory.extend([buffer[at:stop] for at, stop in pairwise((*starts, end))])  # type: ignore[misc]
+        self.memory_bytes += size
 
     def feed_run(
         self, buffer: Buffer, start: int, count: int, length: int, files: Sequence[str]

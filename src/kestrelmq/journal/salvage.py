@@ -12,14 +12,14 @@ from struct import Struct
 from typing import Final
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.records import ADDX, Buffer, record_length
+from kestrelmq.journal.records import ADD_XID, ADDX, STATE_DUMP, YEAR_2000, YEAR_2100, Buffer
+from kestrelmq.journal.scanning import record_length
 
 _HEADER: Final = Struct("<iqq")
+_TIME: Final = Struct("<q")
 # The last three bytes of an add time in the years 2000 to 2100, in milliseconds.
 _ADDX: Final = re.compile(rb"\x02.{3}[\x00-\x7f].{5}[\x00-\x03]\x00\x00", re.DOTALL)
 _ADD_XID: Final = re.compile(rb"[\x07\x08].{4}.{3}[\x00-\x7f].{5}[\x00-\x03]\x00\x00", re.DOTALL)
-_YEAR_2000: Final = 946_684_800_000
-_YEAR_2100: Final = 4_102_444_800_000
 _FOLLOWERS: Final = 16
 """So many records after the first must be records too."""
 
@@ -37,29 +37,47 @@ class Lost:
         return f"{self.file}: bytes {self.start} to {self.end} ({self.reason})"
 
 
-def next_record(buffer: Buffer, damage: int) -> int:
-    """Return where records go on after `damage`; the end of the buffer when they do not."""
+def next_after_cut(buffer: Buffer, cut: int) -> int:
+    """Return where records go on after one that reaches beyond the end; the end if they do not.
+
+    That a record is cut short is what a crash leaves, and its data may itself be journal records:
+    somebody keeps journals in a queue. Those were written before their item was added. So only
+    records that were added no earlier than the one that is cut show that its size is damaged.
+    """
+    opcode = buffer[cut]
+    at = cut + {ADDX: 5, ADD_XID: 9, STATE_DUMP: 9}.get(opcode, len(buffer))
+    if at + _TIME.size > len(buffer):
+        return len(buffer)
+    (added,) = _TIME.unpack_from(buffer, at)
+    return next_record(buffer, cut, max(added, YEAR_2000))
+
+
+def next_record(buffer: Buffer, damage: int, since: int = YEAR_2000) -> int:
+    """Return where records go on after `damage`; the end of the buffer when they do not.
+
+    `since` is the earliest add time (ms) that is believed.
+    """
     size = len(buffer)
     best = size
     for pattern, header in ((_ADDX, 1), (_ADD_XID, 5)):
         position = damage + 1
         while match := pattern.search(buffer, position, best):
             position = match.start()
-            if _makes_sense(buffer, position, header):
+            if _makes_sense(buffer, position, header, since):
                 best = position
                 break
             position += 1
     return best
 
 
-def _makes_sense(buffer: Buffer, position: int, header: int) -> bool:
+def _makes_sense(buffer: Buffer, position: int, header: int, since: int) -> bool:
     size = len(buffer)
     if position + header + _HEADER.size > size:
         return False
     length, added, expiry = _HEADER.unpack_from(buffer, position + header)
     if length < 16 or position + header + 4 + length > size:
         return False
-    if not (_YEAR_2000 <= added < _YEAR_2100 and 0 <= expiry < 2 * _YEAR_2100):
+    if not (since <= added < YEAR_2100 and 0 <= expiry < 2 * YEAR_2100):
         return False
     return _followed_by_records(buffer, position)
 

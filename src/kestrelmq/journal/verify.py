@@ -8,13 +8,15 @@ from typing import Final
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.journal.files import mapped
 from kestrelmq.journal.loading import is_zeros
-from kestrelmq.journal.records import Buffer, record_length, scan
-from kestrelmq.journal.salvage import Lost, next_record
+from kestrelmq.journal.records import Buffer
+from kestrelmq.journal.salvage import Lost, next_after_cut, next_record
+from kestrelmq.journal.scanning import record_length, scan
 from kestrelmq.journal.selection import Selected
 
 Progress = Callable[[int], None]
 """Told how many more bytes were looked at."""
 CUT: Final = "a record is cut short"
+BEYOND: Final = "a record reaches beyond the end, yet others follow it"
 _BATCH: Final = 1 << 20
 
 
@@ -66,7 +68,8 @@ def verify(selected: Selected, progress: Progress = lambda _bytes: None) -> Repo
                 if reason is not None:
                     if is_zeros(buffer, end):
                         reason = CUT
-                    resumed = next_record(buffer, end)
+                    is_cut = reason in {CUT, BEYOND}
+                    resumed = (next_after_cut if is_cut else next_record)(buffer, end)
                     lost.append(Lost(name, end, resumed, reason))
                     end = resumed
                 progress(end - position)
@@ -103,9 +106,13 @@ def scan_some(buffer: Buffer, position: int, starts: list[int]) -> tuple[int, st
         if end == position:
             length = record_length(buffer, position, size)
             if length is None or position + length > size:
-                return position, CUT
+                return position, _cut_or_beyond(buffer, position)
             starts.append(position)
             return position + length, None
     except DamagedJournal as damage:
         return damage.position, damage.reason
-    return end, CUT if batch_end == size and end < size else None
+    return end, _cut_or_beyond(buffer, end) if batch_end == size and end < size else None
+
+
+def _cut_or_beyond(buffer: Buffer, position: int) -> str:
+    return CUT if next_after_cut(buffer, position) == len(buffer) else BEYOND

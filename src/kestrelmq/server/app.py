@@ -1,7 +1,8 @@
 """The server: what starts and stops, and in which order.
 
-Start: lock and load the queue path, then bind every listener, then say so. Stop: take no more
-clients, end those there are (what they hold goes back), write the journals, give up the lock.
+Start: lock and load the queue path, then bind every listener, then say so; queues that take long
+go on loading meanwhile. Stop: load no more, take no more clients, end those there are (what they
+hold goes back), write the journals, give up the lock.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from kestrelmq.clock import TurnClock
 from kestrelmq.config import ServerConfig, apply_overrides, changed_globals, load_config
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import Counters
+from kestrelmq.engine.startup import StartUp
 from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.names import queue_name_error
@@ -29,6 +31,7 @@ from kestrelmq.server.listener import Listener, SessionFactory
 from kestrelmq.server.logs import set_up_logging
 from kestrelmq.server.membership import Membership
 from kestrelmq.server.memcache_session import MemcacheSession
+from kestrelmq.server.poller import Loop
 from kestrelmq.server.services import Service
 from kestrelmq.server.status import ServerStatus, Status
 from kestrelmq.server.text_session import TextSession
@@ -41,7 +44,13 @@ log = logging.getLogger(__name__)
 Announce = Callable[[str], None]
 _DEADLINES: Final = 0.05
 """Seconds between looks for open reads whose time is up, and for periodic syncs."""
-_SWITCH: Final = 0.0005
+_SWITCH: Final = 0.0001
+"""Seconds that the loop waits for a thread that has the interpreter."""
+_LOAD: Final = 2.0
+"""Seconds that clients are kept waiting for queues to load; then those that are loaded serve."""
+_OLD: Final = 1000
+"""Collections of young objects, of which there are some a second, before one of all."""
+_AGINGS: Final = 4
 _UPKEEP: Final = 1.0
 """Seconds between looks at the journals of queues on which nothing happens."""
 
@@ -58,6 +67,7 @@ class Server:
         overrides: dict[str, object] | None = None,
         advertise: Callable[[str], str] = advertised_host,
         services: Sequence[Service] = (),
+        wait: bool = False,
     ) -> None:
         """Prepare; nothing is opened yet.
 
@@ -68,6 +78,7 @@ class Server:
             overrides: settings from the command line, put over the file's again at a reload.
             advertise: finds the host to announce in ZooKeeper for the address that is listened on.
             services: what runs beside the client listeners.
+            wait: serve nobody before every queue is loaded, however long that takes.
         """
         self._config = config
         self._announce = announce
@@ -83,6 +94,7 @@ class Server:
         self._listeners: list[Listener] = []
         self._ports: dict[str, int] = {}
         self._stopping: asyncio.Event = asyncio.Event()
+        self._wait = wait
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or a client's `shutdown`.
@@ -96,7 +108,7 @@ class Server:
         _raise_file_limit()
         # The loop waits no longer than this for a thread that packs a journal or runs an fsync.
         sys.setswitchinterval(_SWITCH)
-        loop = asyncio.SelectorEventLoop(self._turns.poller)
+        loop = Loop(self._turns.poller)
         try:
             loop.run_until_complete(self._serve(loop))
         finally:
@@ -104,31 +116,51 @@ class Server:
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         self._collection.commits.worker = ThreadWorker(loop.call_soon_threadsafe)
-        self._collection.open()
+        loaded = asyncio.Event()
+        start_up = StartUp(
+            self._collection, ThreadWorker(loop.call_soon_threadsafe), self._clock, loaded.set
+        )
+        start_up.begin()
         try:
-            context = self._new_context(loop)
             for name in ("SIGTERM", "SIGINT"):
                 loop.add_signal_handler(getattr(signal, name), self._stopping.set)
             loop.add_signal_handler(signal.SIGHUP, self._hang_up)
-            self._bind(context)
-            await self._open_services(context)
-            membership = self._join(context)
-            self._announce("ready")
-            # What is there now stays; the collector need not look at it again and again.
-            gc.collect()
-            gc.freeze()
-            tasks = [asyncio.create_task(task) for task in self._background()]
-            await self._stopping.wait()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            context.status.shutdown()
-            if membership is not None:
-                await membership.stop()
+            await _first(loaded, self._stopping, None if self._wait else _LOAD)
+            start_up.gently = True
+            if not self._stopping.is_set():
+                await self._serve_clients(self._new_context(loop), loaded)
         finally:
             for service in self._services:
                 await service.close()
+            start_up.stop()
             self._stop()
+
+    async def _serve_clients(self, context: ServerContext, loaded: asyncio.Event) -> None:
+        self._bind(context)
+        await self._open_services(context)
+        membership = self._join(context)
+        # What is there now stays; the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
+        self._announce("ready")
+        tasks = [asyncio.create_task(task) for task in self._background()]
+        if not loaded.is_set():
+            tasks.append(asyncio.create_task(self._tell_when(loaded)))
+        await self._stopping.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        context.status.shutdown()
+        if membership is not None:
+            await membership.stop()
+
+    async def _tell_when(self, loaded: asyncio.Event) -> None:
+        log.info(
+            "%d queues are still loading; the others are served", len(self._collection.loading)
+        )
+        await loaded.wait()
+        gc.freeze()
+        log.info("every queue is loaded")
 
     def _stop(self) -> None:
         for listener in self._listeners:
@@ -221,7 +253,7 @@ class Server:
     # --- while it runs ---
 
     def _background(self) -> list[Coroutine[None, None, None]]:
-        tasks = [self._keep_up()]
+        tasks = [self._keep_time(), self._keep_up()]
         if self._config.expiration_timer_frequency is not None:
             tasks.append(self._expire(self._config.expiration_timer_frequency))
         if self._config.client_timeout is not None:
@@ -233,19 +265,34 @@ class Server:
             await asyncio.sleep(period)
             self._collection.sweep()
 
-    async def _keep_up(self) -> None:
-        """End open reads whose time is up, sync what is due, and look after the journals."""
+    async def _keep_time(self) -> None:
+        """End open reads whose time is up, and sync what is due; sleep while there is nothing."""
         commits, loop = self._collection.commits, asyncio.get_running_loop()
-        upkeep_at = 0.0
+        timed = asyncio.Event()
+        commits.on_timed = timed.set
         while True:
+            if not commits.is_timed:
+                timed.clear()
+                await timed.wait()
             await asyncio.sleep(_DEADLINES)
             self._collection.abort_overdue()
             due = commits.take_due(loop.time())
             if due:
                 self._turns.syncs.request(due)
-            if loop.time() >= upkeep_at:
-                upkeep_at = loop.time() + _UPKEEP
-                self._collection.tick()
+
+    async def _keep_up(self) -> None:
+        """Look after the journals, and keep the collector from looking at long queues.
+
+        A collection takes 20 ms for a million items in the queues that it looks at. So a queue is
+        made an old object before it can be long, and old ones are collected very rarely.
+        """
+        young, middle, _ = gc.get_threshold()
+        gc.set_threshold(young, middle, _OLD)
+        while True:
+            for _ in range(_AGINGS):
+                await asyncio.sleep(_UPKEEP / _AGINGS)
+                gc.collect(1)
+            self._collection.tick()
 
     async def _close_silent(self, limit: float) -> None:
         """Close connections from which nothing came between two looks `limit` seconds apart."""
@@ -277,6 +324,14 @@ class Server:
         self._collection.reload(config)
         log.info("configuration reloaded")
         return changed
+
+
+async def _first(one: asyncio.Event, other: asyncio.Event, seconds: float | None) -> None:
+    """Wait until one of two events happens, or so many seconds."""
+    tasks = [asyncio.create_task(event.wait()) for event in (one, other)]
+    await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
 
 
 def _raise_file_limit() -> None:

@@ -3,10 +3,14 @@
 import json
 import logging
 import sys
+from multiprocessing import current_process
 
 from kestrelmq.config import ServerConfig
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_TEXT_OF_ONE = "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
+_ONLY = "MainProcess"
+"""What Python calls a process that nobody gave a name."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -14,12 +18,14 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line for `record`."""
-        event = {
+        event: dict[str, str | None] = {
             "time": self.formatTime(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if record.processName != _ONLY:
+            event["process"] = record.processName
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
         return json.dumps(event, ensure_ascii=False)
@@ -39,7 +45,8 @@ def set_up_logging(config: ServerConfig) -> None:
         handler: logging.Handler = logging.StreamHandler(sys.stderr)
     else:
         handler = logging.FileHandler(config.log_file, encoding="utf-8")
-    handler.setFormatter(JsonFormatter() if config.log_format == "json" else TextFormatter(_TEXT))
+    text = _TEXT if current_process().name == _ONLY else _TEXT_OF_ONE
+    handler.setFormatter(JsonFormatter() if config.log_format == "json" else TextFormatter(text))
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)

@@ -202,8 +202,7 @@ class ThriftSession(Session):
         problem = queue_name_error(name)
         if problem is not None:
             raise QueueUnavailable(problem)
-        if name in self._context.collection.damaged:
-            raise self._context.collection.damaged[name]
+        self._context.collection.check_usable(name)
 
     def _change(self, request: FlushQueue | FlushAllQueues | DeleteQueue) -> None:
         self._check_writable()

@@ -1,7 +1,6 @@
 """Journal files for numpy: record boundaries in chunks, header fields as arrays, events.
 
-Boundaries come from the one scanner, `journal.records.scan`; everything after that is done for a
-whole chunk at once.
+Boundaries come from `boundaries`; everything after that is done for a whole chunk at once.
 """
 
 import mmap
@@ -23,9 +22,9 @@ from kestrelmq.journal.records import (
     REMOVE_TENTATIVE,
     STATE_DUMP,
     Buffer,
-    record_length,
-    scan,
 )
+from kestrelmq.journal.scanning import record_length
+from kestrelmq.spark.boundaries import boundaries
 from kestrelmq.spark.summarising import Events
 
 CHUNK: Final = 16 << 20
@@ -108,11 +107,11 @@ class FileView:
         wanted = CHUNK
         while position < self.size:
             end = min(position + wanted, self.size)
-            starts: list[int] = []
+            starts: list[NDArray[np.int64]] = []
             more = end < self.size
             damage = None
             try:
-                stopped = scan(self.buffer, position, end, starts, more=more)
+                stopped = boundaries(self.buffer, position, end, starts, more=more)
             except DamagedJournal as found:
                 damage = found
                 stopped = found.position
@@ -138,8 +137,8 @@ class FileView:
         """
         return not self.bytes[position:].any()
 
-    def _chunk(self, starts: list[int], end: int) -> Chunk:
-        begins = np.array(starts, dtype=np.int64)
+    def _chunk(self, starts: list[NDArray[np.int64]], end: int) -> Chunk:
+        begins = np.concatenate(starts)
         ends = np.empty_like(begins)
         ends[:-1] = begins[1:]
         ends[-1] = end

@@ -12,7 +12,7 @@ const SPAN = 300_000;
 const EVERY = 2000; // ms between looks at what the stream does not say
 const STATES = {
   ok: "in order", behind: "read-behind: part of it is on disk only",
-  failing: "its journal cannot be written", damaged: "damaged: it could not be loaded",
+  failing: "its journal cannot be written", damaged: "damaged: it could not be loaded", loading: "still loading",
 };
 const LATENCIES = {
   set_latency_usec: "Serving an add", get_hit_latency_usec: "Serving a read", get_miss_latency_usec: "Serving a read of nothing",
@@ -115,7 +115,7 @@ export class QueuePage {
       const detail = await call("GET", queuePath(this.name));
       this.problem.hidden = detail.problem === null;
       setText(this.problem, detail.problem ?? "");
-      const reads = detail.state === "damaged" ? { total: 0, open_reads: [] } : await call("GET", queuePath(this.name, "/open-reads"));
+      const reads = ["damaged", "loading"].includes(detail.state) ? { total: 0, open_reads: [] } : await call("GET", queuePath(this.name, "/open-reads"));
       this.#show(detail, reads);
     } catch (error) {
       this.problem.hidden = false;

@@ -47,7 +47,7 @@ export class ServerPage {
         server.changes_allowed ? (server.token_needed ? "Changes need an admin token." : "Changes are open to this machine.") : "Changes are refused: no admin_tokens are configured."}`);
       this.stats.replaceChildren(pairs(Object.entries(server.stats).map(([name, value]) => [name, shown(name, value)])));
       const damaged = Object.entries(server.damaged);
-      this.damaged.replaceChildren(damaged.length ? pairs(damaged) : h("p", { class: "hint", text: "None: every queue could be loaded." }));
+      this.damaged.replaceChildren(damaged.length ? pairs(damaged) : h("p", { class: "hint", text: server.loading.length ? `None so far: ${server.loading.length} still loading.` : "None: every queue could be loaded." }));
     } catch (error) {
       setText(this.note, error.message);
     }

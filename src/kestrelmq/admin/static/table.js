@@ -19,7 +19,7 @@ const NARROW = matchMedia("(max-width: 760px)");
 const SPARE = 4; // rows above and below those in sight
 const MOST = 120; // rows, however high the window
 const SPAN = 60_000;
-const STATES = { behind: "on disk", failing: "cannot write", damaged: "damaged" };
+const STATES = { behind: "on disk", failing: "cannot write", damaged: "damaged", loading: "loading" };
 
 class Row {
   constructor() {

@@ -1,0 +1,113 @@
+"""Loading the queues of a collection in a thread, so that those that are loaded can serve.
+
+The queues come one after the other, the short ones first. A stop in the middle leaves every journal
+as it was: loading changes files in crash-safe steps only.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from kestrelmq.clock import Clock
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.worker import Pause, Worker
+from kestrelmq.errors import QueueUnavailable
+from kestrelmq.journal.names import QueuePlan
+
+_PIECE: Final = 250e-6
+"""Seconds of work between pauses while others serve: shorter ones would be mostly pauses."""
+
+log = logging.getLogger(__name__)
+
+
+class _Stopped(Exception):  # noqa: N818 # says what it is
+    """The server stops."""
+
+
+class StartUp:
+    """The loading of a collection's queues.
+
+    Attributes:
+        gently: whether to pause now and then, because clients are served meanwhile.
+    """
+
+    def __init__(
+        self,
+        collection: QueueCollection,
+        worker: Worker,
+        clock: Clock,
+        done: Callable[[], object],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            collection: what to load.
+            worker: where to load; the collection itself is touched in its owner's thread only.
+            clock: tells the time.
+            done: called in the owner's thread once every queue is loaded, or damaged.
+        """
+        self.gently = False
+        self._collection = collection
+        self._worker = worker
+        self._clock = clock
+        self._done = done
+        self._left = 0
+        self._stopped = False
+
+    def begin(self) -> None:
+        """Take the queue path and begin to load.
+
+        Raises:
+            QueuePathLocked: another server has it.
+            OSError: it cannot be created or read.
+        """
+        plans = self._collection.begin()
+        self._left = len(plans)
+        if not plans:
+            self._done()
+        for plan in plans:
+            found: list[Queue | QueueUnavailable] = []
+            self._worker.run(
+                partial(self._load, plan, found), partial(self._loaded, plan.queue, found)
+            )
+
+    def stop(self) -> None:
+        """Stop loading, and wait until that is so."""
+        self._stopped = True
+        self._worker.close()
+
+    # --- in the thread ---
+
+    def _load(self, plan: QueuePlan, found: list[Queue | QueueUnavailable], pause: Pause) -> None:
+        worked_from = self._clock.monotonic()
+
+        def pace() -> bool:
+            nonlocal worked_from
+            if self._stopped:
+                raise _Stopped
+            if self.gently and self._clock.monotonic() - worked_from > _PIECE:
+                pause()
+                worked_from = self._clock.monotonic()
+            return self.gently
+
+        found.append(self._collection.load(plan, pace))
+
+    # --- in the owner's thread ---
+
+    def _loaded(
+        self, name: str, found: list[Queue | QueueUnavailable], error: BaseException | None
+    ) -> None:
+        if self._stopped:
+            for one in found:
+                if isinstance(one, Queue):
+                    one.close()
+            return
+        if error is not None:
+            log.error("queue %s cannot be loaded", name, exc_info=error)
+            found.append(QueueUnavailable(f"queue {name} cannot be loaded: {error!r}"))
+        self._collection.admit(name, found[0])
+        self._left -= 1
+        if not self._left:
+            self._done()

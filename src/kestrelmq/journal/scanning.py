@@ -1,0 +1,189 @@
+"""Reading journal records: where each begins and ends, and what it says. Pure, as `records` is.
+
+Records carry no mark and no checksum: one begins where the one before it ends, and bytes that are
+no record are damage. What an opcode 8 is depends on what follows: a CONTINUE when its second
+integer is at least 16, that many bytes follow, and the add time after it is one; otherwise a
+STATE_DUMP.
+"""
+
+from struct import Struct
+from typing import Final
+
+from kestrelmq.errors import DamagedJournal
+from kestrelmq.journal.records import (
+    ADD,
+    ADD_XID,
+    ADD_XID_HEADER,
+    ADDX,
+    ADDX_HEADER,
+    CONFIRM_REMOVE,
+    REMOVE,
+    REMOVE_TENTATIVE,
+    REMOVE_TENTATIVE_XID,
+    SAVE_XID,
+    STATE_DUMP,
+    STATE_DUMP_SIZE,
+    TIMES_SIZE,
+    UNREMOVE,
+    YEAR_2000,
+    YEAR_2100,
+    Add,
+    AddX,
+    AddXid,
+    Buffer,
+    ConfirmRemove,
+    Continue,
+    Record,
+    Remove,
+    RemoveTentative,
+    RemoveTentativeXid,
+    SaveXid,
+    StateDump,
+    Unremove,
+)
+
+_HEAD: Final = Struct("<Bi")
+_TIMES: Final = Struct("<qq")
+_I32: Final = Struct("<i")
+_I64: Final = Struct("<q")
+
+
+def decode(buffer: Buffer, position: int, end: int) -> tuple[Record, int] | None:
+    """Return the record at `position` and where the next begins; None when it is cut by `end`.
+
+    Raises:
+        DamagedJournal: the bytes are no record.
+    """
+    length = record_length(buffer, position, end)
+    if length is None or position + length > end:
+        return None
+    return _decode_whole(buffer, position, length), position + length
+
+
+def _decode_whole(buffer: Buffer, at: int, length: int) -> Record:
+    opcode = buffer[at]
+    if opcode == REMOVE:
+        return Remove()
+    if opcode == REMOVE_TENTATIVE:
+        return RemoveTentative()
+    if opcode == ADD:
+        return Add(_I32.unpack_from(buffer, at + 5)[0], bytes(buffer[at + 9 : at + length]))
+    if opcode == ADDX:
+        add_time, expiry = _TIMES.unpack_from(buffer, at + 5)
+        return AddX(add_time, expiry, bytes(buffer[at + ADDX_HEADER : at + length]))
+    xid: int = _I32.unpack_from(buffer, at + 1)[0]
+    if opcode == SAVE_XID:
+        return SaveXid(xid)
+    if opcode == UNREMOVE:
+        return Unremove(xid)
+    if opcode == CONFIRM_REMOVE:
+        return ConfirmRemove(xid)
+    if opcode == REMOVE_TENTATIVE_XID:
+        return RemoveTentativeXid(xid)
+    if opcode == STATE_DUMP and length == STATE_DUMP_SIZE:
+        return StateDump(xid, _I32.unpack_from(buffer, at + 5)[0])
+    add_time, expiry = _TIMES.unpack_from(buffer, at + 9)
+    kind = AddXid if opcode == ADD_XID else Continue
+    return kind(xid, add_time, expiry, bytes(buffer[at + ADD_XID_HEADER : at + length]))
+
+
+def record_length(buffer: Buffer, position: int, end: int, *, more: bool = False) -> int | None:
+    """Return the length of the record at `position`, which may reach beyond `end`.
+
+    `end` is the end of the file, or with `more` that of a chunk. None: too few bytes to tell.
+
+    Raises:
+        DamagedJournal: the bytes are no record.
+    """
+    left = end - position
+    if left < 1:
+        return None
+    opcode = buffer[position]
+    if opcode in {REMOVE, REMOVE_TENTATIVE}:
+        return 1
+    if opcode in {SAVE_XID, UNREMOVE, CONFIRM_REMOVE, REMOVE_TENTATIVE_XID}:
+        return 5
+    if opcode in {ADD, ADDX}:
+        if left < 5:
+            return None
+        size: int = _I32.unpack_from(buffer, position + 1)[0]
+        least = 4 if opcode == ADD else TIMES_SIZE
+        if size < least:
+            raise DamagedJournal(position, f"size {size} of opcode {opcode} is less than {least}")
+        return 5 + size
+    if opcode in {ADD_XID, STATE_DUMP}:
+        if left < 9:
+            return None
+        size = _I32.unpack_from(buffer, position + 5)[0]
+        if opcode == STATE_DUMP:
+            if more and size >= TIMES_SIZE and left < ADD_XID_HEADER:
+                return None
+            reach = position + 9 + size if more else end
+            return 9 + size if _is_continue(buffer, position, size, reach) else 9
+        if size < TIMES_SIZE:
+            raise DamagedJournal(position, f"size {size} of opcode {opcode} is less than 16")
+        return 9 + size
+    raise DamagedJournal(position, f"unknown opcode {opcode}")
+
+
+def _is_continue(buffer: Buffer, position: int, size: int, end: int) -> bool:
+    if size < TIMES_SIZE or position + 9 + size > end:
+        return False
+    add_time: int = _I64.unpack_from(buffer, position + 9)[0]
+    return YEAR_2000 <= add_time < YEAR_2100
+
+
+def is_cut_continue(buffer: Buffer, position: int, end: int, *, explicit: bool) -> bool:
+    """Whether what reads as a STATE_DUMP is a CONTINUE that the end of the file cuts short.
+
+    Its size reaches beyond the end, and its add time is one; `explicit` says whether the file is
+    in the dialect that has CONTINUE, and decides where too little is left to see the time.
+    """
+    left = end - position
+    if buffer[position] != STATE_DUMP or left <= STATE_DUMP_SIZE:
+        return False
+    size: int = _I32.unpack_from(buffer, position + 5)[0]
+    if size < TIMES_SIZE or position + 9 + size <= end:
+        return False
+    return explicit if left < 17 else _is_continue(buffer, position, size, position + 9 + size)
+
+
+def scan(buffer: Buffer, position: int, end: int, starts: list[int], *, more: bool = False) -> int:
+    """Append to `starts` where each whole record in `buffer[position:end]` begins.
+
+    The one scanner: server, tools and Spark find records with it. `end` is the end of the file,
+    or with `more` that of a chunk: then what could be a CONTINUE that reaches into the next chunk
+    ends the scan, instead of being taken for a STATE_DUMP.
+
+    Returns:
+        Where the scan stopped: `end`, or the start of a record that `end` cuts.
+
+    Raises:
+        DamagedJournal: the bytes at its `position` are no record; `starts` has all before it.
+    """
+    unpack = _HEAD.unpack_from  # an opcode and an i32: here the size
+    found = starts.append
+    last_header = end - _HEAD.size
+    while position < end:
+        while position <= last_header:
+            opcode, size = unpack(buffer, position)
+            if opcode == ADDX and size >= TIMES_SIZE:
+                after = position + size + 5
+                if after > end:
+                    return position
+                found(position)
+                position = after
+            elif opcode == REMOVE:
+                found(position)
+                position += 1
+            else:
+                break
+        else:
+            if position == end:
+                break
+        length = record_length(buffer, position, end, more=more)
+        if length is None or position + length > end:
+            return position
+        found(position)
+        position += length
+    return position

@@ -1,0 +1,212 @@
+"""Keeps the servers of `--processes` running: starts them, passes signals on, starts them again.
+
+Each server is a process of its own, which ends when the pipe that is its standard input does: so
+none outlives the supervisor, however that ends. A server that ends with status 0 was told to, and
+is not started again; one that crashed is, on the ports it had, and what it acknowledged is in its
+journals. When all have ended so has the supervisor. It holds nothing that must survive a crash.
+"""
+
+import asyncio
+import logging
+import signal
+import time
+from asyncio.subprocess import PIPE
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from kestrelmq.errors import KestrelError
+from kestrelmq.server.processes import Process
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE: Final = 0.1
+"""Seconds until a server that crashed is started again; doubled while it goes on crashing."""
+LONGEST_PAUSE: Final = 30.0
+STABLE: Final = 60.0
+"""Seconds after which a server that crashes is one that had been running well."""
+
+Announce = Callable[[str], None]
+Command = Callable[[Process], Sequence[str]]
+"""The command line of a server."""
+
+
+def pause_after(crashes: int) -> float:
+    """Return how many seconds to wait after so many crashes in a row."""
+    return min(FIRST_PAUSE * 2.0 ** min(crashes - 1, 20), LONGEST_PAUSE)
+
+
+class Supervised:
+    """One server, as its supervisor sees it."""
+
+    def __init__(self, process: Process, command: Command) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._command = command
+        self._running: asyncio.subprocess.Process | None = None
+        self._is_ready = False
+        self._reload = False
+
+    async def start(self) -> bool:
+        """Start it, and wait until it is ready; False when it ended before."""
+        self._is_ready = self._reload = False
+        self._running = None
+        try:
+            self._running = running = await asyncio.create_subprocess_exec(
+                *self._command(self.process), stdin=PIPE, stdout=PIPE, start_new_session=True
+            )
+        except OSError as error:
+            log.error("%s: %s", self.process.name, error)  # noqa: TRY400
+            return False
+        log.info("%s started (process %d)", self.process.name, running.pid)
+        if running.stdout is None:
+            raise AssertionError("it was asked for")
+        self.lines = []
+        async for output in running.stdout:
+            line = output.decode(errors="replace").rstrip("\n")
+            if line == "ready":
+                self._is_ready = True
+                if self._reload:
+                    self._send(signal.SIGHUP)
+                return True
+            self.lines.append(line)
+            self.process = self.process.told(line)
+        await running.wait()
+        return False
+
+    async def ended(self) -> int:
+        """Wait until it has ended; return its status, negative for a signal."""
+        running = self._running
+        if running is None:
+            return 1
+        if running.stdout is not None:
+            await running.stdout.read()
+        status = await running.wait()
+        if running.stdin is not None:
+            running.stdin.close()
+        return status
+
+    async def keep(self) -> None:
+        """Start it again whenever it crashes, until it ends because it was told to."""
+        crashes = 0
+        ready = True
+        while True:
+            since = time.monotonic()
+            status = await self.ended()
+            if status == 0 and ready:
+                log.info("%s was shut down", self.process.name)
+                return
+            crashes = 1 if ready and time.monotonic() - since > STABLE else crashes + 1
+            pause = pause_after(crashes)
+            log.error("%s %s; it is started again in %g s", self.process.name, how(status), pause)
+            await asyncio.sleep(pause)
+            ready = await self.start()
+
+    def reload(self) -> None:
+        """Have it read its configuration again, now or when it is ready."""
+        if self._is_ready:
+            self._send(signal.SIGHUP)
+        self._reload = True
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Shut it down, cleanly or as a crash would."""
+        self._send(signal.SIGKILL if at_once else signal.SIGTERM)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._running is not None and self._running.returncode is None:
+            with suppress(ProcessLookupError):
+                self._running.send_signal(number)
+
+
+class Supervisor:
+    """Runs several servers."""
+
+    def __init__(
+        self,
+        processes: Sequence[Process],
+        command: Command,
+        announce: Announce,
+        reopen_log: Callable[[], None],
+    ) -> None:
+        """Prepare; nothing is started yet.
+
+        Args:
+            processes: the servers.
+            command: gives the command line of each.
+            announce: told the lines of each server in turn, when all are ready; then `ready`.
+            reopen_log: called when the servers are told to read their configuration again.
+        """
+        self._servers = [Supervised(process, command) for process in processes]
+        self._announce = announce
+        self._reopen_log = reopen_log
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, or until every server was shut down.
+
+        A second signal does not wait for the servers to shut down cleanly.
+
+        Raises:
+            KestrelError: a server did not start; the others were shut down again.
+        """
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        stopping = asyncio.Event()
+
+        def stop() -> None:
+            if stopping.is_set():
+                for server in self._servers:
+                    server.end(at_once=True)
+            stopping.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        work = asyncio.create_task(self._work())
+        stopped = asyncio.create_task(stopping.wait())
+        await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        # First, so that no server is started any more.
+        is_cancelled = work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        for server in self._servers:
+            server.end()
+        await asyncio.gather(*(server.ended() for server in self._servers))
+        if not is_cancelled:
+            work.result()
+
+    async def _work(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as starts:
+                for server in self._servers:
+                    starts.create_task(_begin(server))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        for server in self._servers:
+            for line in server.lines:
+                self._announce(line)
+        self._announce("ready")
+        async with asyncio.TaskGroup() as running:
+            for server in self._servers:
+                running.create_task(server.keep())
+
+    def _hang_up(self) -> None:
+        self._reopen_log()
+        for server in self._servers:
+            server.reload()
+
+
+async def _begin(server: Supervised) -> None:
+    if not await server.start():
+        status = await server.ended()
+        raise KestrelError(f"{server.process.name} {how(status)} before it was ready")
+
+
+def how(status: int) -> str:
+    """Say how a process ended."""
+    if status >= 0:
+        return f"ended with status {status}"
+    with suppress(ValueError):
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"was ended by signal {-status}"

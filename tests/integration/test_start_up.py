@@ -1,0 +1,172 @@
+"""A real server whose long queues are still loading: what clients see, and how it stops."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from kestrelmq.journal.records import item
+from tests.support.server import ServerProcess, running_server
+from tests.support.wire import PATIENCE, Wire
+
+CONFIG = """
+[aliases.both]
+destination_queues = ["short", "zebra"]
+[queues.old]
+expire_to_queue = "zebra"
+"""
+# The fanout and the long queue are loaded once the file is gone.
+GATED = """
+import time
+from kestrelmq.engine import collection
+
+load_queue = collection.load_queue
+
+def gated(directory, plan, *others):
+    while plan.queue not in ("short", "old") and (directory.path / "~~gate").exists():
+        time.sleep(0.01)
+    return load_queue(directory, plan, *others)
+
+collection.load_queue = gated
+from kestrelmq.cli.main import main; main()
+"""
+# One second more than the server waits before it serves.
+SLOW = """
+import time
+from kestrelmq.engine import collection
+
+load_queue = collection.load_queue
+
+def slow(*arguments):
+    time.sleep(3.0)
+    return load_queue(*arguments)
+
+collection.load_queue = slow
+from kestrelmq.cli.main import main; main()
+"""
+NOW = 1_763_000_000_000
+
+
+def write_spool(path: Path) -> None:
+    """Write two short queues, a fanout and its master, and a longer queue."""
+    path.mkdir()
+    (path / "short").write_bytes(item(NOW, 0, b"s"))
+    (path / "old").write_bytes(item(NOW, NOW + 1, b"expired"))
+    (path / "many+kid").write_bytes(item(NOW, 0, b"k" * 50))
+    (path / "many").write_bytes(item(NOW, 0, b"m" * 50))
+    (path / "zebra").write_bytes(item(NOW, 0, b"z" * 1000))
+
+
+def journals(path: Path) -> dict[str, bytes]:
+    """Return what the journals hold."""
+    return {file.name: file.read_bytes() for file in path.iterdir() if "~~" not in file.name}
+
+
+@pytest.fixture
+def gated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerProcess]:
+    """Return a server that has loaded `short` and `old`, and serves."""
+    write_spool(tmp_path / "queues")
+    (tmp_path / "queues" / "~~gate").touch()
+    monkeypatch.setattr(ServerProcess, "command", GATED)
+    with running_server(tmp_path, config=CONFIG) as running:
+        yield running
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until `condition` holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def let_load(server: ServerProcess, wire: Wire) -> None:
+    """Let the server load the rest, and wait until it has."""
+    (server.queue_path / "~~gate").unlink()
+    until(lambda: b"STAT queues_loading 0\r\n" in wire.ask_until(b"stats\r\n", b"END\r\n"))
+
+
+def admin(server: ServerProcess, path: str) -> tuple[int, str]:
+    """Return the status and the text of an admin page."""
+    try:
+        with urlopen(f"http://127.0.0.1:{server.ports['admin']}{path}") as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_loaded_queues_serve_while_others_load(gated: ServerProcess) -> None:
+    """What concerns a queue that loads is refused as a whole; once it is loaded, all is there."""
+    with Wire(gated) as wire, Wire(gated, "text") as text:
+        for request, name in (
+            (b"set zebra 0 0 1\r\nn\r\n", b"zebra"),
+            (b"get zebra\r\n", b"zebra"),
+            (b"get zebra/t=10/open\r\n", b"zebra"),
+            (b"delete zebra\r\n", b"zebra"),
+            (b"flush zebra\r\n", b"zebra"),
+            (b"flush_expired zebra\r\n", b"zebra"),
+            (b"set both 0 0 1\r\nn\r\n", b"zebra"),
+            (b"get old\r\n", b"zebra"),
+            (b"set many 0 0 1\r\nn\r\n", b"many"),
+            (b"set many+kid 0 0 1\r\nn\r\n", b"many+kid"),
+        ):
+            wire.ask(request, b"SERVER_ERROR queue " + name + b" is still loading\r\n")
+        text.ask(b"put zebra:\nn\n\n", b"-queue zebra is still loading\n")
+        text.ask(b"get zebra\n", b"-queue zebra is still loading\n")
+        wire.ask(b"set short 0 0 1\r\nt\r\n", b"STORED\r\n")
+        wire.ask(b"set new 0 0 1\r\nn\r\n", b"STORED\r\n")
+        let_load(gated, wire)
+        wire.ask(b"get short\r\n", b"VALUE short 0 1\r\ns\r\nEND\r\n")
+        wire.ask(b"get short\r\n", b"VALUE short 0 1\r\nt\r\nEND\r\n")
+        wire.ask(b"get short\r\n", b"END\r\n")
+        wire.ask(b"get old\r\n", b"END\r\n")
+        wire.ask(b"get zebra\r\n", b"VALUE zebra 0 1000\r\n" + b"z" * 1000 + b"\r\nEND\r\n")
+        wire.ask(b"get zebra\r\n", b"VALUE zebra 0 7\r\nexpired\r\nEND\r\n")
+        wire.ask(b"set many 0 0 1\r\nn\r\n", b"STORED\r\n")
+        for name, letter in ((b"many", b"m"), (b"many+kid", b"k")):
+            get = b"get " + name + b"\r\n"
+            wire.ask(get, b"VALUE " + name + b" 0 50\r\n" + letter * 50 + b"\r\nEND\r\n")
+            wire.ask(get, b"VALUE " + name + b" 0 1\r\nn\r\nEND\r\n")
+
+
+def test_what_loads_is_shown(gated: ServerProcess) -> None:
+    """Health, the API and the metrics tell of the queues that load, until they are loaded."""
+    status, health = admin(gated, "/health")
+    assert (status, "queue many is still loading, and 2 more" in health) == (503, True)
+    late = ["many", "many+kid", "zebra"]
+    assert json.loads(admin(gated, "/api/v1/server")[1])["loading"] == late
+    listed = json.loads(admin(gated, "/api/v1/queues?state=loading")[1])["queues"]
+    assert [queue["name"] for queue in listed] == late
+    queue = json.loads(admin(gated, "/api/v1/queues/zebra")[1])
+    assert (queue["state"], queue["problem"]) == ("loading", "queue zebra is still loading")
+    assert 'kestrelmq_queues{state="loading"} 3.0' in admin(gated, "/metrics")[1]
+    with Wire(gated) as wire:
+        let_load(gated, wire)
+    assert admin(gated, "/health")[0] == 200
+
+
+def test_a_stop_while_queues_load(gated: ServerProcess) -> None:
+    """The server ends cleanly, no journal is changed, and the next start finds everything."""
+    before = journals(gated.queue_path)
+    gated.process.terminate()
+    until(lambda: "from UP to DOWN" in gated.output)
+    (gated.queue_path / "~~gate").unlink()
+    assert gated.stop() == 0
+    assert journals(gated.queue_path) == before
+    gated.restart()
+    with Wire(gated) as wire:
+        wire.ask(b"get many\r\n", b"VALUE many 0 50\r\n" + b"m" * 50 + b"\r\nEND\r\n")
+
+
+def test_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `--wait` nobody is served before every queue is loaded."""
+    (tmp_path / "queues").mkdir()
+    (tmp_path / "queues" / "slow").write_bytes(item(NOW, 0, b"s"))
+    monkeypatch.setattr(ServerProcess, "command", SLOW)
+    with running_server(tmp_path, "--wait") as server, Wire(server) as wire:
+        wire.ask(b"get slow\r\n", b"VALUE slow 0 1\r\ns\r\nEND\r\n")

@@ -1,0 +1,60 @@
+"""What waits for time to pass: whoever keeps the time is told, and sleeps when there is none."""
+
+from pathlib import Path
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.testing.clock import FakeClock
+
+
+def opened(path: Path, clock: FakeClock, **settings: object) -> tuple[QueueCollection, list[str]]:
+    """A collection whose queues have `settings`, and a list that grows with each call."""
+    config = ServerConfig(queue_path=path, default=QueueConfig.model_validate(settings))
+    collection = QueueCollection(config, clock)
+    calls: list[str] = []
+    collection.commits.on_timed = lambda: calls.append("timed")
+    collection.open()
+    return collection, calls
+
+
+def test_nothing_is_timed(tmp_path: Path) -> None:
+    """Queues without timeouts and periodic syncs need nobody to keep the time."""
+    collection, calls = opened(tmp_path, FakeClock())
+    collection.add("work", b"a")
+    collection.obtain("work").open_read()
+    collection.commits.commit()
+    assert calls == []
+    assert not collection.commits.is_timed
+    collection.close()
+
+
+def test_open_read_is_timed(tmp_path: Path) -> None:
+    """The first read that ends by itself is told of; when it has ended nothing is timed."""
+    clock = FakeClock()
+    collection, calls = opened(tmp_path, clock, open_transaction_timeout=5)
+    for data in (b"a", b"b"):
+        collection.add("work", data)
+    queue = collection.obtain("work")
+    queue.open_read()
+    queue.open_read()
+    assert calls == ["timed"]
+    before = collection.commits.is_timed
+    clock.advance(5)
+    collection.abort_overdue()
+    assert len(queue) == 2
+    assert (before, collection.commits.is_timed) == (True, False)
+    collection.close()
+
+
+def test_periodic_sync_is_timed(tmp_path: Path) -> None:
+    """A write that is to be synced later is told of; when the sync was taken nothing is timed."""
+    clock = FakeClock()
+    collection, calls = opened(tmp_path, clock, sync_journal="1s")
+    for data in (b"a", b"b"):
+        collection.add("work", data)
+        collection.commits.commit()
+    assert calls == ["timed"]
+    assert collection.commits.take_due(clock.monotonic()) == set()
+    assert collection.commits.take_due(clock.monotonic() + 1) == {collection.obtain("work")}
+    assert not collection.commits.is_timed
+    collection.close()

@@ -1,0 +1,224 @@
+"""Queues that are still loading while others serve: what may be done meanwhile."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.startup import StartUp
+from kestrelmq.errors import QueueUnavailable
+from kestrelmq.journal.names import QueuePlan
+from kestrelmq.journal.records import item, item_data
+from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.worker import HeldWorker
+
+CLOCK = FakeClock()
+NOW = CLOCK.now()
+
+
+class Starting:
+    """A collection whose queues are loaded one at a time, when the test says so."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.worker = HeldWorker()
+        self.done = 0
+        self.collection = QueueCollection(config, CLOCK)
+        self.start_up = StartUp(self.collection, self.worker, CLOCK, self._count)
+        self.start_up.begin()
+
+    def _count(self) -> None:
+        self.done += 1
+
+    def finish(self) -> None:
+        """Load what is left."""
+        while self.worker.step():
+            pass
+
+    def items(self, name: str) -> list[bytes]:
+        """Return what waits in a queue."""
+        return [item_data(record) for record in self.collection.queues[name].browse(100)]
+
+
+def put(path: Path, name: str, *items: bytes, expiry: int = 0) -> None:
+    """Write the journal of a queue."""
+    (path / name).write_bytes(b"".join(item(NOW, expiry, one) for one in items))
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Return the journals there are."""
+    return {file.name: file.read_bytes() for file in path.iterdir() if "~~" not in file.name}
+
+
+@pytest.fixture
+def starting(tmp_path: Path) -> Iterator[Starting]:
+    """Return a collection of a short queue, which is loaded, a fanout and a long queue."""
+    put(tmp_path, "short", b"1")
+    put(tmp_path, "orders", b"2" * 50)
+    put(tmp_path, "orders+audit", b"3" * 50)
+    put(tmp_path, "long", b"4" * 1000)
+    config = ServerConfig(
+        queue_path=tmp_path,
+        aliases={"both": AliasConfig(destination_queues=["short", "long"])},
+        queues={"short": QueueConfig(expire_to_queue="orders")},
+    )
+    starting = Starting(config)
+    assert starting.worker.step()
+    yield starting
+    starting.start_up.stop()
+    starting.collection.close()
+
+
+def test_short_queues_come_first(starting: Starting) -> None:
+    """The least family is loaded first, children before their master; then all is done."""
+    assert list(starting.collection.queues) == ["short"]
+    starting.finish()
+    assert list(starting.collection.queues) == ["short", "orders+audit", "orders", "long"]
+    assert starting.collection.queues["orders"].children == (
+        starting.collection.queues["orders+audit"],
+    )
+    assert (len(starting.collection.loading), starting.done) == (0, 1)
+
+
+def test_a_queue_that_loads_is_not_made_anew(starting: Starting) -> None:
+    """Adds, reads, flushes and deletes of it are refused; it loads as it was."""
+    collection = starting.collection
+    for refused in (
+        lambda: collection.add("long", b"new"),
+        lambda: collection.obtain("long"),
+        lambda: collection.flush("long"),
+        lambda: collection.flush_expired("long"),
+        lambda: collection.delete("long"),
+    ):
+        with pytest.raises(QueueUnavailable, match=r"^queue long is still loading$"):
+            refused()
+    assert collection.add("other", b"new")
+    starting.finish()
+    assert starting.items("long") == [b"4" * 1000]
+
+
+def test_flush_all_says_that_not_all_were_flushed(starting: Starting) -> None:
+    """Queues that are up are flushed, and those that load are an error."""
+    with pytest.raises(QueueUnavailable, match="is still loading"):
+        starting.collection.flush_all()
+    assert starting.items("short") == []
+    starting.finish()
+    assert starting.items("long") == [b"4" * 1000]
+    starting.collection.flush_all()
+    assert starting.items("long") == []
+
+
+def test_a_master_waits_for_its_children(starting: Starting) -> None:
+    """What is added to a master reaches every child or is refused, however much is loaded."""
+    for _ in range(2):
+        with pytest.raises(QueueUnavailable, match="queue orders is still loading"):
+            starting.collection.add("orders", b"new")
+        starting.worker.step()
+    assert starting.collection.add("orders", b"new")
+    assert starting.items("orders") == [b"2" * 50, b"new"]
+    assert starting.items("orders+audit") == [b"3" * 50, b"new"]
+
+
+def test_a_master_without_a_journal_waits_for_its_children(tmp_path: Path) -> None:
+    """A master that would come into being with an add does not while a child loads."""
+    put(tmp_path, "orders+audit", b"1")
+    starting = Starting(ServerConfig(queue_path=tmp_path))
+    with pytest.raises(QueueUnavailable, match="queue orders is still loading"):
+        starting.collection.add("orders", b"new")
+    starting.finish()
+    assert list(starting.collection.queues) == ["orders+audit"]
+    assert starting.collection.add("orders", b"new")
+    assert starting.items("orders+audit") == [b"1", b"new"]
+    starting.collection.close()
+
+
+def test_an_alias_adds_everywhere_or_nowhere(starting: Starting) -> None:
+    """While a destination loads, no other gets the item."""
+    with pytest.raises(QueueUnavailable, match="queue long is still loading"):
+        starting.collection.add("both", b"new")
+    assert starting.items("short") == [b"1"]
+    starting.finish()
+    assert starting.collection.add("both", b"new")
+    assert starting.items("short") == [b"1", b"new"]
+    assert starting.items("long") == [b"4" * 1000, b"new"]
+
+
+def test_expired_items_wait_for_where_they_go(tmp_path: Path) -> None:
+    """An item whose `expire_to_queue` loads, or a fanout of that, stays where it is."""
+    put(tmp_path, "work", b"old", expiry=NOW - 1)
+    put(tmp_path, "late", b"1" * 50)
+    put(tmp_path, "late+audit", b"2" * 50)
+    queues = {"work": QueueConfig(expire_to_queue="late")}
+    starting = Starting(ServerConfig(queue_path=tmp_path, queues=queues))
+    for _ in range(2):
+        starting.worker.step()
+        starting.collection.sweep()
+        with pytest.raises(QueueUnavailable, match="queue late is still loading"):
+            starting.collection.queues["work"].remove()
+        assert starting.items("work") == [b"old"]
+    starting.finish()
+    starting.collection.sweep()
+    assert starting.items("work") == []
+    assert starting.items("late") == [b"1" * 50, b"old"]
+    assert starting.items("late+audit") == [b"2" * 50, b"old"]
+    starting.collection.close()
+
+
+def test_reload_reaches_queues_that_load(starting: Starting) -> None:
+    """A queue that was loaded under old settings comes up with the new ones."""
+    config = starting.collection.config
+    changed = config.model_copy(
+        update={"default": QueueConfig(max_items=1, journal_dialect="kestrel-2")}
+    )
+    found = starting.collection.load(QueuePlan("long", has_current=True))
+    starting.collection.reload(changed)
+    starting.collection.admit("long", found)
+    assert not starting.collection.add("long", b"one too many")
+    assert starting.collection.queues["long"].dialect == "kestrel-2"
+
+
+def test_a_queue_that_cannot_be_loaded_is_damaged(starting: Starting, tmp_path: Path) -> None:
+    """It is treated as one that was found damaged before anybody was served."""
+    damaged = (tmp_path / "long").read_bytes() + b"\xff"
+    (tmp_path / "long").write_bytes(damaged)
+    starting.finish()
+    with pytest.raises(QueueUnavailable, match=r"cannot be loaded: .*damaged at byte 1021"):
+        starting.collection.add("long", b"new")
+    assert list(starting.collection.damaged) == ["long"]
+    assert (tmp_path / "long").read_bytes() == damaged
+    assert starting.done == 1
+
+
+def test_an_error_nobody_foresaw_is_damage(
+    starting: Starting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One queue that fails for whatever reason does not keep the others from being loaded."""
+
+    def fail(*_: object) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(starting.collection, "load", fail)
+        starting.worker.step()
+    starting.finish()
+    assert str(starting.collection.damaged["orders+audit"]) == (
+        "queue orders+audit cannot be loaded: MemoryError('no room')"
+    )
+    assert sorted(starting.collection.queues) == ["long", "orders", "short"]
+
+
+def test_a_stop_leaves_every_journal_as_it_was(starting: Starting, tmp_path: Path) -> None:
+    """Loading that was stopped has changed nothing, and nothing more is let in."""
+    before = contents(tmp_path)
+    starting.start_up.stop()
+    starting.collection.close()
+    assert list(starting.collection.queues) == ["short"]
+    assert contents(tmp_path) == before
+    again = QueueCollection(starting.collection.config, CLOCK)
+    again.open()
+    assert (sorted(again.queues), again.damaged) == (
+        ["long", "orders", "orders+audit", "short"],
+        {},
+    )
+    again.close()
