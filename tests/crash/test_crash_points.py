@@ -276,7 +276,7 @@ def test_scenarios_do_what_they_are_for(tmp_path: Path) -> None:
         "empty again": ["rotations"],
         "rewritten": ["rewrites"],
         "rewritten from files": ["rewrites"],
-        "read behind": ["rotations", "packs"],
+        "read behind": ["rotations", "packs", "rewrites"],
         "read behind, rewritten": ["rewrites"],
     }
     for name, counters in wanted.items():

@@ -40,6 +40,8 @@ RETRY_UNREADABLE: Final = 60.0
 AT_HAND: Final = 50_000
 """Items in memory that are copied at once; of more, the journal itself is read."""
 _STEPS: Final = 16
+_OPENED: Final = ADD_XID_HEADER - ADDX_HEADER + 1
+"""Bytes that a read which a file begins with takes besides its item, in either dialect."""
 
 
 class Upkeep:
@@ -94,6 +96,16 @@ class Upkeep:
 
     # --- deciding ---
 
+    @property
+    def waits(self) -> bool:
+        """Whether `tick` may have something to do, now or later."""
+        if self._retry_at is not None:
+            return True
+        if self._job is not None:
+            return False
+        journal = self._journal
+        return journal.suspect or journal.size > min(self.attend_at, self.attend_empty_at)
+
     def tick(self) -> None:
         """Do what only time brings about: try again what failed, rewrite when the delay is over."""
         if self._retry_at is not None:
@@ -130,7 +142,7 @@ class Upkeep:
 
     def _state(self) -> JournalState:
         store, journal = self._store, self._journal
-        reads = sum(map(len, store.open.values())) + ADD_XID_HEADER * len(store.open)
+        reads = sum(map(len, store.open.values())) + _OPENED * len(store.open)
         packable = packed = 0
         checkpoint = self.places.passed(store.memory_items) if self.places is not None else None
         if self.places is not None and checkpoint is not None:
@@ -260,6 +272,7 @@ class Upkeep:
         source = FromFiles(self._directory, files, store.dialect, live=live)
         self._checkpoint = checkpoint
         self.packs += 1
+        self._journal.rewrites += 1
         log.info("packing %d files of queue %s", len(files), store.name)
         # What is gone by later records stays gone only if those are on disk.
         self._begin(Replacement(self._directory, store.name, files, source, self._journal.sync))
@@ -324,6 +337,12 @@ class Upkeep:
             self.places.packed(self._checkpoint)
         self._job = self._checkpoint = None
         self._look_again(0)
+
+    def delete_journal(self) -> None:
+        """Give up what is under way, and remove the journal's files. Raises OSError."""
+        nameless = self._journal.delete(self._clock.now(), self.cancel())
+        if nameless:
+            self._worker.run(nameless.free, lambda _error: None)
 
     def cancel(self) -> tuple[str, ...]:
         """Give up what is under way; return the names of files that it may leave."""

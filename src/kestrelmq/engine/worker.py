@@ -1,6 +1,7 @@
 """Where long work on journals runs, so that queues go on meanwhile."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Protocol
@@ -12,6 +13,9 @@ Done = Callable[[BaseException | None], None]
 
 _PAUSE: Final = 100e-6
 """Seconds; long enough that a thread that waits for the interpreter gets it."""
+_LONGEST_PAUSE: Final = 1e-3
+_FREED: Final = 1000
+"""Items that are freed at once, in less time than anybody notices."""
 
 
 class Worker(Protocol):
@@ -20,12 +24,15 @@ class Worker(Protocol):
     def run(self, job: Job, done: Done) -> None:
         """Run `job`, now or later; then call `done` in the owner's thread with its exception."""
 
+    def let_go(self, items: deque[bytes]) -> None:
+        """Free items that nobody needs any more; there may be millions."""
+
     def close(self) -> None:
         """Finish the jobs there are; what they report may be lost."""
 
 
 class InlineWorker:
-    """Runs each job at once, in the caller's thread."""
+    """Does everything at once, in the caller's thread."""
 
     def run(self, job: Job, done: Done) -> None:
         """Run `job`, then call `done`."""
@@ -36,34 +43,77 @@ class InlineWorker:
             error = failure
         done(error)
 
+    def let_go(self, items: deque[bytes]) -> None:
+        """Free them."""
+        items.clear()
+
     def close(self) -> None:
         """Nothing is left to finish."""
 
 
 class ThreadWorker:
-    """Runs jobs in a thread of its own, which takes care to let others run."""
+    """Runs jobs in a thread of its own, which takes care to let others run.
+
+    The thread begins with the first job. It pauses after each piece of work for as long as that
+    took, so that the owner's thread, which needs the interpreter too, has at least half of it.
+    """
 
     def __init__(self, call: Callable[[Callable[[], None]], object]) -> None:
         """`call`, from any thread, has its argument called in the thread of the queues."""
         self._call = call
         self._executor: ThreadPoolExecutor | None = None
+        self._useless: deque[deque[bytes]] = deque()
+        self._worked_from = 0.0
 
     def run(self, job: Job, done: Done) -> None:
         """Run `job` in the thread, then have `done` called by the owner."""
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, "journal")
 
         def finished(future: Future[None]) -> None:
             if not future.cancelled():
                 self._call(lambda: done(future.exception()))
 
-        self._executor.submit(job, lambda: time.sleep(_PAUSE)).add_done_callback(finished)
+        self._submit(job).add_done_callback(finished)
+
+    def _submit(self, job: Job) -> Future[None]:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, "journal")
+        return self._executor.submit(self._work, job)
+
+    def let_go(self, items: deque[bytes]) -> None:
+        """Free them in the thread, in the pauses of what runs there."""
+        if len(items) > _FREED:
+            self._useless.append(items)
+            self._submit(self._free_all)
 
     def close(self) -> None:
         """Finish the jobs there are; what they report may be lost."""
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
             self._executor = None
+
+    # --- in the thread ---
+
+    def _work(self, job: Job) -> None:
+        self._worked_from = time.perf_counter()
+        job(self._pause)
+
+    def _pause(self) -> None:
+        self._free_some()
+        worked = time.perf_counter() - self._worked_from
+        time.sleep(min(max(worked, _PAUSE), _LONGEST_PAUSE))
+        self._worked_from = time.perf_counter()
+
+    def _free_all(self, pause: Pause) -> None:
+        while self._useless:
+            pause()
+
+    def _free_some(self) -> None:
+        if self._useless:
+            items = self._useless[0]
+            for _ in range(min(len(items), _FREED)):
+                items.popleft()
+            if not items:
+                self._useless.popleft()
 
 
 def _no_pause() -> None:

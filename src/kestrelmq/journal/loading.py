@@ -28,6 +28,8 @@ from kestrelmq.journal.writer import Dialect, FileJournal
 _BATCH: Final = 1 << 20
 _LONG_RUN: Final = 16
 """So many batches at most of a run of one length."""
+_TINY_BATCH: Final = 16 << 10
+"""For upkeep, beside queues that serve at their fastest; be they records of one byte each."""
 _SMALL_BATCH: Final = 64 << 10
 """For replay beside queues that serve: a short time, as long as other threads wait."""
 _TELL: Final = 5.0
@@ -198,7 +200,7 @@ def replay_whole(directory: Directory, state: Replay, files: Sequence[str], paus
             def next_batch(position: int, fetch: Callable[[int], None] = fetch) -> int:
                 pause()
                 fetch(position)
-                return _SMALL_BATCH
+                return _TINY_BATCH
 
             end = _fold(state, buffer, tuple(files[: index + 1]), path, next_batch)
             if end != len(buffer):

@@ -24,13 +24,14 @@ from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import replay_whole
 from kestrelmq.journal.names import PACK, pack_name, parse_name, temporary_name
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import Add, encode, item
-from kestrelmq.journal.replay import Replay
+from kestrelmq.journal.records import Add, Buffer, encode, item
+from kestrelmq.journal.replay import ReaderFactory, Replay
 from kestrelmq.journal.writer import Dialect
 
 Pause = Callable[[], None]
 
-_MEMORY: Final = 4 << 20
+_MEMORY: Final = 64 << 10
+_RECORDS: Final = 500
 _READ: Final = 64 << 10
 _SYNC_EVERY: Final = 16 << 20
 """Written at once to disk, so that the last sync does not hold up everyone else's."""
@@ -129,7 +130,7 @@ class FromFiles:
 
     def pieces(self, pause: Pause) -> Iterator[bytes]:
         """Yield the records. Raises JournalError and OSError."""
-        state = Replay(_MEMORY, self._reader)
+        state = _GentleReplay(pause, self._reader)
         try:
             replay_whole(self._directory, state, self._files, pause)
             self._check(state)
@@ -202,6 +203,24 @@ class FromFiles:
             raise JournalError(f"{self._files[-1]}: fewer items on disk than were counted")
         state.behind_items -= len(items)
         return items
+
+
+class _GentleReplay(Replay):
+    """A replay beside a queue that serves: it pauses after every few records."""
+
+    def __init__(self, pause: Pause, open_reader: ReaderFactory) -> None:
+        super().__init__(_MEMORY, open_reader)
+        self._pause = pause
+
+    def feed(
+        self, buffer: Buffer, starts: Sequence[int], end: int, files: Sequence[str] = ("",)
+    ) -> None:
+        """Fold in records, some at a time."""
+        for at in range(0, len(starts), _RECORDS):
+            after = at + _RECORDS
+            stop = starts[after] if after < len(starts) else end
+            super().feed(buffer, starts[at:after], stop, files)
+            self._pause()
 
 
 class Replacement:

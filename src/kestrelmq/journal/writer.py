@@ -10,9 +10,10 @@ import contextlib
 import logging
 from collections.abc import Iterable
 from threading import Lock
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from kestrelmq.journal.files import AppendFile, Directory
+from kestrelmq.journal.nameless import Nameless
 from kestrelmq.journal.names import (
     DELETE,
     NEXT,
@@ -26,35 +27,20 @@ from kestrelmq.journal.reader import JournalReader
 Dialect = Literal["documented", "kestrel-2"]
 
 _PROBE: Final = 4096
+_LARGE: Final = 1 << 20
+"""Bytes of a file that it takes a while to free."""
 
 log = logging.getLogger(__name__)
-
-
-class Journal(Protocol):
-    """Where a queue's records go."""
-
-    @property
-    def size(self) -> int:
-        """Bytes in all files."""
-
-    def append(self, data: bytes) -> None:
-        """Write whole records, all or none. Raises OSError."""
-
-    def sync(self) -> None:
-        """Force to disk what was appended. Raises OSError."""
-
-    def delete(self, now: int, also: Iterable[str] = ()) -> None:
-        """Remove the queue's files. Raises OSError."""
-
-    def close(self) -> None:
-        """Release the files."""
 
 
 class NoJournal:
     """The journal of a queue that is only held in memory."""
 
     __slots__ = ()
-    size = rewrites = rotations = syncs = 0
+    size = 0
+    rewrites = 0
+    rotations = 0
+    syncs = 0
 
     def append(self, data: bytes) -> None:
         """Keep nothing."""
@@ -64,9 +50,6 @@ class NoJournal:
 
     def probe(self, now: int) -> None:
         """Nothing that could fail."""
-
-    def delete(self, now: int, also: Iterable[str] = ()) -> None:
-        """Nothing to remove."""
 
     def close(self) -> None:
         """Nothing to release."""
@@ -83,8 +66,10 @@ class FileJournal:
         dialect: how the current file says which xid a read got; None while it does not.
         suspect: a sync failed, and what it should have covered may never reach the disk: until
             the journal is replaced, no sync succeeds.
-        rewrites, rotations, syncs: how often it was rewritten, rotated and forced to disk since it
-            was opened.
+        rewrites: how often what lives in its files, or in the oldest of them, was written to one
+            that took their place, since it was opened.
+        rotations: how often a new current file was begun.
+        syncs: how often it was forced to disk.
     """
 
     __slots__ = (
@@ -284,11 +269,14 @@ class FileJournal:
 
     # --- the end ---
 
-    def delete(self, now: int, also: Iterable[str] = ()) -> None:
+    def delete(self, now: int, also: Iterable[str] = ()) -> Nameless:
         """Remove the queue's files and those named `also`; what was set aside as torn stays.
 
         An empty pack takes the place of all files first: a crash half-way leaves everything, or an
         empty queue.
+
+        Returns:
+            What is still to be freed, where nobody waits for it.
 
         Raises:
             OSError: the queue is as it was.
@@ -302,6 +290,10 @@ class FileJournal:
         self.directory.sync()
         self.directory.reached("delete: empty pack in place")
         files = [*self.files, *also]
+        nameless = Nameless()
+        for name, size in self.sizes.items():
+            if size > _LARGE:
+                nameless.hold(self.directory.path / name)
         self.close()
         try:
             for name in files:
@@ -313,6 +305,7 @@ class FileJournal:
             self.directory.sync()
         except OSError as error:
             log.warning("queue %s is deleted, but not all of its files: %s", self.queue, error)
+        return nameless
 
     def close(self) -> None:
         """Release the files."""

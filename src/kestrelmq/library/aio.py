@@ -1,11 +1,13 @@
 """`AsyncPersistentQueue`: a durable queue for the tasks of one event loop.
 
 Journal writes are short and happen on the loop; an fsync, where one is wanted, happens in a thread
-and serves every task that waits for one. A task that is cancelled while it waits for an item takes
-none: until the task has it, the item is an open read.
+and serves every task that waits for one. Journals are rewritten and packed in a thread, too, which
+begins when that is first needed and ends with `close`. A task that is cancelled while it waits for
+an item takes none: until the task has it, the item is an open read.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +18,11 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.engine.commits import Commits
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import Waiter, Wanted
+from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.library.items import Expiry, Item, expiry_time
 from kestrelmq.library.opening import QueueLock, check_queue, open_queue
-from kestrelmq.library.syncing import SyncRound
+from kestrelmq.library.syncing import UPKEEP_PERIOD, SyncRound
 
 # ruff: noqa: ASYNC109 # a time-out of a wait is an answer here, not an error
 
@@ -60,6 +63,7 @@ class AsyncPersistentQueue:
         self._syncs: set[asyncio.Task[None]] = set()
         self._periodic: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._upkeep: asyncio.TimerHandle | None = None
 
     @property
     def name(self) -> str:
@@ -72,9 +76,11 @@ class AsyncPersistentQueue:
         """Load the queue; as `PersistentQueue.setup`."""
         if self._opened is not None:
             return
+        self._commits.worker = ThreadWorker(_caller(asyncio.get_running_loop()))
         self._opened, self._lock = open_queue(
             self._name, self._path, self._config, self._clock, self._commits
         )
+        self._watch_time(self._opened)
         if self._config.sync_journal:
             self._periodic = asyncio.create_task(
                 self._sync_now_and_then(self._opened, self._config.sync_journal)
@@ -90,20 +96,30 @@ class AsyncPersistentQueue:
         queue, self._opened = self._opened, None
         if queue is None:
             return
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._upkeep):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._upkeep = None
         if self._periodic is not None:
             self._periodic.cancel()
-        await asyncio.gather(*self._syncs, return_exceptions=True)
         failure = None
-        if self._config.sync_journal is not None:
-            failure = await asyncio.to_thread(_sync, queue)
-        queue.close()
-        self._settle(None)
-        if self._lock is not None:
-            self._lock.release()
+        try:
+            await asyncio.gather(*self._syncs, return_exceptions=True)
+            if self._config.sync_journal is not None:
+                failure = await asyncio.to_thread(_sync, queue)
+        finally:
+            await self._release(queue)
         if failure is not None:
             raise failure
+
+    async def _release(self, queue: Queue) -> None:
+        queue.close()
+        self._settle(None)
+        try:
+            await asyncio.to_thread(self._commits.worker.close)
+        finally:
+            if self._lock is not None:
+                self._lock.release()
 
     async def __aenter__(self) -> Self:
         await self.setup()
@@ -243,6 +259,7 @@ class AsyncPersistentQueue:
         if failure is not None:
             raise failure
         self._watch_deadlines(queue)
+        self._watch_time(queue)
         return result, syncing
 
     def _settle(self, failure: JournalError | None) -> None:
@@ -292,6 +309,32 @@ class AsyncPersistentQueue:
             self._apply(queue, lambda _: queue.abort_overdue())
         except KestrelError:
             log.exception("queue %s: overdue reads stay open", self._name)
+
+    def _watch_time(self, queue: Queue) -> None:
+        """Have done, about once a second, what only the passing of time brings about."""
+        if self._upkeep is None and queue.is_timed:
+            loop = asyncio.get_running_loop()
+            self._upkeep = loop.call_later(UPKEEP_PERIOD, self._keep_up, queue)
+
+    def _keep_up(self, queue: Queue) -> None:
+        self._upkeep = None
+        for work in (Queue.sweep, Queue.tick):
+            try:
+                self._apply(queue, work)
+            except KestrelError as error:
+                log.error("queue %s: %s", self._name, error)  # noqa: TRY400
+        self._watch_time(queue)
+
+
+def _caller(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:
+    """Return what has a function called by `loop`, from any thread."""
+
+    def call(function: Callable[[], None]) -> None:
+        # A loop that ended before the queue was closed hears of nothing.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(function)
+
+    return call
 
 
 def _settle(served: list[_Answer], failure: JournalError | None) -> None:

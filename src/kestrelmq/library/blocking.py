@@ -1,10 +1,14 @@
 """`PersistentQueue`: a durable queue for the threads of one process.
 
 Every method may be called from any thread. What a method returned from is in the journal; a crash
-may leave a record cut short behind it, which the next `setup` sets aside. Nothing runs in the
-background, except that a `sync_journal` period has a thread.
+may leave a record cut short behind it, which the next `setup` sets aside.
+
+Threads begin when they are first needed, and end with `close`: one rewrites and packs journals; one
+looks, about once a second, for what only the passing of time brings about; one forces the journal
+to disk where `sync_journal` is a period.
 """
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -16,13 +20,16 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.engine.commits import Commits
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import Wanted
-from kestrelmq.errors import JournalError, QueueUnavailable
+from kestrelmq.engine.worker import ThreadWorker
+from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.library.gate import Gate, Waiting
 from kestrelmq.library.items import Expiry, Item, expiry_time
 from kestrelmq.library.opening import QueueLock, check_queue, open_queue
-from kestrelmq.library.syncing import Ticker
+from kestrelmq.library.syncing import UPKEEP_PERIOD, Ticker
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class BlockingQueue(ABC):
@@ -48,11 +55,19 @@ class BlockingQueue(ABC):
     def _queue(self) -> Queue:
         """Return the queue; the gate's lock is held. Raises QueueUnavailable."""
 
+    @abstractmethod
+    def _keep_time(self) -> None:
+        """Have time-driven work done from now on; the gate's lock is held."""
+
     def _change(self, operation: Callable[[Queue], T]) -> T:
         def apply() -> tuple[Queue, T]:
             queue = self._queue()
             queue.abort_overdue()
-            return queue, operation(queue)
+            try:
+                return queue, operation(queue)
+            finally:
+                if queue.is_timed:
+                    self._keep_time()
 
         (queue, result), failures = self._gate.change(apply)
         if queue in failures:
@@ -198,7 +213,8 @@ class PersistentQueue(BlockingQueue):
         self._path = Path(path)
         self._opened: Queue | None = None
         self._lock: QueueLock | None = None
-        self._ticker: Ticker | None = None
+        self._commits.worker = ThreadWorker(self._gate.report)
+        self._tickers: list[Ticker] = []
 
     def setup(self) -> None:
         """Load the queue; reads that were open when it was last in use are back at the head.
@@ -209,21 +225,38 @@ class PersistentQueue(BlockingQueue):
             OSError: a file could not be created or read.
         """
         self._gate.change(self._open)
-        period = self._config.sync_journal
-        if self._ticker is None and period:
-            self._ticker = Ticker(period, self._sync, f"kestrelmq-sync-{self.name}")
-            self._ticker.start()
 
     def _open(self) -> None:
-        if self._opened is None:
-            self._opened, self._lock = open_queue(
-                self.name, self._path, self._config, self._clock, self._commits
-            )
+        if self._opened is not None:
+            return
+        self._opened, self._lock = open_queue(
+            self.name, self._path, self._config, self._clock, self._commits
+        )
+        self._tickers = [Ticker(UPKEEP_PERIOD, self._keep_up, f"kestrelmq-upkeep-{self.name}")]
+        if self._opened.is_timed:
+            self._keep_time()
+        if self._config.sync_journal:
+            sync = Ticker(self._config.sync_journal, self._sync, f"kestrelmq-sync-{self.name}")
+            self._tickers.append(sync)
+            sync.start()
 
     def _queue(self) -> Queue:
         if self._opened is None:
             raise QueueUnavailable(f"queue {self.name} is not set up, or was closed")
         return self._opened
+
+    def _keep_time(self) -> None:
+        if self._tickers:
+            self._tickers[0].start()
+
+    def _keep_up(self) -> None:
+        """Do what only the passing of time brings about."""
+        for work in (Queue.sweep, Queue.tick):
+            try:
+                self._change(work)
+            except KestrelError as error:
+                if not self.is_closed:
+                    log.error("queue %s: %s", self.name, error)  # noqa: TRY400
 
     def _sync(self) -> None:
         queue = self._opened
@@ -232,6 +265,7 @@ class PersistentQueue(BlockingQueue):
                 queue.sync()
             except OSError as error:
                 queue.sync_failed(error)  # logs it
+                self._gate.change(self._keep_time)
 
     @property
     def is_closed(self) -> bool:
@@ -244,28 +278,30 @@ class PersistentQueue(BlockingQueue):
         Raises:
             JournalError: `sync_journal` is set and the journal could not be forced to disk.
         """
-        if self._ticker is not None:
-            self._ticker.stop()
-            self._ticker = None
-        failure, _ = self._gate.change(self._shut)
+        (tickers, failure), _ = self._gate.change(self._shut)
+        # None begins any more; one may have to go through the gate before it ends.
+        for ticker in tickers:
+            ticker.stop()
         if failure is not None:
             raise failure
 
-    def _shut(self) -> JournalError | None:
+    def _shut(self) -> tuple[list[Ticker], JournalError | None]:
         queue, self._opened = self._opened, None
-        if queue is None:
-            return None
+        tickers, self._tickers = self._tickers, []
         failure = None
+        if queue is None:
+            return tickers, failure
         if self._config.sync_journal is not None:
             try:
                 queue.sync()
             except OSError as error:
                 failure = queue.sync_failed(error)
         queue.close()
+        self._commits.worker.close()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-        return failure
+        return tickers, failure
 
     def __enter__(self) -> Self:
         self.setup()

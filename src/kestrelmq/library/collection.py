@@ -1,7 +1,8 @@
 """`QueueCollection`: all the queues of a path, with fanouts, aliases and `expire_to_queue`.
 
-It has the path to itself, as a server would. Two threads work in the background while it is set
-up: one drops (or moves) what expired, one forces journals to disk where a period asks for it.
+It has the path to itself, as a server would. Threads work in the background while it is set up: one
+drops (or moves) what expired and does what else only the passing of time brings about, one forces
+journals to disk where a period asks for it, and one rewrites and packs them when that is needed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +13,12 @@ from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection as Queues
 from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import ConfigError, InvalidQueueName, QueueUnavailable
 from kestrelmq.library.blocking import BlockingQueue
 from kestrelmq.library.gate import Gate
 from kestrelmq.library.items import Expiry, expiry_time
-from kestrelmq.library.syncing import Ticker
+from kestrelmq.library.syncing import UPKEEP_PERIOD, Ticker
 from kestrelmq.names import queue_name_error
 
 T = TypeVar("T")
@@ -59,6 +61,7 @@ class QueueCollection:
         self._sweep_period = sweep_period
         self._queues = Queues(self._config, self._clock)
         self._gate = Gate(self._queues.commits)
+        self._queues.commits.worker = ThreadWorker(self._gate.report)
         self._is_open = False
         self._tickers: list[Ticker] = []
 
@@ -72,21 +75,24 @@ class QueueCollection:
             OSError: it cannot be created or read.
         """
         self._gate.change(self._open)
-        if self._tickers:
+
+    def _open(self) -> None:
+        if self._is_open:
             return
-        if self._sweep_period is not None:
-            self._tickers.append(Ticker(self._sweep_period, self.sweep, "kestrelmq-sweep"))
+        self._queues.open()
+        self._is_open = True
+        period = UPKEEP_PERIOD if self._sweep_period is None else self._sweep_period
+        self._tickers = [Ticker(period, self._keep_up, "kestrelmq-upkeep")]
         configured = (self._config.default, *self._config.queues.values())
         periods = [config.sync_journal for config in configured if config.sync_journal]
         if periods:
-            self._tickers.append(Ticker(min(periods), self._sync_periodic, "kestrelmq-sync"))
-        for ticker in self._tickers:
-            ticker.start()
-
-    def _open(self) -> None:
-        if not self._is_open:
-            self._queues.open()
-            self._is_open = True
+            sync = Ticker(min(periods), self._sync_periodic, "kestrelmq-sync")
+            self._tickers.append(sync)
+            sync.start()
+        if self._sweep_period is not None or any(
+            queue.upkeep_waits for queue in self._queues.queues.values()
+        ):
+            self._keep_time()
 
     @property
     def is_closed(self) -> bool:
@@ -95,16 +101,19 @@ class QueueCollection:
 
     def close(self) -> None:
         """Stop every queue and give the path back; those who wait get QueueUnavailable."""
-        while self._tickers:
-            self._tickers.pop().stop()
         if self._is_open:
             self._sync_periodic()
-        self._gate.change(self._shut)
+        tickers, _ = self._gate.change(self._shut)
+        # None begins any more; one may have to go through the gate before it ends.
+        for ticker in tickers:
+            ticker.stop()
 
-    def _shut(self) -> None:
+    def _shut(self) -> list[Ticker]:
+        tickers, self._tickers = self._tickers, []
         if self._is_open:
             self._is_open = False
             self._queues.close()
+        return tickers
 
     def __enter__(self) -> Self:
         self.setup()
@@ -126,7 +135,7 @@ class QueueCollection:
             problem = f"{name} is an alias; it can only be added to"
         if problem is not None:
             raise InvalidQueueName(problem)
-        return _CollectionQueue(name, self._gate, self._clock, self._obtain)
+        return _CollectionQueue(name, self._gate, self._clock, self._obtain, self._keep_time)
 
     def add(self, name: str, data: bytes, expiry: Expiry = None) -> bool:
         """Add an item to a queue and its fanouts, or to every destination of an alias.
@@ -138,7 +147,10 @@ class QueueCollection:
 
         def add() -> tuple[bool, list[Queue]]:
             accepted = self._collection().add(name, data, due)
-            return accepted, self._queues.destinations(name)
+            destinations = self._queues.destinations(name)
+            if any(queue.upkeep_waits for queue in destinations):
+                self._keep_time()
+            return accepted, destinations
 
         (accepted, destinations), failures = self._gate.change(add)
         for queue in destinations:
@@ -184,6 +196,17 @@ class QueueCollection:
             raise failure
         return result
 
+    def _keep_time(self) -> None:
+        if self._tickers:
+            self._tickers[0].start()
+
+    def _keep_up(self) -> None:
+        """Do what only the passing of time brings about."""
+        if not self.is_closed:
+            if self._sweep_period is not None:
+                self.sweep()
+            self._change(lambda queues: queues.tick())
+
     def _sync_periodic(self) -> None:
         due = self._change(
             lambda queues: [queue for queue in queues.queues.values() if queue.config.sync_journal]
@@ -193,17 +216,29 @@ class QueueCollection:
                 queue.sync()
             except OSError as error:
                 queue.sync_failed(error)  # logs it
+                self._gate.change(self._keep_time)
 
 
 class _CollectionQueue(BlockingQueue):
     """One queue of a collection."""
 
-    def __init__(self, name: str, gate: Gate, clock: Clock, obtain: Callable[[str], Queue]) -> None:
+    def __init__(
+        self,
+        name: str,
+        gate: Gate,
+        clock: Clock,
+        obtain: Callable[[str], Queue],
+        keep_time: Callable[[], None],
+    ) -> None:
         super().__init__(name, gate, clock)
         self._obtain = obtain
+        self._begin_keeping_time = keep_time
 
     def _queue(self) -> Queue:
         return self._obtain(self._name)
+
+    def _keep_time(self) -> None:
+        self._begin_keeping_time()
 
 
 def _config(

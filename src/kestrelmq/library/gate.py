@@ -3,9 +3,14 @@
 `Gate.change` holds the lock while it applies an operation and writes its records. An fsync, where
 one is wanted, happens after the lock is given up, and one serves every thread that waits. Readers
 that were served by the operation hear of it last.
+
+What a journal's upkeep reports from its thread is taken note of under the same lock, by whoever has
+it: the thread never waits for it, and so whoever has it may wait for the thread.
 """
 
+import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -17,6 +22,8 @@ from kestrelmq.library.items import Item
 from kestrelmq.library.syncing import SyncRound
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class Waiting:
@@ -70,6 +77,7 @@ class Gate:
         self.served: list[Waiting] = []
         self._commits = commits
         self._lock = threading.Lock()
+        self._reports: deque[Callable[[], None]] = deque()
         self._syncing = threading.Lock()
         self._round = SyncRound()
 
@@ -93,6 +101,7 @@ class Gate:
                         waits_for = self._round
                         waits_for.queues |= unsynced
         finally:
+            self._catch_up()
             if waits_for is not None:
                 self._sync(waits_for)
                 failures |= waits_for.failures
@@ -106,4 +115,27 @@ class Gate:
                 return
             with self._lock:
                 self._round = SyncRound()
+            self._catch_up()
             waits_for.run()
+
+    # --- what upkeep reports ---
+
+    def report(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called with the queues to itself; from any thread, and never waits."""
+        self._reports.append(callback)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Take note of the reports, unless another thread has the lock; it will when it is done."""
+        while self._reports and self._lock.acquire(blocking=False):
+            try:
+                self._take_note()
+            finally:
+                self._lock.release()
+
+    def _take_note(self) -> None:
+        while self._reports:
+            try:
+                self._reports.popleft()()
+            except Exception:
+                log.exception("the upkeep of a journal failed")

@@ -1,11 +1,15 @@
-"""Group commit for the library: one fsync serves every caller that waits for one."""
+"""For the library: one fsync serves every caller that waits, and threads that work now and then."""
 
 import logging
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from kestrelmq.engine.commits import Committable
 from kestrelmq.errors import JournalError
+
+UPKEEP_PERIOD: Final = 1.0
+"""Seconds between looks for what only the passing of time brings about."""
 
 log = logging.getLogger(__name__)
 
@@ -37,18 +41,24 @@ class SyncRound:
 
 
 class Ticker:
-    """Calls a function now and then, in a thread of its own that never keeps a program alive."""
+    """Calls a function now and then, in a thread of its own that never keeps a program alive.
+
+    `start` and `stop` are for one thread at a time.
+    """
 
     def __init__(self, period: float, function: Callable[[], None], name: str) -> None:
         """`period` is in seconds. Nothing runs before `start`."""
         self._period = period
         self._function = function
+        self._began = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin."""
-        self._thread.start()
+        """Begin, unless it has begun."""
+        if not self._began:
+            self._began = True
+            self._thread.start()
 
     def _run(self) -> None:
         while not self._stopped.wait(self._period):
@@ -60,4 +70,5 @@ class Ticker:
     def stop(self) -> None:
         """End; a call that runs is waited for."""
         self._stopped.set()
-        self._thread.join()
+        if self._began:
+            self._thread.join()

@@ -25,6 +25,10 @@ class HeldWorker:
         InlineWorker().run(*self._jobs.popleft())
         return True
 
+    def let_go(self, items: deque[bytes]) -> None:
+        """Free them."""
+        items.clear()
+
     def close(self) -> None:
         """Run what is left, as a thread that is waited for would; it reports to nobody."""
         while self._jobs:
