@@ -1,27 +1,21 @@
-"""A queue's items in order, in memory and on disk, and the journal of every change to them.
+"""A queue's items and open reads, and the journal of every change to them.
 
-- An item in memory is its ADDX record, the bytes that went to the journal.
-- A change is applied in memory and its record collected; `commit` writes what was collected, with
-  one write, before any reply leaves. If that fails the changes are taken back, newest first.
-- Memory holds the head, at most `max_memory_size` bytes of data and one item; what comes after is
-  behind: counted, and read back from the journal when its turn comes.
+A change is applied in memory and its record collected; `commit` writes what was collected, with one
+write, before any reply leaves. If that fails the changes are taken back, newest first.
 """
 
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Sequence
-from itertools import islice
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.behind import READ_AHEAD, Behind
-from kestrelmq.engine.commits import Commits, Committable
+from kestrelmq.engine.commits import Commits
+from kestrelmq.engine.items import Items
 from kestrelmq.engine.policy import Limits
 from kestrelmq.engine.undo import Change, Confirmed, GivenBack, Opened
 from kestrelmq.engine.upkeep import Upkeep
-from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.journal.memory import limit_for_now
+from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import (
     ADDX,
     ADDX_HEADER,
@@ -36,15 +30,13 @@ from kestrelmq.journal.writer import Dialect, FileJournal, NoJournal
 log = logging.getLogger(__name__)
 
 
-class Store(Committable):
+class Store(Items):
     """Items, open reads and their journal; the part of a queue that must survive a crash.
 
     Attributes:
-        name: the queue's name.
         open: items of open reads by xid.
         last_xid: the last-used xid.
         dialect: that of the records that are written.
-        memory_bytes: bytes of item data held in memory, without open reads.
         total_items, put_bytes: added since the queue came up.
         failure: why the journal could not be written when that was last tried; None when it was.
     """
@@ -57,8 +49,10 @@ class Store(Committable):
         journal: FileJournal | NoJournal,
         state: Replay,
     ) -> None:
-        self.name = name
-        self.journal = journal
+        given_back = sorted(state.open, reverse=True)
+        for xid in given_back:
+            state.unremove(xid)
+        super().__init__(name, journal, state)
         self.failure: JournalError | None = None
         self.total_items = self.put_bytes = 0
         self._clock = clock
@@ -68,10 +62,6 @@ class Store(Committable):
         self._last_taken_at = 0
         self._pending: list[bytes] = []
         self._undo: list[Change] = []
-        # Bytes of data that memory may hold as it is now filled, and at most.
-        self._memory_limit = self._memory_most = 0
-        # What is behind is read back when memory holds less.
-        self._refill_below = 0
         self._sync_each = False
         self._sync_period: float | None = None
         self.dialect: Dialect = "documented"
@@ -79,45 +69,9 @@ class Store(Committable):
             self.dialect = journal.dialect
         self._upkeep: Upkeep | None = None
         # The journal still has the open reads open; it hears of it with the first write.
-        given_back = sorted(state.open, reverse=True)
         self._prelude = b"".join(map(unremove, given_back))
-        for xid in given_back:
-            state.unremove(xid)
         self.open: dict[int, bytes] = {}
         self.last_xid = state.last_xid
-        self._memory = state.memory
-        self.memory_bytes = state.memory_bytes
-        self._behind: Behind | None = None
-        if state.behind is not None:
-            self._behind = Behind(state.behind, state.behind_items, state.behind_bytes)
-
-    def __len__(self) -> int:
-        """Items waiting, without the open ones."""
-        return len(self._memory) + (self._behind.items if self._behind else 0)
-
-    @property
-    def size(self) -> int:
-        """Bytes of data in the items that wait."""
-        return self.memory_bytes + (self._behind.bytes if self._behind else 0)
-
-    @property
-    def memory_items(self) -> int:
-        """Items held in memory."""
-        return len(self._memory)
-
-    @property
-    def read_behind(self) -> bool:
-        """Whether part of the queue is on disk only."""
-        return self._behind is not None
-
-    def browse(self, count: int) -> list[bytes]:
-        """Return the first items that memory holds, at most `count`, and leave them there."""
-        return list(islice(self._memory, count))
-
-    @property
-    def oldest(self) -> int:
-        """When the item at the head was added (ms); 0 when memory holds none."""
-        return item_add_time(self._memory[0]) if self._memory else 0
 
     @property
     def last_wait(self) -> int:
@@ -162,23 +116,9 @@ class Store(Committable):
             self._commits.dirty.append(self)
         pending.append(record)
 
-    def _has_room(self, size: int) -> bool:
-        """Look how full memory is; say whether an item of `size` bytes may be held."""
-        if isinstance(self.journal, FileJournal):
-            most, held = self._memory_most, self.memory_bytes
-            self._memory_limit = limit_for_now(most, held, len(self._memory))
-            self._refill_below = self._memory_limit // 2 if self._behind is not None else 0
-        return not self._memory or self.memory_bytes + size <= self._memory_limit
-
-    def _put_behind(self, size: int) -> None:
-        if self._behind is None:
-            assert isinstance(self.journal, FileJournal)  # noqa: S101 # else it was refused
-            position = self.journal.current_size + sum(map(len, self._pending)) + len(self._prelude)
-            log.info("queue %s: memory is full, reading behind", self.name)
-            self._behind = Behind(self.journal.reader(self.journal.current_name, position))
-            self._refill_below = self._memory_limit // 2
-        self._behind.items += 1
-        self._behind.bytes += size
+    @property
+    def _unwritten(self) -> int:
+        return sum(map(len, self._pending)) + len(self._prelude)
 
     def _drop_all(self) -> int:
         """Drop every waiting item and write that at once; return how many there were.
@@ -284,30 +224,6 @@ class Store(Committable):
     # --- upkeep ---
 
     @property
-    def behind_read(self) -> int:
-        """How many items were read back since the queue last began to read behind."""
-        return self._behind.read_items if self._behind is not None else 0
-
-    @property
-    def reader_file(self) -> str | None:
-        """The file in which the next item that is not in memory is looked for, if any is."""
-        return self._behind.reader.file if self._behind is not None else None
-
-    def reader_renamed(self, old: str, new: str) -> None:
-        """Tell that the journal file `old` is called `new` now."""
-        if self._behind is not None:
-            self._behind.reader.renamed(old, new)
-
-    def move_reader(self, files: Sequence[str], position: int, skip: int) -> None:
-        """Let the next item be looked for in other files, after `skip` items from `position` on.
-
-        Raises:
-            OSError, JournalError: they cannot be read; it is looked for where it was.
-        """
-        if self._behind is not None:
-            self._behind.move(files, position, skip)
-
-    @property
     def upkeep_waits(self) -> bool:
         """Whether `tick` may have something to do for the journal, now or later."""
         return self._upkeep is not None and self._upkeep.waits
@@ -360,15 +276,7 @@ class Store(Committable):
         size = len(record) - ADDX_HEADER
         self.total_items -= 1
         self.put_bytes -= size
-        if self._behind is not None:
-            self._behind.items -= 1
-            self._behind.bytes -= size
-            if not self._behind.items:
-                self._behind.close()
-                self._behind = None
-        else:
-            self._memory.pop()
-            self.memory_bytes -= size
+        self._drop_last(size)
 
     def _take_back(self, change: Change) -> None:
         match change:
@@ -384,35 +292,3 @@ class Store(Committable):
                 self.open[xid] = record
             case bytes():
                 self._push_back(change)
-
-    def _push_back(self, record: bytes) -> None:
-        self._memory.appendleft(record)
-        self.memory_bytes += len(record) - ADDX_HEADER
-
-    def _recall(self) -> bool:
-        """Read items back into memory; False when none is behind."""
-        behind = self._behind
-        if behind is None:
-            return False
-        try:
-            items, size = self._read_behind(behind)
-        except (OSError, JournalError) as error:
-            if self._memory:
-                return True  # those come first; the error is the next reader's
-            raise QueueUnavailable(f"queue {self.name} cannot be read: {error}") from error
-        self._memory.extend(items)
-        self.memory_bytes += size
-        if not behind.items:
-            behind.close()
-            self._behind, self._refill_below = None, 0
-        return bool(self._memory)
-
-    def _read_behind(self, behind: Behind) -> tuple[list[bytes], int]:
-        assert isinstance(self.journal, FileJournal)  # noqa: S101 # else nothing is behind
-        self._has_room(0)
-        wanted = max(1, min(READ_AHEAD, self._memory_limit - self.memory_bytes))
-        items, size = behind.read(self.journal.files, wanted, brief=bool(self._memory))
-        if items or self._memory:
-            return items, size
-        self.write_now()  # what is left has not been written yet
-        return behind.read(self.journal.files, wanted)
