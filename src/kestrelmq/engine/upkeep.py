@@ -39,6 +39,8 @@ RETRY_UNREADABLE: Final = 60.0
 """The same, when the files are not what they should be."""
 AT_HAND: Final = 50_000
 """Items in memory that are copied at once; of more, the journal itself is read."""
+AT_HAND_BYTES: Final = 16 << 20
+"""And so many bytes of them, since what is copied is kept until it is written."""
 _STEPS: Final = 16
 _OPENED: Final = ADD_XID_HEADER - ADDX_HEADER + 1
 """Bytes that a read which a file begins with takes besides its item, in either dialect."""
@@ -231,7 +233,11 @@ class Upkeep:
         self._name_reads()
         self._journal.rewrites += 1
         log.info("rewriting the journal of queue %s, %d bytes", store.name, self._journal.size)
-        if not store.read_behind and store.memory_items <= AT_HAND:
+        if (
+            not store.read_behind
+            and store.memory_items <= AT_HAND
+            and store.memory_bytes <= AT_HAND_BYTES
+        ):
             reads = tuple(store.open.items())
             items = store.browse(store.memory_items)
             self._replace_all(FromMemory(store.dialect, store.last_xid, reads, items))

@@ -21,6 +21,7 @@ from typing import Final, Protocol, Self
 
 from kestrelmq.errors import QueuePathLocked
 from kestrelmq.journal.names import LOCK_NAME
+from kestrelmq.journal.records import Buffer
 
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
 _MODE: Final = 0o640
@@ -295,6 +296,20 @@ def mapped(path: Path) -> Iterator[mmap.mmap | bytes]:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
             buffer.madvise(mmap.MADV_SEQUENTIAL)
             yield buffer
+
+
+def forget(buffer: Buffer, start: int, end: int) -> int:
+    """Have a map hold no memory for what is before `end`, all before `start` being forgotten.
+
+    What was looked at in a map counts as memory of this process until then.
+
+    Returns:
+        Up to where it is forgotten: `end`, or the beginning of its page.
+    """
+    end -= end % mmap.PAGESIZE
+    if isinstance(buffer, mmap.mmap) and end > start:
+        buffer.madvise(mmap.MADV_DONTNEED, start, end - start)
+    return end
 
 
 def is_locked(path: Path) -> bool:

@@ -15,7 +15,7 @@ from typing import Final
 
 from kestrelmq.clock import Clock
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.files import Directory, mapped
+from kestrelmq.journal.files import Directory, forget, mapped
 from kestrelmq.journal.names import QueuePlan, temporary_name
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import REMOVE_TENTATIVE_XID, Buffer
@@ -26,6 +26,8 @@ from kestrelmq.journal.scanning import is_cut_continue, record_length, scan
 from kestrelmq.journal.writer import Dialect, FileJournal
 
 _BATCH: Final = 1 << 20
+_FORGET: Final = 8 << 20
+"""Bytes of a map that are given back at once when they were looked at."""
 _LONG_RUN: Final = 16
 """So many batches at most of a run of one length."""
 _TINY_BATCH: Final = 16 << 10
@@ -219,8 +221,10 @@ def _fold(
     `next_batch` is told how far that is, and returns how many bytes to take next.
     """
     size = len(buffer)
-    position = 0
+    position = forgotten = 0
     while position < size:
+        if position - forgotten > _FORGET:
+            forgotten = forget(buffer, forgotten, position)
         batch = next_batch(position)
         end = _fold_run(state, buffer, position, files, batch)
         if end == position:

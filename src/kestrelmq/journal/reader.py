@@ -27,6 +27,8 @@ CHUNK: Final = 16 << 10
 
 A longer record is read whole.
 """
+RUN: Final = 256 << 10
+"""The same, while the records are added items of one size, which are not looked at one by one."""
 _SKIPPED: Final = 1 << 20
 _NO_ITEM: Final = frozenset({REMOVE, REMOVE_TENTATIVE, CONFIRM_REMOVE, UNREMOVE})
 
@@ -48,7 +50,8 @@ class JournalReader:
         self._chunk = b""
         self._chunk_at = 0
         self._starts: list[int] = []
-        self._next = 0
+        # Records found in the chunk, the next of them, and their length if they are a run.
+        self._found = self._next = self._length = 0
         self._scanned = 0
 
     def read(
@@ -73,9 +76,15 @@ class JournalReader:
         items: list[bytes] = []
         read = other = 0
         while len(items) < max_items and read < max_bytes:
-            if self._next >= len(self._starts):
+            if self._next >= self._found:
                 if not self._fill(files):
                     break
+                continue
+            if self._length:
+                count = (max_bytes - read + self._length - 1) // self._length
+                taken = self._take_run(min(count, max_items - len(items)))
+                items += taken
+                read += len(taken) * self._length
                 continue
             start = self._starts[self._next]
             self._next += 1
@@ -95,11 +104,22 @@ class JournalReader:
                 break
         return items
 
+    def _take_run(self, count: int) -> list[bytes]:
+        """Return the next items of the run in the chunk, at most `count`."""
+        count = min(count, self._found - self._next)
+        length = self._length
+        start = self._next * length
+        end = start + count * length
+        self._next += count
+        self.position = self._chunk_at + end
+        chunk = self._chunk
+        return [chunk[at : at + length] for at in range(start, end, length)]
+
     def skip(self, files: Sequence[str], count: int) -> int:
         """Pass over items, at most `count`; return how many. Raises as `read`."""
         left = count
         while left:
-            if self._next >= len(self._starts):
+            if self._next >= self._found:
                 chunk = self._pread(_SKIPPED)
                 run, length = uniform_run(chunk, 0, len(chunk))
                 if run >= WORTH:
@@ -115,7 +135,8 @@ class JournalReader:
 
     def _fill(self, files: Sequence[str]) -> bool:
         """Read and scan the next chunk; False at the end of the journal."""
-        wanted = self._size
+        in_run = self._length > 0 and self._size < RUN
+        wanted = RUN if in_run else self._size
         while True:
             chunk = self._pread(wanted)
             if not chunk:
@@ -127,6 +148,12 @@ class JournalReader:
                 # A queue that was drained; there may be millions.
                 self.position += len(chunk) - len(chunk.lstrip(REMOVE_RECORD))
                 continue
+            if self._find_run(chunk):
+                return True
+            if in_run:
+                # It is over.
+                in_run, wanted = False, self._size
+                chunk = chunk[:wanted]
             starts: list[int] = []
             more = len(chunk) == wanted
             try:
@@ -140,11 +167,21 @@ class JournalReader:
             if starts:
                 self._chunk, self._chunk_at = chunk, self.position
                 self._starts, self._next, self._scanned = starts, 0, scanned
+                self._found, self._length = len(starts), 0
                 return True
             if not more:
                 return False
             length = record_length(chunk, 0, len(chunk), more=True)
             wanted = max(2 * wanted, length or 0)
+
+    def _find_run(self, chunk: bytes) -> bool:
+        """Take `chunk` if it begins with a run of added items of one size."""
+        run, length = uniform_run(chunk, 0, len(chunk)) if chunk[0] == ADDX else (0, 0)
+        if run < WORTH:
+            return False
+        self._chunk, self._chunk_at = chunk, self.position
+        self._found, self._next, self._length = run, 0, length
+        return True
 
     def _pread(self, size: int) -> bytes:
         if self._descriptor is None:
@@ -166,7 +203,7 @@ class JournalReader:
         self._descriptor = os.open(self._path / file, os.O_RDONLY | os.O_CLOEXEC)
         self.file = file
         self.position = position
-        self._chunk, self._starts, self._next, self._scanned = b"", [], 0, 0
+        self._chunk, self._found, self._next, self._length = b"", 0, 0, 0
 
     def renamed(self, old: str, new: str) -> None:
         """Tell that the file `old` is now called `new`."""
