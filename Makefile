@@ -15,10 +15,10 @@ PINS := pyproject.toml constraints.txt
 HOT := build/compiled
 SOURCES := $(shell find src -name '*.py')
 HOT_TESTS := tests/property tests/conformance $(wildcard tests/unit/test_[lmru]*.py \
-    tests/integration/test_memcache_*.py)
+    tests/integration/test_memcache_*.py tests/integration/test_t[eh]*_server.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve check format test bench bench-peers soak clean
+.PHONY: help setup serve check format test bench bench-all bench-picture bench-peers soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
@@ -48,8 +48,15 @@ soak: $(STAMPS)/test-tools $(STAMPS)/test $(STAMPS)/node ## the tests that run f
 bench: $(HOT)/stamp ## measure the server beside the peers this machine has
 	PYTHONPATH=$(HOT) $(BIN)/python -m bench.flood $(ARGS)
 
+bench-all: $(HOT)/stamp ## run every benchmark at modest sizes and write build/bench.json; half an hour
+	PYTHONPATH=$(HOT) $(BIN)/python -m bench.suite --json build/bench.json $(ARGS)
+
+bench-picture: $(HOT)/stamp ## measure a flood and draw docs/images/flood.svg from it
+	PYTHONPATH=$(HOT) $(BIN)/python -m bench.flood --json build/flood.json $(ARGS)
+	$(BIN)/python -m bench.picture build/flood.json docs/images/flood.svg
+
 bench-peers: ## install the peers from Debian, and leave none of their services running
-	scripts/install-debian --no-service redis-server memcached beanstalkd
+	scripts/install-debian --no-service redis-server memcached beanstalkd nats-server
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) $(NODE_TESTS:=/node_modules) tests/e2e/screenshots build .mypy_cache .ruff_cache .pytest_cache \

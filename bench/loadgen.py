@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import resource
+import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,11 +25,13 @@ from itertools import pairwise
 from multiprocessing.connection import Connection
 
 from bench import accounting, latency
+from bench.replies import ReplyError
+from bench.wires import WIRES
 from bench.worker import LoadError, Plan, Report, Worker
 from bench.workload import Operation, Protocol
 
-Runner = Callable[[Operation, int], list[Report]]
-"""Runs one phase of so many operations in all, on every worker at the same time."""
+Runner = Callable[[Operation, int, float | None], list[Report]]
+"""Runs one phase on every worker at the same time: so many operations in all, or for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +67,31 @@ def raise_open_files(wanted: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, max(wanted, hard)))
 
 
-def measure(run: Runner, operation: Operation, operations: int, server: int | None) -> Phase:
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One phase to run: `operations` in all, fewer when `seconds` are over first.
+
+    The server's process `server`, when known, is measured meanwhile.
+    """
+
+    operation: Operation
+    operations: int
+    seconds: float | None = None
+    server: int | None = None
+
+
+def measure(run: Runner, task: Task) -> Phase:
     """Runs one phase and sums up what its workers measured; raises `LoadError`."""
+    server = task.server
     before = accounting.cpu_seconds(server) if server else 0.0
-    reports = run(operation, operations)
+    reports = run(task.operation, task.operations, task.seconds)
     used = accounting.cpu_seconds(server) - before if server else 0.0
     memory = accounting.memory(server) if server else None
     done = sum(report.operations for report in reports)
     seconds = max(report.ended for report in reports) - min(report.started for report in reports)
     times = latency.summary(sum((report.latencies for report in reports), Counter()))
     return Phase(
-        operation=operation.value,
+        operation=task.operation.value,
         operations=done,
         misses=sum(report.misses for report in reports),
         seconds=seconds,
@@ -89,21 +106,33 @@ def measure(run: Runner, operation: Operation, operations: int, server: int | No
     )
 
 
+def prepare(plan: Plan) -> None:
+    """Makes the queues, where they need it; raises `ReplyError` when the server refuses."""
+    make = WIRES[plan.protocol].prepare
+    if make is None:
+        if plan.copies:
+            raise ReplyError(f"{plan.protocol.value} has no copies")
+        return
+    for number in range(plan.keys):
+        with socket.create_connection((plan.host, plan.port), timeout=plan.time_limit) as sock:
+            make(sock, plan.key(number), plan.copies)
+
+
 @contextmanager
 def runner(plan: Plan, processes: int) -> Iterator[Runner]:
     """Connects, in this process or spread over several, and gives what runs the phases."""
     if processes == 1:
         with Worker(plan) as worker:
-            yield lambda operation, operations: [worker.run(operation, operations)]
+            yield lambda *phase: [worker.run(*phase)]
         return
     with ExitStack() as stack:
         pipes = [stack.enter_context(_process(share)) for share in _shares(plan, processes)]
         for pipe in pipes:
             _receive(pipe)
 
-        def run(operation: Operation, operations: int) -> list[Report]:
+        def run(operation: Operation, operations: int, seconds: float | None) -> list[Report]:
             for pipe in pipes:
-                pipe.send((operation, -(-operations // len(pipes))))
+                pipe.send((operation, -(-operations // len(pipes)), seconds))
             reports = [_receive(pipe) for pipe in pipes]
             return [report for report in reports if report is not None]
 
@@ -146,8 +175,7 @@ def _serve_phases(plan: Plan, parent: Connection, pipe: Connection) -> None:
         with Worker(plan) as worker:
             pipe.send(None)
             while True:
-                operation, operations = pipe.recv()
-                pipe.send(worker.run(operation, operations))
+                pipe.send(worker.run(*pipe.recv()))
     except EOFError:
         return
     except (LoadError, OSError) as error:
@@ -179,9 +207,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--connections", type=int, default=50)
     add("--depth", type=int, default=1, help="requests sent at once on a connection")
     add("--operations", type=int, default=100_000, help="of each phase")
+    add("--seconds", type=float, help="how long each phase lasts, if its operations do")
     add("--warmup", type=int, default=0, help="operations of each phase before it counts")
     add("--size", type=int, default=1024, help="bytes of an item")
     add("--keys", type=int, default=1, help="queues or keys to spread the connections over")
+    add("--prefix", default="flood", help="of the names of queues or keys")
+    add("--copies", type=int, default=0, help="children of each queue, which get every set too")
     add("--processes", type=int, default=1)
     add("--cpus", type=lambda text: set(map(int, text.split(","))), help="run on these, as 1,2")
     add("--server-pid", type=int, help="measure this process's CPU time and memory")
@@ -205,18 +236,23 @@ def main(arguments: list[str] | None = None) -> int:
         size=options.size,
         keys=options.keys,
         time_limit=options.time_limit,
+        prefix=options.prefix,
+        copies=options.copies,
     )
     operations = options.op or [Operation.SET]
     try:
+        prepare(plan)
         with runner(plan, min(options.processes, options.connections)) as run:
             for operation in operations if options.warmup else ():
-                run(operation, options.warmup)
+                run(operation, options.warmup, None)
             phases = [
-                measure(run, operation, options.operations, options.server_pid)
+                measure(
+                    run, Task(operation, options.operations, options.seconds, options.server_pid)
+                )
                 for _ in range(options.repeat)
                 for operation in operations
             ]
-    except (LoadError, OSError, EOFError) as error:
+    except (LoadError, ReplyError, OSError, EOFError) as error:
         print(f"load failed: {error}", file=sys.stderr)
         return 1
     _print(phases, as_json=options.json)

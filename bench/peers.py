@@ -1,9 +1,7 @@
 """The servers under test: each is started on a free loopback port, pinned to a CPU, and stopped.
 
 A peer's data lives in a temporary directory that is deleted with it. A benchmark that is killed
-may leave that directory and the server behind, never anything else. beanstalkd (binlog) is known
-but has no adaptor yet: its delete needs the id that reserve answered, so its requests can't be
-built beforehand.
+may leave that directory and the server behind, never anything else.
 """
 
 from __future__ import annotations
@@ -17,17 +15,30 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench import workload
+from bench.replies import ReplyError
+from bench.wires import WIRES
+from bench.wires.wire import greet
 from bench.workload import Protocol
 
 START_LIMIT = 15.0
 STOP_LIMIT = 10.0
 MAX_CLIENTS = "12000"
+MAX_ITEM = 16 * 1024 * 1024
+"""Bytes: some peers must be told to take items so large."""
+
+NATS_CONFIG = f"""\
+listen: "127.0.0.1:{{port}}"
+max_connections: {{clients}}
+max_payload: {MAX_ITEM}
+max_pending: {4 * MAX_ITEM}
+ping_interval: "1h"
+jetstream {{{{ store_dir: "{{dir}}" }}}}
+"""
 
 
 class PeerError(Exception):
@@ -38,29 +49,27 @@ class PeerError(Exception):
 class Peer:
     """A server and how to run it.
 
-    `command` may hold `{port}`, `{dir}` and `{clients}`; its first word is looked up beside the
-    running Python, then on PATH. A key-value server `spreads` over one key a connection, because
-    one key would be one hot item there, whereas a queue is the thing to be measured. `ready` is a
-    line that the server prints when it serves, "" when it prints none. `note` says why a peer
-    can't be run at all.
+    `command` may hold `{port}`, `{dir}`, `{clients}` and `{config}`, a file with the text `config`
+    (in which the others are filled in); its first word is looked up beside the running Python, then
+    on PATH. A key-value server is no `queue`: it spreads over one key a connection, because one key
+    would be one hot item there. `ready` is a line that the server prints when it serves, "" when it
+    prints none.
     """
 
     name: str
     command: tuple[str, ...]
     protocol: Protocol = Protocol.MEMCACHE
-    spreads: bool = False
+    queue: bool = True
+    config: str = ""
     ready: str = ""
     version: tuple[str, ...] = ("--version",)
-    note: str = ""
 
     def keys(self, connections: int) -> int:
         """How many queues or keys that many connections work on."""
-        return min(connections, 64) if self.spreads else 1
+        return 1 if self.queue else min(connections, 64)
 
     def missing(self) -> str:
         """Why it can't be run on this machine; "" when it can."""
-        if self.note:
-            return self.note
         return "" if _executable(self.command[0]) else f"{self.command[0]} is not installed"
 
     def version_text(self) -> str:
@@ -76,31 +85,61 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A started server: its process and its port on 127.0.0.1."""
+    """A started server: its process, its port on 127.0.0.1, and the seconds until it served."""
 
     pid: int
     port: int
+    start_seconds: float
 
 
 def known_peers() -> list[Peer]:
     """Ours first, then the peers in the order of the table."""
-    kestrelmq = (
-        "kestrelmq serve --queue-path {dir} --memcache-port {port} "
-        "--text-port none --thrift-port none --admin-port none"
-    )
     redis = (
         "redis-server --bind 127.0.0.1 --port {port} --dir {dir} --maxclients {clients} --save '' "
         "--appendonly yes --appendfsync everysec --auto-aof-rewrite-percentage 0"
     )
-    memcached = "memcached -l 127.0.0.1 -p {port} -t 1 -m 1024 -c {clients}"
+    memcached = f"memcached -l 127.0.0.1 -p {{port}} -t 1 -m 1024 -I {MAX_ITEM} -c {{clients}}"
     if os.getuid() == 0:
         memcached += " -u nobody"
+    beanstalkd = f"beanstalkd -l 127.0.0.1 -p {{port}} -b {{dir}} -F -z {MAX_ITEM}"
+    nats = "nats-server --config {config}"
     return [
-        Peer("kestrelmq", tuple(shlex.split(kestrelmq)), ready="ready"),
+        ours(),
         Peer("redis", tuple(shlex.split(redis)), Protocol.RESP),
-        Peer("memcached", tuple(shlex.split(memcached)), spreads=True, version=("-V",)),
-        Peer("beanstalkd", ("beanstalkd",), note="no adaptor yet"),
+        Peer("memcached", tuple(shlex.split(memcached)), queue=False, version=("-V",)),
+        Peer("beanstalkd", tuple(shlex.split(beanstalkd)), Protocol.BEANSTALK, version=("-v",)),
+        Peer("nats", tuple(shlex.split(nats)), Protocol.NATS, config=NATS_CONFIG),
     ]
+
+
+def queues() -> list[Peer]:
+    """The peers that can hold a queue."""
+    return [peer for peer in known_peers() if peer.queue]
+
+
+def ours(protocol: Protocol = Protocol.MEMCACHE) -> Peer:
+    """Our server, with one listener; named by its protocol, unless that is memcache."""
+    command = ["kestrelmq", "serve", "--queue-path", "{dir}", "--admin-port", "none"]
+    for listener in (Protocol.MEMCACHE, Protocol.TEXT, Protocol.THRIFT):
+        command += [f"--{listener.value}-port", "{port}" if listener is protocol else "none"]
+    name = "kestrelmq" if protocol is Protocol.MEMCACHE else f"kestrelmq {protocol.value}"
+    return Peer(name, tuple(command), protocol, ready="ready")
+
+
+def synced(settings: Sequence[str]) -> list[Peer]:
+    """Ours with each setting of `sync_journal`, and the peers that can fsync before each reply."""
+    made = []
+    for setting in settings:
+        peer = ours()
+        command = (*peer.command, "--config", "{config}")
+        config = f'[default]\nsync_journal = "{setting}"\n'
+        made.append(replace(peer, name=f"kestrelmq {setting}", command=command, config=config))
+    for peer in known_peers():
+        words = {"everysec": "always", "-F": "-f0"}
+        command = tuple(words.get(word, word) for word in peer.command)
+        if command != peer.command:
+            made.append(replace(peer, name=f"{peer.name} always", command=command))
+    return made
 
 
 def custom_peer(name: str, command: str) -> Peer:
@@ -112,34 +151,64 @@ def custom_peer(name: str, command: str) -> Peer:
 def running(peer: Peer, cpu: int | None, data: Path | None) -> Iterator[Running]:
     """Runs a peer on CPU `cpu`, with its files in a new directory inside `data`, and stops it.
 
-    Raises `PeerError` when it does not answer within 15 seconds.
+    Raises `PeerError` when it does not serve within 15 seconds.
     """
+    with home(peer, data) as directory, started(peer, cpu, directory) as server:
+        yield server
+
+
+@contextmanager
+def home(peer: Peer, data: Path | None) -> Iterator[Path]:
+    """A new directory inside `data` for a peer's files, deleted at the end."""
     with tempfile.TemporaryDirectory(
-        prefix=f"bench-{peer.name}-", dir=data, ignore_cleanup_errors=True
+        prefix=f"bench-{peer.name.replace(' ', '-')}-", dir=data, ignore_cleanup_errors=True
     ) as directory:
-        port = _free_port()
-        files = Path(directory, "data")
-        files.mkdir()
-        places = {"port": str(port), "dir": str(files), "clients": MAX_CLIENTS}
-        command = [word.format_map(places) for word in peer.command]
-        program = _executable(command[0])
-        if program is None:
-            raise PeerError(f"{command[0]} is not installed")
-        log = Path(directory, "log")
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [program, *command[1:]],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_pin_to(cpu),  # noqa: PLW1509 - no threads here, and exec keeps it
-            )
-        try:
-            _wait_until_serving(peer, process, port, log)
-            yield Running(process.pid, port)
-        finally:
-            _stop(process)
+        yield Path(directory)
+
+
+@contextmanager
+def started(
+    peer: Peer, cpu: int | None, directory: Path, limit: float = START_LIMIT
+) -> Iterator[Running]:
+    """Runs a peer whose data is in `directory/data`, also data that it left there earlier.
+
+    Raises `PeerError` when it does not serve within `limit` seconds.
+    """
+    files, log = directory / "data", directory / "log"
+    files.mkdir(exist_ok=True)
+    port = _free_port()
+    command = _command(peer, port, directory)
+    begun = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_pin_to(cpu),  # noqa: PLW1509 - no threads here, and exec keeps it
+        )
+    try:
+        _wait_until_serving(peer, process, port, log, limit)
+        yield Running(process.pid, port, time.monotonic() - begun)
+    finally:
+        _stop(process)
+
+
+def _command(peer: Peer, port: int, directory: Path) -> list[str]:
+    program = _executable(peer.command[0])
+    if program is None:
+        raise PeerError(f"{peer.command[0]} is not installed")
+    config = directory / "config"
+    places = {
+        "port": str(port),
+        "dir": str(directory / "data"),
+        "clients": MAX_CLIENTS,
+        "config": str(config),
+    }
+    if peer.config:
+        config.write_text(peer.config.format_map(places))
+    return [program, *(word.format_map(places) for word in peer.command[1:])]
 
 
 def _pin_to(cpu: int | None) -> Callable[[], None] | None:
@@ -148,7 +217,9 @@ def _pin_to(cpu: int | None) -> Callable[[], None] | None:
 
 def _executable(name: str) -> str | None:
     beside = Path(sys.executable).parent / name
-    return str(beside) if beside.is_file() else shutil.which(name)
+    # Debian has servers in sbin, which is not on every user's PATH.
+    path = os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin"
+    return str(beside) if beside.is_file() else shutil.which(name, path=path)
 
 
 def _free_port() -> int:
@@ -157,25 +228,27 @@ def _free_port() -> int:
         return port
 
 
-def _wait_until_serving(peer: Peer, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline, said = time.monotonic() + START_LIMIT, ""
+def _wait_until_serving(
+    peer: Peer, process: subprocess.Popen[bytes], port: int, log: Path, limit: float
+) -> None:
+    deadline, said = time.monotonic() + limit, ""
     while time.monotonic() < deadline:
         said = log.read_text(errors="replace")
         if process.poll() is not None:
             raise PeerError(f"ended with status {process.returncode}: {said[-300:].strip()}")
         if (not peer.ready or peer.ready in said.splitlines()) and _answers(peer.protocol, port):
             return
-        time.sleep(0.02)
-    raise PeerError(f"not serving after {START_LIMIT:.0f} s: {said[-300:].strip()}")
+        time.sleep(0.005)
+    raise PeerError(f"not serving after {limit:.0f} s: {said[-300:].strip()}")
 
 
 def _answers(protocol: Protocol, port: int) -> bool:
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as probe:
-            probe.sendall(workload.greeting(protocol))
-            return probe.recv(4096).endswith(b"\r\n")
-    except OSError:
+            greet(WIRES[protocol], probe, b"bench", b"probe")
+    except (OSError, ReplyError):
         return False
+    return True
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -69,7 +69,7 @@ class BatchReplies:
             self._buffer, self._position, self.fast = buffer[start:], 0, None
             return False
         if start < len(buffer):
-            raise ReplyError(f"more bytes than replies: {_shown(buffer[start:])}")
+            raise ReplyError(f"more bytes than replies: {shown(buffer[start:])}")
         self._reset()
         return True
 
@@ -78,78 +78,29 @@ class BatchReplies:
         self.fast = self._whole or None
 
 
-def memcache_set(buffer: bytes, start: int) -> tuple[int, bool] | None:
-    """`STORED` and nothing else: an item that was refused makes the run worthless."""
-    end = _line_end(buffer, start)
-    if end < 0:
-        return None
-    if buffer[start:end] != b"STORED":
-        raise ReplyError(_shown(buffer[start:end]))
-    return end + 2, True
-
-
-def memcache_get(item: bytes) -> Parser:
-    """A parser for `VALUE name flags length`, the item, `END`; a bare `END` is a miss."""
-
-    def parse(buffer: bytes, start: int) -> tuple[int, bool] | None:
-        end = _line_end(buffer, start)
-        if end < 0:
-            return None
-        line = buffer[start:end]
-        if line == b"END":
-            return end + 2, False
-        fields = line.split(b" ")
-        if fields[0] != b"VALUE" or len(fields) != 4 or fields[3] != b"%d" % len(item):
-            raise ReplyError(_shown(line))
-        return _expect(buffer, end + 2, item + b"\r\nEND\r\n")
-
-    return parse
-
-
-def resp_integer(buffer: bytes, start: int) -> tuple[int, bool] | None:
-    """The length of the list after an LPUSH."""
-    end = _line_end(buffer, start)
-    if end < 0:
-        return None
-    line = buffer[start:end]
-    if line[:1] != b":" or not line[1:].isdigit():
-        raise ReplyError(_shown(line))
-    return end + 2, True
-
-
-def resp_item(item: bytes) -> Parser:
-    """A parser for a bulk string that is the item; the null bulk string is a miss."""
-
-    def parse(buffer: bytes, start: int) -> tuple[int, bool] | None:
-        end = _line_end(buffer, start)
-        if end < 0:
-            return None
-        line = buffer[start:end]
-        if line == b"$-1":
-            return end + 2, False
-        if line != b"$%d" % len(item):
-            raise ReplyError(_shown(line))
-        return _expect(buffer, end + 2, item + b"\r\n")
-
-    return parse
-
-
-def _line_end(buffer: bytes, start: int) -> int:
-    """Where the line that begins at `start` ends, -1 when it isn't complete."""
+def line_end(buffer: bytes, start: int) -> int:
+    """Where the line that begins at `start` ends (in CR LF), -1 when it isn't complete."""
     end = buffer.find(b"\r\n", start, start + MAX_LINE)
     if end < 0 and len(buffer) - start >= MAX_LINE:
-        raise ReplyError(f"no line end in {MAX_LINE} bytes: {_shown(buffer[start:])}")
+        raise ReplyError(f"no line end in {MAX_LINE} bytes: {shown(buffer[start:])}")
     return end
 
 
-def _expect(buffer: bytes, start: int, body: bytes) -> tuple[int, bool] | None:
+def expect(buffer: bytes, start: int, body: bytes) -> tuple[int, bool] | None:
+    """A hit when `body` is what begins at `start`; raises when it is something else."""
     end = start + len(body)
     if len(buffer) < end:
         return None
     if buffer[start:end] != body:
-        raise ReplyError(f"not the item that was set: {_shown(buffer[start:end])}")
+        raise ReplyError(f"not the item that was set: {shown(buffer[start:end])}")
     return end, True
 
 
-def _shown(data: bytes) -> str:
+def exactly(body: bytes) -> Parser:
+    """A parser for one reply that is known beforehand."""
+    return lambda buffer, start: expect(buffer, start, body)
+
+
+def shown(data: bytes) -> str:
+    """The beginning of bytes that should not have come."""
     return repr(data[:80])

@@ -1,30 +1,25 @@
-"""Rounds to medians to a table of plain text. Pure: no clock, no files."""
+"""Phases of several rounds to the medians that tables show. Pure: no clock, no files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from bench.loadgen import Phase
+from bench.table import Column, mebibytes, ratio
 
-BASELINE = "redis"
 BUSY = 0.9
-"""A server that used less of its CPU than this was not what bounded the throughput."""
-
-HEADINGS = (
-    "server", "op", "ops/s", "cpu us/op", "x redis", "server busy", "load us/op",
-    "p50 us", "p99 us", "max us", "rss MiB", "peak MiB", "phases",
-)  # fmt: skip
+"""A process that used less of its CPU than this was not what bounded the throughput."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """The medians of one server, operation, number of connections and depth.
 
-    `cpu` and `load_cpu` in microseconds per operation, `busy` the share of the wall time that the
-    server used its CPU, latencies in microseconds, memory in KiB, `ratio` is `cpu` over Redis's
-    in the same run.
+    `cpu` and `load_cpu` in microseconds per operation, `busy` and `load_busy` the share of the wall
+    time that the server and the load generator used one CPU, latencies in microseconds, memory in
+    KiB, `ratio` is `cpu` over that of the server it is compared with, in the same run.
     """
 
     server: str
@@ -36,6 +31,7 @@ class Row:
     cpu: float
     busy: float
     load_cpu: float
+    load_busy: float
     p50: float
     p99: float
     max: float
@@ -61,6 +57,7 @@ def medians(server: str, connections: int, depth: int, phases: Sequence[Phase]) 
         cpu=middle("server_cpu"),
         busy=median((p.server_cpu or 0.0) * p.operations / p.seconds / 1e6 for p in phases),
         load_cpu=middle("load_cpu"),
+        load_busy=median(p.load_cpu * p.operations / p.seconds / 1e6 for p in phases),
         p50=middle("p50"),
         p99=middle("p99"),
         max=middle("max"),
@@ -70,37 +67,44 @@ def medians(server: str, connections: int, depth: int, phases: Sequence[Phase]) 
     )
 
 
-def table(connections: int, depth: int, rows: Sequence[Row], remarks: Sequence[str]) -> str:
-    """One table for one number of connections and depth; `remarks` name what could not be run."""
-    cells = [HEADINGS, *(_cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(HEADINGS))]
-    lines = [f"{connections} connections, depth {depth}"]
-    for line in cells:
-        padded = [
-            text.ljust(width) if column < 2 else text.rjust(width)
-            for column, (text, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        lines.append("  " + "  ".join(padded).rstrip())
-    lines += [f"  {row.server} {row.operation}: {row.misses} misses" for row in rows if row.misses]
-    if idle := [f"{row.server} {row.operation}" for row in rows if row.busy < BUSY]:
-        lines.append(f"  bounded by the round trip, the load or the machine: {', '.join(idle)}")
-    lines += [f"  {remark}" for remark in remarks]
-    return "\n".join(lines)
+def compared(rows: Sequence[Row], baseline: str) -> list[Row]:
+    """The rows of one operation, each with its ratio to the server `baseline` if that is there."""
+    base = next((row.cpu for row in rows if row.server == baseline), 0.0)
+    return [replace(row, ratio=row.cpu / base if base else None) for row in rows]
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    return (
-        row.server,
-        row.operation,
-        f"{row.operations_per_second:,.0f}",
-        f"{row.cpu:.2f}",
-        "" if row.ratio is None else f"{row.ratio:.2f}",
-        f"{row.busy:.0%}",
-        f"{row.load_cpu:.2f}",
-        f"{row.p50:.0f}",
-        f"{row.p99:.0f}",
-        f"{row.max:.0f}",
-        f"{row.resident / 1024:.0f}",
-        f"{row.peak / 1024:.0f}",
-        str(row.phases),
-    )
+def columns(baseline: str) -> list[Column[Row]]:
+    """What a table of such rows shows."""
+    return [
+        Column("server", lambda row: row.server, left=True),
+        Column("op", lambda row: row.operation, left=True),
+        Column("ops/s", lambda row: f"{row.operations_per_second:,.0f}"),
+        Column("cpu us/op", lambda row: f"{row.cpu:.2f}"),
+        Column(f"x {baseline}", lambda row: ratio(row.ratio)),
+        Column("server busy", lambda row: f"{row.busy:.0%}"),
+        Column("load us/op", lambda row: f"{row.load_cpu:.2f}"),
+        Column("p50 us", lambda row: f"{row.p50:.0f}"),
+        Column("p99 us", lambda row: f"{row.p99:.0f}"),
+        Column("max us", lambda row: f"{row.max:.0f}"),
+        Column("rss MiB", lambda row: mebibytes(row.resident)),
+        Column("peak MiB", lambda row: mebibytes(row.peak)),
+        Column("phases", lambda row: str(row.phases)),
+    ]
+
+
+def is_load_bound(busy: float, load_busy: float, load_processes: int = 1) -> bool:
+    """Whether the load generator had no CPU left while the server had."""
+    return busy < BUSY and load_busy >= BUSY * load_processes
+
+
+def remarks(rows: Sequence[Row], load_processes: int) -> list[str]:
+    """What must be known of rows: misses, and throughput that says nothing about the server."""
+    said = [f"{row.server} {row.operation}: {row.misses} misses" for row in rows if row.misses]
+    idle = [row for row in rows if row.busy < BUSY]
+    by_load = [row for row in idle if is_load_bound(row.busy, row.load_busy, load_processes)]
+    other = [row for row in idle if row not in by_load]
+    for cause, found in (("the load generator", by_load), ("the round trip or the machine", other)):
+        if found:
+            names = ", ".join(f"{row.server} {row.operation}" for row in found)
+            said.append(f"ops/s bounded by {cause}: {names}")
+    return said

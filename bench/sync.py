@@ -3,87 +3,117 @@
     python -m bench.sync --connections 100
 
 Each connection waits for the reply to an add before it sends the next, so no more adds can share an
-fsync than there are connections. "never" and a period are measured beside it.
+fsync than there are connections. "never" and a period are measured beside it, and the peers that
+can fsync before each reply: Redis (`appendfsync always`) and beanstalkd (`-f 0`). How often these
+do is not known; their adds per second show it.
 """
 
+from __future__ import annotations
+
 import argparse
-import json
-import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
+from statistics import median
 
+from bench import load, peers
+from bench.load import Load
 from bench.loadgen import Phase
+from bench.peers import Peer
+from bench.session import Session, parser
+from bench.table import Column, whole
+from bench.workload import Operation, Protocol
 from kestrelmq.client import Client
-from tests.support.server import ServerProcess, running_server
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What one setting of `sync_journal` gave."""
+class Round:
+    """What one round of one server gave; `syncs` is None where the server doesn't say."""
 
-    setting: str
     phase: Phase
-    syncs: int
+    syncs: int | None
 
     @property
-    def adds_per_sync(self) -> float:
-        """How many adds one fsync covered; 0 when there was none."""
-        return self.phase.operations / self.syncs if self.syncs else 0.0
+    def adds_per_sync(self) -> float | None:
+        """How many adds one fsync covered."""
+        return self.phase.operations / self.syncs if self.syncs else None
 
 
-def measure(setting: str, options: argparse.Namespace) -> Result:
-    """Run a server with one setting, and flood it with adds."""
-    value = setting if setting[0].isdigit() else "never"
-    with tempfile.TemporaryDirectory(dir=options.dir) as directory:
-        config = f'[default]\nsync_journal = "{value}"\n'
-        with running_server(Path(directory), config=config) as server:
-            phase = _flood(server, options)
-            return Result(setting, phase, _syncs(server))
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Medians: CPU in microseconds per operation, latencies in microseconds."""
+
+    server: str
+    adds_per_second: float
+    adds_per_sync: float | None
+    p50: float
+    p99: float
+    cpu: float
+    load_cpu: float
 
 
-def _flood(server: ServerProcess, options: argparse.Namespace) -> Phase:
-    command = [sys.executable, "-m", "bench.loadgen", "--json", "--op", "set", "--keys", "1"]
-    arguments: dict[str, object] = {
-        "port": server.ports["memcache"],
-        "server-pid": server.process.pid,
-        "connections": options.connections,
-        "operations": options.operations,
-        "size": options.size,
-    }
-    for name, value in arguments.items():
-        command += [f"--{name}", str(value)]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return Phase(**json.loads(answer.stdout)[0])
+def measure(peer: Peer, options: argparse.Namespace) -> Round:
+    """One round of one server; raises `PeerError`."""
+    adds = Load(
+        (Operation.SET,),
+        options.operations,
+        connections=options.connections,
+        size=options.size,
+        time_limit=options.time_limit,
+    )
+    with peers.running(peer, load.cpus()[0], options.dir) as server:
+        (phase,) = load.run(adds, peer, server)
+        return Round(phase, _syncs(server.port) if peer.protocol is Protocol.MEMCACHE else None)
 
 
-def _syncs(server: ServerProcess) -> int:
-    with Client(server.address) as client:
+def _syncs(port: int) -> int:
+    with Client(f"127.0.0.1:{port}") as client:
         (stats,) = client.stats().values()
     return sum(int(stats[name]) for name in stats if name.endswith("_journal_syncs"))
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measure and print a table."""
-    parser = argparse.ArgumentParser(prog="bench.sync", description=__doc__.splitlines()[0])
-    parser.add_argument("--connections", type=int, default=100)
-    parser.add_argument("--operations", type=int, default=20_000)
-    parser.add_argument("--size", type=int, default=1024)
-    parser.add_argument("--dir", type=Path, help="where the journals go; the disk is what counts")
-    parser.add_argument("--settings", nargs="+", default=["never", "100ms", "0ms"])
-    options = parser.parse_args(arguments)
-    print(f"{options.connections} connections, {options.size} bytes an item")
-    print(f"{'sync_journal':14}{'adds/s':>10}{'fsyncs':>10}{'adds/fsync':>12}{'p99 ms':>10}")
-    for setting in options.settings:
-        result = measure(setting, options)
-        print(
-            f"{setting:14}{result.phase.operations_per_second:>10.0f}{result.syncs:>10}"
-            f"{result.adds_per_sync:>12.1f}{result.phase.p99 / 1000:>10.1f}"
-        )
+def row(server: str, rounds: list[Round]) -> Row:
+    """The medians of one server."""
+    covered = [each for one in rounds if (each := one.adds_per_sync) is not None]
+    return Row(
+        server,
+        median(one.phase.operations_per_second for one in rounds),
+        median(covered) if covered else None,
+        median(one.phase.p50 for one in rounds),
+        median(one.phase.p99 for one in rounds),
+        median(one.phase.server_cpu or 0.0 for one in rounds),
+        median(one.phase.load_cpu for one in rounds),
+    )
+
+
+COLUMNS: list[Column[Row]] = [
+    Column("server", lambda row: row.server, left=True),
+    Column("adds/s", lambda row: f"{row.adds_per_second:,.0f}"),
+    Column("adds/fsync", lambda row: whole(row.adds_per_sync)),
+    Column("p50 us", lambda row: f"{row.p50:,.0f}"),
+    Column("p99 us", lambda row: f"{row.p99:,.0f}"),
+    Column("cpu us/op", lambda row: f"{row.cpu:.2f}"),
+    Column("load us/op", lambda row: f"{row.load_cpu:.2f}"),
+]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line. Exit status 1 when a server that is installed could not be measured."""
+    made = parser("sync", __doc__)
+    add = made.add_argument
+    add("--connections", type=int, default=100)
+    add("--operations", type=int, default=20_000)
+    add("--size", type=int, default=1024)
+    add("--settings", nargs="+", default=["never", "100ms", "0ms"], help="of sync_journal")
+    options = made.parse_args(arguments)
+    if options.quick:
+        options.rounds, options.operations = 1, min(options.operations, 2_000)
+    session = Session("sync", options, peers.synced(options.settings))
+    title = f"{options.connections} connections, {options.size} bytes an item"
+    results, failures = session.in_turn(title, lambda peer: measure(peer, options), options.rounds)
+    rows = [row(name, rounds) for name, rounds in results.items()]
+    session.show(title, COLUMNS, rows, failures, results)
+    return session.finish()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

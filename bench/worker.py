@@ -2,12 +2,14 @@
 
 Each connection has one batch of `depth` requests under way; when its last reply is read the next
 batch is sent, until the phase's operations are used up. Everything sent was built beforehand, an
-expected reply costs one comparison, and there is one clock reading a batch.
+expected reply costs one comparison, and there is one clock reading a batch. Where a protocol makes
+a client send something more (a delete by the id that was answered), that belongs to the batch.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import select
 import socket
 import time
@@ -17,16 +19,17 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Self
 
-from bench import latency, workload
-from bench.replies import BatchReplies, ReplyError
-from bench.workload import Operation, Protocol
-
-CONNECT_CHUNK = 64
-"""How many connections are opened before their greetings are awaited: fewer than any backlog."""
-
+from bench import latency
+from bench.replies import BatchReplies, ReplyError, exactly
+from bench.wires import WIRES
+from bench.wires.wire import greet
+from bench.workload import Batch, Follow, Operation, Protocol, Workload, item_of
 
 MAX_EVENTS = 512
 """Connections served at a time: with thousands, the server gets work while others are read."""
+
+MAX_SEND = 256 * 1024
+"""Bytes sent at a time: no other process of this CPU waits long for a large item's copying."""
 
 
 class LoadError(Exception):
@@ -37,7 +40,8 @@ class LoadError(Exception):
 class Plan:
     """What one worker does in each phase. Sizes in bytes, times in seconds.
 
-    Connection number `i` works on key `i % keys`, counted from `first_connection`.
+    Connection number `i` works on key `i % keys`, counted from `first_connection`; a key is
+    `prefix` and that number. Sets must reach `copies` more queues.
     """
 
     host: str
@@ -49,6 +53,12 @@ class Plan:
     keys: int
     time_limit: float
     first_connection: int = 0
+    prefix: str = "flood"
+    copies: int = 0
+
+    def key(self, number: int) -> bytes:
+        """The key that connection `number` works on."""
+        return f"{self.prefix}{number % self.keys:05}".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +74,36 @@ class Report:
 
 
 class _Connection:
-    """A socket, the batch it repeats, and the replies it waits for."""
+    """A socket, the batch it repeats, and the replies it waits for.
 
-    __slots__ = ("key", "read_size", "receive", "replies", "request", "send", "socket", "started")
+    `first` are the replies to the batch; `replies` are these, or the one to what follows it.
+    `prefix` goes before the next request.
+    """
+
+    __slots__ = (
+        "first", "follow", "key", "name", "prefix", "read_size", "receive", "replies", "request",
+        "send", "socket", "started",
+    )  # fmt: skip
+    first: BatchReplies
     replies: BatchReplies
 
-    def __init__(self, sock: socket.socket, key: str) -> None:
+    def __init__(self, sock: socket.socket, key: bytes, name: bytes) -> None:
         self.socket = sock
         self.send = sock.send
         self.receive = sock.recv
         self.key = key
+        self.name = name
         self.request = b""
+        self.prefix = b""
+        self.follow: Follow | None = None
         self.read_size = 0
         self.started = 0.0
 
-    def prepare(self, work: workload.Workload) -> None:
+    def prepare(self, work: Workload) -> None:
         self.request = work.request
         self.read_size = work.read_size
-        self.replies = BatchReplies(work.whole, work.parser, work.depth)
+        self.follow = work.follow
+        self.replies = self.first = BatchReplies(work.whole, work.parser, work.depth)
 
 
 class Worker:
@@ -114,54 +136,58 @@ class Worker:
     def _connect(self) -> None:
         """Opens all connections, and has the server answer on each: none is half accepted."""
         plan = self._plan
-        for first in range(0, plan.connections, CONNECT_CHUNK):
-            chunk = []
-            for number in range(first, min(first + CONNECT_CHUNK, plan.connections)):
-                sock = socket.create_connection((plan.host, plan.port), timeout=plan.time_limit)
-                key = f"flood{(plan.first_connection + number) % plan.keys:05}"
-                self._connections[sock.fileno()] = _Connection(sock, key)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                sock.sendall(workload.greeting(plan.protocol))
-                chunk.append(sock)
-            for sock in chunk:
-                if not sock.recv(4096).endswith(b"\r\n"):
-                    raise LoadError("the server did not answer a greeting")
-                sock.setblocking(False)
-                self._epoll.register(sock.fileno(), select.EPOLLIN)
+        wire = WIRES[plan.protocol]
+        for number in range(plan.first_connection, plan.first_connection + plan.connections):
+            sock = socket.create_connection((plan.host, plan.port), timeout=plan.time_limit)
+            connection = _Connection(sock, plan.key(number), b"%d-%d" % (os.getpid(), number))
+            self._connections[sock.fileno()] = connection
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            try:
+                greet(wire, sock, connection.key, connection.name)
+            except (OSError, ReplyError) as error:
+                raise LoadError(str(error)) from error
+            sock.setblocking(False)
+            self._epoll.register(sock.fileno(), select.EPOLLIN)
 
-    def run(self, operation: Operation, operations: int) -> Report:
-        """Does `operations` (rounded up to whole batches) and measures them; raises `LoadError`."""
+    def run(self, operation: Operation, operations: int, seconds: float | None = None) -> Report:
+        """Does `operations` (rounded up to whole batches) and measures them; raises `LoadError`.
+
+        After `seconds` no more batches are begun.
+        """
         plan = self._plan
         batches = -(-operations // plan.depth)
         for connection in self._connections.values():
-            connection.prepare(self._workload(operation, connection.key))
+            connection.prepare(self._workload(operation, connection))
         samples: array[float] = array("d")
         gc.collect()
         gc.disable()  # The loop makes no cycles, and a collection would show as latency.
         try:
             cpu, started = time.process_time(), time.perf_counter()
-            self._drive(batches, samples, started + plan.time_limit)
+            stop = started + plan.time_limit if seconds is None else started + seconds
+            self._drive(batches, samples, started + plan.time_limit, stop)
             ended, cpu = time.perf_counter(), time.process_time() - cpu
         except (OSError, ReplyError) as error:
             raise LoadError(f"{operation.value}: {error}") from error
         finally:
             gc.enable()
-        misses = sum(connection.replies.misses for connection in self._connections.values())
-        latencies = latency.histogram(samples)
-        return Report(batches * plan.depth, misses, started, ended, cpu, latencies)
+        misses = sum(connection.first.misses for connection in self._connections.values())
+        done = len(samples) * plan.depth
+        return Report(done, misses, started, ended, cpu, latency.histogram(samples))
 
-    def _workload(self, operation: Operation, key: str) -> workload.Workload:
+    def _workload(self, operation: Operation, connection: _Connection) -> Workload:
         plan = self._plan
-        return workload.build(plan.protocol, operation, key, plan.size, plan.depth)
+        item, name = item_of(plan.size), connection.name
+        batch = Batch(operation, connection.key, item, plan.depth, name, plan.copies)
+        return WIRES[plan.protocol].batch(batch)
 
-    def _drive(self, batches: int, samples: array[float], deadline: float) -> None:
+    def _drive(self, batches: int, samples: array[float], deadline: float, stop: float) -> None:
         clock, poll, connections = time.perf_counter, self._epoll.poll, self._connections
         record, readable = samples.append, select.EPOLLIN
         completed = 0
         issued = min(batches, len(connections))
         for fd, connection in islice(connections.items(), issued):
             connection.started = clock()
-            self._send(fd, connection)
+            self._send(fd, connection, connection.request)
         while completed < batches:
             for fd, event in poll(1.0, MAX_EVENTS):
                 connection = connections[fd]
@@ -171,27 +197,49 @@ class Worker:
                 replies = connection.replies
                 if data != replies.fast and not replies.feed(data):
                     continue
+                if connection.follow is not None and self._follows(fd, connection):
+                    continue
                 now = clock()
                 record(now - connection.started)
                 completed += 1
                 if issued < batches:
                     issued += 1
                     connection.started = now
-                    self._send(fd, connection)
-            if clock() > deadline:
+                    self._send(fd, connection, connection.request)
+                elif connection.prefix:
+                    self._send(fd, connection, b"")
+            now = clock()
+            if now > deadline:
                 raise ReplyError(f"time limit: {completed} of {batches} batches answered")
+            if now > stop:
+                batches = issued
 
-    def _send(self, fd: int, connection: _Connection) -> None:
-        sent = connection.send(connection.request)
-        if sent < len(connection.request):
-            self._unsent[fd] = memoryview(connection.request)[sent:]
+    def _follows(self, fd: int, connection: _Connection) -> bool:
+        """Sends what must follow the replies; True when the batch ends only with its answer."""
+        if connection.follow is None or connection.replies is not connection.first:
+            connection.replies = connection.first
+            return False
+        request, answer = connection.follow()
+        if not answer:
+            connection.prefix = request
+            return False
+        connection.replies = BatchReplies(answer, exactly(answer), 1)
+        self._send(fd, connection, request)
+        return True
+
+    def _send(self, fd: int, connection: _Connection, request: bytes) -> None:
+        if connection.prefix:
+            request, connection.prefix = connection.prefix + request, b""
+        sent = connection.send(request) if len(request) <= MAX_SEND else 0
+        if sent < len(request):
+            self._unsent[fd] = memoryview(request)[sent:]
             self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
 
     def _send_rest(self, fd: int, event: int) -> bool:
         """Goes on with a batch that the socket did not take whole; True when there is input."""
         if event & select.EPOLLOUT:
             rest = self._unsent.pop(fd)
-            sent = self._connections[fd].send(rest)
+            sent = self._connections[fd].send(rest[:MAX_SEND])
             if sent < len(rest):
                 self._unsent[fd] = rest[sent:]
             else:

@@ -1,6 +1,8 @@
 """The pipelines over live servers, as functions and as commands."""
 
+import contextlib
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -8,6 +10,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from pyspark.sql import SparkSession
@@ -45,6 +48,13 @@ def client(server: ServerProcess) -> Iterator[Client]:
     """Return a client of it."""
     with Client(server.address) as client:
         yield client
+
+
+def read_screen(screen: int, shown: list[bytes]) -> None:
+    """Read what a process writes to its terminal, until it closes it."""
+    with contextlib.suppress(OSError), open(screen, "rb", buffering=0) as file:
+        while piece := file.read(4096):
+            shown.append(piece)
 
 
 def run(spark: SparkSession, options: ArchiveOptions) -> list[Archived]:
@@ -127,21 +137,29 @@ def test_an_archive_keeps_to_its_queues(spark: SparkSession, tmp_path: Path) -> 
 def test_the_command_archive_follows_until_it_is_asked_to_end(
     server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:
-    """SIGTERM ends `archive --follow`; then it prints what the table has."""
+    """SIGTERM ends `archive --follow`; progress is for the terminal, the table for a pipe."""
     output, where = str(tmp_path / "table"), ["--servers", server.address]
     client.put_many("work", [b"%d" % number for number in range(100)])
     often = ["--follow", "--every", "100 milliseconds", "--master", "local[1]"]
+    screen, terminal = pty.openpty()
     following = subprocess.Popen(
         [*COMMAND, "archive", "work", "-o", output, *where, *often],
         stdout=subprocess.PIPE,
+        stderr=terminal,
         text=True,
     )
+    os.close(terminal)
+    shown: list[bytes] = []
+    reader = Thread(target=read_screen, args=(screen, shown))
+    reader.start()
     deadline = time.monotonic() + 90
     while not list(Path(output).glob("_checkpoint/commits/0")) and time.monotonic() < deadline:
         time.sleep(0.1)
     following.send_signal(signal.SIGTERM)
     table, _ = following.communicate(timeout=60)
+    reader.join(60)
 
+    assert b"archive" in b"".join(shown)
     assert (following.returncode, table.split()) == (
         0,
         ["queue", "items", "bytes", "work", "100", "190"],

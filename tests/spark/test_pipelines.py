@@ -18,11 +18,17 @@ from kestrelmq.journal.records import (
     Unremove,
     encode,
 )
+from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.pipelines import history, pack, replay, report, restore, verify
 from kestrelmq.spark.pipelines.replay import QueueContents
+from kestrelmq.spark.reading import read_journals
 from tests.spark.spools import NOW, Loaded, adds, load, random_spool, write
 
 HOUR = 3_600_000
+OPENING: dict[Dialect, set[str]] = {
+    "documented": {"SAVE_XID", "ADD_XID", "REMOVE_TENTATIVE"},
+    "kestrel-2": {"REMOVE_TENTATIVE_XID"},
+}
 
 
 def filled(queues: dict[str, list[Loaded]]) -> dict[str, list[Loaded]]:
@@ -74,6 +80,18 @@ def test_restore_of_a_time_range(spark: SparkSession, tmp_path: Path) -> None:
     assert [item.data for item in load(tmp_path / "back")["q"]] == [b"3", b"4", b"5"]
 
 
+def test_an_empty_spool_goes_through_the_pipelines(spark: SparkSession, tmp_path: Path) -> None:
+    """No queue at all is no error: nothing comes out, and nothing comes back."""
+    spool, table, back = (str(tmp_path / name) for name in ("spool", "table", "back"))
+    Path(spool).mkdir()
+
+    assert replay(spark, spool, table) == []
+    assert restore(spark, table, back) == 0
+    assert load(Path(back)) == {}
+    assert history(spark, spool).count() == 0
+    assert (pack(spark, spool), verify(spark, spool)) == ([], [])
+
+
 def test_verify_names_damage_by_file_and_position(spark: SparkSession, tmp_path: Path) -> None:
     """Good files, damaged files, and a torn tail, which is good at the end of the last file."""
     torn = encode(AddX(NOW, 0, b"torn"))[:-1]
@@ -96,17 +114,25 @@ def test_verify_names_damage_by_file_and_position(spark: SparkSession, tmp_path:
     assert found["a.1"].reason == "unknown opcode 99"
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_packed_queues_load_as_before(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "dialect"), [(0, "documented"), (1, "kestrel-2"), (2, "documented")]
+)
+def test_packed_queues_load_as_before(
+    spark: SparkSession, tmp_path: Path, seed: int, dialect: Dialect
+) -> None:
     """Items, open reads and order are the same; the journals are smaller, and packing again too."""
     random_spool(random.Random(seed), tmp_path, 10)
     expected = load(tmp_path)
 
-    packed = pack(spark, str(tmp_path))
+    packed = pack(spark, str(tmp_path), dialect=dialect)
     once = load(tmp_path)
+    written = {
+        row.operation for row in read_journals(spark, str(tmp_path), ["operation"]).collect()
+    }
     pack(spark, str(tmp_path))
 
     assert once == expected
+    assert written <= {"ADD", "ADDX", *OPENING[dialect]}
     assert load(tmp_path) == expected
     assert sum(one.after for one in packed) < sum(one.before for one in packed)
     assert {one.queue: one.items for one in packed} == {

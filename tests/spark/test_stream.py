@@ -151,6 +151,13 @@ def test_a_table_is_read_once_and_can_be_read_again(
         reader.option("batch", "nothing").load().count()
 
 
+def test_a_table_of_servers_that_are_away_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    """No rows would say that the queue is empty."""
+    reader = spark.read.format("kestrel").options(servers="127.0.0.1:1", queue=QUEUE)
+    with pytest.raises(PySparkException, match="no server can be asked"):
+        reader.option("staging_location", str(tmp_path)).load().count()
+
+
 def test_rows_become_items_of_the_queues_they_name(
     spark: SparkSession, cluster: str, client: Client
 ) -> None:

@@ -39,6 +39,7 @@ def test_names_are_read_in_any_case_and_values_are_parsed() -> None:
     ("given", "message"),
     [
         ({}, "option 'path' of reading kestrel.journal is missing: it must be a queue path"),
+        ({"paths": '["a","b"]'}, "give one path: it may be a glob"),
         (
             {"path": "p", "mode": "lenient"},
             "'lenient' is not allowed: it must be one of failfast, permissive, dropmalformed",

@@ -23,9 +23,9 @@ from kestrelmq.journal.records import (
     StateDump,
     Unremove,
     encode,
-    scan,
 )
 from kestrelmq.journal.replay import Replay
+from kestrelmq.journal.scanning import scan
 from kestrelmq.spark.scanning import FileView, events
 from kestrelmq.spark.segments import (
     EMPTY,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kestrelmq.cli.journal import DialectName
 from kestrelmq.cli.servers import (
     DEFAULT_SERVER,
     VARIABLE,
@@ -119,12 +120,19 @@ def verify(path: PathArgument, *, master: MasterFlag = _LOCAL) -> None:
 
 
 @app.command()
-def pack(path: PathArgument, *, master: MasterFlag = _LOCAL) -> None:
+def pack(
+    path: PathArgument,
+    *,
+    dialect: Annotated[
+        DialectName, typer.Option(help="The dialect to write.")
+    ] = DialectName.DOCUMENTED,
+    master: MasterFlag = _LOCAL,
+) -> None:
     """Pack the journals of all queues, while no server runs on them."""
     with spark_session(master, "pack") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
-        packed = pipelines.pack(spark, path)
+        packed = pipelines.pack(spark, path, dialect=dialect.value)
     _table(packed, ("queue", "items", "before", "after"))
 
 

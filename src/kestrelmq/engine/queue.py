@@ -101,10 +101,7 @@ class Queue(Taking):
             or self.children
             or (behind is None and self.memory_bytes + size > self._memory_limit)
         ):
-            record = item(self._clock.now(), expiry, data)
-            for child in self.children:
-                child.accept(record, expiry)
-            return self.accept(record, expiry)
+            return self.add_record(item(self._clock.now(), expiry, data), expiry)
         # The hot path: as `accept`, with nothing to look out for.
         record = pack_header(ADDX, size + TIMES_SIZE, self._clock.now(), 0) + data
         if behind is None:
@@ -122,6 +119,12 @@ class Queue(Taking):
         if self.waiters.line:
             self._serve()
         return True
+
+    def add_record(self, record: bytes, expiry: int = 0) -> bool:
+        """Add an item as `item` makes it; otherwise as `add`."""
+        for child in self.children:
+            child.accept(record, expiry)
+        return self.accept(record, expiry)
 
     def accept(self, record: bytes, expiry: int = 0) -> bool:
         """Add an item here only; as `add`, for a record that queues may share."""

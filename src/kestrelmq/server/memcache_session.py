@@ -33,6 +33,7 @@ from kestrelmq.protocol.memcache import (
 )
 from kestrelmq.server.connection import OUTPUT_LIMIT, STALLED, Connection, Session, Touched
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.large_item import LARGE, LargeItem
 from kestrelmq.server.memcache_admin import Forbidden, serve_admin
 from kestrelmq.server.memcache_reads import MemcacheFetch, MemcacheMonitor
 from kestrelmq.server.reads import OpenReads
@@ -74,19 +75,21 @@ class MemcacheSession(Session):
         self._alone_request = _NO_REQUEST
         self._skip = 0
         self._skip_reply = b""
+        self._large: LargeItem | None = None
         self.wanted = 0
 
     # --- the hot path ---
 
     def feed(self, data: bytes) -> bytes:
         """Apply the requests in `data`; return what is left."""
-        self.wanted = self._produced = 0
-        if data == self._alone and not self._skip:
+        self.wanted = self._produced = position = 0
+        if self._skip or self._large is not None:
+            position = self._go_on(data)
+        elif data == self._alone:
             self._get(self._alone_request)
             return b""
         connection = self._connection
         end = len(data)
-        position = self._drop(data, 0) if self._skip else 0
         while position < end:
             newline = data.find(b"\n", position)
             if newline < 0:
@@ -191,11 +194,48 @@ class MemcacheSession(Session):
             if limit is not None and request.size > limit:
                 reply = b"" if request.noreply else NOT_STORED
                 return -self._skip_rest(data, body, request.size, reply)
+            if request.size >= LARGE:
+                self._large = LargeItem(request)
+                return -self._take_large(self._large, data, body)
             # Or one byte more, if the line end is CR LF.
             self.wanted = request.size + 1 + body - data.rfind(b"\n", 0, body - 1) - 1
             return 0
         self._fault(ClientFault("bad data chunk", closes=True))
         return -len(data)
+
+    def _go_on(self, data: bytes) -> int:
+        """Take what belongs to a request that began earlier; return where that ends."""
+        if self._large is not None:
+            return self._take_large(self._large, data, 0)
+        return self._drop(data, 0)
+
+    def _take_large(self, large: LargeItem, data: bytes, position: int) -> int:
+        """Take in more of a large item; return where in `data` that ends."""
+        position = large.take(data, position)
+        if large.is_bad:
+            self._fault(ClientFault("bad data chunk", closes=True))
+            return len(data)
+        if large.is_whole:
+            self._large = None
+            self._set_large(large)
+        self.wanted = large.missing
+        return position
+
+    def _set_large(self, large: LargeItem) -> None:
+        request = large.request
+        queue = self._queues.get(request.queue)
+        if queue is None or queue.restricted or not self._status.is_open:
+            self._set_slowly(request, large.data())
+            return
+        self._counters.cmd_set += 1
+        expiry = request.expiry and self._expiry(request.expiry)
+        try:
+            stored = queue.add_record(large.record(self._context.turns.clock.now(), expiry), expiry)
+        except _FAILURES as error:
+            self._answer_error(error, noreply=request.noreply)
+            return
+        if not request.noreply:
+            self._answer(STORED if stored else NOT_STORED, queue)
 
     def _refuse(self, request: Refused, data: bytes, body: int) -> int:
         if request.size is None:

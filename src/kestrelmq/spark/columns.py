@@ -65,32 +65,35 @@ def operations(chunk: Chunk) -> pa.Array:
 def xids(view: FileView, chunk: Chunk) -> pa.Array:
     """Return the xids, null for records without one."""
     has_xid = chunk.opcodes >= SAVE_XID
+    if not has_xid.any():
+        return pa.nulls(len(chunk), pa.int32())
     return _spread(has_xid, view.field("<i4", chunk.starts[has_xid] + 1))
 
 
 def sizes(chunk: Chunk) -> pa.Array:
     """Return the sizes of items' data, null for records that add none."""
     lengths = chunk.ends - chunk.starts - _DATA_AT[chunk.opcodes]
-    return pa.array(lengths.astype(np.int32), mask=~chunk.adds)
+    items = chunk.adds
+    return pa.array(lengths.astype(np.int32), mask=None if items.all() else ~items)
 
 
 def add_times(view: FileView, chunk: Chunk) -> pa.Array:
     """Return items' add times (ms), null for records that have none, an ADD among them."""
     timed = chunk.adds & (chunk.opcodes != ADD)
-    return _spread(timed, view.field("<i8", _times_at(chunk)[timed]))
+    return _spread(timed, view.field("<i8", _times_at(chunk, timed)))
 
 
 def expiries(view: FileView, chunk: Chunk) -> pa.Array:
     """Return items' expiries (ms, 0 for never), null for records that add no item."""
-    items = chunk.adds
     starling = chunk.opcodes == ADD
-    timed = items & ~starling
+    timed = chunk.adds & ~starling
+    found = view.field("<i8", _times_at(chunk, timed) + 8)
+    if not starling.any():
+        return _spread(timed, found)
     values = np.zeros(len(chunk), dtype=np.int64)
-    values[timed] = view.field("<i8", _times_at(chunk)[timed] + 8)
-    if starling.any():
-        seconds = view.field("<i4", _times_at(chunk)[starling])
-        values[starling] = seconds.astype(np.int64) * 1000
-    return pa.array(values, mask=~items)
+    values[timed] = found
+    values[starling] = view.field("<i4", _times_at(chunk, starling)).astype(np.int64) * 1000
+    return pa.array(values, mask=~(timed | starling))
 
 
 def data(view: FileView, chunk: Chunk) -> pa.Array:
@@ -105,8 +108,8 @@ def data(view: FileView, chunk: Chunk) -> pa.Array:
     bounds[-1] = bounds[-2]
     over = pa.py_buffer(view.buffer).slice(base, int(chunk.ends[-1]) - base)
     laid = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(bounds), over])
-    every_second = pa.array(np.arange(0, 2 * count, 2, dtype=np.int64), mask=~items)
-    return laid.take(every_second)
+    every_second = np.arange(0, 2 * count, 2, dtype=np.int64)
+    return laid.take(pa.array(every_second, mask=None if items.all() else ~items))
 
 
 def constant(text: str, count: int) -> pa.Array:
@@ -153,7 +156,10 @@ RECORD_COLUMNS: Final[dict[str, Column]] = {
 """How to make the columns that come from a file's bytes; the rest say which file it is."""
 
 
-def _times_at(chunk: Chunk) -> NDArray[np.int64]:
+def _times_at(chunk: Chunk, wanted: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Where the times of those records begin that are wanted."""
+    if not wanted.all():
+        chunk = chunk.part(wanted)
     return chunk.starts + _TIMES_AT[chunk.opcodes]
 
 

@@ -127,14 +127,17 @@ class PartWriter:
 def in_order(parts: Sequence[Part], merged: Path) -> list[Part]:
     """Return the parts of a queue in their final order.
 
-    Without sequence numbers that is the order given. Parts whose sequence numbers overlap are
-    merged to the file `merged`.
+    Without sequence numbers that is the order given; so it is among equal ones. Parts whose
+    sequence numbers overlap are merged to the file `merged`.
     """
     if not all(part.sequenced for part in parts):
         return list(parts)
-    ordered = sorted(parts, key=lambda part: (part.low, part.high))
-    overlap = any(later.low < earlier.high for earlier, later in pairwise(ordered))
-    return [merge(parts, merged)] if overlap else ordered
+    ordered = sorted(enumerate(parts), key=lambda place: (place[1].low, place[1].high))
+    overlap = any(
+        (later.low, place) < (earlier.high, place_before)
+        for (place_before, earlier), (place, later) in pairwise(ordered)
+    )
+    return [merge(parts, merged)] if overlap else [part for _, part in ordered]
 
 
 def merge(parts: Sequence[Part], merged: Path) -> Part:

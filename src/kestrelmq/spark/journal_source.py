@@ -6,14 +6,13 @@ record that is cut short at the end of a queue's last file is being written, or 
 machine died; it is no damage and gives no row, as it gives a server no item.
 """
 
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import (
-    DataSource,
     DataSourceReader,
     DataSourceWriter,
     EqualNullSafe,
@@ -32,7 +31,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from kestrelmq.errors import ConfigError, DamagedJournal
+from kestrelmq.errors import DamagedJournal
 from kestrelmq.spark import columns
 from kestrelmq.spark.journal_writer import JournalWriter
 from kestrelmq.spark.options import (
@@ -41,7 +40,9 @@ from kestrelmq.spark.options import (
     journal_write_options,
 )
 from kestrelmq.spark.scanning import FileView, open_view
+from kestrelmq.spark.sharing import shares
 from kestrelmq.spark.spool import SpoolFile, list_files
+from kestrelmq.spark.tables import Makers, Table, arrow_schema, rows
 
 JOURNAL_FORMAT: Final = "kestrel.journal"
 JOURNAL_SCHEMA: Final = StructType(
@@ -69,25 +70,16 @@ class JournalPartition(InputPartition):
         self.files = tuple(files)
 
 
-class JournalSource(DataSource):
+class JournalSource(Table):
     """The data source `kestrel.journal`."""
 
-    @classmethod
-    def name(cls) -> str:
-        """Return the format's name."""
-        return JOURNAL_FORMAT
-
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        super().__init__(options)
-
-    def schema(self) -> StructType:
-        """Return all columns; a reader that asks for fewer gets fewer."""
-        return JOURNAL_SCHEMA
+    format_name = JOURNAL_FORMAT
+    table = JOURNAL_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the columns of `schema`."""
+        self.check_asked(schema)
         options = journal_read_options(self.options)
-        check_schema(schema, JOURNAL_SCHEMA, JOURNAL_FORMAT)
         kind = PushdownJournalReader if options.pushdown else JournalReader
         return kind(options, schema)
 
@@ -101,7 +93,7 @@ class JournalReader(DataSourceReader):
 
     def __init__(self, options: JournalReadOptions, schema: StructType) -> None:
         self._options = options
-        self._schema = schema
+        self._schema = arrow_schema(schema)
         self._allowed: dict[str, frozenset[str]] = {}
 
     def partitions(self) -> list[InputPartition]:
@@ -111,7 +103,8 @@ class JournalReader(DataSourceReader):
             for file in list_files(self._options.path)
             if self._allows("queue", file.queue) and self._allows("file", file.name)
         ]
-        return [JournalPartition(share) for share in shares(files, self._options.partition_bytes)]
+        shared = shares(files, lambda file: file.cost, self._options.partition_bytes)
+        return [JournalPartition(share) for share in shared]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""
@@ -132,14 +125,11 @@ class JournalReader(DataSourceReader):
                     codes = columns.operation_codes(chunk)
                     wanted = chunk.part(np.isin(codes, self._allowed_codes()))
                 for batch in columns.batches(wanted, self._options.batch_rows):
-                    yield self._batch(
-                        file,
-                        len(batch),
-                        {
-                            name: partial(make, view, batch)
-                            for name, make in columns.RECORD_COLUMNS.items()
-                        },
-                    )
+                    made = {
+                        name: partial(make, view, batch)
+                        for name, make in columns.RECORD_COLUMNS.items()
+                    }
+                    yield self._rows(file, len(batch), made)
         except DamagedJournal as damage:
             yield from self._damaged(file, view, damage)
 
@@ -162,25 +152,17 @@ class JournalReader(DataSourceReader):
             "data": damage.reason.encode(),
         }
         types = {field.name: field.type for field in to_arrow_schema(JOURNAL_SCHEMA)}
-        yield self._batch(
-            file,
-            1,
-            {
-                name: partial(pa.array, [row.get(name)], types[name])
-                for name in columns.RECORD_COLUMNS
-            },
-        )
+        made = {
+            name: partial(pa.array, [row.get(name)], types[name]) for name in columns.RECORD_COLUMNS
+        }
+        yield self._rows(file, 1, made)
 
-    def _batch(self, file: SpoolFile, count: int, makers: dict[str, Any]) -> pa.RecordBatch:
-        """Make the columns that are asked for, and only those."""
-        constants = {"queue": file.queue, "file": file.name}
-        arrays = [
-            columns.constant(constants[name], count) if name in constants else makers[name]()
-            for name in self._schema.names
-        ]
-        return pa.RecordBatch.from_arrays(
-            arrays, schema=to_arrow_schema(self._schema, timezone="UTC")
-        )
+    def _rows(self, file: SpoolFile, count: int, made: Makers) -> pa.RecordBatch:
+        names = {
+            "queue": partial(columns.constant, file.queue, count),
+            "file": partial(columns.constant, file.name, count),
+        }
+        return rows(self._schema, {**names, **made})
 
 
 class PushdownJournalReader(JournalReader):
@@ -209,38 +191,3 @@ def _values(given: Filter) -> frozenset[str] | None:
         return None
     values = list(given.value) if isinstance(given, In) else [given.value]
     return frozenset(values) if all(isinstance(value, str) for value in values) else None
-
-
-def shares(files: Sequence[SpoolFile], partition_bytes: int) -> list[list[SpoolFile]]:
-    """Share out files, in order: a large one by itself, small ones together."""
-    found: list[list[SpoolFile]] = []
-    room = 0
-    for file in files:
-        # A file costs a look even when it is empty.
-        cost = max(file.size, 64 << 10)
-        if cost > room:
-            found.append([])
-            room = partition_bytes
-        found[-1].append(file)
-        room -= cost
-    return found
-
-
-def check_schema(asked: StructType, known: StructType, source: str) -> None:
-    """Check that the columns asked for are known ones, of their types.
-
-    Raises:
-        ConfigError: one is not.
-    """
-    types = {field.name: field.dataType for field in known}
-    for field in asked:
-        if field.name not in types:
-            raise ConfigError(
-                f"schema of {source}: column {field.name!r} is unknown: "
-                f"allowed are {', '.join(types)}"
-            )
-        if field.dataType != types[field.name]:
-            raise ConfigError(
-                f"schema of {source}: column {field.name!r} cannot be "
-                f"{field.dataType.simpleString()}: it must be {types[field.name].simpleString()}"
-            )

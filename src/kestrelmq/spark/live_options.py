@@ -1,6 +1,6 @@
 """Options of the format `kestrel`, validated in one place. Nothing here needs Spark."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,10 +8,9 @@ from kestrelmq.client.address import parse_addresses
 from kestrelmq.client.cluster import FixedMembership, Membership
 from kestrelmq.errors import ConfigError, InvalidRequest
 from kestrelmq.names import queue_name_error
+from kestrelmq.spark.given_options import GivenOptions, a_size, a_time, a_whole_number
 from kestrelmq.spark.live_plan import MAX_PARTITION_ITEMS, MAX_PARTITIONS
-from kestrelmq.spark.options import _Options, _size
 from kestrelmq.spark.spool import local_path
-from kestrelmq.units import parse_duration
 
 DEFAULT_ITEMS: Final = 100_000
 DEFAULT_BYTES: Final = 128 << 20
@@ -97,10 +96,10 @@ def live_read_options(given: Mapping[str, str]) -> LiveReadOptions:
     Raises:
         ConfigError: an option is missing, unknown or has a value that is not allowed.
     """
-    options = _Options("reading kestrel", given)
+    options = GivenOptions("reading kestrel", given)
     cluster = _cluster(options, "reading kestrel")
     queue = options.take("queue", None, _queue)
-    staging = options.take("staging_location", None, local_path)
+    staging = options.take("staging_location", None, _staging_location)
     if queue is None:
         raise ConfigError("option 'queue' of reading kestrel is missing: it must be a queue's name")
     if not staging:
@@ -113,10 +112,10 @@ def live_read_options(given: Mapping[str, str]) -> LiveReadOptions:
             cluster,
             queue,
             staging,
-            options.take("max_items_per_batch", DEFAULT_ITEMS, _count(MAX_PARTITION_ITEMS)),
-            options.take("max_bytes_per_batch", DEFAULT_BYTES, _size),
-            options.take("min_partitions", 1, _count(MAX_PARTITIONS)),
-            options.take("wait", DEFAULT_WAIT, _seconds),
+            options.take("max_items_per_batch", DEFAULT_ITEMS, a_whole_number(MAX_PARTITION_ITEMS)),
+            options.take("max_bytes_per_batch", DEFAULT_BYTES, a_size),
+            options.take("min_partitions", 1, a_whole_number(MAX_PARTITIONS)),
+            options.take("wait", DEFAULT_WAIT, a_time),
             options.take("batch", None, str),
         )
     )
@@ -128,7 +127,7 @@ def live_write_options(given: Mapping[str, str]) -> LiveWriteOptions:
     Raises:
         ConfigError: an option is missing, unknown or has a value that is not allowed.
     """
-    options = _Options("writing kestrel", given)
+    options = GivenOptions("writing kestrel", given)
     # Of the stream, not of the sink; Spark hands it to both.
     options.take("checkpointLocation", "", str)
     cluster = _cluster(options, "writing kestrel")
@@ -136,12 +135,12 @@ def live_write_options(given: Mapping[str, str]) -> LiveWriteOptions:
         LiveWriteOptions(
             cluster,
             options.take("queue", None, _queue),
-            options.take("patience", DEFAULT_PATIENCE, _seconds),
+            options.take("patience", DEFAULT_PATIENCE, a_time),
         )
     )
 
 
-def _cluster(options: _Options, purpose: str) -> ServersOptions:
+def _cluster(options: GivenOptions, purpose: str) -> ServersOptions:
     cluster = ServersOptions(
         options.take("servers", None, _servers),
         options.take("zookeeper", None, str),
@@ -164,25 +163,12 @@ def _servers(value: str) -> str:
         raise ValueError("servers such as 'localhost:22133', separated by commas") from None
 
 
+def _staging_location(value: str) -> str:
+    return local_path(value, "staging_location")
+
+
 def _queue(value: str) -> str:
     error = queue_name_error(value)
     if error is not None:
         raise ValueError(f"a queue's name: {error}")
     return value
-
-
-def _seconds(value: str) -> float:
-    try:
-        seconds = parse_duration(float(value) if value.replace(".", "", 1).isdecimal() else value)
-    except (ValueError, TypeError):
-        raise ValueError("a time such as '1s' or '500ms'") from None
-    return seconds
-
-
-def _count(most: int) -> Callable[[str], int]:
-    def parse(value: str) -> int:
-        if not value.isdecimal() or not 1 <= int(value) <= most:
-            raise ValueError(f"a whole number from 1 to {most}")
-        return int(value)
-
-    return parse

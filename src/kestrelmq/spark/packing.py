@@ -6,29 +6,28 @@ Records are copied as they are, in runs: item data is not looked at, and memory 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kestrelmq.journal.records import (
-    ADDX_HEADER,
-    REMOVE_TENTATIVE_RECORD,
-    STATE_DUMP,
-    add_xid,
-    added_item,
-    save_xid,
-)
+from kestrelmq.journal.contents import open_read_records
+from kestrelmq.journal.records import ADD_XID, ADDX_HEADER, STATE_DUMP, added_item
+from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.planning import Wanted, replay_in_order, wanted
 from kestrelmq.spark.queue_source import is_live
 from kestrelmq.spark.scanning import Chunk, FileView, open_view
 from kestrelmq.spark.spool import SpoolFile
 
+_ADDING_WITH_XID: Final = (ADD_XID, STATE_DUMP)
+"""Opcodes of records that add an item and say an xid; those of CONTINUE and STATE_DUMP are one."""
 
-def pack_files(files: Sequence[SpoolFile], output: Path) -> tuple[int, bytes]:
+
+def pack_files(files: Sequence[SpoolFile], output: Path, dialect: Dialect) -> tuple[int, bytes]:
     """Write to `output` what a queue's files come to.
 
-    A server that loads it has the same items, open reads and last-used xid.
+    A server that loads it has the same items and open reads, and, from the documented dialect, the
+    same last-used xid.
 
     Returns:
         The number of items, and the bytes of a record that is cut short at the end of the last
@@ -42,10 +41,9 @@ def pack_files(files: Sequence[SpoolFile], output: Path) -> tuple[int, bytes]:
     plans = wanted(plan)
     front = {item: record for part in plans for item, record in _front(part)}
     with output.open("wb") as target:
-        if replayed.end.last_xid:
-            target.write(save_xid(replayed.end.last_xid))
-        for item, xid in plan.live.given_back:
-            target.write(add_xid(xid, _as_addx(front[item])) + REMOVE_TENTATIVE_RECORD)
+        reads = [(xid, _as_addx(front[item])) for item, xid in plan.live.given_back]
+        if reads or replayed.end.last_xid:
+            target.writelines(open_read_records(dialect, replayed.end.last_xid, reads))
         for item in plan.live.head:
             target.write(_as_stored(front[item]))
         for part in plans:
@@ -88,9 +86,7 @@ def _front(part: Wanted) -> Iterator[tuple[int, bytes]]:
 
 def _as_stored(record: bytes) -> bytes:
     """A record that adds the same item, and does nothing else."""
-    if record[0] == STATE_DUMP:
-        return _as_addx(record)
-    return record
+    return _as_addx(record) if record[0] in _ADDING_WITH_XID else record
 
 
 def _as_addx(record: bytes) -> bytes:
@@ -107,7 +103,7 @@ def _copy_rest(part: Wanted, target: BinaryIO) -> None:
         rest = items.part(wanted_here)
         if not len(rest):
             continue
-        combined = rest.opcodes == STATE_DUMP
+        combined = np.isin(rest.opcodes, _ADDING_WITH_XID)
         breaks = (rest.starts[1:] != rest.ends[:-1]) | combined[1:] | combined[:-1]
         bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(rest)]
         for low, high in pairwise(bounds):

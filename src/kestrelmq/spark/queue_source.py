@@ -11,15 +11,14 @@ a pool of processes on the driver's machine; `kestrelmq.spark.read_queues` plans
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import (
     BinaryType,
     IntegerType,
@@ -31,7 +30,6 @@ from pyspark.sql.types import (
 
 from kestrelmq.errors import ConfigError
 from kestrelmq.spark import columns
-from kestrelmq.spark.journal_source import check_schema
 from kestrelmq.spark.options import QueueReadOptions, queue_read_options
 from kestrelmq.spark.planning import (
     Task,
@@ -44,7 +42,9 @@ from kestrelmq.spark.planning import (
 )
 from kestrelmq.spark.scanning import Chunk, FileView, open_view
 from kestrelmq.spark.segments import Segment
+from kestrelmq.spark.sharing import shares
 from kestrelmq.spark.spool import SpoolFile, by_queue, list_files
+from kestrelmq.spark.tables import Makers, Table, arrow_schema, rows
 
 QUEUE_FORMAT: Final = "kestrel.queue"
 QUEUE_SCHEMA: Final = StructType(
@@ -71,24 +71,15 @@ class QueuePartition(InputPartition):
         self.planned = tuple(planned)
 
 
-class QueueSource(DataSource):
+class QueueSource(Table):
     """The data source `kestrel.queue`."""
 
-    @classmethod
-    def name(cls) -> str:
-        """Return the format's name."""
-        return QUEUE_FORMAT
-
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        super().__init__(options)
-
-    def schema(self) -> StructType:
-        """Return all columns; a reader that asks for fewer gets fewer."""
-        return QUEUE_SCHEMA
+    format_name = QUEUE_FORMAT
+    table = QUEUE_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the columns of `schema`."""
-        check_schema(schema, QUEUE_SCHEMA, QUEUE_FORMAT)
+        self.check_asked(schema)
         return QueueReader(queue_read_options(self.options), schema)
 
 
@@ -97,7 +88,7 @@ class QueueReader(DataSourceReader):
 
     def __init__(self, options: QueueReadOptions, schema: StructType) -> None:
         self._options = options
-        self._schema = schema
+        self._schema = arrow_schema(schema)
 
     def partitions(self) -> list[InputPartition]:
         """Share out small queues, and the files of large ones that hold live items."""
@@ -113,7 +104,9 @@ class QueueReader(DataSourceReader):
             for replayed in replay_in_parallel(large, in_processes)
             for file in wanted(replayed.plan())
         ]
-        shared = share_queues(small, self._options.partition_bytes)
+        shared = shares(
+            small, lambda files: sum(file.cost for file in files), self._options.partition_bytes
+        )
         return [*(QueuePartition(queues) for queues in shared), *self._planned(plans)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -124,15 +117,8 @@ class QueueReader(DataSourceReader):
 
     def _planned(self, plans: Sequence[Wanted]) -> list[InputPartition]:
         """Share out files of plans; a file is a partition, small ones share one."""
-        found: list[list[Wanted]] = []
-        room = 0
-        for plan in plans:
-            if plan.file.size > room:
-                found.append([])
-                room = self._options.partition_bytes
-            found[-1].append(plan)
-            room -= plan.file.size
-        return [QueuePartition(planned=share) for share in found]
+        shared = shares(plans, lambda plan: plan.file.size, self._options.partition_bytes)
+        return [QueuePartition(planned=share) for share in shared]
 
     def _batches(self, partition: QueuePartition) -> Iterator[pa.RecordBatch]:
         for files in partition.queues:
@@ -158,11 +144,7 @@ class QueueReader(DataSourceReader):
         for batch in columns.batches(items, self._options.batch_rows):
             here = ordinals[done : done + len(batch)]
             done += len(batch)
-            makers = _makers(view, plan, batch, here)
-            yield pa.RecordBatch.from_arrays(
-                [makers[name]() for name in self._schema.names],
-                schema=to_arrow_schema(self._schema, timezone="UTC"),
-            )
+            yield rows(self._schema, _makers(view, plan, batch, here))
 
 
 def is_live(ordinals: NDArray[np.int64], plan: Wanted) -> NDArray[np.bool_]:
@@ -187,22 +169,6 @@ def split_by_size(
     return small, large
 
 
-def share_queues(
-    queues: Sequence[list[SpoolFile]], partition_bytes: int
-) -> list[list[list[SpoolFile]]]:
-    """Share out queues, in order: a large one by itself, small ones together."""
-    found: list[list[list[SpoolFile]]] = []
-    room = 0
-    for queue in queues:
-        cost = sum(max(file.size, 64 << 10) for file in queue)
-        if cost > room:
-            found.append([])
-            room = partition_bytes
-        found[-1].append(queue)
-        room -= cost
-    return found
-
-
 def in_processes(tasks: Sequence[Task]) -> list[Segment]:
     """Summarise files in a pool of processes on this machine."""
     workers = min(os.cpu_count() or 1, len(tasks))
@@ -212,9 +178,7 @@ def in_processes(tasks: Sequence[Task]) -> list[Segment]:
         return list(pool.map(summarise, tasks))
 
 
-def _makers(
-    view: FileView, plan: Wanted, batch: Chunk, ordinals: NDArray[np.int64]
-) -> dict[str, Callable[[], Any]]:
+def _makers(view: FileView, plan: Wanted, batch: Chunk, ordinals: NDArray[np.int64]) -> Makers:
     """How to make the columns, each only if it is asked for."""
     return {
         "queue": lambda: columns.constant(plan.file.queue, len(batch)),

@@ -39,11 +39,18 @@ def local_session(
 ) -> Iterator[SparkSession]:
     """Start a session with the sources registered, and stop it at the end.
 
+    In a process that has a session already, that one is used as it is, and goes on.
+
     Args:
         master: Spark's master URL.
         quick: settings for small data: few shuffle partitions, a small heap, the quick compiler.
         settings: more Spark settings; they win over ours.
     """
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        register(running)
+        yield running
+        return
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     with tempfile.TemporaryDirectory(prefix="kestrelmq-spark-") as scratch:
         chosen = dict(_SETTINGS)

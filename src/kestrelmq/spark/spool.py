@@ -10,9 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Final
 
 from kestrelmq.errors import ConfigError
 from kestrelmq.journal.names import TEMPORARY_MARK, QueuePlan, parse_name, plan
+
+_LOOK: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +38,16 @@ class SpoolFile:
     last: bool
     spool: str
 
+    @property
+    def cost(self) -> int:
+        """What reading it costs, in bytes: it costs a look even when it is empty."""
+        return max(self.size, _LOOK)
 
-def local_path(written: str) -> str:
+
+def local_path(written: str, option: str = "path") -> str:
     """Return a path as the file system has it; Spark's users write URLs too.
+
+    `option` is where it was written, for the error.
 
     Raises:
         ConfigError: it is a URL of something that is no file system.
@@ -48,8 +58,8 @@ def local_path(written: str) -> str:
     path = rest.removeprefix("//")
     if scheme.lower() != "file" or not path.startswith("/"):
         raise ConfigError(
-            f"option 'path': {written!r} is not allowed: it must be a path of a file system that "
-            "the driver and every executor have, or a file: URL"
+            f"option '{option}': {written!r} is not allowed: it must be a path of a file system "
+            "that the driver and every executor have, or a file: URL"
         )
     return path
 

@@ -11,7 +11,7 @@ nothing tells a source when a table was used. The option `batch` reads it again.
 """
 
 import json
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -20,14 +20,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import (
-    DataSource,
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
     InputPartition,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -45,9 +43,8 @@ from pyspark.sql.types import (
 )
 
 from kestrelmq.clock import SystemClock
-from kestrelmq.errors import ConfigError
+from kestrelmq.errors import ConfigError, ServerUnavailable
 from kestrelmq.spark import columns
-from kestrelmq.spark.journal_source import check_schema
 from kestrelmq.spark.live_driver import Driver, Limits
 from kestrelmq.spark.live_options import LiveReadOptions, live_read_options, live_write_options
 from kestrelmq.spark.live_plan import Epoch, first_position, from_offset, share_out
@@ -55,6 +52,7 @@ from kestrelmq.spark.live_probe import Probe
 from kestrelmq.spark.live_reads import ServerReads
 from kestrelmq.spark.live_sink import LiveStreamWriter, LiveWriter
 from kestrelmq.spark.staging import Part, Reached, Share, Staging
+from kestrelmq.spark.tables import Table, arrow_schema, rows
 
 LIVE_FORMAT: Final = "kestrel"
 LIVE_SCHEMA: Final = StructType(
@@ -81,27 +79,17 @@ class LivePartition(InputPartition):
         self.share = share
 
 
-class LiveSource(DataSource):
+class LiveSource(Table):
     """The data source `kestrel`."""
 
+    format_name = LIVE_FORMAT
+    table = LIVE_SCHEMA
     reached: Reached | None = None
     """For crash tests: told of every step of the staging protocol."""
 
-    @classmethod
-    def name(cls) -> str:
-        """Return the format's name."""
-        return LIVE_FORMAT
-
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        super().__init__(options)
-
-    def schema(self) -> StructType:
-        """Return all columns; a reader that asks for fewer gets fewer."""
-        return LIVE_SCHEMA
-
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's
         """Return a reader of a stream."""
-        check_schema(schema, LIVE_SCHEMA, LIVE_FORMAT)
+        self.check_asked(schema)
         options = live_read_options(self.options)
         if options.batch is not None:
             raise ConfigError("option 'batch' of reading kestrel is for spark.read only")
@@ -109,7 +97,7 @@ class LiveSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of one batch."""
-        check_schema(schema, LIVE_SCHEMA, LIVE_FORMAT)
+        self.check_asked(schema)
         return LiveReader(live_read_options(self.options), schema, self.reached)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 # Spark's
@@ -136,7 +124,7 @@ class _PartitionReader:
         self, options: LiveReadOptions, schema: StructType, reached: Reached | None
     ) -> None:
         self._options = options
-        self._schema = schema
+        self._schema = arrow_schema(schema)
         self._reached = reached
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -159,17 +147,16 @@ class _PartitionReader:
 
     def _rows(self, part: Part, batch: pa.RecordBatch, position: int) -> pa.RecordBatch:
         count, data = batch.num_rows, batch.column(0)
-        arrays = {
-            "queue": columns.constant(self._options.queue, count),
-            "server": columns.constant(part.server, count),
-            "position": pa.array(np.arange(position, position + count, dtype=np.int64)),
-            "read_time": pa.array(np.full(count, part.read_time, dtype=np.int64)),
-            "size": pc.binary_length(data),
-            "data": data,
-        }
-        return pa.RecordBatch.from_arrays(
-            [arrays[name] for name in self._schema.names],
-            schema=to_arrow_schema(self._schema, timezone="UTC"),
+        return rows(
+            self._schema,
+            {
+                "queue": lambda: columns.constant(self._options.queue, count),
+                "server": lambda: columns.constant(part.server, count),
+                "position": lambda: pa.array(np.arange(position, position + count)),
+                "read_time": lambda: pa.array(np.full(count, part.read_time, dtype=np.int64)),
+                "size": lambda: pc.binary_length(data),
+                "data": lambda: data,
+            },
         )
 
     def _probe(self) -> Probe:
@@ -251,11 +238,13 @@ class LiveReader(_PartitionReader, DataSourceReader):
         directory = location / f"batch-{clock.now()}-{uuid4().hex[:8]}"
         probe = self._probe()
         try:
-            allowed = {server: items for server, items in probe.counts().items() if items}
+            counts = probe.counts()
         finally:
             probe.close()
+        if not counts:
+            raise ServerUnavailable("no server can be asked what its queue has")
         shares = share_out(
-            dict(allowed),
+            {server: items for server, items in counts.items() if items},
             self._options.max_items_per_batch,
             self._options.max_bytes_per_batch,
             self._options.min_partitions,

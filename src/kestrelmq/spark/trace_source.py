@@ -13,11 +13,13 @@ from typing import Final, Literal
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from kestrelmq.spark import columns, fates
 from kestrelmq.spark.options import DEFAULT_BATCH_ROWS, DEFAULT_PARTITION_BYTES
+from kestrelmq.spark.sharing import shares
+from kestrelmq.spark.tables import arrow_schema
 
 TRACE_FORMAT: Final = "kestrel.trace"
 Kind = Literal["items", "items with data", "events"]
@@ -57,28 +59,19 @@ class TraceReader(DataSourceReader):
     def __init__(self, kind: str, tracings: Sequence[fates.Tracing], schema: StructType) -> None:
         self._kind = kind
         self._tracings = tracings
-        self._schema = schema
+        self._schema = arrow_schema(schema)
 
     def partitions(self) -> list[InputPartition]:
-        """Share out the files: a large one by itself, small ones together."""
-        found: list[list[fates.Tracing]] = []
-        room = 0
-        for tracing in self._tracings:
-            cost = max(tracing.file.size, 64 << 10)
-            if cost > room:
-                found.append([])
-                room = DEFAULT_PARTITION_BYTES
-            found[-1].append(tracing)
-            room -= cost
-        return [TracePartition(share) for share in found]
+        """Share out the files."""
+        shared = shares(self._tracings, lambda one: one.file.cost, DEFAULT_PARTITION_BYTES)
+        return [TracePartition(share) for share in shared]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""
         if not isinstance(partition, TracePartition):
             return iter(())
-        schema = to_arrow_schema(self._schema, timezone="UTC")
         parts = (
-            pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+            pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
             for tracing in partition.tracings
             for batch in self._rows(tracing)
         )

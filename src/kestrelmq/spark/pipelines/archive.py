@@ -21,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import DateType, StructField, StructType
 
 from kestrelmq.errors import ConfigError
-from kestrelmq.names import master_of
+from kestrelmq.names import master_of, queue_name_error
 from kestrelmq.spark.live_options import DEFAULT_BYTES, DEFAULT_ITEMS, ServersOptions
 from kestrelmq.spark.live_probe import Probe
 from kestrelmq.spark.stream import LIVE_FORMAT, LIVE_SCHEMA
@@ -56,10 +56,15 @@ class ArchiveOptions:
         """Return the queues that are read: those that were asked for, or their children.
 
         Raises:
-            ConfigError: there is none, one twice, or a child of a child was asked for.
+            ConfigError: there is none, one twice, one that cannot be, or a child of a child was
+                asked for.
         """
         if not self.queues:
             raise ConfigError("archive: no queue was given")
+        for name in [*self.queues, *([self.child] if self.child is not None else [])]:
+            error = queue_name_error(name)
+            if error is not None:
+                raise ConfigError(f"archive: {name!r} is not allowed: {error}")
         if len(set(self.queues)) < len(self.queues):
             raise ConfigError("archive: a queue was given twice")
         if self.child is None:

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.journal.files import DiskDirectory, QueuePathLock
 from kestrelmq.journal.names import temporary_name
+from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.journal_commit import Commit
 from kestrelmq.spark.journal_parts import Part
 from kestrelmq.spark.packing import pack_files
@@ -44,12 +45,19 @@ class _Written:
     torn: bytes
 
 
-def pack(spark: SparkSession, path: str, *, clock: Clock | None = None) -> list[Packed]:
+def pack(
+    spark: SparkSession,
+    path: str,
+    *,
+    dialect: Dialect = "documented",
+    clock: Clock | None = None,
+) -> list[Packed]:
     """Pack the journals of every queue of `path`; a server then loads the same queues.
 
     Args:
         spark: the session.
         path: a queue path, or a glob of queue paths.
+        dialect: what is written: `documented`, or `kestrel-2`, which Kestrel 2.4 reads.
         clock: gives the files' timestamps; the machine's if not given.
 
     Raises:
@@ -68,7 +76,7 @@ def pack(spark: SparkSession, path: str, *, clock: Clock | None = None) -> list[
         queues = list(by_queue(list_files(path)))
         work = f"~~write-{uuid4().hex[:16]}"
         try:
-            written = _pack_all(spark, queues, work)
+            written = _pack_all(spark, queues, work, dialect)
             for spool, group in groupby(written, key=lambda one: one.packed.spool):
                 _commit(Path(spool), work, list(group), now)
         finally:
@@ -77,20 +85,22 @@ def pack(spark: SparkSession, path: str, *, clock: Clock | None = None) -> list[
     return [one.packed for one in written]
 
 
-def _pack_all(spark: SparkSession, queues: Sequence[list[SpoolFile]], work: str) -> list[_Written]:
+def _pack_all(
+    spark: SparkSession, queues: Sequence[list[SpoolFile]], work: str, dialect: Dialect
+) -> list[_Written]:
     if not queues:
         return []
     slices = min(len(queues), spark.sparkContext.defaultParallelism * 4)
-    tasks = [(files, work, place) for place, files in enumerate(queues)]
-    return spark.sparkContext.parallelize(tasks, slices).map(_pack_one).collect()
+    tasks = [(files, f"{work}/{place}") for place, files in enumerate(queues)]
+    packing = spark.sparkContext.parallelize(tasks, slices)
+    return packing.map(lambda task: _pack_one(*task, dialect)).collect()
 
 
-def _pack_one(task: tuple[list[SpoolFile], str, int]) -> _Written:
-    files, work, place = task
+def _pack_one(files: list[SpoolFile], name: str, dialect: Dialect) -> _Written:
     spool, queue = files[0].spool, files[0].queue
-    target = Path(spool) / work / str(place)
+    target = Path(spool) / name
     target.parent.mkdir(exist_ok=True)
-    items, torn = pack_files(files, target)
+    items, torn = pack_files(files, target, dialect)
     descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

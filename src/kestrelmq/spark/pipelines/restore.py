@@ -1,12 +1,14 @@
 """`restore`: Parquet back to journals that a server loads at start."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Literal
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
+from kestrelmq.spark.queue_source import QUEUE_SCHEMA
 from kestrelmq.spark.reading import write_journals
 
 _KEPT = ("queue", "data", "add_time", "expiry")
@@ -67,6 +69,8 @@ def milliseconds(time: datetime) -> int:
 
 def read_items(spark: SparkSession, source: str) -> DataFrame:
     """Return the rows of a table of items, their columns `queue` as text."""
+    if _is_without_rows(source):
+        return spark.createDataFrame([], QUEUE_SCHEMA)
     # Spark guesses the types of partition columns, and a queue called 007 is no number.
     guessed = spark.read.parquet(source).schema
     schema = StructType(
@@ -76,3 +80,9 @@ def read_items(spark: SparkSession, source: str) -> DataFrame:
         ]
     )
     return spark.read.schema(schema).parquet(source)
+
+
+def _is_without_rows(source: str) -> bool:
+    """Whether a table on this file system is one that Spark wrote in partitions, and in none."""
+    table = Path(source.removeprefix("file:"))
+    return (table / "_SUCCESS").exists() and not any(table.rglob("*.parquet"))

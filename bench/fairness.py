@@ -1,0 +1,161 @@
+"""How small sets fare while another connection sends large items.
+
+Some connections set small items, first alone, then while one more connection sets large ones, one
+after the other, to another queue. The large items come from a process of low priority that sends
+a quarter of a MiB at a time, so that on the load's CPU the small ones need not wait for them: what
+is measured is the server. nats-server, beanstalkd and memcached are told to take such items.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from statistics import median
+
+from bench import load, peers
+from bench.load import Load
+from bench.loadgen import Phase
+from bench.peers import Peer, Running
+from bench.session import Session, parser
+from bench.table import Column, ratio
+from bench.workload import Operation
+
+HEAD_START = 0.7
+"""Seconds that the large items flow before the small ones are measured."""
+ENDLESS = 10**9
+GOAL = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The small sets without and with large ones, and the large ones."""
+
+    alone: Phase
+    beside: Phase
+    large: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Medians over the rounds: microseconds of small sets, alone and beside large items.
+
+    `p99_ratio` is the median of each round's; `large_rate` in bytes per second; `small_rate` how
+    many small sets were served beside them, over how many alone.
+    """
+
+    server: str
+    alone_p50: float
+    alone_p99: float
+    beside_p50: float
+    beside_p99: float
+    beside_max: float
+    p50_ratio: float
+    p99_ratio: float
+    small_rate: float
+    large_rate: float
+    load_cpu: float
+
+
+def measure(peer: Peer, options: argparse.Namespace) -> Round:
+    """One round of one server; raises `PeerError`."""
+    small = Load(
+        (Operation.SET,),
+        ENDLESS,
+        connections=options.connections,
+        size=options.size,
+        seconds=options.seconds,
+        prefix="small",
+        time_limit=options.time_limit,
+    )
+    with peers.running(peer, load.cpus()[0], options.dir) as server:
+        load.run(Load((Operation.SET,), 5000, size=options.size, prefix="small"), peer, server)
+        (alone,) = load.run(small, peer, server)
+        return Round(alone, *beside_large(small, peer, server, options))
+
+
+def beside_large(
+    small: Load, peer: Peer, server: Running, options: argparse.Namespace
+) -> tuple[Phase, Phase]:
+    """The small sets while large ones flow, and the large ones."""
+    large = Load(
+        (Operation.SET,),
+        ENDLESS,
+        connections=1,
+        size=options.large_size,
+        seconds=options.seconds + 2 * HEAD_START,
+        prefix="large",
+        time_limit=options.time_limit,
+    )
+    process = load.start(large, peer, server, low_priority=True)
+    try:
+        time.sleep(HEAD_START)
+        (phase,) = load.run(small, peer, server)
+        return phase, load.phases(process, options.time_limit)[0]
+    finally:
+        process.kill()
+
+
+def row(server: str, rounds: list[Round], large_size: int) -> Row:
+    """The medians of one server."""
+    return Row(
+        server=server,
+        alone_p50=median(one.alone.p50 for one in rounds),
+        alone_p99=median(one.alone.p99 for one in rounds),
+        beside_p50=median(one.beside.p50 for one in rounds),
+        beside_p99=median(one.beside.p99 for one in rounds),
+        beside_max=median(one.beside.max for one in rounds),
+        p50_ratio=median(one.beside.p50 / one.alone.p50 for one in rounds),
+        p99_ratio=median(one.beside.p99 / one.alone.p99 for one in rounds),
+        small_rate=median(
+            one.beside.operations_per_second / one.alone.operations_per_second for one in rounds
+        ),
+        large_rate=median(one.large.operations_per_second for one in rounds) * large_size,
+        load_cpu=median(one.beside.load_cpu for one in rounds),
+    )
+
+
+COLUMNS: list[Column[Row]] = [
+    Column("server", lambda row: row.server, left=True),
+    Column("alone p50 us", lambda row: f"{row.alone_p50:,.0f}"),
+    Column("p99 us", lambda row: f"{row.alone_p99:,.0f}"),
+    Column("beside p50 us", lambda row: f"{row.beside_p50:,.0f}"),
+    Column("p99 us", lambda row: f"{row.beside_p99:,.0f}"),
+    Column("max us", lambda row: f"{row.beside_max:,.0f}"),
+    Column("p50 x", lambda row: ratio(row.p50_ratio)),
+    Column("p99 x", lambda row: ratio(row.p99_ratio)),
+    Column("small sets/s x", lambda row: ratio(row.small_rate)),
+    Column("large MiB/s", lambda row: f"{row.large_rate / 2**20:,.0f}"),
+    Column("load us/op", lambda row: f"{row.load_cpu:.2f}"),
+]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line. Exit status 1 when a server that is installed could not be measured."""
+    made = parser("fairness", __doc__)
+    add = made.add_argument
+    add("--connections", type=int, default=10, help="that set small items")
+    add("--size", type=int, default=1024, help="bytes of a small item")
+    add("--large-size", type=int, default=8 << 20, help="bytes of a large item; at most 16 MiB")
+    add("--seconds", type=float, default=3.0, help="of small sets, alone and beside large ones")
+    options = made.parse_args(arguments)
+    if options.quick:
+        options.rounds, options.seconds = 1, 1.0
+    session = Session("fairness", options)
+    title = (
+        f"{options.connections} connections set {options.size} bytes beside {options.large_size}"
+    )
+    results, failures = session.in_turn(title, lambda peer: measure(peer, options), options.rounds)
+    rows = [row(name, rounds, options.large_size) for name, rounds in results.items()]
+    over = [
+        f"kestrelmq: p99 is over {GOAL:.0f} times what it is alone"
+        for one in rows
+        if one.server == "kestrelmq" and one.p99_ratio > GOAL
+    ]
+    session.show(title, COLUMNS, rows, over + failures, results)
+    return session.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""What a set costs on a queue with fanout children, beside a set on a plain queue.
+
+Each child gets every item. Redis knows no fanout: a client that wants it pushes to one list more
+for each child, all in one request here. nats-server writes an item once, into a stream that keeps
+it until each of its consumers has had it. The other peers have nothing like it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from statistics import median
+
+from bench import load, peers
+from bench.load import Load
+from bench.loadgen import Phase
+from bench.peers import Peer
+from bench.session import Session, numbers, parser
+from bench.table import Column, ratio
+from bench.workload import Operation, Protocol
+
+ABLE = (Protocol.MEMCACHE, Protocol.RESP, Protocol.NATS)
+GOAL = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One round: sets on a plain queue, and on one with children."""
+
+    plain: Phase
+    fanout: Phase
+
+    @property
+    def ratio(self) -> float:
+        """CPU of a set with children over that of one without."""
+        return (self.fanout.server_cpu or 0.0) / (self.plain.server_cpu or 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Medians: CPU in microseconds per set, of the server and of the load generator."""
+
+    server: str
+    depth: int
+    children: int
+    plain: float
+    fanout: float
+    ratio: float
+    load_cpu: float
+
+
+def measure(peer: Peer, depth: int, options: argparse.Namespace) -> Pair:
+    """One round of one server; raises `PeerError`."""
+    phases = []
+    with peers.running(peer, load.cpus()[0], options.dir) as server:
+        for prefix, copies in (("plain", 0), ("fanout", options.children)):
+            wanted = Load(
+                (Operation.SET,),
+                options.operations,
+                depth=depth,
+                size=options.size,
+                warmup=options.operations // 20,
+                prefix=prefix,
+                copies=copies,
+                time_limit=options.time_limit,
+            )
+            phases += load.run(wanted, peer, server)
+    return Pair(*phases)
+
+
+def row(server: str, depth: int, children: int, rounds: list[Pair]) -> Row:
+    """The medians of one server."""
+    return Row(
+        server,
+        depth,
+        children,
+        median(pair.plain.server_cpu or 0.0 for pair in rounds),
+        median(pair.fanout.server_cpu or 0.0 for pair in rounds),
+        median(pair.ratio for pair in rounds),
+        median(pair.fanout.load_cpu for pair in rounds),
+    )
+
+
+COLUMNS: list[Column[Row]] = [
+    Column("server", lambda row: row.server, left=True),
+    Column("plain us/op", lambda row: f"{row.plain:.2f}"),
+    Column("fanout us/op", lambda row: f"{row.fanout:.2f}"),
+    Column("x plain", lambda row: ratio(row.ratio)),
+    Column("load us/op", lambda row: f"{row.load_cpu:.2f}"),
+]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line. Exit status 1 when a server that is installed could not be measured."""
+    made = parser("fanout", __doc__)
+    add = made.add_argument
+    add("--children", type=int, default=10)
+    add("--depth", type=numbers, default=[1, 16], help="requests sent at once; default 1,16")
+    add("--operations", type=int, default=50_000)
+    add("--size", type=int, default=1024, help="bytes of an item")
+    options = made.parse_args(arguments)
+    if options.quick:
+        options.rounds, options.operations = 1, min(options.operations, 10_000)
+    able = [peer for peer in peers.queues() if peer.protocol in ABLE]
+    session = Session("fanout", options, able)
+    for depth in options.depth:
+        _table(session, depth)
+    return session.finish()
+
+
+def _table(session: Session, depth: int) -> None:
+    options = session.options
+    title = f"a set to {options.children} children, 50 connections, depth {depth}"
+    results, failures = session.in_turn(
+        title, lambda peer: measure(peer, depth, options), options.rounds
+    )
+    rows = [row(name, depth, options.children, rounds) for name, rounds in results.items()]
+    over = [
+        f"{one.server}: over {GOAL:.0f} times a plain set"
+        for one in rows
+        if one.server == "kestrelmq" and one.ratio > GOAL
+    ]
+    session.show(title, COLUMNS, rows, over + failures, results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Runs the load generator in a process of its own, away from the server's CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.loadgen import Phase
+from bench.peers import Peer, PeerError, Running
+from bench.workload import Operation
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Phases of so many operations each, gone through `repeat` times. Sizes in bytes.
+
+    `seconds` ends a phase earlier; `time_limit` seconds make it fail. A set must reach `copies`
+    further queues. Servers that are no queues get one key a connection.
+    """
+
+    operations: tuple[Operation, ...]
+    count: int
+    connections: int = 50
+    depth: int = 1
+    size: int = 1024
+    warmup: int = 0
+    repeat: int = 1
+    seconds: float | None = None
+    prefix: str = "flood"
+    copies: int = 0
+    processes: int = 1
+    time_limit: float = 60.0
+
+
+def cpus() -> tuple[int | None, list[int]]:
+    """One CPU for the server and the others for the load; nothing is pinned when there is one."""
+    allowed = sorted(os.sched_getaffinity(0))
+    return (allowed[0], allowed[1:]) if len(allowed) > 1 else (None, [])
+
+
+def command(load: Load, peer: Peer, server: Running) -> list[str]:
+    """The command line of the load generator."""
+    arguments: dict[str, object] = {
+        "port": server.port,
+        "server-pid": server.pid,
+        "protocol": peer.protocol.value,
+        "connections": load.connections,
+        "depth": load.depth,
+        "keys": peer.keys(load.connections),
+        "operations": load.count,
+        "warmup": load.warmup,
+        "repeat": load.repeat,
+        "size": load.size,
+        "prefix": load.prefix,
+        "copies": load.copies,
+        "processes": load.processes,
+        "time-limit": load.time_limit,
+    }
+    if load.seconds is not None:
+        arguments["seconds"] = load.seconds
+    if load_cpus := cpus()[1]:
+        arguments["cpus"] = ",".join(map(str, load_cpus))
+    words = [sys.executable, "-m", "bench.loadgen", "--json"]
+    for operation in load.operations:
+        words += ["--op", operation.value]
+    for name, value in arguments.items():
+        words += [f"--{name}", str(value)]
+    return words
+
+
+def run(load: Load, peer: Peer, server: Running) -> list[Phase]:
+    """Does it; raises `PeerError` with the reason when it can't be done."""
+    process = start(load, peer, server)
+    limit = load.time_limit * len(load.operations) * (load.repeat + 2)
+    return phases(process, limit)
+
+
+def start(load: Load, peer: Peer, server: Running, *, low_priority: bool = False) -> Process:
+    """Begins it. With a low priority it steps aside for another load that must not wait."""
+    return subprocess.Popen(
+        [*(("nice", "-n", "10") if low_priority else ()), *command(load, peer, server)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def phases(process: Process, limit: float) -> list[Phase]:
+    """Waits for what `start` began, at most `limit` seconds; raises `PeerError`."""
+    try:
+        answer, complaint = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        raise PeerError(f"the load generator took over {limit:.0f} s") from None
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode:
+        raise PeerError(complaint.strip()[-500:])
+    return [Phase(**phase) for phase in json.loads(answer)]
+
+
+Process = subprocess.Popen[str]

@@ -1,0 +1,169 @@
+"""Throughput against backlog: what a put and a get cost when so many items wait in the queue.
+
+The queue is filled to each backlog in turn; then it takes some thousand sets and as many gets, over
+and over. Ours keeps at most `max_memory_size` (128 MiB) of a queue in memory and reads the rest
+back from its journal, which it must also rewrite now and then; the peers are named in
+`bench.flood`. A server's numbers are compared with its own with an empty queue, in the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from statistics import median
+
+from bench import load, peers, report
+from bench.load import Load
+from bench.loadgen import Phase
+from bench.peers import Peer, Running
+from bench.session import Session, numbers, parser
+from bench.table import Column, mebibytes, ratio
+from bench.workload import Operation
+
+CHUNK = 1_000_000
+"""A backlog is filled by so many items at a time, each with its own time limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One server at one backlog. CPU in microseconds per operation, memory in KiB.
+
+    `pair_ratio` is the CPU of a set and a get over that with an empty queue, `speed_ratio` the
+    same for pairs per second.
+    """
+
+    server: str
+    backlog: int
+    set_cpu: float
+    get_cpu: float
+    pairs_per_second: float
+    load_cpu: float
+    resident: float
+    peak: float
+    pair_ratio: float = 1.0
+    speed_ratio: float = 1.0
+
+    @property
+    def is_load_bound(self) -> bool:
+        """Whether the load generator bounded the pairs per second, and not the server."""
+        rate = self.pairs_per_second / 1e6
+        return report.is_load_bound(self.pair_cpu * rate, 2 * self.load_cpu * rate)
+
+    @property
+    def pair_cpu(self) -> float:
+        """Of a set and a get."""
+        return self.set_cpu + self.get_cpu
+
+
+def measure(peer: Peer, options: argparse.Namespace) -> list[Point]:
+    """One round of one server: every backlog, from the shortest; raises `PeerError`."""
+    points = []
+    with peers.running(peer, load.cpus()[0], options.dir) as server:
+        there = 0
+        cycle(peer, server, options, 1)
+        for backlog in sorted(options.backlogs):
+            while there < backlog:
+                count = min(CHUNK, backlog - there)
+                filling = Load((Operation.SET,), count, depth=16, size=options.size)
+                there += load.run(filling, peer, server)[0].operations
+            phases = cycle(peer, server, options, options.cycles)
+            points.append(point(peer.name, backlog, phases))
+    return points
+
+
+def cycle(peer: Peer, server: Running, options: argparse.Namespace, repeat: int) -> list[Phase]:
+    """Sets, and as many gets, so many times."""
+    wanted = Load(
+        (Operation.SET, Operation.GET),
+        options.operations,
+        connections=options.connections,
+        depth=options.depth,
+        size=options.size,
+        repeat=repeat,
+        time_limit=options.time_limit,
+    )
+    return load.run(wanted, peer, server)
+
+
+def point(server: str, backlog: int, phases: list[Phase]) -> Point:
+    """The sum over the phases: rewriting comes in some of them only."""
+
+    def cpu(operation: str) -> float:
+        chosen = [phase for phase in phases if phase.operation == operation]
+        used = sum((phase.server_cpu or 0.0) * phase.operations for phase in chosen)
+        return used / sum(phase.operations for phase in chosen)
+
+    return Point(
+        server=server,
+        backlog=backlog,
+        set_cpu=cpu("set"),
+        get_cpu=cpu("get"),
+        pairs_per_second=sum(p.operations for p in phases) / 2 / sum(p.seconds for p in phases),
+        load_cpu=median(phase.load_cpu for phase in phases),
+        resident=phases[-1].server_resident or 0,
+        peak=phases[-1].server_peak or 0,
+    )
+
+
+def middle(rounds: list[list[Point]]) -> list[Point]:
+    """The medians over the rounds of one server; ratios are taken within each round first."""
+    points = []
+    for at, first in enumerate(rounds[0]):
+        same = [one[at] for one in rounds]
+        points.append(
+            Point(
+                first.server,
+                first.backlog,
+                median(one.set_cpu for one in same),
+                median(one.get_cpu for one in same),
+                median(one.pairs_per_second for one in same),
+                median(one.load_cpu for one in same),
+                median(one.resident for one in same),
+                median(one.peak for one in same),
+                median(one[at].pair_cpu / one[0].pair_cpu for one in rounds),
+                median(one[at].pairs_per_second / one[0].pairs_per_second for one in rounds),
+            )
+        )
+    return points
+
+
+COLUMNS: list[Column[Point]] = [
+    Column("server", lambda row: row.server, left=True),
+    Column("backlog", lambda row: f"{row.backlog:,}"),
+    Column("set us/op", lambda row: f"{row.set_cpu:.2f}"),
+    Column("get us/op", lambda row: f"{row.get_cpu:.2f}"),
+    Column("cpu x empty", lambda row: ratio(row.pair_ratio)),
+    Column("pairs/s", lambda row: f"{row.pairs_per_second:,.0f}" + "*" * row.is_load_bound),
+    Column("pairs/s x empty", lambda row: ratio(row.speed_ratio)),
+    Column("load us/op", lambda row: f"{row.load_cpu:.2f}"),
+    Column("rss MiB", lambda row: mebibytes(row.resident)),
+    Column("peak MiB", lambda row: mebibytes(row.peak)),
+]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line. Exit status 1 when a server that is installed could not be measured."""
+    made = parser("packing", __doc__)
+    add = made.add_argument
+    add("--backlogs", type=numbers, default=[0, 100_000, 1_000_000], help="such as 0,16000000")
+    add("--size", type=int, default=64, help="bytes of an item")
+    add("--connections", type=int, default=50)
+    add("--depth", type=int, default=1, help="requests sent at once")
+    add("--operations", type=int, default=25_000, help="sets, and gets, of a cycle")
+    add("--cycles", type=int, default=4)
+    options = made.parse_args(arguments)
+    if options.quick:
+        options.rounds, options.cycles, options.operations = 1, 2, 5_000
+        options.backlogs = [0, min(100_000, max(options.backlogs))]
+    session = Session("packing", options, peers.queues())
+    title = f"sets and gets of {options.size} bytes over a backlog, depth {options.depth}"
+    results, failures = session.in_turn(title, lambda peer: measure(peer, options), options.rounds)
+    rows = [point for rounds in results.values() for point in middle(rounds)]
+    marked = ["* bounded by the load generator"] if any(one.is_load_bound for one in rows) else []
+    session.show(title, COLUMNS, rows, marked + failures, results)
+    return session.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,16 @@
+"""The protocols that the load generator speaks, each with prebuilt requests."""
+
+from __future__ import annotations
+
+from bench.wires import beanstalk, memcache, nats, resp, text, thrift
+from bench.wires.wire import Wire
+from bench.workload import Protocol
+
+WIRES: dict[Protocol, Wire] = {
+    Protocol.MEMCACHE: memcache.WIRE,
+    Protocol.TEXT: text.WIRE,
+    Protocol.THRIFT: thrift.WIRE,
+    Protocol.RESP: resp.WIRE,
+    Protocol.BEANSTALK: beanstalk.WIRE,
+    Protocol.NATS: nats.WIRE,
+}

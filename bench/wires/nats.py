@@ -1,0 +1,147 @@
+"""nats-server with JetStream: a queue is a stream of one subject with one durable pull consumer.
+
+A set is published with a reply subject, and done when the stream has acknowledged it. A get asks
+the consumer for as many items as the batch is deep, and each item is acknowledged, without waiting
+for an answer, together with the client's next request: what NATS' own clients do.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+
+from bench.replies import ReplyError, expect, line_end, shown
+from bench.wires.wire import Wire, ask, greet
+from bench.workload import Batch, Operation, Workload, repeated
+
+INBOX = b"_INBOX.bench."
+CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true}\r\n'
+PING = b"PING\r\n"
+MINUTE = 60 * 10**9
+NOTHING_THERE = (b"404", b"408")
+
+
+def greeting(_: bytes, name: bytes) -> bytes:
+    """Subscribes to an inbox of the client's own, where all replies come."""
+    return CONNECT + b"SUB %b%b 1\r\nPING\r\n" % (INBOX, name)
+
+
+def batch(wanted: Batch) -> Workload:
+    """Publish, or pull and acknowledge."""
+    inbox = INBOX + wanted.name
+    match wanted.operation:
+        case Operation.SET:
+            return repeated(wanted, publish(wanted.key, inbox, wanted.item), b"", published)
+        case Operation.GET:
+            ask_for = b'{"batch":%d,"no_wait":true}' % wanted.depth
+            request = publish(b"$JS.API.CONSUMER.MSG.NEXT.%b.pull" % wanted.key, inbox, ask_for)
+            pulled = Pulled(wanted.item, wanted.depth)
+            size = (len(wanted.item) + 256) * wanted.depth
+            return Workload(request, b"", pulled.parse, wanted.depth, size, pulled.acknowledgements)
+
+
+def publish(subject: bytes, reply: bytes, payload: bytes) -> bytes:
+    """A message on the wire."""
+    return b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(payload), payload)
+
+
+def published(buffer: bytes, start: int) -> tuple[int, bool] | None:
+    """The stream's acknowledgement: a message with the item's number in it."""
+    start = _past_pings(buffer, start)
+    end = line_end(buffer, start)
+    if end < 0:
+        return None
+    if not buffer.startswith(b"MSG ", start):
+        raise ReplyError(shown(buffer[start:end]))
+    after = end + 2 + int(buffer[buffer.rindex(b" ", start, end) : end]) + 2
+    if len(buffer) < after:
+        return None
+    if buffer.find(b'"seq":', end, after) < 0 or buffer.find(b'"error":', end, after) >= 0:
+        raise ReplyError(shown(buffer[start:after]))
+    return _past_pings(buffer, after), True
+
+
+def _past_pings(buffer: bytes, start: int) -> int:
+    """Skips the server's questions whether the client lives: they come too seldom to be awaited."""
+    while buffer.startswith(PING, start):
+        start += len(PING)
+    return start
+
+
+class Pulled:
+    """Parses the messages of a pull and keeps where to acknowledge them.
+
+    A status instead of a message ends the pull: whatever is left of the batch is a miss, told one
+    by one, the status consumed with the last.
+    """
+
+    def __init__(self, item: bytes, depth: int) -> None:
+        self._size = b"%d" % len(item)
+        self._body = item + b"\r\n"
+        self._depth = depth
+        self._told = 0
+        self._subjects: list[bytes] = []
+
+    def parse(self, buffer: bytes, start: int) -> tuple[int, bool] | None:
+        """A `Parser`."""
+        start = _past_pings(buffer, start)
+        end = line_end(buffer, start)
+        if end < 0:
+            return None
+        fields = buffer[start:end].split()
+        if fields[0] == b"HMSG":
+            return self._status(buffer, start, end + 2, int(fields[-1]))
+        if fields[0] != b"MSG" or len(fields) != 5 or fields[4] != self._size:
+            raise ReplyError(shown(buffer[start:end]))
+        reply = expect(buffer, end + 2, self._body)
+        if reply is None:
+            return None
+        self._subjects.append(fields[3])
+        self._told += 1
+        return _past_pings(buffer, reply[0]), True
+
+    def _status(self, buffer: bytes, start: int, body: int, size: int) -> tuple[int, bool] | None:
+        if len(buffer) < body + size + 2:
+            return None
+        if buffer[body:].split(maxsplit=2)[1] not in NOTHING_THERE:
+            raise ReplyError(shown(buffer[body : body + size]))
+        self._told += 1
+        last = self._told == self._depth
+        return (_past_pings(buffer, body + size + 2) if last else start), False
+
+    def acknowledgements(self) -> tuple[bytes, bytes]:
+        """An empty message to each item's subject; no answer."""
+        request = b"".join([b"PUB %b 0\r\n\r\n" % subject for subject in self._subjects])
+        self._subjects.clear()
+        self._told = 0
+        return request, b""
+
+
+def prepare(sock: socket.socket, key: bytes, copies: int) -> None:
+    """Makes the stream and its consumer, or with copies a stream that keeps an item for each."""
+    greet(WIRE, sock, key, b"prepare")
+    name = key.decode()
+    retention = "interest" if copies else "workqueue"
+    stream = {"name": name, "subjects": [name], "retention": retention, "storage": "file"}
+    _api(sock, f"STREAM.CREATE.{name}", stream)
+    for consumer in ("pull", *(f"copy{number}" for number in range(copies))):
+        settings = {
+            "durable_name": consumer,
+            "deliver_policy": "all",
+            "ack_policy": "explicit",
+            "ack_wait": MINUTE,
+            "max_ack_pending": -1,
+            "max_waiting": 20000,
+        }
+        request = {"stream_name": name, "config": settings}
+        _api(sock, f"CONSUMER.DURABLE.CREATE.{name}.{consumer}", request)
+
+
+def _api(sock: socket.socket, function: str, request: object) -> None:
+    payload = json.dumps(request).encode()
+    good = re.compile(rb'MSG \S+ 1 \s*\d+\r\n\{(?!.*"error":).*\}\r\n', re.DOTALL)
+    ask(sock, publish(f"$JS.API.{function}".encode(), INBOX + b"prepare", payload), good)
+
+
+WIRE = Wire(greeting, re.compile(rb"INFO \{.*\} ?\r\nPONG\r\n"), batch, prepare)

@@ -1,0 +1,93 @@
+"""Where records begin, as arrays: those of one length all at once, the others record by record.
+
+What a producer of equal items leaves is found at the speed of memory. All else goes through the
+one scanner, `journal.scanning.scan`, a window at a time, so that a run behind it is found too.
+"""
+
+from struct import Struct
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kestrelmq.journal.records import ADD, ADD_HEADER, ADDX, ADDX_HEADER, REMOVE, Buffer
+from kestrelmq.journal.runs import WORTH
+from kestrelmq.journal.scanning import scan
+
+_FIRST_WINDOW: Final = 4 << 10
+_LARGEST_WINDOW: Final = 64 << 10
+"""Bytes scanned between two looks for a run; more only for a record that is longer."""
+_FIRST_LOOK: Final = 64
+"""Records of which a run is made up at first: those behind its end are looked at in vain."""
+_SIZE: Final = Struct("<i")
+_HEAD_SIZE: Final = 5
+_HEAD_BITS: Final = (1 << 8 * _HEAD_SIZE) - 1
+"""An opcode and a size, of the first 8 bytes."""
+
+
+def boundaries(
+    buffer: Buffer, position: int, end: int, starts: list[NDArray[np.int64]], *, more: bool
+) -> int:
+    """Append to `starts`, in arrays, where each whole record in `buffer[position:end]` begins.
+
+    Arguments, result and errors are otherwise those of `journal.scanning.scan`.
+    """
+    window = _FIRST_WINDOW
+    while position < end:
+        count, length = _run(buffer, position, end)
+        if count >= WORTH:
+            starts.append(position + length * np.arange(count, dtype=np.int64))
+            position += count * length
+            window = _FIRST_WINDOW
+            continue
+        reach = min(position + window, end)
+        found: list[int] = []
+        try:
+            stopped = scan(buffer, position, reach, found, more=more or reach < end)
+        finally:
+            if found:
+                starts.append(np.array(found, dtype=np.int64))
+        if reach == end:
+            return stopped
+        window = min(2 * window, _LARGEST_WINDOW) if found else 4 * window
+        position = stopped
+    return position
+
+
+def _run(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
+    """Return how many whole records of one opcode and length begin at `position`, and the length.
+
+    (0, 0) when the first is none of ADD, ADDX and REMOVE, or not whole.
+    """
+    length = 1 if buffer[position] == REMOVE else _added_length(buffer, position, end)
+    possible = (end - position) // length if length else 0
+    if not possible:
+        return 0, 0
+    looked_at = _FIRST_LOOK
+    while True:
+        alike = _alike(buffer, position, min(looked_at, possible), length)
+        count = len(alike) if alike.all() else int(np.argmin(alike))
+        if count < looked_at:
+            return count, length
+        looked_at *= 8
+
+
+def _alike(buffer: Buffer, position: int, count: int, length: int) -> NDArray[np.bool_]:
+    """Return which of `count` records have the first one's opcode and size, if all before do."""
+    heads: NDArray[np.integer]
+    if length == 1:
+        heads = np.frombuffer(buffer, np.uint8, count, position)
+    else:
+        # A record that adds has 9 bytes or more: its first 8 are all its own.
+        heads = np.ndarray((count,), "<i8", buffer, position, (length,)) & _HEAD_BITS
+    alike: NDArray[np.bool_] = heads == heads[0]
+    return alike
+
+
+def _added_length(buffer: Buffer, position: int, end: int) -> int:
+    """Return the length of the ADD or ADDX at `position`, 0 if there is none."""
+    least = {ADD: ADD_HEADER, ADDX: ADDX_HEADER}.get(buffer[position])
+    if least is None or end - position < least:
+        return 0
+    (size,) = _SIZE.unpack_from(buffer, position + 1)
+    return size + _HEAD_SIZE if size + _HEAD_SIZE >= least else 0

@@ -1,0 +1,108 @@
+"""Options of a data source as they were given, and parsers of what they may be.
+
+Spark hands options over as text, their names in any case. Every error names the option, the value
+and what is allowed: a parser raises `ValueError` with the end of the sentence "it must be ...".
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+from kestrelmq.errors import ConfigError
+from kestrelmq.spark.spool import local_path
+from kestrelmq.units import parse_duration, parse_size
+
+# Spark adds options of its own to some calls; they are none of ours.
+_SPARKS_OWN: Final = frozenset({"paths", "provider", "__partition_columns"})
+
+T = TypeVar("T")
+
+
+class GivenOptions:
+    """Options by name, in any case; what is not taken is unknown."""
+
+    def __init__(self, purpose: str, given: Mapping[str, str]) -> None:
+        self._purpose = purpose
+        self._given = {name.lower(): (name, value) for name, value in given.items()}
+        self._known: list[str] = []
+
+    def path(self, allowed: str) -> str:
+        """Return the path, which must be given."""
+        self._known.append("path")
+        _, value = self._given.get("path", ("path", ""))
+        if not value and "paths" in self._given:
+            raise ConfigError(f"option 'path' of {self._purpose}: give one path: it may be a glob")
+        if not value:
+            raise ConfigError(f"option 'path' of {self._purpose} is missing: it must be {allowed}")
+        return local_path(value)
+
+    def take(self, name: str, default: T, parse: Callable[[str], T]) -> T:
+        """Return an option, or the default when it is not given."""
+        self._known.append(name)
+        if name.lower() not in self._given:
+            return default
+        _, value = self._given[name.lower()]
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise ConfigError(
+                f"option '{name}' of {self._purpose}: {value!r} is not allowed: it must be {error}"
+            ) from None
+
+    def done(self, options: T) -> T:
+        """Return `options`, once every option that was given is known."""
+        known = {name.lower() for name in self._known} | _SPARKS_OWN
+        for name, (written, value) in self._given.items():
+            if name not in known:
+                raise ConfigError(
+                    f"option '{written}' = {value!r} of {self._purpose} is unknown: "
+                    f"allowed are {', '.join(sorted(self._known))}"
+                )
+        return options
+
+
+def one_of(allowed: tuple[str, ...]) -> Callable[[str], str]:
+    """Return a parser of one of these words, in any case."""
+
+    def parse(value: str) -> str:
+        if value.lower() not in allowed:
+            raise ValueError(f"one of {', '.join(allowed)}")
+        return value.lower()
+
+    return parse
+
+
+def a_boolean(value: str) -> bool:
+    """Parse `true` or `false`."""
+    if value.lower() not in {"true", "false"}:
+        raise ValueError("true or false")
+    return value.lower() == "true"
+
+
+def a_size(value: str) -> int:
+    """Parse a size, to bytes."""
+    try:
+        size = parse_size(int(value) if value.isdecimal() else value)
+    except (ValueError, TypeError):
+        size = 0
+    if size < 1:
+        raise ValueError("a size above 0, such as 67108864 or '64 MiB'")
+    return size
+
+
+def a_time(value: str) -> float:
+    """Parse a duration, to seconds."""
+    try:
+        return parse_duration(float(value) if value.replace(".", "", 1).isdecimal() else value)
+    except (ValueError, TypeError):
+        raise ValueError("a time such as '1s' or '500ms'") from None
+
+
+def a_whole_number(most: int) -> Callable[[str], int]:
+    """Return a parser of a whole number from 1 to `most`."""
+
+    def parse(value: str) -> int:
+        if not value.isdecimal() or not 1 <= int(value) <= most:
+            raise ValueError(f"a whole number from 1 to {most}")
+        return int(value)
+
+    return parse

@@ -1,0 +1,56 @@
+"""Parts of a bulk write: written by tasks, and brought into the order of `sequence`."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from kestrelmq.journal.records import item_data
+from kestrelmq.journal.scanning import scan
+from kestrelmq.spark.encoding import encode
+from kestrelmq.spark.journal_parts import Part, PartWriter, in_order
+
+
+def written(directory: Path, task: int, rows: list[tuple[int, str]]) -> Part:
+    """Write the rows of one task: sequence numbers and data."""
+    sequences, data = zip(*rows, strict=True)
+    batch = pa.RecordBatch.from_pydict(
+        {"queue": ["q"] * len(rows), "data": list(data), "sequence": list(sequences)}
+    )
+    writer = PartWriter(directory, str(task))
+    for encoded in encode(batch, now=1):
+        writer.write(encoded)
+    (part,) = writer.finish()
+    return part
+
+
+def data_of(part: Part) -> str:
+    """Return the data of a part's items, joined."""
+    records = part.path.read_bytes()
+    starts: list[int] = []
+    scan(records, 0, len(records), starts)
+    bounds = [*starts, len(records)]
+    items = [records[low:high] for low, high in pairwise(bounds)]
+    return b"".join(map(item_data, items)).decode()
+
+
+@pytest.mark.parametrize(
+    ("tasks", "expected"),
+    [
+        ([[(1, "a"), (2, "b")], [(3, "c")]], ["ab", "c"]),
+        ([[(3, "c")], [(1, "a"), (2, "b")]], ["ab", "c"]),
+        ([[(2, "b"), (1, "a")], [(3, "c")]], ["ab", "c"]),
+        ([[(1, "a"), (3, "c")], [(2, "b")]], ["abc"]),
+        ([[(1, "a"), (2, "b")], [(2, "c")]], ["ab", "c"]),
+        ([[(2, "b")], [(-1, "a"), (2, "c")]], ["abc"]),
+        ([[(5, "a")], [(5, "b")], [(5, "c")]], ["a", "b", "c"]),
+    ],
+)
+def test_parts_come_in_the_order_of_their_sequence_numbers(
+    tmp_path: Path, tasks: list[list[tuple[int, str]]], expected: list[str]
+) -> None:
+    """Parts that overlap are merged; among equal numbers, the order is that of the tasks."""
+    parts = [written(tmp_path, task, rows) for task, rows in enumerate(tasks)]
+
+    assert [data_of(part) for part in in_order(parts, tmp_path / "merged")] == expected
