@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kestrelmq.server.large_item import LARGE
 from kestrelmq.version import VERSION
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats
@@ -276,3 +277,17 @@ def test_memcached_dialect(tmp_path: Path) -> None:
             wire.ask(command + b"\r\nget q\r\n", b"ERROR\r\n")
         wire.ask(b"\r\n", b"CLIENT_ERROR empty line\r\n")
         wire.ask(b"version\r\n", VERSION_LINE)
+
+
+@pytest.mark.parametrize("size", [LARGE - 1, LARGE, 3 * LARGE + 1])
+@pytest.mark.parametrize("cut", [20, 1000, -12, -9, -8])
+def test_a_large_item_in_two_parts(server: ServerProcess, wire: Wire, size: int, cut: int) -> None:
+    """It is stored when all of it is here, and what follows it is answered."""
+    queue = b"large%d" % size
+    body = bytes(range(256)) * (size // 256 + 1)
+    request = b"set %b 0 0 %d\r\n%b\r\nget %b\r\n" % (queue, size, body[:size], queue)
+    wire.send(request[:cut])
+    with Wire(server) as other:
+        other.ask(b"get %b\r\n" % queue, b"END\r\n")
+    wire.send(request[cut:])
+    wire.expect(b"STORED\r\nVALUE %b 0 %d\r\n%b\r\nEND\r\n" % (queue, size, body[:size]))
