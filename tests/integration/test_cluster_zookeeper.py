@@ -11,7 +11,6 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
-import tests.support.server
 from kestrelmq.client import Client
 from kestrelmq.errors import ConnectionLost, OperationTimeout, ServerRefused
 from tests.support.server import ServerProcess, running_server
@@ -144,7 +143,7 @@ class Load:
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Run five servers under a ZooKeeper."""
-    monkeypatch.setattr(tests.support.server, "_COMMAND", SERVE_ON_LOOPBACK)
+    monkeypatch.setattr(ServerProcess, "command", SERVE_ON_LOOPBACK)
     zookeeper = ZooKeeper(tmp_path)
     zookeeper.start()
     with ExitStack() as stack:

@@ -119,12 +119,16 @@ def test_known_servers_stay_in_use_without_zookeeper(
     for kind in ("read", "write"):
         join(registry, kind, servers[0].address)
     members = ZooKeeperMembership(zookeeper.hosts, PREFIX, timeout=5.0)
-    with Client(members) as client:
+    with Client(members) as client, ExitStack() as stack:
         assert client.put("work", b"1")
         zookeeper.stop()
         assert client.put("work", b"2")
         zookeeper.start()
-        join(registry, "read", servers[1].address)
+        # A connection that was made too early hangs until it times out, and its session may too.
+        other = zookeeper.client(session_seconds=30)
+        stack.callback(other.close)
+        stack.callback(other.stop)
+        join(other, "read", servers[1].address)
         until(lambda: len(members.reads()) == 2)
         assert [client.get("work"), client.get("work")] == [b"1", b"2"]
 

