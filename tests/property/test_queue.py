@@ -224,8 +224,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def fail(self, operation: Callable[[], object]) -> None:
         """Do what cannot be written: it raises, unless it had nothing to write."""
-        journal = type(self.queue._queue().journal)
-        with patch.object(journal, "append", side_effect=OSError(28, "No space left on device")):
+        with patch("os.write", side_effect=OSError(28, "No space left on device")):
             try:
                 result = operation()
             except JournalError:
