@@ -24,14 +24,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[Client]:
-    """Connect to the one server, with all its queues empty."""
-    with Client(server.address) as connected:
-        connected.flush_all()
-        yield connected
-
-
 def run(
     server: ServerProcess | str, *arguments: str, data: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:

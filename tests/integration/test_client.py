@@ -27,14 +27,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[Client]:
-    """Connect to the one server, with all its queues empty."""
-    with Client(server.address) as connected:
-        connected.flush_all()
-        yield connected
-
-
 @pytest.mark.parametrize("data", [b"hello", b"", b"\r\nEND\r\n\0\xff", b"x" * 3_000_000])
 def test_an_item_comes_back_as_it_was_put(client: Client, data: bytes) -> None:
     """Any bytes go through a queue unchanged, by get, peek and reserve."""

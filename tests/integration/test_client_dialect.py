@@ -18,14 +18,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[Client]:
-    """Connect, with all queues empty, which is an order with another answer there."""
-    with Client(server.address) as connected:
-        connected.flush_all()
-        yield connected
-
-
 def test_the_server_speaks_the_other_dialect(server: ServerProcess) -> None:
     """Otherwise this module would prove nothing."""
     port = server.ports["memcache"]

@@ -40,14 +40,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[Client]:
-    """Connect to the server, with all its queues empty."""
-    with Client(server.address) as connected:
-        connected.flush_all()
-        yield connected
-
-
 def bench(
     server: ServerProcess,
     capsys: pytest.CaptureFixture[str],

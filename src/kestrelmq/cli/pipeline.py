@@ -5,7 +5,7 @@ import signal
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from threading import Event
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -59,8 +59,7 @@ def report(
     with spark_session(master, "report") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # Spark may be missing
 
-        mode = "overwrite" if overwrite else "error"
-        written = pipelines.report(spark, path, output, mode=mode)  # type: ignore[arg-type]
+        written = pipelines.report(spark, path, output, mode=_mode(overwrite=overwrite))
     _table(written.queues, ("queue", "items", "bytes", "removed", "confirmed", "expired", "live"))
     print(f"\n{written.page}")
 
@@ -77,8 +76,7 @@ def replay(
     with spark_session(master, "replay") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
-        mode = "overwrite" if overwrite else "error"
-        written = pipelines.replay(spark, path, output, mode=mode)  # type: ignore[arg-type]
+        written = pipelines.replay(spark, path, output, mode=_mode(overwrite=overwrite))
     _table(written, ("queue", "items", "open_reads", "bytes"))
 
 
@@ -96,7 +94,7 @@ def history(
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
         items = pipelines.history(spark, path, with_data=with_data)
-        items.write.mode("overwrite" if overwrite else "error").parquet(output)
+        items.write.mode(_mode(overwrite=overwrite)).parquet(output)
         counted = spark.read.parquet(output).groupBy("queue", "fate").count()
         rows = [[str(value) for value in row] for row in counted.orderBy("queue", "fate").collect()]
     print_table(["queue", "fate", "items"], rows)
@@ -226,6 +224,11 @@ def restore(  # noqa: PLR0913 # one for each flag
                 spark, source, cluster, queue=queue, since=begin, until=end
             )
     print_table(["restored to", "items"], [[output or "live servers", str(items)]])
+
+
+def _mode(*, overwrite: bool) -> Literal["error", "overwrite"]:
+    """Return what Spark calls it."""
+    return "overwrite" if overwrite else "error"
 
 
 def _wait_for(query: "StreamingQuery") -> None:

@@ -14,8 +14,6 @@ READ_AHEAD: Final = 256 << 10
 """Bytes of records read back from the journal at once: a short time, however small they are."""
 _BRIEF: Final = 8 << 10
 """Bytes of records without an item that are passed over in a short time."""
-SKIP: Final = 1 << 20
-"""Bytes read at once to get to an item."""
 
 
 class Behind:
@@ -62,12 +60,10 @@ class Behind:
         """
         moved = self.reader.copy()
         moved.seek(files[0], position)
-        while skip:
-            skipped = len(moved.read(files, skip, SKIP))
-            if not skipped:
-                moved.close()
-                raise OSError(f"{files[0]} ends {skip} items early")
-            skip -= skipped
+        missing = skip - moved.skip(files, skip)
+        if missing:
+            moved.close()
+            raise OSError(f"{files[0]} ends {missing} items early")
         self.reader.close()
         self.reader = moved
 

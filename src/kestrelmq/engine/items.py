@@ -99,6 +99,12 @@ class Items(Committable):
         self._behind.items += 1
         self._behind.bytes += size
 
+    def _leave_behind(self) -> None:
+        """Read no more from the journal: nothing is behind, or it is not wanted."""
+        if self._behind is not None:
+            self._behind.close()
+        self._behind, self._refill_below = None, 0
+
     def _drop_last(self, size: int) -> None:
         """Drop the item that was added last, of `size` bytes."""
         behind = self._behind
@@ -109,8 +115,7 @@ class Items(Committable):
         behind.items -= 1
         behind.bytes -= size
         if not behind.items:
-            behind.close()
-            self._behind, self._refill_below = None, 0
+            self._leave_behind()
 
     def _push_back(self, record: bytes) -> None:
         self._memory.appendleft(record)
@@ -130,8 +135,7 @@ class Items(Committable):
         self._memory.extend(items)
         self.memory_bytes += size
         if not behind.items:
-            behind.close()
-            self._behind, self._refill_below = None, 0
+            self._leave_behind()
         return bool(self._memory)
 
     def _read_behind(self, behind: Behind) -> tuple[list[bytes], int]:

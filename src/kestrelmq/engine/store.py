@@ -142,12 +142,10 @@ class Store(Items):
 
     def _let_go(self) -> None:
         """Forget every waiting item; there may be millions."""
-        memory, behind = self._memory, self._behind
+        memory = self._memory
         self._memory, self.memory_bytes = deque(), 0
-        self._behind, self._refill_below = None, 0
         self._commits.worker.let_go(memory)
-        if behind is not None:
-            behind.close()
+        self._leave_behind()
 
     def write_now(self) -> None:
         """Commit ahead of the others, within a turn. Raises JournalError."""
