@@ -16,7 +16,7 @@ from kestrelmq.engine import upkeep
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.files import Directory, DiskDirectory
-from kestrelmq.journal.records import item_data
+from kestrelmq.journal.records import item, item_data
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory, Loss, SimulatedCrash
 
@@ -48,10 +48,18 @@ class Run:
         """The queue, made when it is first asked for."""
         return self.collection.obtain("jobs")
 
-    def commit(self) -> None:
-        """Note the state that is about to be written, and write it."""
+    def note(self) -> None:
+        """Note the state that is about to be written."""
         reads = (self.open[xid] for xid in sorted(self.open))
         self.states.append((*reads, *self.waiting))
+
+    def commit(self) -> None:
+        """Note the state that is about to be written, and write it."""
+        self.note()
+        self.write()
+
+    def write(self) -> None:
+        """Write what was done."""
         assert not self.collection.commits.commit()
         self.committed = len(self.states) - 1
 
@@ -62,6 +70,18 @@ class Run:
         self.queue.add(data)
         self.waiting.append(data)
         self.commit()
+
+    def add_begun(self) -> None:
+        """Add an item that is written before."""
+        data = b"%d large" % self.added
+        self.added += 1
+        record = item(self.clock.now(), 0, data)
+        file = self.queue.new_file()
+        self.queue.begin(file, record, lambda: None)
+        self.waiting.append(data)
+        self.note()
+        self.queue.add_begun(record, file)
+        self.write()
 
     def remove(self) -> None:
         """Take the head off."""
@@ -157,6 +177,24 @@ def read_behind(run: Run) -> None:
         run.remove()
 
 
+def written_ahead(run: Run) -> None:
+    """Has items written before they are added, in memory and behind, among others."""
+    for number in range(8):
+        run.add()
+        run.add_begun()
+        if number == 4:
+            run.sync()
+    held = run.open_read()
+    for number in range(10):
+        run.remove()
+        if number % 3 == 0:
+            run.add_begun()
+    run.unremove(held)
+    run.sync()
+    while run.waiting:
+        run.remove()
+
+
 def deleted(run: Run) -> None:
     """Is deleted, with several files, and begun again."""
     for _ in range(10):
@@ -188,6 +226,7 @@ SCENARIOS = {
         TINY.model_copy(update={"max_journal_size": 900, "max_memory_size": 150}),
         50_000,
     ),
+    "written ahead": (written_ahead, TINY, 50_000),
     "deleted": (deleted, TINY, 50_000),
 }
 
@@ -278,6 +317,7 @@ def test_scenarios_do_what_they_are_for(tmp_path: Path) -> None:
         "rewritten from files": ["rewrites"],
         "read behind": ["rotations", "packs", "rewrites"],
         "read behind, rewritten": ["rewrites"],
+        "written ahead": ["rotations", "packs"],
     }
     for name, counters in wanted.items():
         scenario, config, _ = SCENARIOS[name]

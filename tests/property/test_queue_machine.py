@@ -19,7 +19,7 @@ from kestrelmq.engine import upkeep
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.journal.records import item_data
+from kestrelmq.journal.records import item, item_data
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory, Loss
 from kestrelmq.testing.worker import HeldWorker
@@ -49,6 +49,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.known: dict[bytes, Entry] = {}
         self.broken = False
         self.history: list[tuple[bytes, ...]] = [()]
+        self.begun: deque[tuple[Entry, bytes, str]] = deque()
 
     @initialize(
         memory=st.sampled_from([40, 150, 10_000]),
@@ -97,6 +98,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.collection.open()
         assert not self.collection.damaged
         self.broken = False
+        self.begun.clear()
 
     @property
     def queue(self) -> Queue:
@@ -159,6 +161,38 @@ class QueueMachine(RuleBasedStateMachine):
         else:
             assert self.broken
             self.waiting = deque(before)
+
+    @rule(size=st.sampled_from([0, 30, 80]))
+    def begin_large(self, size: int) -> None:
+        """Write an item that is to be added later."""
+        self.number += 1
+        entry = Entry(b"%d:" % self.number + b"x" * size, 0)
+        record = item(self.clock.now(), 0, entry.data)
+        file = self.queue.new_file()
+        try:
+            self.queue.begin(file, record, lambda: None)
+        except OSError:
+            assert self.broken
+            return
+        self.begun.append((entry, record, file))
+
+    @precondition(lambda self: bool(self.begun))
+    @rule()
+    def add_large(self) -> None:
+        """Add an item that was written."""
+        entry, record, file = self.begun.popleft()
+        try:
+            assert self.queue.add_begun(record, file)
+        except (QueueUnavailable, JournalError):
+            assert self.broken
+            self.queue.forget(file)
+            self.commit()
+            return
+        assert self.commit()
+        self.known[entry.data] = entry
+        self.sweep()
+        self.waiting.append(entry)
+        self.done()
 
     @rule(count=st.integers(1, 6))
     def remove(self, count: int) -> None:
@@ -252,6 +286,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.commit()
         self.waiting.clear()
         self.reads.clear()
+        self.begun.clear()
         self.history = [()]
 
     @precondition(lambda self: not self.broken)

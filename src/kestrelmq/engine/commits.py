@@ -40,15 +40,17 @@ class Commits:
         failures: queues whose changes were taken back since the last `commit`, and why.
         timed: queues with open reads that end by themselves.
         on_timed: called when something is to happen at a later time; see `is_timed`.
+        begun: how many files were begun with an item that was not added yet.
         worker: runs long work on the journals.
     """
 
-    __slots__ = ("_due", "dirty", "failures", "on_timed", "timed", "unsynced", "worker")
+    __slots__ = ("_due", "begun", "dirty", "failures", "on_timed", "timed", "unsynced", "worker")
 
     def __init__(self, worker: Worker | None = None) -> None:
         """`worker` is by default one that does all at once; queues keep the one they began with."""
         self.worker: Worker = worker or InlineWorker()
         self._due: dict[Committable, float] = {}
+        self.begun = 0
         self.dirty: list[Committable] = []
         self.unsynced: set[Committable] = set()
         self.timed: set[Committable] = set()

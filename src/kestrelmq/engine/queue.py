@@ -15,6 +15,7 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.engine.commits import Commits
 from kestrelmq.engine.taking import ExpireTo, Taking
 from kestrelmq.engine.waiters import Waiter, Wanted
+from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import (
     ADDX,
     ADDX_HEADER,
@@ -136,6 +137,13 @@ class Queue(Taking):
             if admitted is None:
                 return False
             record = admitted
+        self._place(record, size)
+        self._log(record)
+        if self.waiters.line:
+            self._serve()
+        return True
+
+    def _place(self, record: bytes, size: int) -> None:
         if self._behind is None and (
             self.memory_bytes + size <= self._memory_limit or self._has_room(size)
         ):
@@ -145,7 +153,43 @@ class Queue(Taking):
             self._put_behind(size)
         self.total_items += 1
         self.put_bytes += size
-        self._log(record)
+
+    @property
+    def writes_ahead(self) -> bool:
+        """Whether an item may be written, by `begin`, before it is added, by `add_begun`.
+
+        That spares all others the wait while a large one is written.
+        """
+        return (
+            isinstance(self.journal, FileJournal)
+            and not self.children
+            and not self._closed
+            and self._max_age is None
+            and not self.config.fanout_only
+        )
+
+    def add_begun(self, record: bytes, file: str, expiry: int = 0) -> bool:
+        """Add an item whose record is in a file, as `begin` wrote it; otherwise as `add_record`.
+
+        The file becomes the journal's current one; if the item is not added, it is to be forgotten.
+
+        Raises:
+            JournalError: the journal could not be written; the item was not added.
+        """
+        if not self.writes_ahead:
+            self.forget(file)
+            return self.add_record(record, expiry)
+        size = len(record) - ADDX_HEADER
+        if (self._careful or expiry) and self._admit(record, size) is None:
+            return False
+        # What came before is in the files before.
+        self.write_now()
+        self._place(record, size)
+        try:
+            self._adopt(file)
+        except JournalError:
+            self._take_back_add(record)
+            raise
         if self.waiters.line:
             self._serve()
         return True

@@ -15,7 +15,9 @@ from kestrelmq.engine.items import Items
 from kestrelmq.engine.policy import Limits
 from kestrelmq.engine.undo import Change, Confirmed, GivenBack, Opened
 from kestrelmq.engine.upkeep import Upkeep
+from kestrelmq.engine.worker import Pause
 from kestrelmq.errors import JournalError
+from kestrelmq.journal.names import AHEAD, temporary_name
 from kestrelmq.journal.records import (
     ADDX,
     ADDX_HEADER,
@@ -149,7 +151,10 @@ class Store(Items):
 
     def write_now(self) -> None:
         """Commit ahead of the others, within a turn. Raises JournalError."""
-        failure = self._write() if self._pending else None
+        if self._pending or self._prelude:
+            failure = self._write()
+        else:
+            failure = self._commits.failures.get(self)
         if failure is not None:
             self._commits.failures[self] = failure
             raise failure
@@ -196,13 +201,52 @@ class Store(Items):
             self._note_taken(undo[-1])
             if self._upkeep is not None and self._upkeep.places is not None:
                 self._upkeep.places.follow(undo)
+        self._sync_in_time()
+        pending.clear()
+        undo.clear()
+        return None
+
+    def _sync_in_time(self) -> None:
+        """Have what was written synced when the settings say so."""
         if self._sync_each:
             self._commits.unsynced.add(self)
         elif self._sync_period is not None:
             self._commits.sync_later(self, self._clock.monotonic() + self._sync_period)
-        pending.clear()
-        undo.clear()
-        return None
+
+    def new_file(self) -> str:
+        """Return a name for a file to `begin`."""
+        self._commits.begun += 1
+        return temporary_name(self.name, AHEAD, self._commits.begun)
+
+    def begin(self, file: str, record: bytes, pause: Pause) -> None:
+        """Write the record of an item that is not here yet, a large one; from any thread.
+
+        Args:
+            file: where to; for `add_begun` or `forget`.
+            record: the item.
+            pause: called after each short piece.
+
+        Raises:
+            OSError: it could not be written; there is no such file.
+        """
+        assert isinstance(self.journal, FileJournal)  # noqa: S101 # see `writes_ahead`
+        self.journal.begin(file, record, pause)
+
+    def forget(self, file: str) -> None:
+        """Remove a file that `begin` made, if it is still one."""
+        assert isinstance(self.journal, FileJournal)  # noqa: S101 # see `writes_ahead`
+        self.journal.forget(file)
+
+    def _adopt(self, file: str) -> None:
+        """Let the journal go on in a file that it began. Raises JournalError: it does not."""
+        assert self._upkeep is not None  # noqa: S101 # there is a journal
+        try:
+            self._upkeep.adopt(file)
+        except OSError as error:
+            raise self._fail(error) from error
+        self.failure = None
+        self._sync_in_time()
+        self._commits.dirty.append(self)  # the journal grew: the commit may have to attend to it
 
     def _note_taken(self, last: Change) -> None:
         if isinstance(last, Opened):
@@ -217,6 +261,10 @@ class Store(Items):
 
     def sync_failed(self, error: OSError) -> JournalError:
         """Say how a failed sync is to be reported."""
+        return self._fail(error)
+
+    def begin_failed(self, error: OSError) -> JournalError:
+        """Say how a failed `begin` is to be reported."""
         return self._fail(error)
 
     # --- upkeep ---

@@ -69,6 +69,8 @@ class Upkeep:
         self._job: Replacement | None = None
         self._reader_base = 0
         self._ahead = 0
+        # Bytes in files that were rotated without a checkpoint since the last one.
+        self._unmarked = 0
         self._checkpoint: Checkpoint | None = None
         self._cures = False
         self._rewrote_at: float | None = None
@@ -156,7 +158,7 @@ class Upkeep:
             since = self._clock.monotonic() - self._rewrote_at
         return JournalState(
             size=journal.size,
-            current_size=journal.current_size,
+            current_size=journal.current_size + self._unmarked,
             live=reads + store.size + ADDX_HEADER * len(store),
             is_empty=not len(store),
             read_behind=store.read_behind,
@@ -177,17 +179,31 @@ class Upkeep:
         None: it failed, and is to be tried again later.
         """
         journal = self._journal
+        self._unmarked = 0
         if journal.sizes and not journal.current_size:
             return list(journal.sizes)[-1]
-        before = journal.current_name
         try:
-            rotated = journal.rotate(self._clock.now())
+            return self._begin_file()
         except OSError as error:
-            self._store.reader_renamed(before, journal.current_name)
             self._failed("rotated", error)
             return None
+
+    def _begin_file(self, begun: str | None = None) -> str:
+        journal = self._journal
+        before = journal.current_name
+        try:
+            rotated = journal.rotate(self._clock.now(), begun)
+        except OSError:
+            self._store.reader_renamed(before, journal.current_name)
+            raise
         self._store.reader_renamed(before, rotated)
         return rotated
+
+    def adopt(self, begun: str) -> None:
+        """Let the journal go on in a file that it began. Raises OSError."""
+        size = self._journal.current_size
+        self._begin_file(begun)
+        self._unmarked += size
 
     def _failed(self, verb: str, error: BaseException) -> None:
         log.warning("the journal of queue %s could not be %s: %s", self._store.name, verb, error)

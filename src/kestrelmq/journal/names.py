@@ -20,8 +20,9 @@ LOCK_NAME: Final = "~~lock"
 NEXT: Final = "next"
 PACK: Final = "pack"
 DELETE: Final = "delete"
+AHEAD: Final = "ahead"
 """Purposes of temporaries that mean nothing once the process that wrote them is gone."""
-_LEFT_OVER: Final = re.compile(r"(?P<queue>[^~]+)~~(next|pack|delete)-[0-9]+")
+_LEFT_OVER: Final = re.compile(r"(?P<queue>[^~]+)~~(next|pack|delete|ahead)-[0-9]+")
 _ROTATED: Final = re.compile(r"(?P<queue>[^.]+)\.(?P<timestamp>[0-9]{1,19})(?P<pack>\.pack)?")
 
 

@@ -8,7 +8,7 @@ rotated file and no current one, an empty temporary, or a pack beside the files 
 
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import Final, Literal
 
@@ -27,6 +27,8 @@ from kestrelmq.journal.reader import JournalReader
 Dialect = Literal["documented", "kestrel-2"]
 
 _PROBE: Final = 4096
+_PIECE: Final = 128 << 10
+"""Bytes that are written in a small part of a millisecond."""
 _LARGE: Final = 1 << 20
 """Bytes of a file that it takes a while to free."""
 
@@ -216,10 +218,44 @@ class FileJournal:
         parsed = parse_name(names[-1]) if names else None
         return (parsed.timestamp or 0) if parsed else 0
 
-    def rotate(self, now: int) -> str:
+    def begin(self, name: str, record: bytes, pause: Callable[[], None]) -> None:
+        """Write `record` to a file that is not part of the journal yet; from any thread.
+
+        Args:
+            name: of the file, a temporary; for `rotate` or `forget`.
+            record: what it will begin with.
+            pause: called after each short piece.
+
+        Raises:
+            OSError: there is no such file.
+        """
+        try:
+            file = self.directory.create(name)
+            try:
+                for start in range(0, len(record), _PIECE):
+                    file.append(record[start : start + _PIECE])
+                    pause()
+            finally:
+                file.close()
+        except OSError:
+            self.forget(name)
+            raise
+        self.directory.reached("begin: record written")
+
+    def forget(self, begun: str) -> None:
+        """Remove a file that `begin` made, if it is still one."""
+        with contextlib.suppress(OSError):
+            self.directory.remove(begun)
+
+    def rotate(self, now: int, begun: str | None = None) -> str:
         """Begin a new current file; return the name of the one that was current until now.
 
         The name has the time `now` (ms), or a later one if the clock stepped back.
+
+        Args:
+            now: see above.
+            begun: a file that `begin` made, which becomes the new one; its record comes after all
+                others.
 
         Raises:
             OSError: the journal goes on in the file that it had; its name may have changed.
@@ -230,7 +266,7 @@ class FileJournal:
         timestamp = max(now, self.newest_timestamp() + 1)
         old = self._name
         rotated = rotated_name(self.queue, timestamp) if old == self.queue else old
-        temporary = temporary_name(self.queue, NEXT, timestamp)
+        temporary = begun or temporary_name(self.queue, NEXT, timestamp)
         new = self.directory.append_to(temporary)
         try:
             if rotated != old:
@@ -241,8 +277,7 @@ class FileJournal:
             self.directory.rename(temporary, self.queue)
         except OSError:
             new.close()
-            with contextlib.suppress(OSError):
-                self.directory.remove(temporary)
+            self.forget(temporary)
             raise
         new.renamed(self.queue)
         self.directory.reached("rotate: new file named")
@@ -251,6 +286,7 @@ class FileJournal:
             self._names_changed = True
             self.sizes[rotated] = current.size
             self._current = new
+            self.size += new.size
         self._name = self.queue
         self.dialect = None
         self.rotations += 1

@@ -20,7 +20,7 @@ from kestrelmq.config import ServerConfig, apply_overrides, changed_globals, loa
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.startup import StartUp
-from kestrelmq.engine.worker import ThreadWorker
+from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
 from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.memcache import Parser
@@ -90,6 +90,7 @@ class Server:
         self._clock = TurnClock()
         self._collection = QueueCollection(config, self._clock)
         self._turns = Turns(self._clock, self._collection.commits)
+        self._writer: Worker = InlineWorker()
         self._counters = Counters()
         self._listeners: list[Listener] = []
         self._ports: dict[str, int] = {}
@@ -116,6 +117,7 @@ class Server:
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         self._collection.commits.worker = ThreadWorker(loop.call_soon_threadsafe)
+        self._writer = ThreadWorker(loop.call_soon_threadsafe)
         loaded = asyncio.Event()
         start_up = StartUp(
             self._collection, ThreadWorker(loop.call_soon_threadsafe), self._clock, loaded.set
@@ -165,6 +167,7 @@ class Server:
     def _stop(self) -> None:
         for listener in self._listeners:
             listener.close()
+        self._writer.close()
         self._turns.syncs.close()
         self._collection.close()
 
@@ -184,6 +187,7 @@ class Server:
             status,
             self._counters,
             self._turns,
+            self._writer,
             loop,
             self._reload,
             self._stopping.set,

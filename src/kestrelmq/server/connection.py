@@ -25,7 +25,10 @@ RECEIVE_SMALL: Final = 479
 they still come from the interpreter's pools of small blocks."""
 _SHORT_ENOUGH: Final = 8
 """Short requests in a row, after which a client is taken to send no others."""
-RECEIVE_LARGE: Final = 1 << 20
+RECEIVE_LARGE: Final = 256 << 10
+"""Bytes to make room for when much is missing: they are copied in a small part of a millisecond."""
+SEND: Final = 256 << 10
+"""Bytes to send at once when there are many: as with `RECEIVE_LARGE`, others are served between."""
 READ_AHEAD: Final = 65_536
 """Bytes received behind a request that waits, before reading stops."""
 OUTPUT_LIMIT: Final = 1 << 20
@@ -79,6 +82,8 @@ WAITING: Final = 1
 """A request waits for an item; what follows it waits too."""
 STALLED: Final = 2
 """The client has too many replies to read first."""
+WRITING: Final = 4
+"""An item is being written in a thread; what follows it waits."""
 
 
 class Connection(TurnConnection):
@@ -87,7 +92,7 @@ class Connection(TurnConnection):
     Attributes:
         out: replies to send at the end of the turn, in order.
         touched: for each of them, what must have been written first: a queue, several, or None.
-        paused: why no request is applied at present; WAITING and STALLED, or 0.
+        paused: why no request is applied at present; WAITING, STALLED and WRITING, or 0.
         closing: whether the connection ends once everything is sent.
         last_served: number of the event it was last served in; see `Turns`.
         peer: the client's address.
@@ -112,6 +117,7 @@ class Connection(TurnConnection):
         self._buffered = 0
         self._short = 0
         self._unsent = b""
+        self._sent = 0
         self._events = 0
         self._queued = False
         self._held: deque[tuple[int, list[bytes], list[Touched]]] = deque()
@@ -249,7 +255,7 @@ class Connection(TurnConnection):
                     return
                 self._counters.bytes_written += sent
                 if sent != len(data):
-                    self._keep_unsent(data[sent:])
+                    self._keep_unsent(data, sent)
         if self.closing and not self._unsent:
             self.close()
 
@@ -284,25 +290,25 @@ class Connection(TurnConnection):
             self._unsent += data
             return
         try:
-            sent = self._send(data)
+            sent = self._send(memoryview(data)[:SEND])
         except OSError as error:
             self._not_sent(data, error)
             return
         self._counters.bytes_written += sent
         if sent != len(data):
-            self._keep_unsent(data[sent:])
+            self._keep_unsent(data, sent)
         elif self.paused & STALLED:
             self.unpause(STALLED)
 
     def _not_sent(self, data: bytes, error: OSError) -> None:
         if isinstance(error, BlockingIOError | InterruptedError):
-            self._keep_unsent(data)
+            self._keep_unsent(data, 0)
         else:
             self.close()
 
-    def _keep_unsent(self, data: bytes) -> None:
+    def _keep_unsent(self, data: bytes, sent: int) -> None:
         """Send the rest when the client reads; until then nothing is read from it."""
-        self._unsent = data
+        self._unsent, self._sent = data, sent
         self.paused |= STALLED
         self._watch(_OUT)
 
@@ -318,16 +324,17 @@ class Connection(TurnConnection):
 
     def _send_rest(self) -> None:
         try:
-            sent = self._send(self._unsent)
+            sent = self._send(memoryview(self._unsent)[self._sent : self._sent + SEND])
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             self.close()
             return
         self._counters.bytes_written += sent
-        self._unsent = self._unsent[sent:]
-        if self._unsent:
+        self._sent += sent
+        if self._sent < len(self._unsent):
             return
+        self._unsent = b""
         if self.closing:
             self.close()
             return
@@ -337,6 +344,10 @@ class Connection(TurnConnection):
     # --- the end ---
 
     def _end_of_input(self) -> None:
+        if self.paused & WRITING:
+            # It is seen again when the item is written, and what came after it applied.
+            self._watch(self._events & ~_IN)
+            return
         if self.paused & WAITING or not (self.out or self._unsent or self._held):
             self.close()
             return

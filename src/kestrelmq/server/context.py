@@ -10,6 +10,7 @@ from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.metrics import Latencies
 from kestrelmq.engine.stats import server_stats
+from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.server.status import ServerStatus
 from kestrelmq.server.turns import Turns
@@ -26,6 +27,7 @@ class ServerContext:
         status: what is allowed at present.
         counters: what the server counts.
         turns: the loop's selector.
+        writer: runs the writing of large items.
         loop: the loop.
         reload: reads the configuration file again and puts it in force; says what needs a
             restart. Raises ConfigError.
@@ -38,6 +40,7 @@ class ServerContext:
     status: ServerStatus
     counters: Counters
     turns: Turns
+    writer: Worker
     loop: asyncio.AbstractEventLoop
     reload: Callable[[], list[str]]
     shutdown: Callable[[], None]

@@ -1,44 +1,46 @@
-"""A large item that arrives piece by piece, and is copied once: when it is whole.
+"""Items that arrive piece by piece: those that are not wanted, and large ones.
 
-It would otherwise be copied to one piece of input, out of that, and behind its journal header, and
-all other clients would wait meanwhile.
+A large item is copied once, as it arrives. It would otherwise be copied to one piece of input, out
+of that, and behind its journal header, and all other clients would wait meanwhile.
 """
 
+from io import BytesIO
 from typing import Final
 
-from kestrelmq.journal.records import ADDX, TIMES_SIZE, pack_header
+from kestrelmq.journal.records import ADDX, ADDX_HEADER, TIMES_SIZE, pack_header
 from kestrelmq.protocol.memcache import Set
 
 LARGE: Final = 256 << 10
 """Bytes of data from which on an item is a large one."""
+AHEAD: Final = 1 << 20
+"""Bytes of data from which on an item is written in a thread, because that takes a while."""
 
 
-class LargeItem:
-    """The data of a `set`, as far as it has arrived, and the line end after it.
+class UnwantedItem:
+    """So many bytes of data, and the line end after them, that are dropped as they arrive.
 
     Attributes:
-        request: the `set`.
         missing: bytes of data that have not arrived.
         is_whole: whether all has arrived, the line end included.
         is_bad: whether something else than a line end came after the data.
+        reply: what to answer when it is whole.
     """
 
-    __slots__ = ("_after_return", "_pieces", "is_bad", "is_whole", "missing", "request")
+    __slots__ = ("_after_return", "is_bad", "is_whole", "missing", "reply")
 
-    def __init__(self, request: Set) -> None:
-        self.request = request
-        self.missing = request.size
+    def __init__(self, size: int, reply: bytes) -> None:
+        self.missing = size
+        self.reply = reply
         self.is_whole = self.is_bad = False
         self._after_return = False
-        self._pieces: list[bytes] = []
 
     def take(self, data: bytes, position: int) -> int:
         """Take what belongs to the item from `position` on; return where that ends."""
         if self.missing:
-            piece = data[position : position + self.missing]
-            self._pieces.append(piece)
-            self.missing -= len(piece)
-            position += len(piece)
+            end = min(position + self.missing, len(data))
+            self._keep(data, position, end)
+            self.missing -= end - position
+            position = end
         while position < len(data) and not (self.is_whole or self.is_bad):
             last = data[position]
             position += 1
@@ -50,11 +52,34 @@ class LargeItem:
                 self.is_bad = True
         return position
 
+    def _keep(self, data: bytes, start: int, end: int) -> None:
+        """Drop it."""
+
+
+class LargeItem(UnwantedItem):
+    """The data of a `set`, as far as it has arrived.
+
+    Attributes:
+        request: the `set`.
+    """
+
+    __slots__ = ("_record", "request")
+
+    def __init__(self, request: Set) -> None:
+        super().__init__(request.size, b"")
+        self.request = request
+        self._record = BytesIO()
+        self._record.seek(ADDX_HEADER)
+
+    def _keep(self, data: bytes, start: int, end: int) -> None:
+        self._record.write(memoryview(data)[start:end])
+
     def data(self) -> bytes:
         """Return the data; it must be whole."""
-        return b"".join(self._pieces)
+        return self._record.getvalue()[ADDX_HEADER:]
 
     def record(self, now: int, expiry: int) -> bytes:
         """Return the item as queues hold it, as `item` does; it must be whole."""
-        header = pack_header(ADDX, self.request.size + TIMES_SIZE, now, expiry)
-        return b"".join((header, *self._pieces))
+        self._record.seek(0)
+        self._record.write(pack_header(ADDX, self.request.size + TIMES_SIZE, now, expiry))
+        return self._record.getvalue()

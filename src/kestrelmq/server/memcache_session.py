@@ -31,9 +31,17 @@ from kestrelmq.protocol.memcache import (
     TouchRead,
     value_header,
 )
-from kestrelmq.server.connection import OUTPUT_LIMIT, STALLED, Connection, Session, Touched
+from kestrelmq.server.ahead import Outcome, WriteAhead
+from kestrelmq.server.connection import (
+    OUTPUT_LIMIT,
+    STALLED,
+    WRITING,
+    Connection,
+    Session,
+    Touched,
+)
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.large_item import LARGE, LargeItem
+from kestrelmq.server.large_item import AHEAD, LARGE, LargeItem, UnwantedItem
 from kestrelmq.server.memcache_admin import Forbidden, serve_admin
 from kestrelmq.server.memcache_reads import MemcacheFetch, MemcacheMonitor
 from kestrelmq.server.reads import OpenReads
@@ -73,9 +81,7 @@ class MemcacheSession(Session):
         self._request: Request = _NO_REQUEST
         self._alone = _NO_LINE
         self._alone_request = _NO_REQUEST
-        self._skip = 0
-        self._skip_reply = b""
-        self._large: LargeItem | None = None
+        self._arriving: UnwantedItem | None = None
         self.wanted = 0
 
     # --- the hot path ---
@@ -83,22 +89,20 @@ class MemcacheSession(Session):
     def feed(self, data: bytes) -> bytes:
         """Apply the requests in `data`; return what is left."""
         self.wanted = self._produced = position = 0
-        if self._skip or self._large is not None:
-            position = self._go_on(data)
+        connection = self._connection
+        if self._arriving is not None:
+            position = self._take(self._arriving, data, 0)
         elif data == self._alone:
             self._get(self._alone_request)
             return b""
-        connection = self._connection
         end = len(data)
-        while position < end:
+        while position < end and not (connection.paused or connection.closing):
             newline = data.find(b"\n", position)
             if newline < 0:
                 return self._part_of_line(data[position:])
             line = data[position:newline]
             if line != self._line and not self._parse_new(line, data):
                 position = newline + 1
-                if connection.closing:
-                    return b""
                 continue
             request = self._request
             if isinstance(request, Set):
@@ -114,9 +118,7 @@ class MemcacheSession(Session):
             else:
                 position = newline + 1
                 self._serve(request)
-            if connection.paused or connection.closing:
-                return data[position:]
-        return b""
+        return data[position:] if position < end else b""
 
     def _parse_new(self, line: bytes, data: bytes) -> bool:
         """Parse a line other than the last; answer and return False when it is malformed."""
@@ -195,30 +197,27 @@ class MemcacheSession(Session):
                 reply = b"" if request.noreply else NOT_STORED
                 return -self._skip_rest(data, body, request.size, reply)
             if request.size >= LARGE:
-                self._large = LargeItem(request)
-                return -self._take_large(self._large, data, body)
+                return -self._take(LargeItem(request), data, body)
             # Or one byte more, if the line end is CR LF.
             self.wanted = request.size + 1 + body - data.rfind(b"\n", 0, body - 1) - 1
             return 0
         self._fault(ClientFault("bad data chunk", closes=True))
         return -len(data)
 
-    def _go_on(self, data: bytes) -> int:
-        """Take what belongs to a request that began earlier; return where that ends."""
-        if self._large is not None:
-            return self._take_large(self._large, data, 0)
-        return self._drop(data, 0)
-
-    def _take_large(self, large: LargeItem, data: bytes, position: int) -> int:
-        """Take in more of a large item; return where in `data` that ends."""
-        position = large.take(data, position)
-        if large.is_bad:
+    def _take(self, item: UnwantedItem, data: bytes, position: int) -> int:
+        """Take in more of an item; return where in `data` that ends."""
+        self._arriving = item
+        position = item.take(data, position)
+        if item.is_bad:
             self._fault(ClientFault("bad data chunk", closes=True))
             return len(data)
-        if large.is_whole:
-            self._large = None
-            self._set_large(large)
-        self.wanted = large.missing
+        if item.is_whole:
+            self._arriving = None
+            if isinstance(item, LargeItem):
+                self._set_large(item)
+            elif item.reply:
+                self._answer(item.reply)
+        self.wanted = item.missing
         return position
 
     def _set_large(self, large: LargeItem) -> None:
@@ -229,13 +228,30 @@ class MemcacheSession(Session):
             return
         self._counters.cmd_set += 1
         expiry = request.expiry and self._expiry(request.expiry)
+        record = large.record(self._context.turns.clock.now(), expiry)
+        if request.size >= AHEAD and queue.writes_ahead:
+            self._connection.paused |= WRITING
+            WriteAhead(
+                queue, record, expiry, lambda outcome: self._large_added(request, queue, outcome)
+            ).start(self._context.writer)
+            return
         try:
-            stored = queue.add_record(large.record(self._context.turns.clock.now(), expiry), expiry)
+            stored = queue.add_record(record, expiry)
         except _FAILURES as error:
             self._answer_error(error, noreply=request.noreply)
             return
         if not request.noreply:
             self._answer(STORED if stored else NOT_STORED, queue)
+
+    def _large_added(self, request: Set, queue: Queue, outcome: Outcome) -> None:
+        """Reply to the `set` of an item that was written meanwhile, and go on."""
+        if request.noreply:
+            self._connection.push(b"", None)
+        elif isinstance(outcome, KestrelError):
+            self._connection.push(memcache.server_error(str(outcome)), None)
+        else:
+            self._connection.push(STORED if outcome else NOT_STORED, queue)
+        self._connection.unpause(WRITING)
 
     def _refuse(self, request: Refused, data: bytes, body: int) -> int:
         if request.size is None:
@@ -245,27 +261,7 @@ class MemcacheSession(Session):
 
     def _skip_rest(self, data: bytes, body: int, size: int, reply: bytes) -> int:
         """Drop `size` bytes of data and their line end, then reply; return where they end."""
-        self._skip = size + 1  # and the first byte of the line end, which may be the only one
-        self._skip_reply = reply
-        return self._drop(data, body)
-
-    def _drop(self, data: bytes, position: int) -> int:
-        """Drop data that is not wanted; return where it ends."""
-        while self._skip and position < len(data):
-            step = min(len(data) - position, self._skip)
-            position += step
-            self._skip -= step
-            if self._skip:
-                break
-            last = data[position - 1 : position]
-            if last == b"\r":
-                self._skip = 1
-            elif last != b"\n":
-                self._fault(ClientFault("bad data chunk", closes=True))
-                return len(data)
-            elif self._skip_reply:
-                self._answer(self._skip_reply)
-        return position
+        return self._take(UnwantedItem(size, reply), data, body)
 
     def _part_of_line(self, part: bytes) -> bytes:
         if len(part) <= memcache.MAX_LINE:

@@ -1,0 +1,176 @@
+"""An item whose record is written before it is added: what becomes of its file."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.queue import Queue
+from kestrelmq.errors import JournalError, QueueUnavailable
+from kestrelmq.journal.records import item, item_data
+from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.crashing import CrashingDirectory
+
+CONFIG = ServerConfig(
+    queues={
+        "full": QueueConfig(max_items=1),
+        "aged": QueueConfig(max_age=60),
+        "synced": QueueConfig(sync_journal=0),
+    }
+)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> CrashingDirectory:
+    """Return a directory that can be made to fail."""
+    (tmp_path / "queues").mkdir()
+    (tmp_path / "links").mkdir()
+    return CrashingDirectory(tmp_path / "queues", tmp_path / "links")
+
+
+@pytest.fixture
+def collection(directory: CrashingDirectory) -> Iterator[QueueCollection]:
+    """Return the queues on it."""
+    config = CONFIG.model_copy(update={"queue_path": directory.path})
+    opened = QueueCollection(config, FakeClock(), directory)
+    opened.open()
+    yield opened
+    opened.close()
+
+
+def begin(queue: Queue, data: bytes) -> tuple[bytes, str]:
+    """Write an item; return its record and file."""
+    record, file = item(1000, 0, data), queue.new_file()
+    queue.begin(file, record, lambda: None)
+    return record, file
+
+
+def files(directory: CrashingDirectory) -> list[str]:
+    """Return the names of all files but the lock."""
+    return sorted(name for name in directory.names() if not name.startswith("~~"))
+
+
+def test_the_file_becomes_the_journals_current_one(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """After what was collected, and before what comes; a restart finds all in order."""
+    queue = collection.obtain("jobs")
+    record, file = begin(queue, b"large")
+    assert files(directory) == ["jobs", file]
+    queue.add(b"before")
+    assert queue.add_begun(record, file)
+    queue.add(b"after")
+    assert not collection.commits.commit()
+    (rotated,) = queue.journal.sizes  # type: ignore[union-attr]
+    assert files(directory) == ["jobs", rotated]
+    found = (directory.path / "jobs").read_bytes()
+    assert found.startswith(record)
+    assert queue.journal.size == sum(
+        (directory.path / name).stat().st_size for name in files(directory)
+    )
+    collection.close()
+    again = QueueCollection(ServerConfig(queue_path=directory.path), FakeClock())
+    again.open()
+    loaded = again.obtain("jobs").browse(9)
+    again.close()
+    assert list(map(item_data, loaded)) == [b"before", b"large", b"after"]
+
+
+def test_a_refused_item_leaves_its_file_to_be_forgotten(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """And the queue as it was."""
+    queue = collection.obtain("full")
+    queue.add(b"one")
+    record, file = begin(queue, b"two")
+    assert not queue.add_begun(record, file)
+    queue.forget(file)
+    assert not collection.commits.commit()
+    assert (files(directory), len(queue)) == (["full"], 1)
+
+
+@pytest.mark.parametrize("step", ["rename", "open"])
+def test_a_failure_changes_nothing(
+    collection: QueueCollection, directory: CrashingDirectory, step: str
+) -> None:
+    """The item is not added, the failure shows, and the queue goes on when the disk does."""
+    queue = collection.obtain("jobs")
+    record, file = begin(queue, b"large")
+    queue.add(b"before")
+    directory.fail = lambda point: point.startswith(step)
+    with pytest.raises(JournalError):
+        queue.add_begun(record, file)
+    assert step in str(queue.failure)
+    assert (len(queue), queue.total_items) == (1, 1)
+    directory.fail = lambda _point: False
+    queue.forget(file)
+    queue.add(b"after")
+    assert not collection.commits.commit()
+    assert queue.failure is None
+    assert [item_data(record) for record in queue.browse(9)] == [b"before", b"after"]
+    assert len(files(directory)) <= 2
+
+
+def test_a_disk_that_is_full_leaves_no_file(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """What was written of it is removed at once."""
+    queue = collection.obtain("jobs")
+    directory.fail = lambda point: point.startswith("append")
+    with pytest.raises(OSError, match="append"):
+        begin(queue, b"large")
+    assert files(directory) == ["jobs"]
+
+
+def test_a_queue_that_got_fanout_children_meanwhile(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """They get the item too, each in its own journal, and the file goes."""
+    queue = collection.obtain("jobs")
+    record, file = begin(queue, b"large")
+    child = collection.obtain("jobs+copy")
+    assert queue.add_begun(record, file)
+    assert not collection.commits.commit()
+    assert (len(queue), len(child)) == (1, 1)
+    assert files(directory) == ["jobs", "jobs+copy"]
+
+
+def test_a_queue_that_was_deleted_meanwhile(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """It refuses the item, and the file goes."""
+    queue = collection.obtain("jobs")
+    record, file = begin(queue, b"large")
+    collection.delete("jobs")
+    with pytest.raises(QueueUnavailable):
+        queue.add_begun(record, file)
+    assert files(directory) == []
+
+
+def test_which_queues_take_no_such_item(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """Those that may have to change its expiry."""
+    assert collection.obtain("jobs").writes_ahead
+    assert not collection.obtain("aged").writes_ahead
+
+
+def test_its_reply_waits_for_a_sync(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """When the settings say that replies do."""
+    queue = collection.obtain("synced")
+    assert queue.add_begun(*begin(queue, b"large"))
+    assert not collection.commits.commit()
+    assert collection.commits.take_unsynced() == {queue}
+
+
+def test_two_queues_of_one_name_begin_different_files(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """One may still be written when the other begins."""
+    first = collection.obtain("jobs").new_file()
+    collection.delete("jobs")
+    assert collection.obtain("jobs").new_file() != first
