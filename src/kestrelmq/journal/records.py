@@ -46,16 +46,20 @@ _TIMES: Final = Struct("<qq")
 _I32: Final = Struct("<i")
 _I64: Final = Struct("<q")
 
-ADDX_HEADER: Final = _ADDX.size
+# Literals, because those are constants in the compiled hot path.
+ADDX_HEADER: Final = 21
 """Bytes before the data in an ADDX record, and so in every item held in memory."""
-ADD_HEADER: Final = _ADD.size
-ADD_XID_HEADER: Final = _ADD_XID.size
-STATE_DUMP_SIZE: Final = _STATE_DUMP.size
-TIMES_SIZE: Final = _TIMES.size
+ADD_HEADER: Final = 9
+ADD_XID_HEADER: Final = 25
+STATE_DUMP_SIZE: Final = 9
+TIMES_SIZE: Final = 16
 """Bytes that the size field of ADDX counts besides the data."""
 pack_header: Final = _ADDX.pack
 """Packs the header of an ADDX record: opcode, size field, add time, expiry."""
-assert (_ADD.size, ADDX_HEADER, ADD_XID_HEADER, _XID.size) == (9, 21, 25, 5)  # noqa: S101 # the format
+assert (  # noqa: S101 # the format
+    (_ADD.size, _ADDX.size, _ADD_XID.size, _STATE_DUMP.size, _TIMES.size, _XID.size)
+    == (ADD_HEADER, ADDX_HEADER, ADD_XID_HEADER, STATE_DUMP_SIZE, TIMES_SIZE, 5)
+)
 
 NO_EXPIRY: Final = bytes(8)
 """The expiry field of an item that never expires."""

@@ -177,7 +177,8 @@ class MemcacheSession(Session):
         if size != self._header_size or request is not self._header_request:
             self._header_size, self._header_request = size, request
             self._header = value_header(request.prefix, size)
-        self._out.append(b"".join((self._header, record[ADDX_HEADER:], _AFTER_VALUE)))
+        data = record[ADDX_HEADER:] if size < LARGE else memoryview(record)[ADDX_HEADER:]
+        self._out.append(b"".join((self._header, data, _AFTER_VALUE)))
         self._touched.append(queue)
         self._produced += size
         if self._produced > OUTPUT_LIMIT:
