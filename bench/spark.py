@@ -91,7 +91,7 @@ def consume(rows: DataFrame) -> None:
 def scan_alone(spool: Path, wanted_columns: list[str]) -> Iterator[pa.RecordBatch]:
     """Make the Arrow columns of all records in this process."""
     for file in list_files(str(spool)):
-        view = open_view(file.path, file.size)
+        view = open_view(file.path, file.size, file.inode)
         for chunk in view.chunks(tail_may_be_torn=True):
             for batch in columns.batches(chunk, 10_000):
                 arrays = [columns.RECORD_COLUMNS[name](view, batch) for name in wanted_columns]
@@ -103,7 +103,7 @@ def replay_alone(spool: Path) -> int:
     total = 0
     for files in by_queue(list_files(str(spool))):
         for plan in wanted(replay_in_order(files).plan()):
-            view = open_view(plan.file.path, plan.file.size)
+            view = open_view(plan.file.path, plan.file.size, plan.file.inode)
             for chunk in view.chunks(tail_may_be_torn=True):
                 for batch in columns.batches(chunk.part(chunk.adds), 10_000):
                     total += columns.data(view, batch).nbytes

@@ -58,6 +58,7 @@ def test_history_says_what_became_of_items(
     ended = terminal.run("history", spool, "--output", output, "--with-data")
     again = terminal.run("history", spool, "--output", output)
     replaced = terminal.run("history", spool, "-o", output, "--overwrite")
+    restored = terminal.run("restore", output, "-o", tmp_path / "back")
 
     fates = [["a", "live", "1"], ["a", "open", "1"], ["a", "removed", "1"], ["b", "live", "1"]]
     assert ended == Ended(0, [["queue", "fate", "items"], *fates], "")
@@ -65,6 +66,8 @@ def test_history_says_what_became_of_items(
     assert "already exists" in again.errors
     assert replaced == ended
     assert spark.read.parquet(str(output)).where("data IS NOT NULL").count() == 0
+    assert restored.status == 1
+    assert "items without their data" in restored.errors
 
 
 def test_report_prints_totals_and_where_the_page_is(terminal: Terminal, tmp_path: Path) -> None:
@@ -75,10 +78,10 @@ def test_report_prints_totals_and_where_the_page_is(terminal: Terminal, tmp_path
 
     assert (ended.status, ended.errors) == (0, "")
     assert ended.table == [
-        ["queue", "items", "bytes", "removed", "confirmed", "expired", "live"],
-        ["a", "3", "13", "1", "0", "0", "1"],
-        ["b", "1", "10", "0", "0", "0", "1"],
-        ["4", "23", "1", "0", "0", "2"],
+        ["queue", "items", "bytes", "removed", "confirmed", "expired", "open", "live"],
+        ["a", "3", "13", "1", "0", "0", "1", "1"],
+        ["b", "1", "10", "0", "0", "0", "0", "1"],
+        ["4", "23", "1", "0", "0", "1", "2"],
         [],
         [str(output / "report.html")],
     ]
@@ -131,6 +134,17 @@ def test_pack_in_either_dialect_and_verify(terminal: Terminal, tmp_path: Path) -
     assert bad.errors == f"kestrelmq: error: 1 of {len(bad.table) - 1} files are damaged\n"
 
 
+def test_what_fails_within_spark_is_one_line(terminal: Terminal, tmp_path: Path) -> None:
+    """The root of the error is told: here a queue's name, escaped, is too long for a directory."""
+    write(tmp_path / "spool" / ("%" * 200), adds([b"x"]))
+
+    ended = terminal.run("replay", tmp_path / "spool", "-o", tmp_path / "out")
+
+    assert ended.status == 1
+    assert ended.errors.startswith("kestrelmq: error: Mkdirs failed to create")
+    assert ended.errors.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "status", "error"),
     [
@@ -140,6 +154,11 @@ def test_pack_in_either_dialect_and_verify(terminal: Terminal, tmp_path: Path) -
         (["pack", ".", "--dialect", "klingon"], 2, "'klingon' is not one of"),
         (["report", "."], 2, "Missing option '--output'"),
         (["restore", "t", "--live", "--zookeeper", "z"], 2, "--path-prefix go together"),
+        (["restore", "t", "-o", "out", "--queue", "q"], 2, "go with --live"),
+        (["verify", ".", "--master", "nope"], 2, "'nope' is no master of Spark's"),
+        (["archive", "q", "-o", "out", "--batch-items", "0"], 2, "greater than or equal to 1"),
+        (["archive", "q", "-o", "s3a://bucket/x"], 1, "'s3a://bucket/x' is not allowed"),
+        (["report", ".", "-o", "s3a://bucket/x"], 1, "'s3a://bucket/x' is not allowed"),
         (["archive", "bad/name", "-o", "out"], 1, "'bad/name' is not allowed"),
     ],
 )

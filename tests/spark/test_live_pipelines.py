@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
@@ -76,7 +77,10 @@ def test_archive_drains_queues_and_restore_brings_them_back(
     run(spark, options)
     client.put_many("one", numbers[60:])
 
-    assert run(spark, options) == [Archived("2", 1, 19), Archived("one", 120, 250)]
+    assert run(spark, replace(options, queues=["2", "one"])) == [
+        Archived("2", 1, 19),
+        Archived("one", 120, 250),
+    ]
     assert client.get("one") is None
 
     assert restore(spark, options.output, str(tmp_path / "spool")) == 121

@@ -43,6 +43,7 @@ def test_replay_writes_present_contents_and_restore_brings_them_back(
     spool, table, back = tmp_path / "spool", tmp_path / "table", tmp_path / "back"
     random_spool(random.Random(11), spool, 8)
     write(spool / "007", adds([b"a number for a name"]))
+    write(spool / "__HIVE_DEFAULT_PARTITION__", adds([b"Spark's own name for no name"]))
     expected = filled(load(spool))
 
     summary = replay(spark, str(spool), str(table))
@@ -162,6 +163,18 @@ def test_packing_needs_the_queue_path_for_itself(spark: SparkSession, tmp_path: 
             pack(spark, str(tmp_path))
     finally:
         lock.release()
+
+
+@pytest.mark.parametrize("some", ["q.1", "q.*"])
+def test_packing_needs_the_whole_queue_path(spark: SparkSession, some: str, tmp_path: Path) -> None:
+    """A pack would replace the files that were not named, too."""
+    write(tmp_path / "q.1", adds([b"x"]))
+    write(tmp_path / "q", adds([b"y"]))
+
+    with pytest.raises(ValueError, match="only some files"):
+        pack(spark, str(tmp_path / some))
+
+    assert [item.data for item in load(tmp_path)["q"]] == [b"x", b"y"]
 
 
 def test_history_tells_the_fate_of_every_item(spark: SparkSession, tmp_path: Path) -> None:

@@ -37,14 +37,33 @@ PathArgument = Annotated[
 OutputFlag = Annotated[
     str, typer.Option("--output", "-o", metavar="DIR", help="Where the result goes.")
 ]
+
+
+def _checked_master(url: str) -> str:
+    """Refuse what Spark would answer with a page of Java."""
+    if not url.startswith(("local", "spark://", "yarn", "k8s://")):
+        raise typer.BadParameter(
+            f"{url!r} is no master of Spark's: give local[*], spark://HOST:PORT, yarn or k8s://URL"
+        )
+    return url
+
+
 MasterFlag = Annotated[
-    str, typer.Option("--master", metavar="URL", help="Spark's master; local[*] is this machine.")
+    str,
+    typer.Option(
+        "--master",
+        metavar="URL",
+        callback=_checked_master,
+        help="Spark's master; local[*] is this machine.",
+    ),
 ]
 OverwriteFlag = Annotated[
     bool, typer.Option("--overwrite", help="Replace what the output has; otherwise it must be new.")
 ]
 _LOCAL: Final = "local[*]"
 _POLL: Final = 1
+# As `kestrelmq.spark.live_plan` has it, which is too slow to import for a help text.
+_MOST_ITEMS: Final = 1 << 22
 
 
 @app.command()
@@ -60,7 +79,8 @@ def report(
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # Spark may be missing
 
         written = pipelines.report(spark, path, output, mode=_mode(overwrite=overwrite))
-    _table(written.queues, ("queue", "items", "bytes", "removed", "confirmed", "expired", "live"))
+    fates = ("removed", "confirmed", "expired", "open", "live")
+    _table(written.queues, ("queue", "items", "bytes", *fates))
     print(f"\n{written.page}")
 
 
@@ -149,9 +169,9 @@ def archive(  # noqa: PLR0913 # one for each flag
     every: Annotated[str, typer.Option(help="With --follow: how often there is a batch.")] = (
         "10 seconds"
     ),
-    batch_items: Annotated[int, typer.Option(help="Items of a queue in a batch, at most.")] = (
-        100_000
-    ),
+    batch_items: Annotated[
+        int, typer.Option(min=1, max=_MOST_ITEMS, help="Items of a queue in a batch, at most.")
+    ] = 100_000,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
@@ -212,6 +232,8 @@ def restore(  # noqa: PLR0913 # one for each flag
     """  # noqa: D301 # \b is for the help
     if live == (output is not None):
         raise typer.BadParameter("give either --output DIR or --live")
+    if not live and any((queue, servers, zookeeper, path_prefix)):
+        raise typer.BadParameter("--queue and the servers go with --live")
     begin, end = _time(since), _time(until)
     with spark_session(master, "restore") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
@@ -257,6 +279,8 @@ def _cluster(
     if (zookeeper is None) != (path_prefix is None):
         raise typer.BadParameter("--zookeeper and --path-prefix go together")
     if zookeeper is not None:
+        if servers is not None:
+            raise typer.BadParameter("give either --servers or --zookeeper")
         return ServersOptions(None, zookeeper, path_prefix)
     return ServersOptions(servers or os.environ.get(VARIABLE) or DEFAULT_SERVER)
 

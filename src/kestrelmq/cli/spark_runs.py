@@ -68,7 +68,10 @@ def spark_session(master: str, what: str) -> Iterator["SparkSession"]:
         what: what is being done, for the progress bar.
     """
     check_spark()
-    from pyspark.errors import PySparkException  # noqa: PLC0415 # slow, and may be missing
+    from py4j.protocol import (  # type: ignore[import-untyped] # noqa: PLC0415 # may be missing
+        Py4JJavaError,
+    )
+    from pyspark.errors import PySparkException  # noqa: PLC0415 # as above
 
     from kestrelmq.spark.session import local_session  # noqa: PLC0415 # as above
 
@@ -81,6 +84,9 @@ def spark_session(master: str, what: str) -> Iterator["SparkSession"]:
                 yield spark
         except PySparkException as error:
             raise KestrelError(reason(error)) from error
+        except Py4JJavaError as error:
+            # What failed within Spark itself: a disk that is full, a name that is too long.
+            raise KestrelError(_root_cause(error.java_exception)) from error
         except (OSError, ValueError) as error:
             if isinstance(error, KestrelError):
                 raise
@@ -96,6 +102,14 @@ def reason(error: Exception) -> str:
             return found[-1]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def _root_cause(error: Any) -> str:
+    """Return the message of the Java exception that all others are about."""
+    cause = error.getCause()
+    while cause is not None:
+        error, cause = cause, cause.getCause()
+    return str(error.getMessage() or error.toString())
 
 
 @contextlib.contextmanager

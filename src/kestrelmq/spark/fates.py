@@ -56,7 +56,7 @@ def items(tracing: Tracing, *, with_data: bool, rows: int) -> Iterator[pa.Record
     """Yield the items a file adds, with their ordinals."""
     file = tracing.file
     ordinal = tracing.state.adds
-    view = open_view(file.path, file.size)
+    view = open_view(file.path, file.size, file.inode)
     for chunk in view.chunks(tail_may_be_torn=file.last):
         for batch in columns.batches(chunk.part(chunk.adds), rows):
             count = len(batch)
@@ -82,7 +82,7 @@ def happenings(tracing: Tracing) -> Iterator[pa.RecordBatch]:
     file, state = tracing.file, tracing.state
     told: list[tuple[int, int, int]] = []
     summariser = Summariser(state.start(), trace=lambda *event: told.append(event))
-    view = open_view(file.path, file.size)
+    view = open_view(file.path, file.size, file.inode)
     before: int | None = None
     for chunk in view.chunks(tail_may_be_torn=file.last):
         run = events(view, chunk)

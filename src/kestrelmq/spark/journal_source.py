@@ -117,7 +117,7 @@ class JournalReader(DataSourceReader):
         return column not in self._allowed or value in self._allowed[column]
 
     def _file(self, file: SpoolFile) -> Iterator[pa.RecordBatch]:
-        view = open_view(file.path, file.size)
+        view = open_view(file.path, file.size, file.inode)
         try:
             for chunk in view.chunks(tail_may_be_torn=file.last):
                 wanted = chunk

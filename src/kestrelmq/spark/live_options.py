@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from kestrelmq.client.address import parse_addresses
@@ -164,7 +165,8 @@ def _servers(value: str) -> str:
 
 
 def _staging_location(value: str) -> str:
-    return local_path(value, "staging_location")
+    # Executors need not have the driver's working directory.
+    return str(Path(local_path(value, "staging_location")).absolute()) if value else value
 
 
 def _queue(value: str) -> str:

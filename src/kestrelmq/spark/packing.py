@@ -54,7 +54,7 @@ def pack_files(files: Sequence[SpoolFile], output: Path, dialect: Dialect) -> tu
 
 
 def _torn_tail(file: SpoolFile) -> bytes:
-    view = open_view(file.path, file.size)
+    view = open_view(file.path, file.size, file.inode)
     for _ in view.chunks(tail_may_be_torn=True):
         pass
     return b"" if view.torn_at is None else bytes(view.buffer[view.torn_at : view.size])
@@ -64,7 +64,7 @@ def _live_chunks(
     part: Wanted,
 ) -> Iterator[tuple[FileView, Chunk, NDArray[np.int64]]]:
     """The live items of a file, with their ordinals."""
-    view = open_view(part.file.path, part.file.size)
+    view = open_view(part.file.path, part.file.size, part.file.inode)
     ordinal = part.first
     for chunk in view.chunks(tail_may_be_torn=part.file.last):
         items = chunk.part(chunk.adds)

@@ -104,7 +104,7 @@ def summarise(task: Task) -> Segment:
         JournalError: it is gone or shorter than when it was listed.
     """
     file = task.file
-    view = open_view(file.path, file.size)
+    view = open_view(file.path, file.size, file.inode)
     summariser = Summariser(task.start, last_xid=task.last_xid)
     try:
         for chunk in view.chunks(tail_may_be_torn=file.last):
@@ -195,7 +195,7 @@ def from_text(text: str) -> list[Wanted]:
     """
     try:
         return [_wanted_from(plan) for plan in json.loads(text)]
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError("a plan that kestrelmq.spark made") from error
 
 

@@ -128,7 +128,7 @@ class QueueReader(DataSourceReader):
             yield from self._file(plan)
 
     def _file(self, plan: Wanted) -> Iterator[pa.RecordBatch]:
-        view = open_view(plan.file.path, plan.file.size)
+        view = open_view(plan.file.path, plan.file.size, plan.file.inode)
         ordinal = plan.first
         for chunk in view.chunks(tail_may_be_torn=plan.file.last):
             items = chunk.part(chunk.adds)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from kestrelmq.spark.journal_source import JOURNAL_FORMAT, JOURNAL_SCHEMA
@@ -26,6 +27,7 @@ from kestrelmq.spark.segments import Segment
 from kestrelmq.spark.spool import SpoolFile, list_files
 
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_SPARKS_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def read_journals(
@@ -105,6 +107,19 @@ def write_journals(
     if "sequence" in rows.columns:
         rows = rows.repartition("queue").sortWithinPartitions("queue", "sequence")
     rows.write.format(JOURNAL_FORMAT).mode(mode).save(path)
+
+
+def read_partitioned(spark: SparkSession, path: str, schema: StructType) -> DataFrame:
+    """Return the rows of a Parquet table that is partitioned by queue.
+
+    Args:
+        spark: the session.
+        path: the table.
+        schema: its columns; without it Spark would guess, and take a queue called 007 for a number.
+    """
+    rows = spark.read.schema(schema).parquet(path)
+    # A queue may have the name of the directory in which Spark keeps rows without one.
+    return rows.withColumn("queue", f.coalesce("queue", f.lit(_SPARKS_NULL)))
 
 
 def _pick(schema: StructType, columns: Sequence[str] | None) -> StructType:

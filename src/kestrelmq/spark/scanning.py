@@ -3,17 +3,19 @@
 Boundaries come from `boundaries`; everything after that is done for a whole chunk at once.
 """
 
+import contextlib
 import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kestrelmq.errors import DamagedJournal, JournalError
+from kestrelmq.journal.names import parse_name
 from kestrelmq.journal.records import (
     ADD,
     ADD_XID,
@@ -145,26 +147,52 @@ class FileView:
         return Chunk(begins, ends, self.bytes[begins])
 
 
-def open_view(path: str, size: int) -> FileView:
+def open_view(path: str, size: int, inode: int | None = None) -> FileView:
     """Map the first `size` bytes of a journal file.
 
     The mapping ends with the last array or Arrow buffer that looks at it.
+
+    Args:
+        path: where it was when it was listed; a server may have rotated it since.
+        size: how many bytes it had.
+        inode: its number in the file system; None takes whatever is there now.
 
     Raises:
         JournalError: the file is gone or shorter than when it was listed.
     """
     if size == 0:
         return FileView(b"", 0)
-    try:
-        with Path(path).open("rb") as file:
-            found = os.fstat(file.fileno()).st_size
-            if found < size:
-                raise JournalError(f"{path}: shrank from {size} to {found} bytes while it was read")
-            buffer = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-    except FileNotFoundError:
-        raise JournalError(f"{path}: was rotated or packed away while it was read") from None
+    with _opened(path, inode) as file:
+        found = os.fstat(file.fileno()).st_size
+        if found < size:
+            raise JournalError(f"{path}: shrank from {size} to {found} bytes while it was read")
+        buffer = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     buffer.madvise(mmap.MADV_SEQUENTIAL)
     return FileView(buffer, size)
+
+
+def _opened(path: str, inode: int | None) -> BinaryIO:
+    for name in _names_since(path, inode):
+        with contextlib.suppress(FileNotFoundError):
+            file = Path(name).open("rb")  # noqa: SIM115 # the caller closes it
+            if inode is None or os.fstat(file.fileno()).st_ino == inode:
+                return file
+            file.close()
+    raise JournalError(f"{path}: was packed away while it was read")
+
+
+def _names_since(path: str, inode: int | None) -> Iterator[str]:
+    """Yield the name by which a file was listed, and then the one that it was rotated to."""
+    yield path
+    listed = parse_name(Path(path).name)
+    # Other files are not renamed, and the number of one that was deleted soon is another's.
+    if inode is None or listed is None or listed.timestamp is not None:
+        return
+    with contextlib.suppress(FileNotFoundError), os.scandir(Path(path).parent) as entries:
+        for entry in entries:
+            name = parse_name(entry.name) if entry.inode() == inode else None
+            if name is not None and name.queue == listed.queue:
+                yield entry.path
 
 
 def events(view: FileView, chunk: Chunk) -> Events:

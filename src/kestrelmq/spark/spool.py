@@ -4,18 +4,21 @@ A path is a queue path (a directory), one journal file, or a glob of either. Siz
 the files are listed: what is appended later belongs to the next listing.
 """
 
+import contextlib
 import glob
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from stat import S_ISREG
 from typing import Final
 
-from kestrelmq.errors import ConfigError
+from kestrelmq.errors import ConfigError, JournalError
 from kestrelmq.journal.names import TEMPORARY_MARK, QueuePlan, parse_name, plan
 
 _LOOK: Final = 64 << 10
+_LISTINGS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class SpoolFile:
         size: bytes in it when it was listed.
         last: whether it is its queue's last, the one that may be written and end in a torn record.
         spool: the queue path it is in.
+        inode: its number in the file system, which it keeps when a server rotates it.
     """
 
     queue: str
@@ -37,6 +41,7 @@ class SpoolFile:
     size: int
     last: bool
     spool: str
+    inode: int
 
     @property
     def cost(self) -> int:
@@ -96,6 +101,11 @@ def list_files(pattern: str) -> list[SpoolFile]:
     return files
 
 
+def list_spool(spool: str) -> list[SpoolFile]:
+    """Return all journal files of one queue path, which no glob can be."""
+    return list(_files_in(spool, None, spool))
+
+
 def by_queue(files: Iterable[SpoolFile]) -> Iterator[list[SpoolFile]]:
     """Group files, as `list_files` returns them, into queues."""
     for _, group in groupby(files, key=lambda file: (file.spool, file.queue)):
@@ -113,16 +123,37 @@ def _fixed_part(pattern: str) -> str:
 
 
 def _files_in(spool: str, only: frozenset[str] | None, root: str) -> Iterator[SpoolFile]:
-    with os.scandir(spool) as entries:
-        sizes = {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
-    for queue in plan(sizes).queues.values():
+    listed = _listed(spool)
+    for queue in plan(listed).queues.values():
         names = _names_on_disk(queue)
         for name in names:
             if only is None or name in only:
                 last = name == names[-1]
                 path = f"{spool}/{name}"
                 short = os.path.relpath(path, root)
-                yield SpoolFile(queue.queue, path, short, sizes[name], last, spool)
+                size, inode = listed[name].st_size, listed[name].st_ino
+                yield SpoolFile(queue.queue, path, short, size, last, spool, inode)
+
+
+def _listed(spool: str) -> dict[str, os.stat_result]:
+    """Return the files in a queue path.
+
+    While a server renames and deletes, a listing may miss what is there by an old name or by a
+    new one. So it counts only when the names are still the same behind it.
+    """
+    for _ in range(_LISTINGS):
+        before = _names_in(spool)
+        found = {}
+        for name in before:
+            with contextlib.suppress(FileNotFoundError):
+                found[name] = os.stat(f"{spool}/{name}")  # noqa: PTH116 # quicker, of many
+        if _names_in(spool) == before:
+            return {name: status for name, status in found.items() if S_ISREG(status.st_mode)}
+    raise JournalError(f"{spool}: its files change too fast to be listed")
+
+
+def _names_in(spool: str) -> set[str]:
+    return {name for name in os.listdir(spool) if TEMPORARY_MARK not in name}  # noqa: PTH208
 
 
 def _names_on_disk(queue: QueuePlan) -> list[str]:

@@ -10,8 +10,9 @@ that belong to no batch: Spark leaves them out, other readers of Parquet would n
 """
 
 import functools
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,8 @@ from kestrelmq.errors import ConfigError
 from kestrelmq.names import master_of, queue_name_error
 from kestrelmq.spark.live_options import DEFAULT_BYTES, DEFAULT_ITEMS, ServersOptions
 from kestrelmq.spark.live_probe import Probe
+from kestrelmq.spark.reading import read_partitioned
+from kestrelmq.spark.spool import local_path
 from kestrelmq.spark.stream import LIVE_FORMAT, LIVE_SCHEMA
 
 STAGING: Final = "_staging"
@@ -55,6 +58,8 @@ class ArchiveOptions:
     def sources(self) -> list[str]:
         """Return the queues that are read: those that were asked for, or their children.
 
+        They are sorted, because Spark knows a query's sources by their number only.
+
         Raises:
             ConfigError: there is none, one twice, one that cannot be, or a child of a child was
                 asked for.
@@ -68,11 +73,11 @@ class ArchiveOptions:
         if len(set(self.queues)) < len(self.queues):
             raise ConfigError("archive: a queue was given twice")
         if self.child is None:
-            return list(self.queues)
+            return sorted(self.queues)
         for queue in self.queues:
             if master_of(queue) is not None:
                 raise ConfigError(f"archive: {queue!r} is a fanout child already: drain it")
-        return [f"{queue}+{self.child}" for queue in self.queues]
+        return sorted(f"{queue}+{self.child}" for queue in self.queues)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,7 @@ def archive(
         ConfigError: the options cannot be used, or `output` is the archive of other queues.
         ServerUnavailable: ZooKeeper cannot be reached.
     """
+    options = replace(options, output=local_path(options.output, "output"))
     sources = options.sources()
     _check_same_queues(Path(options.output), sources)
     if options.child is not None:
@@ -120,9 +126,9 @@ def archive(
 def read_archive(spark: SparkSession, output: str) -> DataFrame:
     """Return the table that `archive` writes; an empty one if nothing was written yet."""
     schema = StructType([*LIVE_SCHEMA.fields, StructField("date", DateType())])
-    if not (Path(output) / "_spark_metadata").exists():
+    if not (Path(local_path(output, "output")) / "_spark_metadata").exists():
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).parquet(output)
+    return read_partitioned(spark, output, schema)
 
 
 def archived(spark: SparkSession, output: str) -> list[Archived]:
@@ -155,15 +161,16 @@ def _create(cluster: ServersOptions, queues: Sequence[str]) -> None:
 
 
 def _check_same_queues(output: Path, sources: Sequence[str]) -> None:
-    """Spark knows a query's sources by their number only."""
+    """Check that a query that was begun is not started again with other sources."""
     staging = output / STAGING
     if not staging.exists():
         unfinished = output / f"{STAGING}~"
+        shutil.rmtree(unfinished, ignore_errors=True)
         for queue in sources:
             (unfinished / queue).mkdir(parents=True, exist_ok=True)
         unfinished.rename(staging)
     before = sorted(directory.name for directory in staging.iterdir())
-    if before != sorted(sources):
+    if before != sources:
         raise ConfigError(
             f"archive: {output} holds the queues {', '.join(before)}, not {', '.join(sources)}: "
             "archive others to a directory of their own"

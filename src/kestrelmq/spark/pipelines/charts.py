@@ -8,6 +8,7 @@ from html import escape
 WIDTH, HEIGHT = 480, 170
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 6, 8, 20
 _GAP = 0.18
+_HALF_LABEL = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +83,12 @@ def _frame(title: str, times: Sequence[int], top: int, marks: str) -> str:
     )
     slot = (WIDTH - _LEFT - _RIGHT) / max(len(times), 1)
     step = max(1, -(-len(times) // 5))
+    middles = [(place, _LEFT + (place + 0.5) * slot) for place in range(len(times))]
     labels = "".join(
-        f'<text x="{_LEFT + (place + 0.5) * slot:.1f}" y="{HEIGHT - 5}" text-anchor="middle">'
+        f'<text x="{x:.1f}" y="{HEIGHT - 5}" text-anchor="middle">'
         f"{_label(times[place], full=False)}</text>"
-        for place in range(step // 2, len(times), step)
+        for place, x in middles[step // 2 :: step]
+        if x <= WIDTH - _HALF_LABEL
     )
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'

@@ -22,7 +22,7 @@ from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.journal_commit import Commit
 from kestrelmq.spark.journal_parts import Part
 from kestrelmq.spark.packing import pack_files
-from kestrelmq.spark.spool import SpoolFile, by_queue, list_files
+from kestrelmq.spark.spool import SpoolFile, by_queue, list_files, list_spool
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +62,19 @@ def pack(
 
     Raises:
         QueuePathLocked: a server uses the queue path.
-        ValueError: `path` is not a queue path.
+        ValueError: `path` means only some files of a queue path.
     """
     now = (clock or SystemClock()).now()
     with ExitStack() as locks:
         spools = sorted({file.spool for file in list_files(path)})
-        if Path(path).is_file():
-            raise ValueError(f"{path} is one file; packing needs the whole queue path")
         for spool in spools:
             lock = QueuePathLock(Path(spool))
             lock.acquire()
             locks.callback(lock.release)
-        queues = list(by_queue(list_files(path)))
+        files = [file for spool in spools for file in list_spool(spool)]
+        if len(list_files(path)) < len(files):
+            raise ValueError(f"{path} is only some files of a queue path; packing needs all of it")
+        queues = list(by_queue(files))
         work = f"~~write-{uuid4().hex[:16]}"
         try:
             written = _pack_all(spark, queues, work, dialect)

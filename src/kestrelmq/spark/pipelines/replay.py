@@ -6,7 +6,7 @@ from typing import Literal
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from kestrelmq.spark.reading import read_queues
+from kestrelmq.spark.reading import read_partitioned, read_queues
 
 WriteMode = Literal["error", "overwrite", "append"]
 
@@ -39,8 +39,7 @@ def replay(
     """
     contents = read_queues(spark, path)
     contents.write.mode(mode).partitionBy("queue").parquet(output)
-    # Read back as text: a queue called 7 is not a number.
-    written = spark.read.schema(contents.schema).parquet(output)
+    written = read_partitioned(spark, output, contents.schema)
     rows = written.groupBy("queue").agg(
         f.count("*").alias("items"),
         f.count("xid").alias("open_reads"),

@@ -16,6 +16,7 @@ from pyspark.sql import functions as f
 from kestrelmq.spark.pipelines.history import history
 from kestrelmq.spark.pipelines.replay import WriteMode
 from kestrelmq.spark.pipelines.report_page import Hour, LargeItem, QueueTotals, page
+from kestrelmq.spark.spool import local_path
 
 HOUR_MS = 3_600_000
 _QUANTILES = (0.5, 0.95, 0.99)
@@ -39,6 +40,7 @@ def report(spark: SparkSession, path: str, output: str, *, mode: WriteMode = "er
         output: a directory, on a file system that the driver sees.
         mode: what to do when there is something already.
     """
+    output = local_path(output, "output")
     items = history(spark, path).drop("data").persist()
     try:
         by_hour(items).write.mode(mode).parquet(f"{output}/hours")

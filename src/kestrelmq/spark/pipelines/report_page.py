@@ -22,7 +22,8 @@ STYLE = """
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, "DejaVu Sans", sans-serif; }
 main { max-width: 1080px; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
-h1 { font-size: 1.7rem; margin: 0 0 .2rem; } h2 { font-size: 1.15rem; margin: 0 0 .8rem; }
+h1 { font-size: 1.7rem; margin: 0 0 .2rem; }
+h2 { font-size: 1.15rem; margin: 0 0 .8rem; overflow-wrap: anywhere; }
 p { margin: .2rem 0 1rem; color: var(--soft); max-width: 46rem; }
 section { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   padding: 1.1rem 1.25rem; margin-top: 1.1rem; overflow-x: auto; }
@@ -30,10 +31,11 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .totals b { display: block; font-size: 1.6rem; font-weight: 600; line-height: 1.2; }
 .totals span { color: var(--soft); font-size: .85rem; }
 table { border-collapse: collapse; width: 100%; font-size: .88rem; }
-th, td { text-align: right; padding: .35rem .6rem; border-bottom: 1px solid var(--line);
+th, td { text-align: right; padding: .35rem .5rem; border-bottom: 1px solid var(--line);
   white-space: nowrap; font-variant-numeric: tabular-nums; }
 th { color: var(--soft); font-weight: 500; } tr:last-child td { border-bottom: 0; }
 th:first-child, td:first-child { text-align: left; }
+td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 7rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 1.5rem; }
 figure { margin: 0; } figcaption { font-size: .88rem; margin-bottom: .3rem; }
 .key { display: inline-block; width: .7em; height: .7em; border-radius: 2px;

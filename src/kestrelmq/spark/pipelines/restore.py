@@ -9,7 +9,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kestrelmq.spark.queue_source import QUEUE_SCHEMA
-from kestrelmq.spark.reading import write_journals
+from kestrelmq.spark.reading import read_partitioned, write_journals
 
 _KEPT = ("queue", "data", "add_time", "expiry")
 
@@ -37,13 +37,16 @@ def restore(
 
     Returns:
         The number of items restored.
+
+    Raises:
+        ValueError: the table has items, but no data.
     """
-    rows = in_time_range(read_items(spark, source), since, until)
+    rows = in_time_range(with_data(read_items(spark, source), source), since, until)
     order = next((name for name in ("ordinal", "position") if name in rows.columns), None)
     kept = [f.col(name) for name in _KEPT if name in rows.columns]
     if order is not None:
         kept.append(f.col(order).alias("sequence"))
-    chosen = rows.select(*kept).where(f.col("data").isNotNull())
+    chosen = rows.select(*kept)
     write_journals(chosen, path, mode)
     return chosen.count()
 
@@ -61,6 +64,18 @@ def in_time_range(rows: DataFrame, since: datetime | None, until: datetime | Non
     return rows
 
 
+def with_data(rows: DataFrame, source: str) -> DataFrame:
+    """Return the rows of the table `source` that have data.
+
+    Raises:
+        ValueError: there are rows, but none has data: a history that was written without.
+    """
+    found = rows.where(f.col("data").isNotNull())
+    if found.isEmpty() and not rows.isEmpty():
+        raise ValueError(f"{source} has items without their data: write the history with data")
+    return found
+
+
 def milliseconds(time: datetime) -> int:
     """Return milliseconds since the epoch; a time without a zone is UTC."""
     aware = time if time.tzinfo else time.replace(tzinfo=UTC)
@@ -68,10 +83,9 @@ def milliseconds(time: datetime) -> int:
 
 
 def read_items(spark: SparkSession, source: str) -> DataFrame:
-    """Return the rows of a table of items, their columns `queue` as text."""
+    """Return the rows of a table of items."""
     if _is_without_rows(source):
         return spark.createDataFrame([], QUEUE_SCHEMA)
-    # Spark guesses the types of partition columns, and a queue called 007 is no number.
     guessed = spark.read.parquet(source).schema
     schema = StructType(
         [
@@ -79,7 +93,7 @@ def read_items(spark: SparkSession, source: str) -> DataFrame:
             for field in guessed
         ]
     )
-    return spark.read.schema(schema).parquet(source)
+    return read_partitioned(spark, source, schema)
 
 
 def _is_without_rows(source: str) -> bool:

@@ -7,10 +7,9 @@ added before, and when it is run again those are added again.
 from datetime import datetime
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as f
 
 from kestrelmq.spark.live_options import DEFAULT_PATIENCE, ServersOptions
-from kestrelmq.spark.pipelines.restore import in_time_range, read_items
+from kestrelmq.spark.pipelines.restore import in_time_range, read_items, with_data
 from kestrelmq.spark.stream import LIVE_FORMAT
 
 _ORDER = ("ordinal", "position")
@@ -42,9 +41,11 @@ def restore_live(
 
     Returns:
         The number of items restored.
+
+    Raises:
+        ValueError: the table has items, but no data.
     """
-    rows = in_time_range(read_items(spark, source), since, until)
-    rows = rows.where(f.col("data").isNotNull())
+    rows = in_time_range(with_data(read_items(spark, source), source), since, until)
     order = [name for name in _ORDER if name in rows.columns][:1]
     ordered = rows.repartition("queue").sortWithinPartitions("queue", *order)
     kept = [name for name in ("queue", "data", "expiry") if name in rows.columns]

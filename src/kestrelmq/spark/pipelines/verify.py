@@ -49,7 +49,7 @@ def verify(spark: SparkSession, path: str) -> list[FileCheck]:
 
 def check(file: SpoolFile) -> FileCheck:
     """Check one journal file."""
-    view = open_view(file.path, file.size)
+    view = open_view(file.path, file.size, file.inode)
     records = 0
     damaged_at, reason = None, None
     try:
