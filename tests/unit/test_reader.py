@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.journal.reader import CHUNK, JournalReader
+from kestrelmq.errors import DamagedJournal
+from kestrelmq.journal.reader import CHUNK, RUN, JournalReader
 from kestrelmq.journal.records import (
     REMOVE_RECORD,
     REMOVE_TENTATIVE_RECORD,
@@ -50,4 +51,29 @@ def test_a_short_look_may_find_nothing_yet(tmp_path: Path, between: bytes) -> No
         assert reader.position > before
     assert found == [FIRST, LAST]
     assert looks > 1
+    reader.close()
+
+
+@pytest.mark.parametrize("at_once", [1, 63, 64, 65, 1000])
+def test_a_run_is_cut_into_its_items(tmp_path: Path, at_once: int) -> None:
+    """However many are asked for at once; what was handed out is counted."""
+    items = [item(number, 0, b"%08d" % number) for number in range(2 * RUN // 29)]
+    files = write(tmp_path, b"".join(items))
+    reader = JournalReader(tmp_path, files[0], 0)
+    found: list[bytes] = []
+    while some := reader.read(files, at_once, 1 << 30):
+        found += some
+    assert found == items
+    assert reader.item_bytes == sum(map(len, items))
+    reader.close()
+
+
+def test_what_comes_before_damage_is_not_lost(tmp_path: Path) -> None:
+    """It is returned; the damage is told the next time."""
+    items = [item(number, 0, b"before") for number in range(1000)]
+    files = write(tmp_path, b"".join(items) + b"\xff")
+    reader = JournalReader(tmp_path, files[0], 0)
+    assert reader.read(files, 5000, 1 << 30) == items
+    with pytest.raises(DamagedJournal):
+        reader.read(files, 5000, 1 << 30)
     reader.close()

@@ -12,6 +12,12 @@ from kestrelmq.journal.records import ADDX_HEADER
 
 READ_AHEAD: Final = 256 << 10
 """Bytes of records read back from the journal at once: a short time, however small they are."""
+READY: Final = 8 << 20
+"""Bytes of records that are kept in memory ahead of the readers.
+
+Little, so that an item is taken while the processor's caches still have it, and that a pack has
+little to copy; yet enough items that a long run of other records is passed over meanwhile.
+"""
 _BRIEF: Final = 8 << 10
 """Bytes of records without an item that are passed over in a short time."""
 
@@ -45,12 +51,29 @@ class Behind:
             DamagedJournal: the journal was damaged since it was loaded.
             OSError: it could not be read.
         """
-        items = self.reader.read(files, self.items, wanted, _BRIEF if brief else None)
-        size = sum(map(len, items)) - ADDX_HEADER * len(items)
+        reader = self.reader
+        before = reader.item_bytes
+        items = reader.read(files, self.items, wanted, _BRIEF if brief else None)
+        size = reader.item_bytes - before - ADDX_HEADER * len(items)
         self.items -= len(items)
         self.bytes -= size
         self.read_items += len(items)
         return items, size
+
+    def refill_below(self, held: int, items: int, limit: int) -> int:
+        """Return of how many bytes of data in memory there must be less, to read more.
+
+        Args:
+            held: bytes of data that memory holds now.
+            items: in so many items.
+            limit: bytes of data that it may hold.
+        """
+        half = limit // 2
+        ready = READY * held // max(1, held + ADDX_HEADER * items)
+        if held + self.bytes <= half:
+            # Memory can take all the rest; it is read faster than it is taken, but not at once.
+            ready = max(ready, held - READ_AHEAD // 2)
+        return min(ready, half)
 
     def move(self, files: Sequence[str], position: int, skip: int) -> None:
         """Stand in the first of `files`, `skip` items after `position`.

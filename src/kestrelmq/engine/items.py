@@ -86,8 +86,15 @@ class Items(Committable):
         if isinstance(self.journal, FileJournal):
             most, held = self._memory_most, self.memory_bytes
             self._memory_limit = limit_for_now(most, held, len(self._memory))
-            self._refill_below = self._memory_limit // 2 if self._behind is not None else 0
+            if not self._refill_below:
+                self._plan_refill()
         return not self._memory or self.memory_bytes + size <= self._memory_limit
+
+    def _plan_refill(self) -> None:
+        """Decide when to read back next."""
+        if self._behind is not None:
+            held, items = self.memory_bytes, len(self._memory)
+            self._refill_below = self._behind.refill_below(held, items, self._memory_limit)
 
     def _put_behind(self, size: int) -> None:
         if self._behind is None:
@@ -95,7 +102,7 @@ class Items(Committable):
             position = self.journal.current_size + self._unwritten
             log.info("queue %s: memory is full, reading behind", self.name)
             self._behind = Behind(self.journal.reader(self.journal.current_name, position))
-            self._refill_below = self._memory_limit // 2
+            self._plan_refill()
         self._behind.items += 1
         self._behind.bytes += size
 
@@ -136,6 +143,8 @@ class Items(Committable):
         self.memory_bytes += size
         if not behind.items:
             self._leave_behind()
+        elif items:
+            self._plan_refill()
         return bool(self._memory)
 
     def _read_behind(self, behind: Behind) -> tuple[list[bytes], int]:

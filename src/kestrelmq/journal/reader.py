@@ -7,6 +7,7 @@ It serves read-behind: what memory cannot hold is read back when its turn comes.
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from struct import Struct
 from typing import Final
 
 from kestrelmq.errors import DamagedJournal
@@ -27,9 +28,14 @@ CHUNK: Final = 16 << 10
 
 A longer record is read whole.
 """
-RUN: Final = 256 << 10
-"""The same, while the records are added items of one size, which are not looked at one by one."""
+RUN: Final = 64 << 10
+"""The same, while the records are added items of one size, which are not looked at one by one.
+
+More would not come from what the C library keeps at hand, but from fresh pages each time.
+"""
 _SKIPPED: Final = 1 << 20
+_TOGETHER: Final = 64
+"""Records of a run that are cut out by one call."""
 _NO_ITEM: Final = frozenset({REMOVE, REMOVE_TENTATIVE, CONFIRM_REMOVE, UNREMOVE})
 
 
@@ -39,6 +45,7 @@ class JournalReader:
     Attributes:
         file: name of the file it stands in.
         position: where in it the next record to look at begins.
+        item_bytes: bytes of the items that were handed out so far.
     """
 
     def __init__(self, path: Path, file: str, position: int, chunk: int = CHUNK) -> None:
@@ -46,6 +53,7 @@ class JournalReader:
         self._size = chunk
         self.file = file
         self.position = position
+        self.item_bytes = 0
         self._descriptor: int | None = None
         self._chunk = b""
         self._chunk_at = 0
@@ -53,6 +61,8 @@ class JournalReader:
         # Records found in the chunk, the next of them, and their length if they are a run.
         self._found = self._next = self._length = 0
         self._scanned = 0
+        # Cuts out records of a run, some at a time.
+        self._cutter = Struct("")
 
     def read(
         self,
@@ -72,13 +82,20 @@ class JournalReader:
         Raises:
             DamagedJournal: the bytes at the position are no record.
             OSError: a file could not be read.
+
+        What was read before an error is returned, and the error raised the next time.
         """
         items: list[bytes] = []
         read = other = 0
         while len(items) < max_items and read < max_bytes:
             if self._next >= self._found:
-                if not self._fill(files):
-                    break
+                try:
+                    if not self._fill(files):
+                        break
+                except (DamagedJournal, OSError):
+                    if items:
+                        break  # these come first; the error is the next reader's
+                    raise
                 continue
             if self._length:
                 count = (max_bytes - read + self._length - 1) // self._length
@@ -97,11 +114,12 @@ class JournalReader:
                 item = None if opcode in _NO_ITEM else added_item(self._chunk, start, end)
             if item is not None:
                 items.append(item)
-                read += end - start
+                read += len(item)
                 continue
             other += end - start
             if max_other is not None and other >= max_other:
                 break
+        self.item_bytes += read
         return items
 
     def _take_run(self, count: int) -> list[bytes]:
@@ -113,7 +131,13 @@ class JournalReader:
         self._next += count
         self.position = self._chunk_at + end
         chunk = self._chunk
-        return [chunk[at : at + length] for at in range(start, end, length)]
+        items: list[bytes] = []
+        cut = self._cutter
+        whole = end - count % _TOGETHER * length
+        for at in range(start, whole, _TOGETHER * length):
+            items += cut.unpack_from(chunk, at)
+        items += [chunk[at : at + length] for at in range(whole, end, length)]
+        return items
 
     def skip(self, files: Sequence[str], count: int) -> int:
         """Pass over items, at most `count`; return how many. Raises as `read`."""
@@ -181,6 +205,8 @@ class JournalReader:
             return False
         self._chunk, self._chunk_at = chunk, self.position
         self._found, self._next, self._length = run, 0, length
+        if self._cutter.size != _TOGETHER * length:
+            self._cutter = Struct(f"{length}s" * _TOGETHER)
         return True
 
     def _pread(self, size: int) -> bytes:
