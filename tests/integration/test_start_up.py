@@ -170,3 +170,11 @@ def test_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ServerProcess, "command", SLOW)
     with running_server(tmp_path, "--wait") as server, Wire(server) as wire:
         wire.ask(b"get slow\r\n", b"VALUE slow 0 1\r\ns\r\nEND\r\n")
+
+
+def test_a_queue_path_that_cannot_be_made(tmp_path: Path) -> None:
+    """The server says so in a line, and ends."""
+    path = tmp_path / "queues"
+    path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(RuntimeError, match=r":\nkestrelmq: error: the queue path .*\n$"):
+        ServerProcess(path, []).start()

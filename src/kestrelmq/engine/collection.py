@@ -7,32 +7,23 @@ known but unusable; its files are not touched. Queues may be loaded while others
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig, ServerConfig, config_warnings, effective
 from kestrelmq.engine.commits import Commits
+from kestrelmq.engine.counters import Retired
 from kestrelmq.engine.late import Late, family_of, in_order
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.journal.files import Directory, DiskDirectory, QueuePathLock
-from kestrelmq.journal.loading import Pace, load_queue
+from kestrelmq.journal.loading import Pace, load_queue, remove_left_over
 from kestrelmq.journal.names import QueuePlan, plan
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.names import queue_name_error
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Retired:
-    """What queues that were deleted had counted."""
-
-    total_items: int = 0
-    get_hits: int = 0
-    get_misses: int = 0
 
 
 class QueueCollection:
@@ -89,6 +80,7 @@ class QueueCollection:
         spool = plan(self._directory.names())
         for name in spool.unknown:
             log.warning("%s is no journal; it is left alone", self._directory.path / name)
+        remove_left_over(self._directory, spool.dead)
         for name in spool.queues:
             self.loading.expect(name)
         return in_order(self._directory.path, spool.queues.values())

@@ -1,5 +1,6 @@
 """What the server counts itself, as plain attributes that are rendered only when asked for."""
 
+from dataclasses import dataclass
 from typing import Final
 
 COUNTERS: Final = (
@@ -27,3 +28,12 @@ class Counters:
         self.cmd_set = 0
         self.curr_connections = 0
         self.total_connections = 0
+
+
+@dataclass(slots=True)
+class Retired:
+    """What queues that were deleted had counted."""
+
+    total_items: int = 0
+    get_hits: int = 0
+    get_misses: int = 0

@@ -68,7 +68,7 @@ def queue_stats(queue: Queue) -> list[tuple[str, object]]:
     if queue.children:
         pairs.append(("children", ",".join(child.name for child in queue.children)))
     if queue.failure is not None:
-        pairs.append(("failure", " ".join(str(queue.failure).split())))
+        pairs.append(("failure", _one_line(str(queue.failure))))
     return pairs
 
 
@@ -106,12 +106,22 @@ def server_stats(
 def all_stats(
     collection: QueueCollection, server: list[tuple[str, object]]
 ) -> list[tuple[str, object]]:
-    """Return `server` and every queue's statistics, named `queue_NAME_stat`."""
+    """Return `server` and every queue's statistics, named `queue_NAME_stat`.
+
+    A queue that could not be loaded has one only: its failure.
+    """
+    every = {name: queue_stats(queue) for name, queue in collection.queues.items()}
+    for name, error in damaged_queues(collection).items():
+        every[name] = [("failure", _one_line(error))]
     return server + [
         (f"queue_{name}_{stat}", content)
-        for name, queue in sorted(collection.queues.items())
-        for stat, content in queue_stats(queue)
+        for name, pairs in sorted(every.items())
+        for stat, content in pairs
     ]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def damaged_queues(collection: QueueCollection) -> Mapping[str, str]:

@@ -24,6 +24,7 @@ from kestrelmq.journal.records import (
     REMOVE_RECORD,
     NamedItem,
     item_add_time,
+    save_xid,
     unremove,
 )
 from kestrelmq.journal.replay import Replay
@@ -100,8 +101,12 @@ class Store(Items):
             self._upkeep = Upkeep(self, journal, self._commits.worker, self._clock, limits)
         self._upkeep.configure(limits)
         wanted = config.journal_dialect
-        if journal.dialect not in {None, wanted} and not self._change_dialect():
-            wanted = self.dialect  # the next reload tries again
+        if journal.dialect not in {None, wanted}:
+            if not self._change_dialect():
+                wanted = self.dialect  # the next reload tries again
+            elif wanted == "documented":
+                # Reads are numbered from the last one, which the other dialect need not tell.
+                self._prelude += save_xid(self.last_xid)
         journal.dialect = self.dialect = wanted
 
     def _change_dialect(self) -> bool:
@@ -333,7 +338,8 @@ class Store(Items):
             case Confirmed(xid, record):
                 self.open[xid] = record
             case GivenBack(xid, record):
-                self._memory.popleft()
+                if isinstance(self._memory.popleft(), NamedItem) and self._upkeep is not None:
+                    self._upkeep.named.add(xid)
                 self.memory_bytes -= len(record) - ADDX_HEADER
                 self.open[xid] = record
             case bytes():

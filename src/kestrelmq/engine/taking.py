@@ -226,7 +226,8 @@ class Taking(Store):
         count = 0
         while limit is None or count < limit:
             if not self._memory and (self._behind is None or not self._recall()):
-                self._expiring = self._max_age is not None
+                # What is open, or taken back when the write fails, may expire yet.
+                self._expiring = self._max_age is not None or bool(self.open or self._undo)
                 self._set_careful()
                 break
             head = self._memory[0]

@@ -67,6 +67,7 @@ class Upkeep:
         self._worker = worker
         self._clock = clock
         self._job: Replacement | None = None
+        self._stalled = False  # whether the job failed and is to be begun again
         self._reader_base = 0
         self._ahead = 0
         # Bytes in files that were rotated without a checkpoint since the last one.
@@ -117,7 +118,8 @@ class Upkeep:
                 return
             self._retry_at = None
             if self._job is not None:
-                self._begin(self._job)
+                if self._stalled:
+                    self._begin(self._job)
                 return
             self._look_again(0)
         journal = self._journal
@@ -303,6 +305,7 @@ class Upkeep:
 
     def _begin(self, job: Replacement) -> None:
         self._job = job
+        self._stalled = False
         self.attend_at = self.attend_empty_at = NEVER
         if job.pack in self._journal.sizes:
             self._clear(job)
@@ -318,6 +321,7 @@ class Upkeep:
             if not job.is_placed:
                 self._job = self._checkpoint = None
                 self._cures = False
+            self._stalled = self._job is not None
             self._failed("replaced", error)
             return
         self._clear(job)
@@ -347,6 +351,7 @@ class Upkeep:
         if isinstance(error, Cancelled) or self._job is not job:
             return
         if error is not None:
+            self._stalled = True
             self._failed("cleared", error)
             return
         journal = self._journal

@@ -117,9 +117,9 @@ class _Progress:
 
 
 def clean_up(directory: Directory, plan: QueuePlan) -> None:
-    """Remove files that a pack replaces, then give the pack its place."""
+    """Remove temporaries and files that a pack replaces, then give the pack its place."""
     for name in plan.dead:
-        log.info("removing %s, which a pack replaces", name)
+        log.info("removing %s: a pack replaces it, or a crash left it", name)
         directory.remove(name)
         directory.reached("clean-up: dead file removed")
     for old, new in plan.rename:
@@ -127,6 +127,16 @@ def clean_up(directory: Directory, plan: QueuePlan) -> None:
         directory.reached("clean-up: pack renamed")
     if plan.dead or plan.rename:
         directory.sync()
+
+
+def remove_left_over(directory: Directory, names: Sequence[str]) -> None:
+    """Remove temporaries of queues that have no other file; what cannot be removed stays."""
+    for name in names:
+        log.info("removing %s: a crash left it", name)
+        try:
+            directory.remove(name)
+        except OSError as error:
+            log.warning("%s cannot be removed: %s", name, error)
 
 
 def _replay_file(
@@ -159,8 +169,15 @@ def _replay_file(
         if resumed < size:
             reason = f"a record reaches beyond the end, yet others follow it at byte {resumed}"
             raise DamagedJournal(end, reason, str(path))
-        tail = bytes(buffer[end:size])
-    _set_aside(directory, name, end, tail, clock)
+        aside = _save_tail(directory, name, buffer, end, clock)
+    directory.truncate(name, end)
+    log.warning(
+        "%s: a record was cut short at byte %d; its %d bytes are kept in %s",
+        path,
+        end,
+        size - end,
+        aside,
+    )
     return end
 
 
@@ -265,12 +282,14 @@ def _fold_batch(
         if more and not starts:  # one record longer than a batch
             end = _scan_one(buffer, position, starts)
     except DamagedJournal as damage:
-        end = _cut_continue(buffer, starts, state.dialect) or damage.position
-        if end == damage.position and not is_zeros(buffer, end):
-            raise DamagedJournal(end, damage.reason, str(path)) from None
+        cut = cut_continue(buffer, starts, state.dialect)
+        if cut is None and not is_zeros(buffer, damage.position):
+            raise DamagedJournal(damage.position, damage.reason, str(path)) from None
+        end = damage.position if cut is None else cut
         state.feed(buffer, starts, end, files)
         return end, False
-    cut = None if more else _cut_continue(buffer, starts, state.dialect)
+    # A lone record may be one that is longer than a batch, and reach beyond the end.
+    cut = None if more and len(starts) > 1 else cut_continue(buffer, starts, state.dialect)
     if cut is not None:
         state.feed(buffer, starts, cut, files)
         return cut, False
@@ -278,7 +297,7 @@ def _fold_batch(
     return end, end > position
 
 
-def _cut_continue(buffer: Buffer, starts: list[int], dialect: Dialect | None) -> int | None:
+def cut_continue(buffer: Buffer, starts: list[int], dialect: Dialect | None) -> int | None:
     """Return where a CONTINUE that the end of the file cuts begins, and drop what follows it."""
     explicit = dialect == "kestrel-2"
     for index, start in enumerate(starts):
@@ -307,23 +326,19 @@ def is_zeros(buffer: Buffer, position: int) -> bool:
     )
 
 
-def _set_aside(directory: Directory, name: str, end: int, tail: bytes, clock: Clock) -> None:
+def _save_tail(directory: Directory, name: str, buffer: Buffer, end: int, clock: Clock) -> str:
+    """Copy what follows `end` to a file beside `name`; return what that is called."""
     now = clock.now()
     while (directory.path / (aside := temporary_name(name, "torn", now))).exists():
         now += 1
+    size = len(buffer)
     file = directory.create(aside)  # from any thread, unlike `append_to`
     try:
-        file.append(tail)
+        for at in range(end, size, _BATCH):
+            file.append(bytes(buffer[at : min(size, at + _BATCH)]))
         file.sync()
     finally:
         file.close()
     directory.sync()
     directory.reached("torn tail: saved")
-    directory.truncate(name, end)
-    log.warning(
-        "%s: a record was cut short at byte %d; its %d bytes are kept in %s",
-        directory.path / name,
-        end,
-        len(tail),
-        aside,
-    )
+    return aside

@@ -68,10 +68,17 @@ class QueuePlan:
 
 @dataclass(frozen=True, slots=True)
 class SpoolPlan:
-    """What the files of a queue path mean: queues by name, and files that mean nothing."""
+    """What the files of a queue path mean.
+
+    Attributes:
+        queues: by name.
+        unknown: files that mean nothing.
+        dead: temporaries that a crash left where their queue has no other file.
+    """
 
     queues: dict[str, QueuePlan]
     unknown: tuple[str, ...]
+    dead: tuple[str, ...] = ()
 
 
 def parse_name(name: str) -> JournalName | None:
@@ -116,10 +123,11 @@ def plan(names: Iterable[str]) -> SpoolPlan:
         elif match := _LEFT_OVER.fullmatch(name):
             left_over.setdefault(match["queue"], []).append(name)
     queues = {
-        queue: _queue_plan(queue, files, left_over.get(queue, []))
+        queue: _queue_plan(queue, files, left_over.pop(queue, []))
         for queue, files in sorted(found.items())
     }
-    return SpoolPlan(queues, tuple(sorted(unknown)))
+    dead = sorted(name for names in left_over.values() for name in names)
+    return SpoolPlan(queues, tuple(sorted(unknown)), tuple(dead))
 
 
 def _queue_plan(

@@ -288,7 +288,6 @@ class FileJournal:
             self._current = new
             self.size += new.size
         self._name = self.queue
-        self.dialect = None
         self.rotations += 1
         return rotated
 

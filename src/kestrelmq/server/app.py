@@ -122,7 +122,10 @@ class Server:
         start_up = StartUp(
             self._collection, ThreadWorker(loop.call_soon_threadsafe), self._clock, loaded.set
         )
-        start_up.begin()
+        try:
+            start_up.begin()
+        except OSError as error:
+            raise KestrelError(f"the queue path cannot be used: {error}") from error
         try:
             for name in ("SIGTERM", "SIGINT"):
                 loop.add_signal_handler(getattr(signal, name), self._stopping.set)
