@@ -13,9 +13,11 @@ from kestrelmq.journal.files import QueuePathLock
 from kestrelmq.journal.records import (
     AddX,
     ConfirmRemove,
+    Continue,
     Record,
     Remove,
     RemoveTentative,
+    RemoveTentativeXid,
     encode,
     item_data,
 )
@@ -128,6 +130,68 @@ def test_a_size_that_points_past_the_end_hides_nothing(spool: Path) -> None:
     assert "reaches beyond the end" in run("export", spool, status=1)
     run("repair", spool)
     assert [data[:1] for data in contents(spool)] == [b"1", b"2", b"3", b"4", b"6", b"7"]
+
+
+def test_a_torn_continue_is_told_as_a_server_does(spool: Path) -> None:
+    """What Kestrel 2 leaves when it is killed is no damage, and its bytes are no records."""
+    whole = journal(added(5), RemoveTentativeXid(1))
+    torn = journal(Continue(1, NOW, 0, b"\x01" * 50))[:-5]
+    (spool / "work").write_bytes(whole + torn)
+    (spool / "work.5").unlink()
+    text = run("verify", "--queue", "work", spool)
+    assert f"cut short, as after a crash: work: bytes {len(whole)} to {len(whole + torn)}" in text
+    assert "CONTINUE" not in run("dump", spool / "work")
+    assert len(run("export", "--queue", "work", spool).splitlines()) == 1
+    run("repair", spool)
+    assert (spool / "work").read_bytes() == whole
+
+
+def test_what_one_queue_has_does_not_keep_others_from_their_turn(spool: Path) -> None:
+    """Damage is told and counted, and the exit status shows it; an error is one line."""
+    (spool / "bad").write_bytes(b"no journal")
+    (spool / "huge").write_bytes(
+        journal(added(0)) + b"\x02\xff\xff\xff\x7f" + journal(added(1))[5:]
+    )
+    with (spool / "huge").open("ab") as file:
+        file.write(journal(added(2)))
+    text = run("dump", "--json", spool, status=1)
+    assert len([line for line in text.splitlines() if line.startswith("{")]) == 1 + 2 + 5 + 2
+    assert "huge: damaged at byte" in text
+    assert "2 damaged; `kestrelmq journal repair`" in text
+    assert "work: 3 items, 1 open reads" in run("pack", spool, status=1)
+    (spool / "huge").unlink()
+    run("repair", spool)
+    assert "0 items" in run("verify", spool)
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (("import", "SPOOL", "missing.jsonl"), "missing.jsonl: No such file"),
+        (("import", "SPOOL", "text.parquet"), "text.parquet: "),
+        (("import", "SPOOL", "bytes.jsonl"), "line 1: not a row"),
+        (("export", "SPOOL", "-o", "no/such.jsonl"), "no/such.jsonl: No such file"),
+        (("dump", "missing"), "missing: there is no such file"),
+        (("import", "text.parquet", "text.parquet"), "text.parquet: File exists"),
+    ],
+)
+def test_an_error_is_one_line(
+    spool: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    reason: str,
+) -> None:
+    """It says what is wrong with which file."""
+    if reason.startswith("text.parquet: ") and command[1] == "SPOOL":
+        pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    Path("text.parquet").write_text("no Parquet")
+    Path("bytes.jsonl").write_bytes(b"\x80\n")
+    words = [str(spool) if word == "SPOOL" else word for word in command]
+    (line,) = run(*words, status=1).splitlines()
+    assert line.startswith("kestrelmq: error: ")
+    assert reason in line
 
 
 def test_a_journal_in_a_torn_item_is_no_part_of_the_queue(spool: Path) -> None:

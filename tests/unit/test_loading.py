@@ -90,6 +90,17 @@ def test_directories_are_ignored(tmp_path: Path) -> None:
     assert plan(DiskDirectory(tmp_path).names()).queues["q"].files == ("q.5",)
 
 
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    """To open it would wait for ever."""
+    os.mkfifo(tmp_path / "q")
+    with pytest.raises(OSError, match="No such device"):
+        DiskDirectory(tmp_path).append_to("q")
+    reader = os.open(tmp_path / "q", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(OSError, match="not a regular file"):
+        DiskDirectory(tmp_path).append_to("q")
+    os.close(reader)
+
+
 def test_pack_that_was_not_finished_off(tmp_path: Path) -> None:
     """The files that a pack stands for are removed, and it takes its name without `.pack`."""
     (tmp_path / "q.904").write_bytes(journal("dead"))
@@ -139,6 +150,15 @@ def test_torn_continue(tmp_path: Path) -> None:
         assert load(tmp_path) == ([], {1: "a"}, len(whole))
         assert (tmp_path / f"q~~torn-{NOW}").read_bytes() == raw[:cut]
         (tmp_path / f"q~~torn-{NOW}").unlink()
+
+
+@pytest.mark.parametrize("size", [40, 3 << 20])
+def test_torn_continue_and_nothing_else(tmp_path: Path, size: int) -> None:
+    """The same where it is the only record, and longer than what is looked at together."""
+    raw = encode(Continue(1, NOW, 0, b"\x00" + b"\x01" * size))
+    (tmp_path / "q").write_bytes(raw[:-3])
+    assert load(tmp_path) == ([], {}, 0)
+    assert (tmp_path / f"q~~torn-{NOW}").read_bytes() == raw[:-3]
 
 
 def test_state_dump_near_the_end(tmp_path: Path) -> None:

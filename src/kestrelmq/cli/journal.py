@@ -5,26 +5,45 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Self
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from typer.core import TyperGroup
 
 from kestrelmq.clock import SystemClock
-from kestrelmq.errors import JournalError
+from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal import dump as dumping
 from kestrelmq.journal import exchange
 from kestrelmq.journal.files import DiskDirectory, QueuePathLock, is_locked
 from kestrelmq.journal.importing import import_rows
 from kestrelmq.journal.pack import pack as pack_queue
 from kestrelmq.journal.repair import repair as repair_queue
-from kestrelmq.journal.selection import Selected, select, whole_queues
+from kestrelmq.journal.selection import Selected, select, steady, whole_queues
 from kestrelmq.journal.verify import Report
 from kestrelmq.journal.verify import verify as verify_queue
 from kestrelmq.units import format_size
 
-app = typer.Typer(no_args_is_help=True, help="Look at journals, check, save and move them.")
+
+class _Group(TyperGroup):
+    """The commands; what the system refuses is told in a line, as any other error."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for. Raises JournalError, and what a command raises."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise  # whoever read what we print has seen enough
+        except OSError as error:
+            raise JournalError(_reason(error)) from error
+        return result
+
+
+app = typer.Typer(
+    cls=_Group, no_args_is_help=True, help="Look at journals, check, save and move them."
+)
 
 PathsArgument = Annotated[
     list[Path], typer.Argument(metavar="PATH...", help="Queue paths or journal files.")
@@ -61,20 +80,29 @@ def dump(
 ) -> None:
     """Describe the records of journals, one a line, and what they add up to.
 
+    Exit status 1: a journal is damaged, or cannot be read.
+
     \b
     kestrelmq journal dump /var/spool/kestrel/work
     kestrelmq journal dump --queue work --quiet /var/spool/kestrel
     """  # noqa: D301 # \b is for the help
-    for selected in _chosen(paths, queue):
-        if not (quiet or count):
-            _dump_records(selected, data=data, raw=raw, as_json=as_json)
-        if raw or as_json:
-            continue
-        report = verify_queue(selected)
-        if count:
-            print(f"{report.queue}\t{report.items}")
-        else:
-            _print_summary(report)
+    chosen = _chosen(paths, queue)
+    with _Failures() as failures:
+        for selected in chosen:
+            if not (quiet or count):
+                with failures.of(selected), steady(selected):
+                    _dump_records(selected, data=data, raw=raw, as_json=as_json)
+            if raw or as_json:
+                continue
+            with failures.of(selected):
+                with steady(selected):
+                    report = verify_queue(selected)
+                if count:
+                    print(f"{report.queue}\t{report.items}")
+                else:
+                    _print_summary(report)
+                if not report.is_sound:
+                    failures.add(selected)
 
 
 def _dump_records(selected: Selected, *, data: bool, raw: bool, as_json: bool) -> None:
@@ -109,20 +137,18 @@ def verify(paths: PathsArgument, *, queue: QueueFlag = None) -> None:
     """Check every record of journals, and say which bytes are none. Changes nothing.
 
     A record cut short at the end of the last file is what a crash leaves; a server sets it aside.
-    Exit status 1: there is other damage, for which a server refuses to load the queue.
+    Exit status 1: there is other damage, for which a server refuses to load the queue, or a file
+    cannot be read.
     """
-    damaged = 0
-    for report in _verified(_chosen(paths, queue)):
-        _print_summary(report)
-        damaged += not report.is_sound
-    if damaged:
-        raise JournalError(f"{damaged} damaged; `kestrelmq journal repair` saves what can be read")
-
-
-def _verified(chosen: Sequence[Selected]) -> Iterator[Report]:
-    with _progress("checking", sum(one.size for one in chosen)) as bar:
+    chosen = _chosen(paths, queue)
+    with _Failures() as failures, _progress("checking", sum(one.size for one in chosen)) as bar:
         for one in chosen:
-            yield verify_queue(one, bar)
+            with failures.of(one):
+                with steady(one):
+                    report = verify_queue(one, bar)
+                _print_summary(report)
+                if not report.is_sound:
+                    failures.add(one)
 
 
 @app.command()
@@ -132,14 +158,15 @@ def repair(path: PathArgument, *, queue: QueueFlag = None) -> None:
     The whole records of a damaged file go to a new file of the same name. The old content stays
     beside it as NAME~~damaged-TIMESTAMP. Every range of bytes that is lost is printed.
     """
-    with _alone(path):
+    with _alone(path), _Failures() as failures:
         chosen = whole_queues(_chosen([path], queue, warn=False))
         with _progress("repairing", sum(one.size for one in chosen)) as bar:
-            done = [repair_queue(DiskDirectory(path), one, SystemClock(), bar) for one in chosen]
-        for one in done:
-            _print_summary(one.report)
-            for name, aside in one.kept.items():
-                print(f"  {name} was repaired; its old content is {aside}")
+            for one in chosen:
+                with failures.of(one):
+                    done = repair_queue(DiskDirectory(path), one, SystemClock(), bar)
+                    _print_summary(done.report)
+                    for name, aside in done.kept.items():
+                        print(f"  {name} was repaired; its old content is {aside}")
 
 
 @app.command()
@@ -157,17 +184,18 @@ def pack(
     kestrelmq journal pack /var/spool/kestrel
     kestrelmq journal pack --dialect kestrel-2 --queue work /var/spool/kestrel
     """  # noqa: D301 # \b is for the help
-    with _alone(path):
+    with _alone(path), _Failures() as failures:
         chosen = whole_queues(_chosen([path], queue, warn=False))
         with _progress("packing", sum(one.size for one in chosen)) as bar:
             for one in chosen:
                 size = one.size
-                done = pack_queue(DiskDirectory(path), one.plan, dialect.value, SystemClock())
+                with failures.of(one):
+                    done = pack_queue(DiskDirectory(path), one.plan, dialect.value, SystemClock())
+                    print(
+                        f"{done.queue}: {done.items} items, {done.open_reads} open reads; "
+                        f"{format_size(done.before)} before, {format_size(done.after)} after"
+                    )
                 bar(size)
-                print(
-                    f"{done.queue}: {done.items} items, {done.open_reads} open reads; "
-                    f"{format_size(done.before)} before, {format_size(done.after)} after"
-                )
 
 
 @app.command()
@@ -192,8 +220,10 @@ def export(
 
     def everything(bar: "Bar") -> Iterator[exchange.Row]:
         for one in chosen:
-            yield from exchange.rows(one)
-            bar(one.size)
+            size = one.size
+            with steady(one):
+                yield from exchange.rows(one)
+            bar(size)
 
     with _progress("exporting", sum(one.size for one in chosen)) as bar:
         if output is not None and output.suffix == ".parquet":
@@ -232,7 +262,7 @@ def _read(file: Path, now: int) -> Iterator[exchange.Row]:
     if file.suffix == ".parquet":
         yield from exchange.read_parquet(file, now)
         return
-    with file.open(encoding="utf-8") as lines:
+    with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield exchange.from_json(line, number, now)
@@ -250,7 +280,7 @@ def _chosen(
             if is_locked(path):
                 print(
                     f"kestrelmq: warning: a server is using {path}; what it writes meanwhile may "
-                    "look like a record cut short",
+                    "look like a record cut short, and what it replaces is an error",
                     file=sys.stderr,
                 )
     return chosen
@@ -267,6 +297,52 @@ def _alone(path: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+class _Failures:
+    """What was wrong with some queues; the others are gone on with. At the end it is an error."""
+
+    def __init__(self) -> None:
+        self._damaged: set[str] = set()
+        self._unusable: set[str] = set()
+
+    def add(self, one: Selected) -> None:
+        """Know that a queue is damaged."""
+        self._damaged.add(str(one.path / one.queue))
+
+    @contextmanager
+    def of(self, one: Selected) -> Iterator[None]:
+        """Tell what goes wrong with a queue in the `with` block, and go on after it."""
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except (JournalError, OSError) as error:
+            print(f"kestrelmq: {one.queue}: {_reason(error)}", file=sys.stderr)
+            failed = self._damaged if isinstance(error, DamagedJournal) else self._unusable
+            failed.add(str(one.path / one.queue))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Raise JournalError: something was wrong."""
+        if kind is not None:
+            return
+        lines = []
+        if self._damaged:
+            advice = "`kestrelmq journal repair` saves what can be read"
+            lines.append(f"{len(self._damaged)} damaged; {advice}")
+        if self._unusable:
+            lines.append(f"{len(self._unusable)} could not be read or written")
+        if lines:
+            raise JournalError("\n".join(lines))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 class Bar:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.journal.files import mapped
+from kestrelmq.journal.loading import is_zeros
 from kestrelmq.journal.records import (
     Add,
     AddX,
@@ -23,6 +24,8 @@ from kestrelmq.journal.records import (
 )
 from kestrelmq.journal.scanning import decode
 from kestrelmq.journal.selection import Selected
+from kestrelmq.journal.verify import CUT, scan_some
+from kestrelmq.journal.writer import Dialect
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +38,36 @@ class Entry:
 
 
 def entries(selected: Selected) -> Iterator[Entry]:
-    """Yield every record of the files, in order; a record cut short at the end is left out.
+    """Yield every record of the files, in order.
+
+    A record cut short at the end of the last file is left out, as are zeros there.
 
     Raises:
-        DamagedJournal: the next bytes are no record; the error says where.
+        DamagedJournal: the next bytes are no record, or a record is cut short before that end; the
+            error says where.
         OSError: a file cannot be read.
     """
+    last = selected.plan.present[-1]
+    dialect: Dialect | None = None
     for name in selected.files:
         path = selected.path / name
         with mapped(path) as buffer:
             position, size = 0, len(buffer)
             while position < size:
-                try:
-                    found = decode(buffer, position, size)
-                except DamagedJournal as damage:
-                    raise DamagedJournal(damage.position, damage.reason, str(path)) from None
-                if found is None:
-                    break
-                yield Entry(name, position, found[0])
-                position = found[1]
+                starts: list[int] = []
+                position, reason = scan_some(buffer, position, starts, dialect)
+                for start in starts:
+                    found = decode(buffer, start, size)
+                    if found is None:
+                        raise AssertionError("only whole records are found")
+                    if isinstance(found[0], RemoveTentative | RemoveTentativeXid):
+                        is_implicit = isinstance(found[0], RemoveTentative)
+                        dialect = "documented" if is_implicit else "kestrel-2"
+                    yield Entry(name, start, found[0])
+                if reason is not None:
+                    if name == last and (reason == CUT or is_zeros(buffer, position)):
+                        break
+                    raise DamagedJournal(position, reason, str(path))
 
 
 def added_data(record: Record) -> bytes | None:

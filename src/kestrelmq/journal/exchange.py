@@ -55,7 +55,7 @@ def rows(selected: Selected) -> Iterator[Row]:
             position = 0
             while position < len(buffer):
                 starts: list[int] = []
-                end, reason = scan_some(buffer, position, starts)
+                end, reason = scan_some(buffer, position, starts, state.dialect)
                 state.feed(buffer, starts, end, files)
                 position = end
                 if reason is not None:
@@ -97,7 +97,7 @@ def to_json(row: Row) -> str:
     return json.dumps(fields, ensure_ascii=False)
 
 
-def from_json(line: str, number: int, now: int) -> Row:
+def from_json(line: str | bytes, number: int, now: int) -> Row:
     """Return the row of line `number`; `add_time` (default `now`) and `expiry` may be left out.
 
     Raises:
@@ -159,21 +159,26 @@ def read_parquet(file: Path, now: int) -> Iterator[Row]:
     """Yield the rows of a Parquet file with the columns `queue` and `data`, and maybe times.
 
     Raises:
-        JournalError: pyarrow is not there, or a row is unusable.
+        JournalError: pyarrow is not there, the file is none of Parquet, or a row is unusable.
     """
-    _, parquet = _pyarrow()
-    number = 0
-    for batch in parquet.ParquetFile(file).iter_batches(_ROWS):
-        for fields in batch.to_pylist():
-            number += 1
-            data = fields.get("data")
-            try:
-                data = data.encode() if isinstance(data, str) else bytes(memoryview(data))
-                added, expiry = fields.get("add_time"), fields.get("expiry")
-                added = now if added is None else added
-                yield _row(fields.get("queue"), number, data, added, expiry or 0)
-            except (ValueError, TypeError) as error:
-                raise JournalError(f"{file}: row {number}: {error}") from None
+    for number, fields in enumerate(_parquet_rows(file), 1):
+        data: Any = fields.get("data")
+        try:
+            data = data.encode() if isinstance(data, str) else bytes(memoryview(data))
+            added, expiry = fields.get("add_time"), fields.get("expiry")
+            added = now if added is None else added
+            yield _row(fields.get("queue"), number, data, added, expiry or 0)
+        except (ValueError, TypeError) as error:
+            raise JournalError(f"{file}: row {number}: {error}") from None
+
+
+def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
+    arrow, parquet = _pyarrow()
+    try:
+        for batch in parquet.ParquetFile(file).iter_batches(_ROWS):
+            yield from batch.to_pylist()
+    except arrow.ArrowException as error:
+        raise JournalError(f"{file}: {error}") from None
 
 
 def _pyarrow() -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ import errno
 import fcntl
 import mmap
 import os
-from collections import OrderedDict
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
@@ -21,12 +21,12 @@ from typing import Final, Protocol, Self
 
 from kestrelmq.errors import QueuePathLocked
 from kestrelmq.journal.names import LOCK_NAME
+from kestrelmq.journal.open_files import MAX_OPEN, OpenFiles
 from kestrelmq.journal.records import Buffer
 
-_APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+# A pipe of a queue's name is an error: to open it would wait for somebody who reads from it.
+_APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
 _MODE: Final = 0o640
-MAX_OPEN: Final = 1024
-"""Append files that keep their descriptor; the journals of other queues open theirs when needed."""
 
 
 class AppendFile(Protocol):
@@ -99,7 +99,7 @@ class DiskFile:
         "used",
     )
 
-    def __init__(self, path: Path, files: "OpenFiles | None" = None) -> None:
+    def __init__(self, path: Path, files: OpenFiles | None = None) -> None:
         """Describe the file at `path`; `open` opens it. `files` may take its descriptor away."""
         self.path = path
         self.size = 0
@@ -112,11 +112,27 @@ class DiskFile:
 
     def open(self, flags: int = 0) -> Self:
         """Open the file, which is created if it is not there. Raises OSError."""
-        self._descriptor = os.open(self.path, _APPEND | os.O_CREAT | flags, _MODE)
-        self.size = os.fstat(self._descriptor).st_size
+        descriptor = self._open(_APPEND | os.O_CREAT | flags)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "not a regular file", str(self.path))
+        self._descriptor = descriptor
+        self.size = status.st_size
         if self._files is not None:
             self._files.opened(self)
         return self
+
+    def _open(self, flags: int) -> int:
+        try:
+            return os.open(self.path, flags, _MODE)
+        except OSError as error:
+            if error.errno not in {errno.EMFILE, errno.ENFILE} or self._files is None:
+                raise
+            # Clients have all the rest; another journal can do without for now.
+            if not self._files.make_room():
+                raise
+            return os.open(self.path, flags, _MODE)
 
     def append(self, data: bytes) -> None:
         """Write all of `data` at the end, or raise OSError and leave the file as it was."""
@@ -146,7 +162,7 @@ class DiskFile:
         """Open the file again, which must be there, and be as it was left. Raises OSError."""
         if self._ended:
             raise OSError(errno.EBADF, "the file is closed", str(self.path))
-        descriptor = os.open(self.path, _APPEND)
+        descriptor = self._open(_APPEND)
         if os.fstat(descriptor).st_size != self.size and not self._dirty:
             os.close(descriptor)
             raise OSError(errno.EIO, "the file was changed by another program", str(self.path))
@@ -200,38 +216,6 @@ class DiskFile:
         finally:
             self._lock.release()
         return True
-
-
-class OpenFiles:
-    """Which append files hold a descriptor: at most so many, those in use rather than others.
-
-    Files are counted in by the one thread that appends to them, and so none loses its descriptor
-    between two steps of an append. They may be counted out by any thread.
-    """
-
-    __slots__ = ("_files", "_limit", "_lock")
-
-    def __init__(self, limit: int = MAX_OPEN) -> None:
-        self._limit = limit
-        self._files: OrderedDict[DiskFile, None] = OrderedDict()
-        self._lock = Lock()
-
-    def opened(self, file: DiskFile) -> None:
-        """Count `file` in; one that was not used of late may have to give its descriptor up."""
-        with self._lock:
-            self._files[file] = None
-            tries = 2 * len(self._files)
-            while len(self._files) > self._limit and tries:
-                tries -= 1
-                oldest, _ = self._files.popitem(last=False)
-                if oldest is file or oldest.used or not oldest.release():
-                    oldest.used = False
-                    self._files[oldest] = None
-
-    def closed(self, file: DiskFile) -> None:
-        """Count `file` out."""
-        with self._lock:
-            self._files.pop(file, None)
 
 
 class DiskDirectory:

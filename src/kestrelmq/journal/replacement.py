@@ -257,6 +257,7 @@ class Replacement:
         self._before = before
         self._lock = Lock()
         self._renamed = False
+        self._ended = False
         self._cancelled = False
 
     @property
@@ -324,6 +325,18 @@ class Replacement:
 
     def clear(self, pause: Pause) -> None:
         """Remove the old files and give the new one its name. Raises OSError, Cancelled."""
+        if not self._ended:
+            self._remove_old(pause)
+            with self._lock:
+                if self._cancelled:
+                    raise Cancelled
+                self._directory.rename(self.pack, self.name)
+                # The name of the last old file is the new one's: it must not be removed again.
+                self._ended = True
+            self._directory.reached("replace: pack renamed")
+        self._directory.sync()
+
+    def _remove_old(self, pause: Pause) -> None:
         for name in self.files:
             if self._cancelled:
                 raise Cancelled
@@ -332,12 +345,6 @@ class Replacement:
             pause()
         self._directory.sync()
         self._directory.reached("replace: old files gone")
-        with self._lock:
-            if self._cancelled:
-                raise Cancelled
-            self._directory.rename(self.pack, self.name)
-        self._directory.reached("replace: pack renamed")
-        self._directory.sync()
 
     def mark_before(self, item_number: int) -> tuple[int, int]:
         """Return a mark at or before the waiting item with that number, counted from 0."""

@@ -1,6 +1,7 @@
 """Which journal files a tool is asked about: queue paths, queues in them, or single files."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,6 +40,39 @@ class Selected:
     def new_replay(self) -> Replay:
         """Return a replay that holds little in memory, however long the queue is."""
         return Replay(_MEMORY, lambda file, at: JournalReader(self.path, file, at))
+
+
+@contextmanager
+def steady(selected: Selected) -> Iterator[None]:
+    """Make sure that the files that the `with` block reads belong together.
+
+    A server may replace them meanwhile. What is added to the current file does not matter, nor does
+    anything when only some files are looked at.
+
+    Raises:
+        JournalError: they were replaced; what was read is worth nothing.
+    """
+    if selected.files != selected.plan.present:
+        yield
+        return
+    replaced = JournalError(
+        f"a server replaced the files of queue {selected.queue} while they were read: try again"
+    )
+    try:
+        before = _inodes(selected)
+        yield
+        plans = {one.queue: one for one in _plans(selected.path)}
+        now = plans.get(selected.queue)
+        if now is None or now.present != selected.files or _inodes(selected) != before:
+            raise replaced
+    except FileNotFoundError as error:
+        if error.filename is not None and Path(error.filename).parent == selected.path:
+            raise replaced from None
+        raise
+
+
+def _inodes(selected: Selected) -> list[int]:
+    return [(selected.path / name).stat().st_ino for name in selected.files]
 
 
 def select(paths: Sequence[Path], queues: Sequence[str] = ()) -> list[Selected]:

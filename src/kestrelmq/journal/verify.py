@@ -6,18 +6,21 @@ from dataclasses import dataclass
 from typing import Final
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.files import mapped
-from kestrelmq.journal.loading import is_zeros
+from kestrelmq.journal.files import forget, mapped
+from kestrelmq.journal.loading import cut_continue, is_zeros
 from kestrelmq.journal.records import Buffer
 from kestrelmq.journal.salvage import Lost, next_after_cut, next_record
 from kestrelmq.journal.scanning import record_length, scan
 from kestrelmq.journal.selection import Selected
+from kestrelmq.journal.writer import Dialect
 
 Progress = Callable[[int], None]
 """Told how many more bytes were looked at."""
 CUT: Final = "a record is cut short"
 BEYOND: Final = "a record reaches beyond the end, yet others follow it"
 _BATCH: Final = 1 << 20
+_FORGET: Final = 8 << 20
+"""Bytes of a map that are given back at once when they were looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,12 @@ def verify(selected: Selected, progress: Progress = lambda _bytes: None) -> Repo
         files = selected.files[: index + 1]
         with mapped(selected.path / name) as buffer:
             size += len(buffer)
-            position = 0
+            position = forgotten = 0
             while position < len(buffer):
+                if position - forgotten > _FORGET:
+                    forgotten = forget(buffer, forgotten, position)
                 starts: list[int] = []
-                end, reason = scan_some(buffer, position, starts)
+                end, reason = scan_some(buffer, position, starts, state.dialect)
                 state.feed(buffer, starts, end, files)
                 operations.update(buffer[start] for start in starts)
                 if reason is not None:
@@ -75,7 +80,7 @@ def verify(selected: Selected, progress: Progress = lambda _bytes: None) -> Repo
                 progress(end - position)
                 position = end
     last_size = (selected.path / selected.files[-1]).stat().st_size if selected.files else 0
-    torn = _torn_tail(lost, selected.files, last_size)
+    torn = _torn_tail(lost, selected, last_size)
     return Report(
         selected.queue,
         size,
@@ -88,17 +93,31 @@ def verify(selected: Selected, progress: Progress = lambda _bytes: None) -> Repo
     )
 
 
-def _torn_tail(lost: list[Lost], files: tuple[str, ...], last_size: int) -> Lost | None:
+def _torn_tail(lost: list[Lost], selected: Selected, last_size: int) -> Lost | None:
     if not lost or lost[-1].reason != CUT:
         return None
-    return lost[-1] if (lost[-1].file, lost[-1].end) == (files[-1], last_size) else None
+    # Of the queue, not of the files that were looked at: a server reads them all.
+    last = selected.plan.present[-1]
+    return lost[-1] if (lost[-1].file, lost[-1].end) == (last, last_size) else None
 
 
-def scan_some(buffer: Buffer, position: int, starts: list[int]) -> tuple[int, str | None]:
+def scan_some(
+    buffer: Buffer, position: int, starts: list[int], dialect: Dialect | None
+) -> tuple[int, str | None]:
     """Find some records from `position` on; return where they end, and what is wrong there.
 
-    Nothing is wrong (None) when the next record may just be in the next piece.
+    Nothing is wrong (None) when the next record may just be in the next piece. `dialect` is that
+    of the file, as far as the records before `position` tell it.
     """
+    end, reason = _scan_some(buffer, position, starts)
+    if reason is not None or end == len(buffer) or len(starts) == 1:
+        cut = cut_continue(buffer, starts, dialect)
+        if cut is not None:
+            return cut, _cut_or_beyond(buffer, cut)
+    return end, reason
+
+
+def _scan_some(buffer: Buffer, position: int, starts: list[int]) -> tuple[int, str | None]:
     size = len(buffer)
     batch_end = min(size, position + _BATCH)
     try:

@@ -1,0 +1,59 @@
+"""Replacing files by one that says the same: what a step that fails, and is tried again, does."""
+
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.journal.records import item
+from kestrelmq.journal.replacement import FromMemory, Replacement
+from kestrelmq.testing.crashing import CrashingDirectory
+
+
+def no_pause() -> None:
+    """Nobody waits."""
+
+
+def replacement(tmp_path: Path) -> tuple[CrashingDirectory, Replacement]:
+    """Return one that is about to replace two files by one with a single item."""
+    path, links = tmp_path / "queues", tmp_path / "links"
+    path.mkdir()
+    links.mkdir()
+    for name in ("jobs.1", "jobs.2"):
+        (path / name).write_bytes(item(1, 0, b"old"))
+    directory = CrashingDirectory(path, links)
+    source = FromMemory("documented", 0, [], [item(1, 0, b"live")])
+    return directory, Replacement(directory, "jobs", ["jobs.1", "jobs.2"], source)
+
+
+@pytest.mark.parametrize("step", ["create", "append", "sync", "rename"])
+def test_placing_may_be_tried_again(tmp_path: Path, step: str) -> None:
+    """What failed left the old files as they were."""
+    directory, job = replacement(tmp_path)
+    directory.fail = lambda point: point.startswith(step)
+    with pytest.raises(OSError, match="No space"):
+        job.place(no_pause)
+    assert (directory.path / "jobs.2").read_bytes() == item(1, 0, b"old")
+    directory.fail = lambda _point: False
+    job.place(no_pause)
+    job.clear(no_pause)
+    assert directory.names() == ["jobs.2"]
+
+
+@pytest.mark.parametrize("failing", range(5))
+def test_clearing_may_be_tried_again(tmp_path: Path, failing: int) -> None:
+    """At whichever step it failed; the new file has the name of an old one, and must stay."""
+    directory, job = replacement(tmp_path)
+    job.place(no_pause)
+    points: list[str] = []
+
+    def fails(point: str) -> bool:
+        points.append(point)
+        return len(points) == failing + 1
+
+    directory.fail = fails
+    with pytest.raises(OSError, match="No space"):
+        job.clear(no_pause)
+    directory.fail = lambda _point: False
+    job.clear(no_pause)
+    assert directory.names() == ["jobs.2"]
+    assert item(1, 0, b"live") in (directory.path / "jobs.2").read_bytes()
