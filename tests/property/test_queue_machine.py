@@ -296,6 +296,15 @@ class QueueMachine(RuleBasedStateMachine):
         self.config = self.config.model_copy(update={"journal_dialect": dialect})
         self.queue.configure(self.config)
 
+    @precondition(lambda self: not self.broken)
+    @rule(memory=st.sampled_from([40, 150, 10_000]), maximum=st.sampled_from([400, 1500]))
+    def change_limits(self, memory: int, maximum: int) -> None:
+        """Put other limits in force."""
+        self.config = self.config.model_copy(
+            update={"max_memory_size": memory, "max_journal_size": maximum}
+        )
+        self.queue.configure(self.config)
+
     # --- time, the worker, the disk ---
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 3.0]))
