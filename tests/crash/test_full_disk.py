@@ -72,6 +72,28 @@ def test_a_file_size_limit_refuses_and_loses_nothing(tmp_path: Path) -> None:
         assert drain(server.ports["memcache"]) == stored + more
 
 
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_a_fanout_queue_that_cannot_be_written(tmp_path: Path, size: int) -> None:
+    """What it does not get is not acknowledged by its master either."""
+    limit = 500 << 10
+    item = b"x" * size
+    with running_server(tmp_path) as server:
+        wire = Wire(server.ports["memcache"])
+        assert wire.ask(b"set master 0 0 1\r\n1\r\n") == b"STORED"
+        long = b"y" * (limit + size)
+        assert wire.ask(b"set master+copy 0 0 %d\r\n%b\r\n" % (len(long), long)) == b"STORED"
+        soft, hard = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (limit, hard))
+        asked = b"set master 0 0 %d\r\n%b\r\n" % (size, item)
+        assert wire.ask(asked).startswith(b"SERVER_ERROR queue master")
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (soft, hard))
+        assert wire.ask(asked) == b"STORED"
+        wire.close()
+        server.kill9()
+        server.start()
+        assert drain(server.ports["memcache"], b"master+copy") == [long, item]
+
+
 def _fill(wire: Wire, mark: bytes, until: int = 100_000) -> tuple[list[bytes], int]:
     """Add items until some are refused; return those stored, and how many were not."""
     stored: list[bytes] = []

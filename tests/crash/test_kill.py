@@ -163,11 +163,11 @@ def _note_delivery(notes: Notes, data: bytes, generation: int) -> None:
         notes.held[data] = generation
 
 
-def drain(port: int) -> list[bytes]:
-    """Take everything that is in the queue."""
+def drain(port: int, queue: bytes = b"work") -> list[bytes]:
+    """Take everything that is in a queue."""
     wire = Wire(port)
     left = []
-    while (data := wire.get(b"work")) is not None:
+    while (data := wire.get(queue)) is not None:
         left.append(data)
     wire.close()
     return left

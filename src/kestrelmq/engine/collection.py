@@ -174,8 +174,9 @@ class QueueCollection:
         return queue.config if queue is not None else effective(self.config, name)
 
     def destinations(self, name: str) -> list[Queue]:
-        """Return the queues that are up and that an add to `name` reaches, fanouts left out."""
-        return [self.queues[leaf] for leaf in self._leaves(name) if leaf in self.queues]
+        """Return the queues that are up and that an add to `name` reaches."""
+        found = [self.queues[leaf] for leaf in self._leaves(name) if leaf in self.queues]
+        return [one for queue in found for one in (*queue.children, queue)]
 
     def _create(self, name: str) -> Queue:
         config = effective(self.config, name)
@@ -220,7 +221,7 @@ class QueueCollection:
         queue = self.queues.get(master)
         if queue is not None:
             children = self._children.get(master, ())
-            queue.children = tuple(self.queues[name] for name in children if name in self.queues)
+            queue.connect(tuple(self.queues[name] for name in children if name in self.queues))
 
     # --- adding ---
 

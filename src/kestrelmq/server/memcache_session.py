@@ -154,7 +154,7 @@ class MemcacheSession(Session):
             return after
         if not request.noreply:
             self._out.append(STORED if stored else NOT_STORED)
-            self._touched.append(queue)
+            self._touched.append(queue.reached)
         return after
 
     def _get(self, request: Get) -> None:
@@ -242,7 +242,7 @@ class MemcacheSession(Session):
             self._answer_error(error, noreply=request.noreply)
             return
         if not request.noreply:
-            self._answer(STORED if stored else NOT_STORED, queue)
+            self._answer(STORED if stored else NOT_STORED, queue.reached)
 
     def _large_added(self, request: Set, queue: Queue, outcome: Outcome) -> None:
         """Reply to the `set` of an item that was written meanwhile, and go on."""
@@ -251,7 +251,7 @@ class MemcacheSession(Session):
         elif isinstance(outcome, KestrelError):
             self._connection.push(memcache.server_error(str(outcome)), None)
         else:
-            self._connection.push(STORED if outcome else NOT_STORED, queue)
+            self._connection.push(STORED if outcome else NOT_STORED, queue.reached)
         self._connection.unpause(WRITING)
 
     def _refuse(self, request: Refused, data: bytes, body: int) -> int:
@@ -338,7 +338,7 @@ class MemcacheSession(Session):
         """Return the queues that an add to `name` went to."""
         collection = self._context.collection
         queue = collection.queues.get(name)
-        return queue if queue is not None else tuple(collection.destinations(name))
+        return queue.reached if queue is not None else tuple(collection.destinations(name))
 
     def _get_slowly(self, request: Get) -> None:
         before = len(self._out)
