@@ -58,3 +58,23 @@ def test_periodic_sync_is_timed(tmp_path: Path) -> None:
     assert collection.commits.take_due(clock.monotonic() + 1) == {collection.obtain("work")}
     assert not collection.commits.is_timed
     collection.close()
+
+
+def test_queues_that_write_the_same_records_share_one_piece(tmp_path: Path) -> None:
+    """Others get what is theirs, whatever was joined before."""
+    collection, _ = opened(tmp_path, FakeClock())
+    for name in ("work", "work+one", "work+two", "other"):
+        collection.obtain(name)
+    for data in (b"a", b"b"):
+        collection.add("work", data)
+        collection.add("other", data * 2)
+    collection.add("work+two", b"c")
+    assert not collection.commits.commit()
+    work, one, two, other = (
+        (tmp_path / name).read_bytes() for name in ("work", "work+one", "work+two", "other")
+    )
+    assert one == work
+    assert two.startswith(work)
+    assert two.endswith(b"c")
+    assert (other.count(b"aa"), other.count(b"bb")) == (1, 1)
+    collection.close()

@@ -44,12 +44,25 @@ class Commits:
         worker: runs long work on the journals.
     """
 
-    __slots__ = ("_due", "begun", "dirty", "failures", "on_timed", "timed", "unsynced", "worker")
+    __slots__ = (
+        "_due",
+        "_joined",
+        "_records",
+        "begun",
+        "dirty",
+        "failures",
+        "on_timed",
+        "timed",
+        "unsynced",
+        "worker",
+    )
 
     def __init__(self, worker: Worker | None = None) -> None:
         """`worker` is by default one that does all at once; queues keep the one they began with."""
         self.worker: Worker = worker or InlineWorker()
         self._due: dict[Committable, float] = {}
+        self._records: list[bytes] = []
+        self._joined = b""
         self.begun = 0
         self.dirty: list[Committable] = []
         self.unsynced: set[Committable] = set()
@@ -64,10 +77,20 @@ class Commits:
             if failure is not None:
                 self.failures[queue] = failure
         self.dirty.clear()
+        if self._records:
+            self._records, self._joined = [], b""
         failures = self.failures
         if failures:
             self.failures = {}
         return failures
+
+    def join(self, records: list[bytes]) -> bytes:
+        """Return several records as one piece; made once for fanout queues that write the same."""
+        if len(self.dirty) == 1:
+            return b"".join(records)
+        if records != self._records:
+            self._records, self._joined = records.copy(), b"".join(records)
+        return self._joined
 
     @property
     def is_timed(self) -> bool:

@@ -195,7 +195,9 @@ class Store(Items):
                 self.journal.append(self._prelude + b"".join(pending))
                 self._prelude = b""
             else:
-                self.journal.append(pending[0] if len(pending) == 1 else b"".join(pending))
+                self.journal.append(
+                    pending[0] if len(pending) == 1 else self._commits.join(pending)
+                )
         except OSError as error:
             failure = self._fail(error)
             self._roll_back()
