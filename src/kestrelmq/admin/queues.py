@@ -59,7 +59,7 @@ async def settle(context: ServerContext, *queues: Queue) -> None:
             try:
                 await asyncio.to_thread(queue.sync)
             except OSError as error:
-                raise queue.sync_failed(error) from error
+                raise queue.failed(error) from error
 
 
 async def list_queues(call: Call) -> Answer:

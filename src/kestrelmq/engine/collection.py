@@ -176,7 +176,7 @@ class QueueCollection:
     def destinations(self, name: str) -> list[Queue]:
         """Return the queues that are up and that an add to `name` reaches."""
         found = [self.queues[leaf] for leaf in self._leaves(name) if leaf in self.queues]
-        return [one for queue in found for one in (*queue.children, queue)]
+        return [one for queue in found for one in queue.reached]
 
     def _create(self, name: str) -> Queue:
         config = effective(self.config, name)
@@ -257,7 +257,7 @@ class QueueCollection:
         for destination in alias.destination_queues if alias else (name,):
             queue = self.obtain(destination)
             queue.add(data)
-            for touched in (*queue.children, queue):
+            for touched in queue.reached:
                 touched.write_now()
 
     # --- ending queues ---

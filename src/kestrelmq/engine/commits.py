@@ -22,8 +22,8 @@ class Committable:
         """Force to disk what was written; may be called from another thread. Raises OSError."""
         raise NotImplementedError
 
-    def sync_failed(self, error: OSError) -> JournalError:
-        """Say how the failed sync is to be reported."""
+    def failed(self, error: OSError) -> JournalError:
+        """Say how a failure outside of `commit` is to be reported."""
         raise NotImplementedError
 
     def end_overdue(self) -> bool:
@@ -40,7 +40,7 @@ class Commits:
         failures: queues whose changes were taken back since the last `commit`, and why.
         timed: queues with open reads that end by themselves.
         on_timed: called when something is to happen at a later time; see `is_timed`.
-        begun: how many files were begun with an item that was not added yet.
+        begun: how many files were ever begun for items that are added later; it numbers them.
         worker: runs long work on the journals.
     """
 

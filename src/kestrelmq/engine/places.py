@@ -73,10 +73,7 @@ class Places:
         """Take note of changes that were committed, in their order."""
         for change in changes:
             if isinstance(change, bytes):
-                if self.front:
-                    self.front.pop()
-                else:
-                    self.fresh += 1
+                self._take()
             elif isinstance(change, Opened):
                 self.opened[change.xid] = self._take()
             elif isinstance(change, Confirmed):

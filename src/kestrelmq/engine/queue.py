@@ -35,7 +35,7 @@ class Queue(Taking):
 
     Attributes:
         children: fanout queues that receive every item added here.
-        reached: what an add must be written to: this queue, or its children and itself.
+        reached: what an add must be written to: the children, and this queue.
         create_time: when it came into being (ms).
         restricted: whether only some clients may use it.
         measured: how long its operations took; it belongs to `metrics`.
@@ -54,7 +54,7 @@ class Queue(Taking):
         expire_to: ExpireTo | None = None,
     ) -> None:
         self.children: tuple[Queue, ...] = ()
-        self.reached: Queue | tuple[Queue, ...] = self
+        self.reached: tuple[Queue, ...] = (self,)
         self.measured: object = None
         self.create_time = clock.now()
         self.get_misses = self.discarded = self.total_flushes = 0
@@ -79,7 +79,7 @@ class Queue(Taking):
     def connect(self, children: tuple["Queue", ...]) -> None:
         """Have `children` receive every item that is added here from now on."""
         self.children = children
-        self.reached = (*children, self) if children else self
+        self.reached = (*children, self)
 
     @property
     def age(self) -> int:

@@ -266,12 +266,8 @@ class Store(Items):
         """Force to disk what was written; may be called from another thread. Raises OSError."""
         self.journal.sync()
 
-    def sync_failed(self, error: OSError) -> JournalError:
-        """Say how a failed sync is to be reported."""
-        return self._fail(error)
-
-    def begin_failed(self, error: OSError) -> JournalError:
-        """Say how a failed `begin` is to be reported."""
+    def failed(self, error: OSError) -> JournalError:
+        """Say how a failed `sync` or `begin` is to be reported."""
         return self._fail(error)
 
     # --- upkeep ---

@@ -351,5 +351,5 @@ def _sync(queue: Queue) -> JournalError | None:
     try:
         queue.sync()
     except OSError as error:
-        return queue.sync_failed(error)
+        return queue.failed(error)
     return None

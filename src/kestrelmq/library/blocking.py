@@ -264,7 +264,7 @@ class PersistentQueue(BlockingQueue):
             try:
                 queue.sync()
             except OSError as error:
-                queue.sync_failed(error)  # logs it
+                queue.failed(error)  # logs it
                 self._gate.change(self._keep_time)
 
     @property
@@ -295,7 +295,7 @@ class PersistentQueue(BlockingQueue):
             try:
                 queue.sync()
             except OSError as error:
-                failure = queue.sync_failed(error)
+                failure = queue.failed(error)
         queue.close()
         self._commits.worker.close()
         if self._lock is not None:

@@ -215,7 +215,7 @@ class QueueCollection:
             try:
                 queue.sync()
             except OSError as error:
-                queue.sync_failed(error)  # logs it
+                queue.failed(error)  # logs it
                 self._gate.change(self._keep_time)
 
 

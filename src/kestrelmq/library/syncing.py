@@ -36,7 +36,7 @@ class SyncRound:
             try:
                 queue.sync()
             except OSError as error:
-                self.failures[queue] = queue.sync_failed(error)
+                self.failures[queue] = queue.failed(error)
         self.is_done = True
 
 

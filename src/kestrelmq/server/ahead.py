@@ -47,7 +47,7 @@ class WriteAhead:
 
     def _written(self, error: BaseException | None) -> None:
         if isinstance(error, OSError):
-            self._done(self._queue.begin_failed(error))
+            self._done(self._queue.failed(error))
         elif error is not None:
             log.error("an item for queue %s was not written", self._queue.name, exc_info=error)
             self._done(KestrelError("internal error"))

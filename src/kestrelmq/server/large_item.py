@@ -16,21 +16,19 @@ AHEAD: Final = 1 << 20
 """Bytes of data from which on an item is written in a thread, because that takes a while."""
 
 
-class UnwantedItem:
-    """So many bytes of data, and the line end after them, that are dropped as they arrive.
+class ArrivingItem:
+    """So many bytes of data, and the line end after them.
 
     Attributes:
         missing: bytes of data that have not arrived.
         is_whole: whether all has arrived, the line end included.
         is_bad: whether something else than a line end came after the data.
-        reply: what to answer when it is whole.
     """
 
-    __slots__ = ("_after_return", "is_bad", "is_whole", "missing", "reply")
+    __slots__ = ("_after_return", "is_bad", "is_whole", "missing")
 
-    def __init__(self, size: int, reply: bytes) -> None:
+    def __init__(self, size: int) -> None:
         self.missing = size
-        self.reply = reply
         self.is_whole = self.is_bad = False
         self._after_return = False
 
@@ -53,10 +51,28 @@ class UnwantedItem:
         return position
 
     def _keep(self, data: bytes, start: int, end: int) -> None:
-        """Drop it."""
+        """Keep what belongs to the item of `data`, or do not."""
+        raise NotImplementedError
 
 
-class LargeItem(UnwantedItem):
+class UnwantedItem(ArrivingItem):
+    """An item that is dropped.
+
+    Attributes:
+        reply: what to answer when it is whole.
+    """
+
+    __slots__ = ("reply",)
+
+    def __init__(self, size: int, reply: bytes) -> None:
+        super().__init__(size)
+        self.reply = reply
+
+    def _keep(self, data: bytes, start: int, end: int) -> None:
+        pass
+
+
+class LargeItem(ArrivingItem):
     """The data of a `set`, as far as it has arrived.
 
     Attributes:
@@ -66,7 +82,7 @@ class LargeItem(UnwantedItem):
     __slots__ = ("_record", "request")
 
     def __init__(self, request: Set) -> None:
-        super().__init__(request.size, b"")
+        super().__init__(request.size)
         self.request = request
         self._record = BytesIO()
         self._record.seek(ADDX_HEADER)

@@ -41,7 +41,7 @@ from kestrelmq.server.connection import (
     Touched,
 )
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.large_item import AHEAD, LARGE, LargeItem, UnwantedItem
+from kestrelmq.server.large_item import AHEAD, LARGE, ArrivingItem, LargeItem, UnwantedItem
 from kestrelmq.server.memcache_admin import Forbidden, serve_admin
 from kestrelmq.server.memcache_reads import MemcacheFetch, MemcacheMonitor
 from kestrelmq.server.reads import OpenReads
@@ -81,7 +81,7 @@ class MemcacheSession(Session):
         self._request: Request = _NO_REQUEST
         self._alone = _NO_LINE
         self._alone_request = _NO_REQUEST
-        self._arriving: UnwantedItem | None = None
+        self._arriving: ArrivingItem | None = None
         self.wanted = 0
 
     # --- the hot path ---
@@ -196,7 +196,7 @@ class MemcacheSession(Session):
             limit = queue.config.max_item_size if queue is not None else None
             if limit is not None and request.size > limit:
                 reply = b"" if request.noreply else NOT_STORED
-                return -self._skip_rest(data, body, request.size, reply)
+                return -self._take(UnwantedItem(request.size, reply), data, body)
             if request.size >= LARGE:
                 return -self._take(LargeItem(request), data, body)
             # Or one byte more, if the line end is CR LF.
@@ -205,7 +205,7 @@ class MemcacheSession(Session):
         self._fault(ClientFault("bad data chunk", closes=True))
         return -len(data)
 
-    def _take(self, item: UnwantedItem, data: bytes, position: int) -> int:
+    def _take(self, item: ArrivingItem, data: bytes, position: int) -> int:
         """Take in more of an item; return where in `data` that ends."""
         self._arriving = item
         position = item.take(data, position)
@@ -216,7 +216,7 @@ class MemcacheSession(Session):
             self._arriving = None
             if isinstance(item, LargeItem):
                 self._set_large(item)
-            elif item.reply:
+            elif isinstance(item, UnwantedItem) and item.reply:
                 self._answer(item.reply)
         self.wanted = item.missing
         return position
@@ -258,11 +258,7 @@ class MemcacheSession(Session):
         if request.size is None:
             self._answer(request.reply)
             return body
-        return self._skip_rest(data, body, request.size, request.reply)
-
-    def _skip_rest(self, data: bytes, body: int, size: int, reply: bytes) -> int:
-        """Drop `size` bytes of data and their line end, then reply; return where they end."""
-        return self._take(UnwantedItem(size, reply), data, body)
+        return self._take(UnwantedItem(request.size, request.reply), data, body)
 
     def _part_of_line(self, part: bytes) -> bytes:
         if len(part) <= memcache.MAX_LINE:

@@ -66,7 +66,7 @@ class Syncs:
         future.add_done_callback(self._finished)
 
     def _finished(self, future: "asyncio.Future[dict[Committable, OSError]]") -> None:
-        failures = {queue: queue.sync_failed(error) for queue, error in future.result().items()}
+        failures = {queue: queue.failed(error) for queue, error in future.result().items()}
         done = self.rounds
         self._running = False
         for connection in list(self._held):
