@@ -21,6 +21,7 @@ from kestrelmq.clock import TurnClock
 from kestrelmq.engine.commits import Commits, Committable
 from kestrelmq.engine.metrics import Latencies
 from kestrelmq.errors import JournalError
+from kestrelmq.server.busy_poll import BusyPoll
 from kestrelmq.server.poller import MAX_EVENTS, READABLE, Poller
 from kestrelmq.server.syncs import Syncs
 
@@ -104,7 +105,7 @@ class Turns:
         self.latencies = Latencies()
         self.served = 0
         self.turns = 0
-        self._poll = self.poller.poll
+        self._busy_poll = BusyPoll(self.poller.poll)
         self._commits = commits
         self._connections: dict[int, TurnConnection] = {}
         self._gather = False
@@ -174,7 +175,7 @@ class Turns:
         """Serve the clients that are ready, after waiting so many seconds at most."""
         if self._gather and (wait > GATHER or wait < 0):
             time.sleep(GATHER)
-        events = self._poll(wait, MAX_EVENTS)
+        events = self._busy_poll.wait(wait, MAX_EVENTS)
         self.clock.tick()
         self._began = time.perf_counter()
         others: list[tuple[int, int]] = []
