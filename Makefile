@@ -14,7 +14,7 @@ PINS := pyproject.toml constraints.txt
 # The hot path, compiled: a copy of the package that is put before the source on the path.
 HOT := build/compiled
 SOURCES := $(shell find src -name '*.py')
-HOT_TESTS := tests/property tests/conformance $(wildcard tests/unit/test_[lmru]*.py \
+HOT_TESTS := tests/property tests/conformance tests/unit/test_busy_poll.py $(wildcard tests/unit/test_[lmru]*.py \
     tests/integration/test_memcache_*.py tests/integration/test_t[eh]*_server.py)
 
 .DEFAULT_GOAL := help

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.test_kill import Wire, drain
+from tests.support import wire as wires
 from tests.support.server import running_server
 
 SIZE = 2 << 20
@@ -70,6 +71,23 @@ def test_a_file_size_limit_refuses_and_loses_nothing(tmp_path: Path) -> None:
         server.kill9()
         server.start()
         assert drain(server.ports["memcache"]) == stored + more
+
+
+def test_reads_that_cannot_be_written(tmp_path: Path) -> None:
+    """Each of several in a row is answered with one error, what is between them as ever."""
+    requests = b"get work\r\nversion\r\nget work\r\nget other\r\nget work\r\n"
+    with running_server(tmp_path) as server, wires.Wire(server) as wire:
+        items = [b"%d" % number * 1000 for number in range(3)]
+        for item in items:
+            wire.ask(b"set work 0 0 %d\r\n%b\r\n" % (len(item), item), b"STORED\r\n")
+        soft, hard = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (1000, hard))
+        wire.send(requests)
+        for expected in (b"SERVER_ERROR", b"VERSION", b"SERVER_ERROR", b"END", b"SERVER_ERROR"):
+            assert wire.until(b"\r\n").startswith(expected)
+        wire.expect_silence()
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (soft, hard))
+        assert drain(server.ports["memcache"], b"work") == items
 
 
 @pytest.mark.parametrize("size", [10, 300_000])

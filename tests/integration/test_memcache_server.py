@@ -157,6 +157,23 @@ def test_fatal(server: ServerProcess, request_: bytes, reply: bytes, trailing: b
         assert stats(other, "q") == {}
 
 
+def test_a_lone_line_end(wire: Wire) -> None:
+    """Nothing but the end of a line is no request, even when it comes first and alone."""
+    wire.send(b"\n")
+    wire.expect_close(b"CLIENT_ERROR empty line\r\n")
+
+
+def test_the_same_line_again(wire: Wire) -> None:
+    """What is remembered of the last line is for that line only, and for all of it."""
+    wire.ask(b"set again 0 0 2\r\nab\r\n" * 5, b"STORED\r\n" * 5)
+    wire.ask(b"set again 0 0 2\nab\nset again 0 0 2\r\nab\r\n", b"STORED\r\n" * 2)
+    wire.ask(b"set again 0 0 20\r\nset again 0 0 2\r\nabc\r\n", b"STORED\r\n")
+    one = b"VALUE again 0 2\r\nab\r\nEND\r\n"
+    wire.ask(b"get again\r\n" * 3 + b"get again\n" * 2 + b"get again\r\n" * 2, one * 7)
+    twenty = b"VALUE again 0 20\r\nset again 0 0 2\r\nabc\r\nEND\r\n"
+    wire.ask(b"get again\r\nget again/t=0\r\nget again\r\n", twenty + b"END\r\n" * 2)
+
+
 def test_longest_line(wire: Wire) -> None:
     """A line of exactly 8 KiB is served, also in two pieces."""
     line = b"get " + b"longest/peek " * 629 + b"q2/peek    \n"

@@ -56,6 +56,9 @@ class Queue(Taking):
         self.children: tuple[Queue, ...] = ()
         self.reached: tuple[Queue, ...] = (self,)
         self.measured: object = None
+        # The header made last, and what for: items are often of one size, and many of one time.
+        self._header = b""
+        self._header_time = self._header_size = -1
         self.create_time = clock.now()
         self.get_misses = self.discarded = self.total_flushes = 0
         super().__init__(
@@ -111,7 +114,11 @@ class Queue(Taking):
         ):
             return self.add_record(item(self._clock.now(), expiry, data), expiry)
         # The hot path: as `accept`, with nothing to look out for.
-        record = pack_header(ADDX, size + TIMES_SIZE, self._clock.now(), 0) + data
+        now = self._clock.now()
+        if now != self._header_time or size != self._header_size:
+            self._header_time, self._header_size = now, size
+            self._header = pack_header(ADDX, size + TIMES_SIZE, now, 0)
+        record = self._header + data
         if behind is None:
             self._memory.append(record)
             self.memory_bytes += size

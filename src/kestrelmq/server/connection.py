@@ -42,6 +42,8 @@ _GONE: Final = (select.EPOLLHUP | select.EPOLLERR) if sys.platform == "linux" el
 
 Touched = Committable | tuple[Committable, ...] | None
 """What a reply depends on: a queue, a tuple of queues, or None."""
+PART: Final = Committable()
+"""In place of that: this is more of the reply before."""
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +93,8 @@ class Connection(TurnConnection):
 
     Attributes:
         out: replies to send at the end of the turn, in order.
-        touched: for each of them, what must have been written first: a queue, several, or None.
+        touched: for each of them, what must have been written first: a queue, several, or None;
+            or `PART`, for more of the one before.
         paused: why no request is applied at present; WAITING, STALLED and WRITING, or 0.
         closing: whether the connection ends once everything is sent.
         last_served: number of the event it was last served in; see `Turns`.
@@ -280,9 +283,16 @@ class Connection(TurnConnection):
     def _replace_failed(
         self, out: list[bytes], touched: list[Touched], failures: Mapping[Committable, JournalError]
     ) -> None:
+        failed = False
         for index, one in enumerate(touched):
+            if one is PART:
+                if failed:
+                    out[index] = b""
+                continue
+            failed = False
             for queue in touched_queues(one):
                 if queue in failures:
+                    failed = True
                     out[index] = self._session.failure_reply(failures[queue], out[index])
 
     def _transmit(self, data: bytes) -> None:

@@ -34,6 +34,7 @@ from kestrelmq.protocol.memcache import (
 from kestrelmq.server.ahead import Outcome, WriteAhead
 from kestrelmq.server.connection import (
     OUTPUT_LIMIT,
+    PART,
     STALLED,
     WRITING,
     Connection,
@@ -75,11 +76,12 @@ class MemcacheSession(Session):
         self._header = b""
         self._header_size = -1
         self._header_request: Get | None = None
-        # Clients repeat themselves: the line parsed last, and the last `get` that was all there
-        # was to read, and what they say.
+        # Clients repeat themselves: the line parsed last, with its end and its size (0: none is
+        # remembered), and the last `get` that was all there was to read, and what they say.
         self._line = _NO_LINE
+        self._line_size = 0
         self._request: Request = _NO_REQUEST
-        self._alone = _NO_LINE
+        self._alone = b""
         self._alone_request = _NO_REQUEST
         self._arriving: ArrivingItem | None = None
         self.wanted = 0
@@ -97,40 +99,42 @@ class MemcacheSession(Session):
             return b""
         end = len(data)
         while position < end and not (connection.paused or connection.closing):
-            newline = data.find(b"\n", position)
-            if newline < 0:
-                return self._part_of_line(data[position:])
-            line = data[position:newline]
-            if line != self._line and not self._parse_new(line, data):
-                position = newline + 1
-                continue
+            body = position + self._line_size
+            if data[position:body] != self._line:
+                body = data.find(b"\n", position) + 1
+                if not body:
+                    return self._part_of_line(data[position:])
+                if not self._parse_new(data[position:body], data):
+                    position = body
+                    continue
             request = self._request
             if isinstance(request, Set):
-                after = self._set(request, data, newline + 1)
+                after = self._set(request, data, body)
                 if not after:
                     return data[position:]
                 position = after
             elif isinstance(request, Get):
-                position = newline + 1
+                position = body
                 self._get(request)
             elif isinstance(request, Refused):
-                position = self._refuse(request, data, newline + 1)
+                position = self._refuse(request, data, body)
             else:
-                position = newline + 1
+                position = body
                 self._serve(request)
         return data[position:] if position < end else b""
 
     def _parse_new(self, line: bytes, data: bytes) -> bool:
-        """Parse a line other than the last; answer and return False when it is malformed."""
+        """Parse a line, with its end, other than the last; answer and return False if malformed."""
         size = len(line)
+        remembered = size <= REMEMBERED
         try:
-            request = self._parse(line) if size <= REMEMBERED else self._parse_long(line)
+            request = self._parse(line[:-1]) if remembered else self._parse_long(line[:-1])
         except ClientFault as fault:
             self._fault(fault)
             return False
         self._request = request
-        self._line = line if size <= REMEMBERED else _NO_LINE
-        if isinstance(request, Get) and size + 1 == len(data) <= REMEMBERED:
+        self._line, self._line_size = (line, size) if remembered else (_NO_LINE, 0)
+        if isinstance(request, Get) and remembered and size == len(data):
             self._alone, self._alone_request = data, request
         return True
 
@@ -177,10 +181,19 @@ class MemcacheSession(Session):
         if size != self._header_size or request is not self._header_request:
             self._header_size, self._header_request = size, request
             self._header = value_header(request.prefix, size)
-        data = record[ADDX_HEADER:] if size < LARGE else memoryview(record)[ADDX_HEADER:]
-        self._out.append(b"".join((self._header, data, _AFTER_VALUE)))
-        self._touched.append(queue)
         self._produced += size
+        out, touched = self._out, self._touched
+        if size < LARGE:
+            # Pieces are joined once for all the replies of a turn.
+            out.append(self._header)
+            out.append(record[ADDX_HEADER:])
+            out.append(_AFTER_VALUE)
+            touched.append(queue)
+            touched.append(PART)
+            touched.append(PART)
+        else:
+            out.append(b"".join((self._header, memoryview(record)[ADDX_HEADER:], _AFTER_VALUE)))
+            touched.append(queue)
         if self._produced > OUTPUT_LIMIT:
             self._connection.paused |= STALLED
 
