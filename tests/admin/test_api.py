@@ -14,32 +14,32 @@ API = "/api/v1"
 
 def test_a_queue_comes_and_goes(admin: Admin) -> None:
     """Created once, there until it is deleted."""
-    created = admin.ask("POST", f"{API}/queues", {"name": "work"})
-    again = admin.ask("POST", f"{API}/queues", {"name": "work"})
+    created = admin.ask("POST", f"{API}/queues", {"name": "jobs"})
+    again = admin.ask("POST", f"{API}/queues", {"name": "jobs"})
     assert (created.status, created.json["created"]) == (201, True)
     assert (again.status, again.json["created"]) == (200, False)
     assert admin.get(f"{API}/queues").json["total"] == 1
-    assert admin.ask("DELETE", f"{API}/queues/work").status == 204
-    assert admin.get(f"{API}/queues/work").code == "queue_not_found"
+    assert admin.ask("DELETE", f"{API}/queues/jobs").status == 204
+    assert admin.get(f"{API}/queues/jobs").code == "queue_not_found"
     assert admin.get(f"{API}/queues").json["total"] == 0
 
 
 def test_what_is_put_is_what_a_client_gets(admin: Admin) -> None:
     """Text and bytes arrive as they were sent."""
-    text = admin.ask("POST", f"{API}/queues/work/items", {"text": "Zoë"})
+    text = admin.ask("POST", f"{API}/queues/jobs/items", {"text": "Zoë"})
     data = base64.b64encode(b"\x00\xff\r\n").decode()
-    admin.ask("POST", f"{API}/queues/work/items", {"data": data})
-    assert (text.status, text.json) == (201, {"queue": "work", "size": 4})
+    admin.ask("POST", f"{API}/queues/jobs/items", {"data": data})
+    assert (text.status, text.json) == (201, {"queue": "jobs", "size": 4})
     with admin.client() as client:
-        assert [client.get("work"), client.get("work")] == ["Zoë".encode(), b"\x00\xff\r\n"]
+        assert [client.get("jobs"), client.get("jobs")] == ["Zoë".encode(), b"\x00\xff\r\n"]
 
 
 def test_what_is_put_survives_a_crash(admin: Admin) -> None:
     """The journal is ahead of the reply."""
-    admin.ask("POST", f"{API}/queues/work/items", {"text": "kept"})
+    admin.ask("POST", f"{API}/queues/jobs/items", {"text": "kept"})
     admin.server.kill9()
     admin.server.start()
-    items = admin.get(f"{API}/queues/work/items").json["items"]
+    items = admin.get(f"{API}/queues/jobs/items").json["items"]
     assert [base64.b64decode(item["data"]) for item in items] == [b"kept"]
 
 
@@ -47,13 +47,13 @@ def test_what_is_put_with_sync_is_answered(tmp_path: Path) -> None:
     """With `sync_journal` at 0 the reply waits for the disk, and comes."""
     with running_server(tmp_path, config='[default]\nsync_journal = "0ms"\n') as server:
         admin = Admin(server)
-        assert admin.ask("POST", f"{API}/queues/work/items", {"text": "x"}).status == 201
+        assert admin.ask("POST", f"{API}/queues/jobs/items", {"text": "x"}).status == 201
 
 
 def test_an_item_may_expire(admin: Admin) -> None:
     """`expires_in` becomes the item's expiry."""
-    admin.ask("POST", f"{API}/queues/work/items", {"text": "x", "expires_in": 600})
-    item = admin.get(f"{API}/queues/work/items").json["items"][0]
+    admin.ask("POST", f"{API}/queues/jobs/items", {"text": "x", "expires_in": 600})
+    item = admin.get(f"{API}/queues/jobs/items").json["items"][0]
     assert 590_000 < item["expiry"] - item["add_time"] <= 605_000
 
 
@@ -61,57 +61,57 @@ def test_a_full_queue_refuses(tmp_path: Path) -> None:
     """A refused item is a conflict, and is not there."""
     with running_server(tmp_path, config="[default]\nmax_items = 1\n") as server:
         admin = Admin(server)
-        admin.ask("POST", f"{API}/queues/work/items", {"text": "one"})
-        refused = admin.ask("POST", f"{API}/queues/work/items", {"text": "two"})
+        admin.ask("POST", f"{API}/queues/jobs/items", {"text": "one"})
+        refused = admin.ask("POST", f"{API}/queues/jobs/items", {"text": "two"})
         assert (refused.status, refused.code) == (409, "item_refused")
-        assert admin.get(f"{API}/queues/work").json["stats"]["items"] == 1
+        assert admin.get(f"{API}/queues/jobs").json["stats"]["items"] == 1
 
 
 def test_peeking_leaves_items_there(admin: Admin) -> None:
     """Items are shown from the head, cut where asked, and stay."""
     with admin.client() as client:
         for number in range(5):
-            client.put("work", b"item %d" % number)
-    answer = admin.get(f"{API}/queues/work/items?limit=2&max_bytes=4").json
+            client.put("jobs", b"item %d" % number)
+    answer = admin.get(f"{API}/queues/jobs/items?limit=2&max_bytes=4").json
     assert answer["total"] == 5
     assert [item["position"] for item in answer["items"]] == [0, 1]
     assert {base64.b64decode(item["data"]) for item in answer["items"]} == {b"item"}
     assert all(item["truncated"] and item["size"] == 6 for item in answer["items"])
-    assert admin.get(f"{API}/queues/work").json["stats"]["items"] == 5
+    assert admin.get(f"{API}/queues/jobs").json["stats"]["items"] == 5
 
 
 def test_flushing_tells_how_many_were_dropped(admin: Admin) -> None:
     """A flush empties the queue."""
     with admin.client() as client:
-        client.put("work", b"a")
-        client.put("work", b"b")
-    assert admin.ask("POST", f"{API}/queues/work/flush").json == {"flushed": 2}
-    assert admin.get(f"{API}/queues/work").json["stats"]["items"] == 0
+        client.put("jobs", b"a")
+        client.put("jobs", b"b")
+    assert admin.ask("POST", f"{API}/queues/jobs/flush").json == {"flushed": 2}
+    assert admin.get(f"{API}/queues/jobs").json["stats"]["items"] == 0
 
 
 def test_open_reads_are_listed_and_given_back(admin: Admin) -> None:
     """A requeued item is at the head again, while its reader still believes to have it."""
     with admin.client() as client:
-        client.put("work", b"first")
-        client.put("work", b"second")
-        with client.reserve("work") as item:
+        client.put("jobs", b"first")
+        client.put("jobs", b"second")
+        with client.reserve("jobs") as item:
             assert item == b"first"
-            listed = admin.get(f"{API}/queues/work/open-reads").json
+            listed = admin.get(f"{API}/queues/jobs/open-reads").json
             assert (listed["total"], listed["open_reads"][0]["size"]) == (1, 5)
             xids = [read["xid"] for read in listed["open_reads"]]
-            answer = admin.ask("POST", f"{API}/queues/work/open-reads/requeue", {"xids": xids})
+            answer = admin.ask("POST", f"{API}/queues/jobs/open-reads/requeue", {"xids": xids})
             assert answer.json == {"requeued": 1}
-            head = admin.get(f"{API}/queues/work/items").json["items"][0]
+            head = admin.get(f"{API}/queues/jobs/items").json["items"][0]
             assert base64.b64decode(head["data"]) == b"first"
-    assert admin.get(f"{API}/queues/work/open-reads").json["total"] == 0
+    assert admin.get(f"{API}/queues/jobs/open-reads").json["total"] == 0
 
 
 def test_requeueing_all_and_requeueing_none(admin: Admin) -> None:
     """Without xids all go back; an xid that is not open changes nothing."""
     with admin.client() as client:
-        client.put("work", b"first")
-        with client.reserve("work"):
-            path = f"{API}/queues/work/open-reads/requeue"
+        client.put("jobs", b"first")
+        with client.reserve("jobs"):
+            path = f"{API}/queues/jobs/open-reads/requeue"
             assert admin.ask("POST", path, {"xids": [-7]}).json == {"requeued": 0}
             assert admin.ask("POST", path, {}).json == {"requeued": 1}
 
@@ -144,9 +144,9 @@ def test_a_fanout_is_shown_from_both_ends(admin: Admin) -> None:
 
 def test_the_journal_files_are_listed(admin: Admin) -> None:
     """Names and sizes are those on the disk."""
-    admin.ask("POST", f"{API}/queues/work/items", {"text": "x"})
-    files = admin.get(f"{API}/queues/work").json["journal"]
-    assert files == [{"name": "work", "bytes": (admin.server.queue_path / "work").stat().st_size}]
+    admin.ask("POST", f"{API}/queues/jobs/items", {"text": "x"})
+    files = admin.get(f"{API}/queues/jobs").json["journal"]
+    assert files == [{"name": "jobs", "bytes": (admin.server.queue_path / "jobs").stat().st_size}]
 
 
 def test_names_of_any_script_work(admin: Admin) -> None:
@@ -201,30 +201,30 @@ def test_a_body_must_be_json_by_its_type(shared: Admin) -> None:
 
 def test_the_status_forbids_changes(admin: Admin) -> None:
     """In READONLY nothing is added, flushed or deleted; looking and requeueing still work."""
-    admin.ask("POST", f"{API}/queues/work/items", {"text": "x"})
+    admin.ask("POST", f"{API}/queues/jobs/items", {"text": "x"})
     assert admin.ask("PUT", f"{API}/status", {"status": "readonly"}).json["status"] == "READONLY"
     refused = [
         admin.ask("POST", f"{API}/queues", {"name": "new"}),
-        admin.ask("POST", f"{API}/queues/work/items", {"text": "y"}),
-        admin.ask("POST", f"{API}/queues/work/flush"),
-        admin.ask("DELETE", f"{API}/queues/work"),
+        admin.ask("POST", f"{API}/queues/jobs/items", {"text": "y"}),
+        admin.ask("POST", f"{API}/queues/jobs/flush"),
+        admin.ask("DELETE", f"{API}/queues/jobs"),
     ]
     assert {(reply.status, reply.code) for reply in refused} == {(503, "refused_by_status")}
-    assert admin.get(f"{API}/queues/work/items").json["total"] == 1
-    assert admin.ask("POST", f"{API}/queues/work/open-reads/requeue", {}).status == 200
+    assert admin.get(f"{API}/queues/jobs/items").json["total"] == 1
+    assert admin.ask("POST", f"{API}/queues/jobs/open-reads/requeue", {}).status == 200
     assert admin.get(f"{API}/status").json["writes_allowed"] is False
 
 
 def test_a_queue_for_certain_clients_stays_theirs(tmp_path: Path) -> None:
     """The API shows no id, so it may neither add nor look into items."""
-    config = "[queues.work]\nallowed_client_ids_for_enqueue = ['a']\n"
+    config = "[queues.jobs]\nallowed_client_ids_for_enqueue = ['a']\n"
     config += "allowed_client_ids_for_dequeue = ['a']\n"
     with running_server(tmp_path, config=config) as server:
         admin = Admin(server)
-        admin.ask("POST", f"{API}/queues", {"name": "work"})
-        put = admin.ask("POST", f"{API}/queues/work/items", {"text": "x"})
+        admin.ask("POST", f"{API}/queues", {"name": "jobs"})
+        put = admin.ask("POST", f"{API}/queues/jobs/items", {"text": "x"})
         assert (put.status, put.code) == (403, "client_not_allowed")
-        assert admin.get(f"{API}/queues/work/items").code == "client_not_allowed"
+        assert admin.get(f"{API}/queues/jobs/items").code == "client_not_allowed"
 
 
 def test_a_damaged_queue_is_shown_and_not_served(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from tests.support.server import running_server
 
 
 def fill(admin: Admin) -> None:
-    """Put three items on `work` and read one."""
+    """Put three items on `jobs` and read one."""
     with admin.client() as client:
         for _ in range(3):
-            client.put("work", b"12345")
-        client.get("work")
+            client.put("jobs", b"12345")
+        client.get("jobs")
 
 
 def test_ping(shared: Admin) -> None:
@@ -34,9 +34,9 @@ def test_ostrich_statistics_as_json(admin: Admin) -> None:
     stats = admin.get("/stats.json").json
     assert stats.keys() == {"counters", "metrics", "gauges", "labels"}
     assert stats["counters"]["cmd_set"] == 3
-    assert stats["counters"]["q/work/put_items"] == 3
-    assert stats["gauges"]["q/work/items"] == 2
-    assert stats["gauges"]["q/work/bytes"] == 10
+    assert stats["counters"]["q/jobs/put_items"] == 3
+    assert stats["gauges"]["q/jobs/items"] == 2
+    assert stats["gauges"]["q/jobs/bytes"] == 10
     assert stats["labels"]["status"] == "UP"
 
 
@@ -51,7 +51,7 @@ def test_ostrich_statistics_over_a_period(admin: Admin) -> None:
         time.sleep(0.2)
         stats = admin.get("/stats.json?period=1").json
     assert stats["counters"]["cmd_set"] == 3
-    assert stats["gauges"]["q/work/items"] == 4
+    assert stats["gauges"]["q/jobs/items"] == 4
     assert admin.get("/stats.json").json["counters"]["cmd_set"] == 6
 
 
@@ -71,7 +71,7 @@ def test_ostrich_statistics_as_text(admin: Admin) -> None:
         "gauges:",
         "labels:",
     ]
-    assert "  q/work/put_items: 3" in lines
+    assert "  q/jobs/put_items: 3" in lines
 
 
 def test_server_info_and_config(admin: Admin) -> None:
@@ -125,7 +125,7 @@ def test_metrics_have_bounded_cardinality(tmp_path: Path) -> None:
         admin = Admin(server)
         with admin.client() as client:
             for number in range(1100):
-                client.put(f"work-{number}", b"x")
+                client.put(f"jobs-{number}", b"x")
         families = {f.name: f for f in text_string_to_metric_families(admin.get("/metrics").text)}
     samples = families["kestrelmq_queue_items"].samples
     assert len(samples) == 1001
@@ -149,15 +149,15 @@ def test_latencies_are_measured(admin: Admin) -> None:
     found: dict[str, object] = {}
     while not kinds <= found.keys() and time.monotonic() < deadline:
         fill(admin)
-        found = admin.get("/api/v1/queues/work").json["latencies"]
+        found = admin.get("/api/v1/queues/jobs").json["latencies"]
     assert kinds <= found.keys()
     metrics = admin.get("/stats.json").json["metrics"]
-    assert metrics["q/work/set_latency_usec"]["count"] > 0
+    assert metrics["q/jobs/set_latency_usec"]["count"] > 0
     assert metrics["set_latency_usec"]["maximum"] >= metrics["set_latency_usec"]["p50"]
     text = admin.get("/metrics").text
-    assert 'kestrelmq_queue_delivery_latency_seconds_bucket{le="+Inf",queue="work"}' in text
-    admin.ask("DELETE", "/api/v1/queues/work")
-    assert "q/work/set_latency_usec" not in admin.get("/stats.json").json["metrics"]
+    assert 'kestrelmq_queue_delivery_latency_seconds_bucket{le="+Inf",queue="jobs"}' in text
+    admin.ask("DELETE", "/api/v1/queues/jobs")
+    assert "q/jobs/set_latency_usec" not in admin.get("/stats.json").json["metrics"]
 
 
 def read_event(stream: http.client.HTTPResponse) -> tuple[str, object]:
@@ -185,11 +185,11 @@ def test_the_stream_tells_what_changed(admin: Admin) -> None:
             rows |= {row[0]: row for row in data}
         elif name == "gone" and isinstance(data, list):
             gone += data
-        if "work" in rows and not deleted:
-            assert rows["work"][1:3] == [2, 10]
-            admin.ask("DELETE", "/api/v1/queues/work")
+        if "jobs" in rows and not deleted:
+            assert rows["jobs"][1:3] == [2, 10]
+            admin.ask("DELETE", "/api/v1/queues/jobs")
             deleted = True
-    assert gone == ["work"]
+    assert gone == ["jobs"]
     connection.close()
 
 

@@ -11,7 +11,7 @@ from tests.support.server import running_server
 
 CHANGES = [
     *[
-        (operation.method, PREFIX + operation.path.replace("{name}", "work"))
+        (operation.method, PREFIX + operation.path.replace("{name}", "jobs"))
         for operation in OPERATIONS
         if operation.changes
     ],
@@ -21,17 +21,17 @@ CHANGES = [
 ]
 BODIES = {
     f"{PREFIX}/queues": {"name": "new"},
-    f"{PREFIX}/queues/work/items": {"text": "x"},
-    f"{PREFIX}/queues/work/open-reads/requeue": {},
+    f"{PREFIX}/queues/jobs/items": {"text": "x"},
+    f"{PREFIX}/queues/jobs/open-reads/requeue": {},
     f"{PREFIX}/status": {"status": "readonly"},
 }
 
 
 def prepare(admin: Admin) -> None:
-    """Put two items on `work` and open a read of the first."""
+    """Put two items on `jobs` and open a read of the first."""
     with admin.client() as client:
-        client.put("work", b"one")
-        client.put("work", b"two")
+        client.put("jobs", b"one")
+        client.put("jobs", b"two")
 
 
 def assert_untouched(admin: Admin) -> None:
@@ -39,8 +39,8 @@ def assert_untouched(admin: Admin) -> None:
     assert admin.server.process.poll() is None
     assert admin.get("/api/v1/status").json["status"] == "UP"
     names = [queue["name"] for queue in admin.get("/api/v1/queues").json["queues"]]
-    assert names == ["work"]
-    stats = admin.get("/api/v1/queues/work").json["stats"]
+    assert names == ["jobs"]
+    stats = admin.get("/api/v1/queues/jobs").json["stats"]
     assert (stats["items"], stats["total_flushes"]) == (2, 0)
 
 
@@ -83,7 +83,7 @@ def test_nothing_is_changed_from_another_origin(admin: Admin, headers: dict[str,
 def test_the_console_itself_may_change_things(admin: Admin) -> None:
     """A request of the same origin passes."""
     headers = {"Origin": admin.url, "Sec-Fetch-Site": "same-origin"}
-    reply = admin.ask("POST", f"{PREFIX}/queues", {"name": "work"}, **headers)
+    reply = admin.ask("POST", f"{PREFIX}/queues", {"name": "jobs"}, **headers)
     assert reply.status == 201
 
 
@@ -106,7 +106,7 @@ def test_nothing_is_changed_without_the_token(guarded: Admin, authorization: str
 def test_items_are_as_secret_as_changes(guarded: Admin) -> None:
     """Statistics are open to a monitoring system, items are not."""
     prepare(guarded)
-    path = f"{PREFIX}/queues/work/items"
+    path = f"{PREFIX}/queues/jobs/items"
     assert guarded.get(path).code == "token_needed"
     assert guarded.get(path, Authorization=f"Bearer {TOKEN}").json["total"] == 2
     assert guarded.get("/metrics").status == 200
@@ -115,7 +115,7 @@ def test_items_are_as_secret_as_changes(guarded: Admin) -> None:
 def test_the_token_opens_and_never_shows(guarded: Admin) -> None:
     """With the token changes are made; no reply and no log line holds it."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    assert guarded.ask("POST", f"{PREFIX}/queues", {"name": "work"}, **headers).status == 201
+    assert guarded.ask("POST", f"{PREFIX}/queues", {"name": "jobs"}, **headers).status == 201
     for path in ("/config.json", f"{PREFIX}/config"):
         assert TOKEN not in guarded.get(path, **headers).text
     assert TOKEN not in guarded.server.output
@@ -129,7 +129,7 @@ def test_off_loopback_nothing_is_changed_without_tokens(tmp_path: Path) -> None:
         for method, path in CHANGES:
             reply = admin.ask(method, path, BODIES.get(path))
             assert (reply.status, reply.code) == (403, "token_not_configured"), path
-        assert admin.get(f"{PREFIX}/queues/work/items").status == 403
+        assert admin.get(f"{PREFIX}/queues/jobs/items").status == 403
         assert_untouched(admin)
 
 
@@ -138,7 +138,7 @@ def test_off_loopback_the_token_opens(tmp_path: Path) -> None:
     config = f'listen_address = "0.0.0.0"\nadmin_tokens = ["{TOKEN}"]\n'
     with running_server(tmp_path, config=config) as server:
         headers = {"Authorization": f"Bearer {TOKEN}", "Host": "queues.example"}
-        reply = Admin(server).ask("POST", f"{PREFIX}/queues", {"name": "work"}, **headers)
+        reply = Admin(server).ask("POST", f"{PREFIX}/queues", {"name": "jobs"}, **headers)
         assert reply.status == 201
 
 

@@ -1,7 +1,6 @@
 """The real server on a disk that fills up: errors to clients, nothing lost, and it heals."""
 
 import os
-import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from tests.crash.test_kill import Wire, drain
 from tests.support import wire as wires
+from tests.support.limits import largest_file
 from tests.support.server import running_server
 
 SIZE = 2 << 20
@@ -59,12 +59,9 @@ def test_a_file_size_limit_refuses_and_loses_nothing(tmp_path: Path) -> None:
     """The same where nothing can be mounted: writes beyond a limit fail with EFBIG."""
     limit = 100 << 10
     with running_server(tmp_path, config=CONFIG) as server:
-        pid = server.process.pid
-        soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, hard))
         wire = Wire(server.ports["memcache"])
-        stored, refused = _fill(wire, b"a")
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+        with largest_file(limit, server.process.pid):
+            stored, refused = _fill(wire, b"a")
         assert refused
         more, _ = _fill(wire, b"b", until=10)
         wire.close()
@@ -80,13 +77,11 @@ def test_reads_that_cannot_be_written(tmp_path: Path) -> None:
         items = [b"%d" % number * 1000 for number in range(3)]
         for item in items:
             wire.ask(b"set work 0 0 %d\r\n%b\r\n" % (len(item), item), b"STORED\r\n")
-        soft, hard = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (1000, hard))
-        wire.send(requests)
-        for expected in (b"SERVER_ERROR", b"VERSION", b"SERVER_ERROR", b"END", b"SERVER_ERROR"):
-            assert wire.until(b"\r\n").startswith(expected)
-        wire.expect_silence()
-        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (soft, hard))
+        with largest_file(1000, server.process.pid):
+            wire.send(requests)
+            for expected in (b"SERVER_ERROR", b"VERSION", b"SERVER_ERROR", b"END", b"SERVER_ERROR"):
+                assert wire.until(b"\r\n").startswith(expected)
+            wire.expect_silence()
         assert drain(server.ports["memcache"], b"work") == items
 
 
@@ -100,11 +95,9 @@ def test_a_fanout_queue_that_cannot_be_written(tmp_path: Path, size: int) -> Non
         assert wire.ask(b"set master 0 0 1\r\n1\r\n") == b"STORED"
         long = b"y" * (limit + size)
         assert wire.ask(b"set master+copy 0 0 %d\r\n%b\r\n" % (len(long), long)) == b"STORED"
-        soft, hard = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (limit, hard))
         asked = b"set master 0 0 %d\r\n%b\r\n" % (size, item)
-        assert wire.ask(asked).startswith(b"SERVER_ERROR queue master")
-        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (soft, hard))
+        with largest_file(limit, server.process.pid):
+            assert wire.ask(asked).startswith(b"SERVER_ERROR queue master")
         assert wire.ask(asked) == b"STORED"
         wire.close()
         server.kill9()

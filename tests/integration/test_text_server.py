@@ -1,6 +1,5 @@
 """The text protocol, over sockets, on a real server."""
 
-import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 from pymemcache import Client as MemcacheClient
 
+from tests.support.limits import largest_file
 from tests.support.server import ServerProcess, running_server
 
 CONFIG = """
@@ -260,12 +260,10 @@ def test_a_failed_write_is_an_error_and_nothing_is_half_done(tmp_path: Path) -> 
     with running_server(tmp_path, config='[default]\nsync_journal = "0ms"\n') as server:
         client = TextClient(server)
         assert client.ask(b"put q:\n1\n\n") == [b"+1\n"]
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (64, limits[1]))
-        refused, version = client.ask(b"put q:\na\n%b\n\nversion\n" % bytes(1000), 2)
-        assert b"File too large" in refused
-        assert version.startswith(b":")
-        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, limits)
+        with largest_file(64, server.process.pid):
+            refused, version = client.ask(b"put q:\na\n%b\n\nversion\n" % bytes(1000), 2)
+            assert b"File too large" in refused
+            assert version.startswith(b":")
         assert client.ask(b"put q:\n2\n\n") == [b"+1\n"]
         assert client.ask(b"get q\nget q\nget q\n", 3) == [b":1\n", b":2\n", b"*\n"]
         client.close()

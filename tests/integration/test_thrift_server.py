@@ -1,6 +1,5 @@
 """The thrift protocol, over sockets, with thriftpy2's own client, on a real server."""
 
-import resource
 import socket
 import struct
 import time
@@ -17,6 +16,7 @@ from thriftpy2.thrift import TApplicationException, TClient
 
 from kestrelmq.protocol import thrift
 from kestrelmq.version import VERSION
+from tests.support.limits import largest_file
 from tests.support.server import ServerProcess, running_server
 
 # The library has types for some of this, and none for the rest.
@@ -374,12 +374,10 @@ def test_a_failed_write_is_an_exception_and_nothing_is_half_done(tmp_path: Path)
     with running_server(tmp_path) as server:
         client = connected(server)
         client.put("q", [b"1"])
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (64, limits[1]))
-        with pytest.raises(TApplicationException, match="File too large"):
-            client.put("q", [bytes(1000)])
-        assert client.peek("q").items == 1
-        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, limits)
+        with largest_file(64, server.process.pid):
+            with pytest.raises(TApplicationException, match="File too large"):
+                client.put("q", [bytes(1000)])
+            assert client.peek("q").items == 1
         assert client.put("q", [b"2"]) == 1
         assert data(client.get("q", 9)) == [b"1", b"2"]
         client.close()

@@ -1,12 +1,9 @@
 """`PersistentQueue`: a durable queue for threads."""
 
-import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
@@ -27,20 +24,10 @@ from kestrelmq import (
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.library import Expiry
 from kestrelmq.testing.clock import FakeClock
+from tests.support.limits import largest_file
 
 LONG = 20.0
 """Seconds that nothing here takes unless it is broken."""
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond `size` bytes, as a full disk would."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def wait_until_waiting(queue: PersistentQueue, count: int) -> None:

@@ -47,11 +47,11 @@ class BusyPoll:
         poll = self._poll
         if timeout == 0:
             return poll(timeout, most)
-        began = self._clock()
         if not self._left:
             events = poll(0.0, most)
             if events:
                 return events
+            began = self._clock()
             while self._clock() - began < LOOK:
                 # Who shares the processor goes first: it may be the client.
                 _give_way()
@@ -62,6 +62,7 @@ class BusyPoll:
             self._left = self._sleeps
             self._sleeps = min(self._sleeps * 2, _MOST_SLEEPS)
             return poll(timeout, most)
+        began = self._clock()
         events = poll(timeout, most)
         if self._clock() - began < _SHORT:
             self._left -= 1

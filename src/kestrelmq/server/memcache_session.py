@@ -49,8 +49,8 @@ from kestrelmq.server.reads import OpenReads
 
 _EPOCH_EXPIRY: Final = 1_000_000
 """Expiries from here on are epoch seconds; smaller ones are seconds from now."""
-_NO_LINE: Final = b"\n"
-_NO_REQUEST: Final = Get((), False, None, b"")
+_FIRST_LINE: Final = b"version\r\n"
+_FIRST_REQUEST: Final = Simple("version")
 _AFTER_VALUE: Final = b"\r\nEND\r\n"
 _FAILURES: Final = (QueueUnavailable, JournalError)
 
@@ -76,13 +76,10 @@ class MemcacheSession(Session):
         self._header = b""
         self._header_size = -1
         self._header_request: Get | None = None
-        # Clients repeat themselves: the line parsed last, with its end and its size (0: none is
-        # remembered), and the last `get` that was all there was to read, and what they say.
-        self._line = _NO_LINE
-        self._line_size = 0
-        self._request: Request = _NO_REQUEST
-        self._alone = b""
-        self._alone_request = _NO_REQUEST
+        # Clients repeat themselves: a line, with its end, and what it says; the last one if that
+        # was not too long.
+        self._line = _FIRST_LINE
+        self._request: Request = _FIRST_REQUEST
         self._arriving: ArrivingItem | None = None
         self.wanted = 0
 
@@ -94,20 +91,19 @@ class MemcacheSession(Session):
         connection = self._connection
         if self._arriving is not None:
             position = self._take(self._arriving, data, 0)
-        elif data == self._alone:
-            self._get(self._alone_request)
-            return b""
         end = len(data)
         while position < end and not (connection.paused or connection.closing):
-            body = position + self._line_size
+            request = self._request
+            body = position + len(self._line)
             if data[position:body] != self._line:
                 body = data.find(b"\n", position) + 1
                 if not body:
                     return self._part_of_line(data[position:])
-                if not self._parse_new(data[position:body], data):
+                parsed = self._parse_new(data[position:body])
+                if parsed is None:
                     position = body
                     continue
-            request = self._request
+                request = parsed
             if isinstance(request, Set):
                 after = self._set(request, data, body)
                 if not after:
@@ -123,20 +119,17 @@ class MemcacheSession(Session):
                 self._serve(request)
         return data[position:] if position < end else b""
 
-    def _parse_new(self, line: bytes, data: bytes) -> bool:
-        """Parse a line, with its end, other than the last; answer and return False if malformed."""
-        size = len(line)
-        remembered = size <= REMEMBERED
+    def _parse_new(self, line: bytes) -> Request | None:
+        """Parse a line, with its end; answer and return None when it is malformed."""
         try:
-            request = self._parse(line[:-1]) if remembered else self._parse_long(line[:-1])
+            if len(line) > REMEMBERED:
+                return self._parse_long(line[:-1])
+            request = self._parse(line[:-1])
         except ClientFault as fault:
             self._fault(fault)
-            return False
-        self._request = request
-        self._line, self._line_size = (line, size) if remembered else (_NO_LINE, 0)
-        if isinstance(request, Get) and remembered and size == len(data):
-            self._alone, self._alone_request = data, request
-        return True
+            return None
+        self._line, self._request = line, request
+        return request
 
     def _set(self, request: Set, data: bytes, body: int) -> int:
         """Add the item that begins at `body`; return where the next request does, 0 for not yet."""
