@@ -1,9 +1,13 @@
 """The thread that works on journals beside the queues."""
 
+import os
+import sys
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Event
+
+import pytest
 
 from kestrelmq.engine.worker import Pause, ThreadWorker
 
@@ -51,3 +55,17 @@ def test_millions_of_items_are_freed_bit_by_bit() -> None:
     worker.close()
     assert (len(first), len(second)) == (0, 0)
     assert len(lengths) > 40
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a policy for each thread")
+def test_its_waking_does_not_interrupt_the_owner() -> None:
+    """Jobs run as batch work; the owner's thread and those that it starts later do not."""
+    policies: list[int] = []
+    owner = os.sched_getscheduler(0)
+    done = Event()
+    worker = ThreadWorker(lambda report: report())
+    worker.run(lambda _pause: policies.append(os.sched_getscheduler(0)), lambda _error: done.set())
+    assert done.wait(LONG)
+    worker.close()
+    assert policies == [os.SCHED_BATCH]
+    assert os.sched_getscheduler(0) == owner
