@@ -31,7 +31,7 @@ from kestrelmq.protocol.memcache import (
     TouchRead,
     value_header,
 )
-from kestrelmq.server.ahead import Outcome, WriteAhead
+from kestrelmq.server.ahead import Outcome, one_ahead
 from kestrelmq.server.connection import (
     OUTPUT_LIMIT,
     PART,
@@ -238,7 +238,7 @@ class MemcacheSession(Session):
         record = large.record(self._context.turns.clock.now(), expiry)
         if request.size >= AHEAD and queue.writes_ahead:
             self._connection.paused |= WRITING
-            WriteAhead(
+            one_ahead(
                 queue, record, expiry, lambda outcome: self._large_added(request, queue, outcome)
             ).start(self._context.writer)
             return

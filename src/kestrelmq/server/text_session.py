@@ -31,6 +31,7 @@ from kestrelmq.protocol.text_commands import (
 )
 from kestrelmq.server.connection import OUTPUT_LIMIT, STALLED, Connection, Session, Touched
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.puts import PutItems
 from kestrelmq.server.reads import OpenReads
 from kestrelmq.server.status import Status
 from kestrelmq.server.text_reads import TextRead
@@ -99,7 +100,7 @@ class TextSession(Session):
                 self._connection.closing = True
                 self._context.shutdown()
             case Put():
-                self._connection.push(*self._put(command))
+                self._put(command)
             case Confirm():
                 self._connection.push(*self._confirm(command))
             case Flush() | FlushAll() | FlushExpired() | Delete():
@@ -115,21 +116,16 @@ class TextSession(Session):
             case Version():
                 self._connection.push(text.value(VERSION.encode()), None)
 
-    def _put(self, put: Put) -> Answer:
-        """Add items until one is refused."""
-        context, name = self._context, put.queue
-        refusal = context.refuses_writes()
-        if refusal is not None:
-            return text.error(refusal), None
-        context.check_client(name, write=True)
-        expiry = put.expiry and max(context.turns.clock.now() + put.expiry, 1)
-        count = 0
-        for item in put.items:
-            context.counters.cmd_set += 1
-            if not context.collection.add(name, item, expiry):
-                break
-            count += 1
-        return text.counted(count), tuple(context.collection.destinations(name))
+    def _put(self, put: Put) -> None:
+        connection = self._connection
+        PutItems(
+            connection,
+            self._context,
+            put.queue,
+            put.items,
+            lambda count, touched: connection.push(text.counted(count), touched),
+            lambda error: connection.push(text.error(str(error)), None),
+        ).begin(put.expiry)
 
     def _confirm(self, confirm: Confirm) -> Answer:
         reads, name = self._reads, confirm.queue

@@ -36,6 +36,7 @@ from kestrelmq.protocol.thrift_messages import (
 )
 from kestrelmq.server.connection import OUTPUT_LIMIT, STALLED, Connection, Session, Touched
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.puts import PutItems
 from kestrelmq.server.status import Status
 from kestrelmq.server.thrift_reads import ThriftGet, ThriftReads
 from kestrelmq.version import VERSION
@@ -123,7 +124,7 @@ class ThriftSession(Session):
                     )
                     self._get.begin()
                 case Put():
-                    self._answer(head, *self._put(request))
+                    self._put(head, request)
                 case Confirm() | Abort():
                     self._answer(head, *self._end(request))
                 case Peek(name):
@@ -152,19 +153,15 @@ class ThriftSession(Session):
             self._produced += len(frame)
             self._connection.push(frame, touched)
 
-    def _put(self, put: Put) -> tuple[int, Touched]:
-        """Add items until one is refused."""
-        context, name = self._context, put.queue
-        self._check_writable()
-        context.check_client(name, write=True)
-        expiry = put.expiration and max(context.turns.clock.now() + put.expiration, 1)
-        count = 0
-        for item in put.items:
-            context.counters.cmd_set += 1
-            if not context.collection.add(name, item, expiry):
-                break
-            count += 1
-        return count, tuple(context.collection.destinations(name))
+    def _put(self, head: Head, put: Put) -> None:
+        PutItems(
+            self._connection,
+            self._context,
+            put.queue,
+            put.items,
+            lambda count, touched: self._answer(head, count, touched),
+            lambda error: self._refuse(head, Refused(Problem.INTERNAL_ERROR, str(error))),
+        ).begin(put.expiration)
 
     def _end(self, request: Confirm | Abort) -> tuple[int, Queue | None]:
         found = self._shared.take(request.queue, request.ids)
