@@ -5,6 +5,7 @@ import pytest
 from kestrelmq.journal.names import (
     JournalName,
     QueuePlan,
+    later_timestamp,
     pack_name,
     parse_name,
     plan,
@@ -23,6 +24,7 @@ from kestrelmq.journal.names import (
         ("orders+audit.5", JournalName("orders+audit", 5)),
         ("caf\u00e9.1", JournalName("caf\u00e9", 1)),
         ("9.9", JournalName("9", 9)),
+        ("cars.12345678901234567890", JournalName("cars", 12345678901234567890)),
     ],
 )
 def test_names_that_mean_something(name: str, expected: JournalName) -> None:
@@ -46,7 +48,6 @@ def test_names_that_mean_something(name: str, expected: JournalName) -> None:
         "cars.pack",
         "cars.1.2",
         "cars.-1",
-        "cars.12345678901234567890",
         "a b",
         "+a",
         "a+b+c",
@@ -65,6 +66,14 @@ def test_names_that_are_made_are_understood() -> None:
     assert parse_name(rotated_name("cars", 904)) == JournalName("cars", 904)
     assert parse_name(pack_name("cars", 904)) == JournalName("cars", 904, packed=True)
     assert parse_name(temporary_name("cars", "torn", 904)) is None
+
+
+@pytest.mark.parametrize("timestamp", ["904", "9" * 19, "9" * 20, "0904"])
+def test_a_later_file_comes_later(timestamp: str) -> None:
+    """Whatever the newest file is called, the name of the next one is known and sorts behind it."""
+    before = f"cars.{timestamp}"
+    after = rotated_name("cars", later_timestamp([before], 5))
+    assert plan([after, before]).queues["cars"].rotated == (before, after)
 
 
 def test_order_is_by_number() -> None:

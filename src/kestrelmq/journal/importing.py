@@ -1,7 +1,8 @@
 """Writing items to the journals of queues that no server has.
 
 All of a queue's items go to a temporary, which is synced and then becomes the current file, after
-what was current before was rotated. A crash leaves a queue with all of the items or none.
+what was current before was rotated. A crash leaves a queue with all of the items or none, and maybe
+temporaries; an error leaves no temporary.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,7 @@ from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import (
     NEXT,
     QueuePlan,
-    parse_name,
+    later_timestamp,
     plan,
     rotated_name,
     temporary_name,
@@ -58,7 +59,7 @@ def import_rows(
         append: whether a queue may be there already; its items then come first.
 
     Raises:
-        JournalError: a queue is there, or a row is unusable; no queue got anything.
+        JournalError: a queue is there or damaged, or a row is unusable; no queue got anything.
         OSError: a file could not be written; each queue got all of its items, or none.
     """
     existing = plan(directory.names()).queues
@@ -79,15 +80,18 @@ def import_rows(
         for writer in writers.values():
             writer.flush()
             writer.file.sync()
+        for queue in writers:
+            if queue in existing:
+                _make_loadable(directory, existing[queue], clock)
+        directory.reached("import: written")
+        for queue, writer in writers.items():
+            writer.file.close()
+            _put_in_place(directory, existing.get(queue, QueuePlan(queue)), writer.name, clock)
     except BaseException:
         for writer in writers.values():
             writer.file.close()
             directory.remove(writer.name)
         raise
-    directory.reached("import: written")
-    for queue, writer in writers.items():
-        writer.file.close()
-        _put_in_place(directory, existing.get(queue, QueuePlan(queue)), writer.name, clock)
     directory.sync()
     return counts
 
@@ -97,15 +101,17 @@ def _check_new(queue: str, existing: Mapping[str, QueuePlan]) -> None:
         raise JournalError(f"queue {queue} is there already")
 
 
-def _put_in_place(directory: Directory, files: QueuePlan, temporary: str, clock: Clock) -> None:
+def _make_loadable(directory: Directory, files: QueuePlan, clock: Clock) -> None:
+    """Set a torn tail aside: no other file may follow it. Raises JournalError: it is damaged."""
     if files.files:
-        # Sets a torn tail aside: no other file may follow it.
         loaded = load_queue(directory, files, _MEMORY, clock)
         if loaded.state.behind is not None:
             loaded.state.behind.close()
-    if files.has_current:
-        newest = parse_name(files.rotated[-1]) if files.rotated else None
-        stamp = max(clock.now(), ((newest.timestamp or 0) if newest else 0) + 1)
+
+
+def _put_in_place(directory: Directory, files: QueuePlan, temporary: str, clock: Clock) -> None:
+    if (directory.path / files.queue).exists():  # loading may have rotated it
+        stamp = later_timestamp(files.rotated, clock.now())
         directory.rename(files.queue, rotated_name(files.queue, stamp))
         directory.reached("import: current file rotated")
     directory.rename(temporary, files.queue)

@@ -3,6 +3,9 @@
 A record cut short at the end of the last file is what a crash leaves: the cut bytes are saved as
 `NAME~~torn-TIMESTAMP` and the file ends at its last whole record. Anything else that is no record
 is damage: the queue does not load, and no file is changed.
+
+Where more bytes in the current file could turn its last STATE_DUMP into a CONTINUE, none are added:
+the file is rotated. A crash then leaves a rotated file and no current one.
 """
 
 import contextlib
@@ -16,13 +19,13 @@ from typing import Final
 from kestrelmq.clock import Clock
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.journal.files import Directory, forget, mapped
-from kestrelmq.journal.names import QueuePlan, temporary_name
+from kestrelmq.journal.names import QueuePlan, later_timestamp, rotated_name, temporary_name
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import REMOVE_TENTATIVE_XID, Buffer
+from kestrelmq.journal.records import REMOVE_TENTATIVE_XID, STATE_DUMP_SIZE, Buffer
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.runs import WORTH, added_run, uniform_run
 from kestrelmq.journal.salvage import next_after_cut
-from kestrelmq.journal.scanning import is_cut_continue, record_length, scan
+from kestrelmq.journal.scanning import TOLD_CONTINUE, is_cut_continue, record_length, scan
 from kestrelmq.journal.writer import Dialect, FileJournal
 
 _BATCH: Final = 1 << 20
@@ -84,9 +87,29 @@ def load_queue(
             directory, state, files[: index + 1], clock, progress, last=index + 1 == len(files)
         )
         progress.end(sizes[name])
-    sizes.pop(plan.queue, None)
+    size = sizes.pop(plan.queue, None)
     dialect = state.dialect if plan.has_current else None
+    if size is not None and _is_undecided(state, size):
+        sizes[_rotate(directory, plan, state, size, clock)] = size
+        dialect = None
     return LoadedQueue(state, FileJournal(directory, plan.queue, sizes, dialect))
+
+
+def _is_undecided(state: Replay, size: int) -> bool:
+    """Whether what follows the last file, of `size` bytes, decides what an opcode 8 in it is."""
+    return state.dump_at is not None and STATE_DUMP_SIZE <= size - state.dump_at < TOLD_CONTINUE
+
+
+def _rotate(directory: Directory, plan: QueuePlan, state: Replay, size: int, clock: Clock) -> str:
+    """Have nothing appended to the current file, of `size` bytes; return its new name."""
+    rotated = rotated_name(plan.queue, later_timestamp(plan.rotated, clock.now()))
+    # Forces it to disk as well: the file that comes next must not get there first.
+    directory.truncate(plan.queue, size)
+    directory.rename(plan.queue, rotated)
+    directory.reached("loading: current file rotated")
+    if state.behind is not None:
+        state.behind.renamed(plan.queue, rotated)
+    return rotated
 
 
 class _Progress:

@@ -9,7 +9,7 @@ Pure: `plan` says what the files in a directory mean; nothing is touched here.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,7 +23,8 @@ DELETE: Final = "delete"
 AHEAD: Final = "ahead"
 """Purposes of temporaries that mean nothing once the process that wrote them is gone."""
 _LEFT_OVER: Final = re.compile(r"(?P<queue>[^~]+)~~(next|pack|delete|ahead)-[0-9]+")
-_ROTATED: Final = re.compile(r"(?P<queue>[^.]+)\.(?P<timestamp>[0-9]{1,19})(?P<pack>\.pack)?")
+# Any number that fits a file name: a later one than the newest there is must be a name as well.
+_ROTATED: Final = re.compile(r"(?P<queue>[^.]+)\.(?P<timestamp>[0-9]{1,255})(?P<pack>\.pack)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,12 @@ def parse_name(name: str) -> JournalName | None:
 def rotated_name(queue: str, timestamp: int) -> str:
     """Return the name of the file of `queue` that was rotated at `timestamp` (ms)."""
     return f"{queue}.{timestamp}"
+
+
+def later_timestamp(rotated: Sequence[str], now: int) -> int:
+    """Return `now`, or a later time (ms) if the last of the files `rotated` is not before it."""
+    newest = parse_name(rotated[-1]) if rotated else None
+    return max(now, ((newest.timestamp or 0) if newest else 0) + 1)
 
 
 def pack_name(queue: str, timestamp: int) -> str:

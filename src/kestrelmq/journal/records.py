@@ -63,6 +63,8 @@ assert (  # noqa: S101 # the format
 
 NO_EXPIRY: Final = bytes(8)
 """The expiry field of an item that never expires."""
+LATEST: Final = 2**63 - 1
+"""The latest time (ms since the epoch) that a record can hold."""
 
 MIN_XID: Final = -(2**31)
 MAX_XID: Final = 2**31 - 1

@@ -33,6 +33,7 @@ from kestrelmq.journal.records import (
     next_xid,
     record_xid,
 )
+from kestrelmq.journal.scanning import has_continue_size
 
 ReaderFactory = Callable[[str, int], JournalReader]
 
@@ -49,6 +50,8 @@ class Replay:
         open: items of open reads by xid.
         last_xid: the last-used xid.
         dialect: how the last file says which xid a read got; None while it does not.
+        dump_at: where the last STATE_DUMP of the last file that is not empty begins, of those that
+            other bytes behind them would make a CONTINUE; None when there is none.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Replay:
         self.open: dict[int, bytes] = {}
         self.last_xid = 0
         self.dialect: Literal["documented", "kestrel-2"] | None = None
+        self.dump_at: int | None = None
         self._limit = memory_limit
         self._open_reader = open_reader
         self._files: Sequence[str] = ()
@@ -167,7 +171,7 @@ class Replay:
 
     def _begin(self, files: Sequence[str]) -> None:
         if self._files and files[-1] != self._files[-1]:
-            self.dialect = None
+            self.dialect = self.dump_at = None
         self._files = files
 
     def _feed_other(self, buffer: Buffer, opcode: int, start: int, stop: int) -> None:
@@ -189,6 +193,8 @@ class Replay:
                 self._add(item, start)
                 if opcode == STATE_DUMP:
                     self.open.pop(record_xid(buffer, start), None)
+            elif has_continue_size(buffer, start):
+                self.dump_at = start
 
     def _add(self, item: bytes, start: int) -> None:
         size = len(item) - ADDX_HEADER

@@ -42,6 +42,8 @@ from kestrelmq.journal.records import (
     Unremove,
 )
 
+TOLD_CONTINUE: Final = STATE_DUMP_SIZE + 8
+"""Bytes of an opcode 8 up to the end of the add time, which tells what it is."""
 _HEAD: Final = Struct("<Bi")
 _TIMES: Final = Struct("<qq")
 _I32: Final = Struct("<i")
@@ -133,6 +135,12 @@ def _is_continue(buffer: Buffer, position: int, size: int, end: int) -> bool:
     return YEAR_2000 <= add_time < YEAR_2100
 
 
+def has_continue_size(buffer: Buffer, position: int) -> bool:
+    """Whether the STATE_DUMP at `position` could be a CONTINUE, were other bytes to follow it."""
+    size: int = _I32.unpack_from(buffer, position + 5)[0]
+    return size >= TIMES_SIZE
+
+
 def is_cut_continue(buffer: Buffer, position: int, end: int, *, explicit: bool) -> bool:
     """Whether what reads as a STATE_DUMP is a CONTINUE that the end of the file cuts short.
 
@@ -145,7 +153,9 @@ def is_cut_continue(buffer: Buffer, position: int, end: int, *, explicit: bool) 
     size: int = _I32.unpack_from(buffer, position + 5)[0]
     if size < TIMES_SIZE or position + 9 + size <= end:
         return False
-    return explicit if left < 17 else _is_continue(buffer, position, size, position + 9 + size)
+    if left < TOLD_CONTINUE:
+        return explicit
+    return _is_continue(buffer, position, size, position + 9 + size)
 
 
 def scan(buffer: Buffer, position: int, end: int, starts: list[int], *, more: bool = False) -> int:

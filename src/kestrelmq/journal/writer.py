@@ -17,6 +17,7 @@ from kestrelmq.journal.nameless import Nameless
 from kestrelmq.journal.names import (
     DELETE,
     NEXT,
+    later_timestamp,
     pack_name,
     parse_name,
     rotated_name,
@@ -263,7 +264,7 @@ class FileJournal:
         current = self._current
         if current is None:
             raise OSError("the journal is closed")
-        timestamp = max(now, self.newest_timestamp() + 1)
+        timestamp = later_timestamp(list(self.sizes), now)
         old = self._name
         rotated = rotated_name(self.queue, timestamp) if old == self.queue else old
         temporary = begun or temporary_name(self.queue, NEXT, timestamp)
