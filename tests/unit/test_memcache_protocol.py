@@ -157,7 +157,6 @@ FAULTS: list[tuple[bytes, str, bool]] = [
     (b"delete ../x", NAME, False),
     (b"flush", "flush takes", False),
     (b"flush a b", "flush takes", False),
-    (b"flush noreply", "flush takes", False),
     (b"flush_all 10", "no delay", False),
     (b"flush_expired", "flush_expired takes", False),
     (b"flush_all_expired x", "takes nothing", False),
@@ -198,7 +197,16 @@ def test_set_whose_data_can_be_skipped(line: bytes, noreply: bytes) -> None:
     request = parse(line + noreply)
     assert isinstance(request, Refused)
     assert request.size == 5
-    assert request.reply.startswith(b"CLIENT_ERROR ")
+    # A client that says so reads no reply.
+    assert request.reply.startswith(b"CLIENT_ERROR ") == (not noreply)
+
+
+@pytest.mark.parametrize("line", [b"delete a~b", b"flush a b", b"flush", b"flush_all 5"])
+def test_refused_without_a_reply(line: bytes) -> None:
+    """A client that reads no reply gets none for a mistake that leaves the connection open."""
+    with pytest.raises(ClientFault):
+        parse(line)
+    assert parse(line + b" noreply") == Refused(b"", None)
 
 
 @pytest.mark.parametrize("line", [b"frobnicate", b"\xff\x00", b"add work 0 0 5", b"", b" \r"])

@@ -133,7 +133,12 @@ class Parser:
         parse = _VERBS.get(verb)
         if parse is None:
             return self._unknown(verb, words[1:])
-        return parse(self, words[1:])
+        try:
+            return parse(self, words[1:])
+        except ClientFault as fault:
+            if fault.closes or verb not in _QUIET_VERBS or words[-1] != b"noreply":
+                raise
+            return Refused(b"", None)
 
     # --- the pieces of a line ---
 
@@ -153,10 +158,11 @@ class Parser:
             raise ClientFault("bad length", closes=True)
         flags, expiry = number(words[1]), number(words[2])
         if flags is None or expiry is None:
-            return Refused(client_error("flags and expiry must be numbers"), size)
+            reply = client_error("flags and expiry must be numbers")
+            return Refused(b"" if noreply else reply, size)
         problem = self._name_error(words[0])
         if problem is not None:
-            return Refused(client_error(problem), size)
+            return Refused(b"" if noreply else client_error(problem), size)
         return Set(words[0].decode(), expiry, size, noreply)
 
     def _get(self, words: list[bytes]) -> Get:
@@ -290,6 +296,8 @@ class Parser:
         return Refused(ERROR, size)
 
 
+_QUIET_VERBS: Final = frozenset({b"delete", b"flush", b"flush_all"})
+"""These may end in `noreply`, like `set`: their client reads no reply."""
 _STORAGE_VERBS: Final = frozenset({b"add", b"replace", b"append", b"prepend", b"cas"})
 
 _VERBS: Final[dict[bytes, Callable[[Parser, list[bytes]], Request]]] = {

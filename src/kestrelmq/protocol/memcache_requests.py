@@ -134,6 +134,7 @@ class Refused:
     """A request that is refused once its data, if any, has been read and dropped."""
 
     reply: bytes
+    """What to answer; nothing if the client reads no reply."""
     size: int | None
     """Bytes of data that follow, before a line end; None when there is no data."""
 

@@ -4,7 +4,7 @@ While a read waits its connection is paused: what comes after it on the same con
 and so replies keep their order.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import Wanted
@@ -18,13 +18,31 @@ from kestrelmq.server.reads import OpenReads
 from kestrelmq.server.waiting import WaitingRead
 
 _FAILURES: Final = (QueueUnavailable, JournalError)
+_GRACE: Final = 5.0
+"""Seconds by which an item that was taken outlives the wait for the next one."""
+
+
+class _Taken(NamedTuple):
+    """An item of a plain key: a read that is open until its part of the reply leaves."""
+
+    part: int
+    queue: Queue
+    xid: int
+    record: bytes
+
+    @property
+    def is_open(self) -> bool:
+        # The same xid may be open for somebody else by now; the item's object tells.
+        return self.queue.open.get(self.xid) is self.record
 
 
 class MemcacheFetch:
     """A `get`: its keys are served one after the other.
 
     The reply is sent as a whole, unless it is large: then in parts, each when the client has read
-    the one before.
+    the one before. With several keys an item is not removed before the reply that has it leaves,
+    for a later key may fail, or the client may hang up while it waits; a crash meanwhile leaves
+    the item open in the journal, and so it comes back.
     """
 
     __slots__ = (
@@ -34,7 +52,9 @@ class MemcacheFetch:
         "_parts",
         "_reads",
         "_request",
+        "_several",
         "_size",
+        "_taken",
         "_touched",
         "_waiting",
         "is_done",
@@ -47,32 +67,36 @@ class MemcacheFetch:
         self._context = context
         self._reads = reads
         self._request = request
+        self._several = len(request.keys) > 1
         self._index = 0
         self._parts: list[bytes] = []
         self._size = 0
+        self._taken: list[_Taken] = []
         self._touched: list[Queue] = []
         self._waiting: WaitingRead | None = None
         self.is_done = False
 
     def proceed(self) -> None:
         """Serve keys until one waits, the client has much to read, or all are served."""
+        try:
+            if self._serve_keys():
+                self._finish(self._values() + END)
+        except KestrelError as error:
+            self._give_back()
+            self._finish(self._error(error))
+
+    def _serve_keys(self) -> bool:
+        """Serve keys; True when all are served and nothing was answered yet."""
         keys = self._request.keys
         while self._index < len(keys):
             if self._size > OUTPUT_LIMIT:
-                self._send(b"".join(self._parts))
+                self._send(self._values())
                 self._connection.paused |= STALLED
-                return
-            key = keys[self._index]
-            try:
-                if not self._serve(key):
-                    return
-            except KestrelError as error:
-                self._finish(self._error(error))
-                return
-            if self.is_done:
-                return
+                return False
+            if not self._serve(keys[self._index]) or self.is_done:
+                return False
             self._index += 1
-        self._finish(b"".join(self._parts) + END)
+        return True
 
     def resume(self) -> None:
         """Go on, now that the client has read what was sent."""
@@ -83,6 +107,31 @@ class MemcacheFetch:
         if isinstance(error, _FAILURES):
             return memcache.server_error(str(error))
         return memcache.client_error(str(error))
+
+    def _values(self) -> bytes:
+        """Remove what was taken, and return the reply so far.
+
+        Raises:
+            JournalError: an item went back because its read could not be written.
+        """
+        lost = [taken for taken in self._taken if not taken.is_open]
+        for part, queue, _, _ in lost:
+            if queue.failure is not None:
+                raise queue.failure
+            self._parts[part] = b""  # its queue was deleted, or its time was up
+        for taken in self._taken:
+            if taken.is_open:
+                taken.queue.confirm(taken.xid)
+        self._taken.clear()
+        return b"".join(self._parts)
+
+    def _give_back(self) -> None:
+        """Give back what was taken; the oldest of a queue ends up at its head."""
+        reads = OpenReads()
+        for _, queue, xid, record in self._taken:
+            reads.add(queue, xid, record)
+        self._taken.clear()
+        reads.give_back()
 
     def _send(self, reply: bytes) -> None:
         self._connection.push(reply, tuple(self._touched))
@@ -135,7 +184,8 @@ class MemcacheFetch:
         self._touched.append(queue)
 
     def _read(self, key: Key, queue: Queue) -> bool:
-        wanted = Wanted.PEEK if key.peek else Wanted.OPEN if key.open else Wanted.REMOVE
+        opens = key.open or self._several
+        wanted = Wanted.PEEK if key.peek else Wanted.OPEN if opens else Wanted.REMOVE
         record, xid = queue.take_as(wanted)
         if record is not None:
             self._take(key, queue, record, xid)
@@ -151,13 +201,22 @@ class MemcacheFetch:
             lambda: self._timed_out(key, queue),
         )
         self._waiting.begin(self._context.loop, key.timeout / 1000)
+        self._keep_taken(key.timeout / 1000)
         return False
+
+    def _keep_taken(self, seconds: float) -> None:
+        """Have what was taken not give itself back while the next item is waited for."""
+        for _, queue, xid, _ in self._taken:
+            if queue.config.open_transaction_timeout is not None:
+                queue.extend(xid, seconds + _GRACE)
 
     def _take(self, key: Key, queue: Queue, record: bytes, xid: int) -> None:
         if key.open:
             self._reads.add(queue, xid, record)
+        elif self._several and not key.peek:
+            self._taken.append(_Taken(len(self._parts), queue, xid, record))
         self._touched.append(queue)
-        cas = xid if self._request.cas else None
+        cas = None if not self._request.cas else xid if key.open else 0
         self._parts.append(memcache.value(key.echo, record[ADDX_HEADER:], cas))
         self._size += len(record)
 
@@ -180,11 +239,15 @@ class MemcacheFetch:
         self.proceed()
 
     def cancel(self) -> None:
-        """The client is gone."""
+        """The client is gone: what was taken is given back with its other open reads."""
         self.is_done = True
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
+        # A plain key is refused while a read of its queue is open: those came later.
+        for _, queue, xid, record in reversed(self._taken):
+            self._reads.add_oldest(queue, xid, record)
+        self._taken.clear()
 
 
 class MemcacheMonitor:

@@ -24,6 +24,10 @@ class OpenReads:
         """Remember a read that was just opened."""
         self.by_queue.setdefault(queue.name, deque()).append((queue, xid, record))
 
+    def add_oldest(self, queue: Queue, xid: int, record: bytes) -> None:
+        """Remember a read that was opened before all others of its queue."""
+        self.by_queue.setdefault(queue.name, deque()).appendleft((queue, xid, record))
+
     def count(self, queue: str) -> int:
         """Return how many reads are open on a queue."""
         reads = self.by_queue.get(queue)
