@@ -156,6 +156,27 @@ def test_names_of_any_script_work(admin: Admin) -> None:
     assert admin.get(f"{API}/queues/{quote(name, safe='')}").json["name"] == name
 
 
+@pytest.mark.parametrize("name", ["{}", "a{b", "b}", "{name}", "%FF", "%zz", "%", "%2F"])
+def test_names_that_look_like_syntax_are_names(shared: Admin, name: str) -> None:
+    """Braces and percent signs are characters like others."""
+    admin = shared
+    path = f"{API}/queues/{quote(name, safe='')}"
+    assert admin.ask("POST", f"{path}/items", {"text": "x"}).json["queue"] == name
+    assert admin.get(path).json["name"] == name
+    assert admin.get(f"{path}/items").json["total"] == 1
+    assert admin.ask("DELETE", path).status == 204
+    assert admin.get(f"{API}/queues").json["total"] == 0
+
+
+@pytest.mark.parametrize("name", ["%FF", "a%FFb", "%ED%A0%80", "%C3", "%zz", "a%", "%4", "%25%FF"])
+def test_names_that_do_not_decode_are_refused(shared: Admin, name: str) -> None:
+    """What is no percent-encoded UTF-8 never becomes another name."""
+    put = shared.ask("POST", f"{API}/queues/{name}/items", {"text": "x"})
+    assert (put.status, put.code) == (400, "invalid_queue_name")
+    assert shared.get(f"{API}/queues/{name}").code == "invalid_queue_name"
+    assert shared.get(f"{API}/queues").json["total"] == 0
+
+
 @pytest.mark.parametrize("name", ["a.b", "a~b", "a b", "..", "+a", "a+b+c"])
 def test_names_that_no_queue_can_have_are_refused(shared: Admin, name: str) -> None:
     """Nothing is created, whichever way the name comes."""

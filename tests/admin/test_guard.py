@@ -80,6 +80,14 @@ def test_nothing_is_changed_from_another_origin(admin: Admin, headers: dict[str,
     assert_untouched(admin)
 
 
+@pytest.mark.parametrize("form", ["http://[", "http://[::1", "ftp://{}", "//{}", "http://x@{}", ""])
+def test_what_is_no_origin_is_a_foreign_one(shared: Admin, form: str) -> None:
+    """An Origin that no page can have is refused, whatever its form."""
+    origin = form.format(f"127.0.0.1:{shared.port}")
+    reply = shared.ask("POST", "/reload", Origin=origin)
+    assert (reply.status, reply.code) == (403, "cross_origin")
+
+
 def test_the_console_itself_may_change_things(admin: Admin) -> None:
     """A request of the same origin passes."""
     headers = {"Origin": admin.url, "Sec-Fetch-Site": "same-origin"}

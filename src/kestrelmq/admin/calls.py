@@ -1,9 +1,11 @@
 """A request to the API, and the operations there are: one table for the routes and the document."""
 
+import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
+from urllib.parse import unquote
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
@@ -17,6 +19,7 @@ from kestrelmq.server.context import ServerContext
 
 Model = TypeVar("Model", bound=BaseModel)
 Method = Literal["GET", "POST", "PUT", "DELETE"]
+_BROKEN_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class Call:
     def name(self) -> str:
         """The queue name in the path. Raises ApiError: no queue can have it."""
         name = self.request.match_info["name"]
-        problem = queue_name_error(name)
+        problem = _encoding_error(self.request.rel_url.raw_path) or queue_name_error(name)
         if problem is not None:
             raise ApiError(400, "invalid_queue_name", problem)
         return name
@@ -110,6 +113,17 @@ class Call:
             self.admin.context.check_client(self.name, write=write)
         except QueueUnavailable as error:
             raise ApiError(403, "client_not_allowed", str(error)) from None
+
+
+def _encoding_error(path: str) -> str | None:
+    """Return why `path` does not decode; the router takes what does not as it stands."""
+    if _BROKEN_ESCAPE.search(path):
+        return "a '%' in the path must be followed by two hexadecimal digits"
+    try:
+        unquote(path, errors="strict")
+    except UnicodeDecodeError:
+        return "a queue name must be valid UTF-8"
+    return None
 
 
 def now() -> int:

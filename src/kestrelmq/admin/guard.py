@@ -111,7 +111,8 @@ def _check_origin(request: web.Request) -> None:
     if site is not None and site not in {"same-origin", "none"}:
         raise ApiError(403, "cross_origin", "a page of another origin may change nothing")
     origin = request.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != request.host.lower():
+    host = request.host.lower()
+    if origin is not None and origin.lower() not in {f"http://{host}", f"https://{host}"}:
         raise ApiError(403, "cross_origin", "a page of another origin may change nothing")
 
 

@@ -33,6 +33,8 @@ from kestrelmq.admin.models import (
 
 PREFIX: Final = "/api/v1"
 _ONE: Final = "/queues/{name}"
+_NAME_PATTERN: Final = "{name:[^/]+}"
+"""A name may hold braces, which a plain `{name}` does not match."""
 
 OPERATIONS: Final = (
     Operation("GET", "/queues", queues.list_queues, QueuePage, "queues", query=ListQuery),
@@ -123,7 +125,8 @@ OPERATIONS: Final = (
 def add_operations(app: web.Application, admin: Admin) -> None:
     """Make `app` serve every operation."""
     for operation in OPERATIONS:
-        app.router.add_route(operation.method, PREFIX + operation.path, _handler(operation, admin))
+        path = PREFIX + operation.path.replace("{name}", _NAME_PATTERN)
+        app.router.add_route(operation.method, path, _handler(operation, admin))
 
 
 def _handler(operation: Operation, admin: Admin) -> Handler:

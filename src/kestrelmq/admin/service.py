@@ -63,8 +63,10 @@ class AdminService:
         self._runner = web.AppRunner(app, access_log=None, logger=quiet, shutdown_timeout=1.0)
         await self._runner.setup()
         listening = _listening(address, config.admin_http_port)
-        site = web.SockSite(self._runner, listening, backlog=config.connection_backlog)
-        await site.start()
+        # asyncio takes the backlog also for how often it tries to accept at a time, and when it is
+        # out of descriptors it logs each try. So it is told 1, and the system the real number.
+        await web.SockSite(self._runner, listening, backlog=1).start()
+        listening.listen(config.connection_backlog)
         self._looking = asyncio.create_task(sampler.run())
         bound = listening.getsockname()
         return bound[0], bound[1]
