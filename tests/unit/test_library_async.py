@@ -116,6 +116,64 @@ async def test_cancelled_task_takes_nothing(
         assert await queue.remove() is None
 
 
+@pytest.mark.parametrize("wait", [True, False])
+async def test_task_cancelled_while_its_read_is_synced(tmp_path: Path, *, wait: bool) -> None:
+    """An open read is given back at once."""
+    async with AsyncPersistentQueue("jobs", tmp_path, QueueConfig(sync_journal=0)) as queue:
+        await queue.add(b"x")
+        read = queue.wait_remove if wait else queue.remove
+        reader = asyncio.create_task(read(transaction=True))
+        await asyncio.sleep(0)
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        assert data(await queue.remove()) == b"x"
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False])
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_task_cancelled_while_its_removal_is_synced(
+    tmp_path: Path, *, is_waited_for: bool, is_there: bool
+) -> None:
+    """It gets the item, and the cancellation with its next wait."""
+    taken: list[bytes | None] = []
+    async with AsyncPersistentQueue("jobs", tmp_path, QueueConfig(sync_journal=0)) as queue:
+
+        async def work() -> None:
+            taken.append(data(await (queue.wait_remove() if is_waited_for else queue.remove())))
+            await asyncio.sleep(LONG)
+
+        if is_there:
+            await queue.add(b"x")
+        worker = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        if not is_there:
+            await queue.add(b"x")
+        worker.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await worker
+        left = data(await queue.remove())
+        assert [*filter(None, taken), *filter(None, [left])] == [b"x"]
+        if is_there:
+            assert taken == [b"x"]
+
+
+async def test_time_out_around_a_removal(tmp_path: Path) -> None:
+    """It is told as one, and the item is there or was taken."""
+    taken = None
+    async with AsyncPersistentQueue("jobs", tmp_path, QueueConfig(sync_journal=0)) as queue:
+        await queue.add(b"x")
+        try:
+            async with asyncio.timeout(0):
+                taken = await queue.wait_remove()
+                await asyncio.sleep(LONG)
+        except TimeoutError:
+            pass
+        else:
+            pytest.fail("no TimeoutError")
+        assert b"x" in {data(taken), data(await queue.remove())}
+
+
 async def test_close_ends_waits(tmp_path: Path) -> None:
     """A task that waits hears that the queue was closed; later calls do too."""
     queue = AsyncPersistentQueue("work", tmp_path)

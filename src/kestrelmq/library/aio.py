@@ -144,8 +144,34 @@ class AsyncPersistentQueue:
         return await self._take(Wanted.OPEN if transaction else Wanted.REMOVE)
 
     async def _take(self, wanted: Wanted) -> Item | None:
-        record, xid = await self._change(lambda queue: queue.take_as(wanted))
+        queue = self._queue()
+        (record, xid), syncing = self._apply(queue, lambda _: queue.take_as(wanted))
+        if syncing is not None:
+            await self._hand_over(queue, wanted, xid, syncing)
         return None if record is None else Item.of(record, xid)
+
+    async def _hand_over(
+        self, queue: Queue, wanted: Wanted, xid: int, syncing: asyncio.Task[None]
+    ) -> None:
+        """Wait for the sync of a read, so that no item is lost with a task that is cancelled.
+
+        An open read goes back then. A removal cannot be undone: the task gets its item, and the
+        cancellation when it waits next.
+        """
+        task = asyncio.current_task()
+        try:
+            await asyncio.shield(syncing)
+        except asyncio.CancelledError:
+            if wanted is Wanted.OPEN:
+                self._give_back(queue, xid)
+            if wanted is not Wanted.REMOVE or task is None or syncing.cancelled():
+                raise
+            while not syncing.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.shield(syncing)
+            task.uncancel()
+            task.cancel()
+            syncing.result()
 
     async def unremove(self, xid: int) -> bool:
         """Give the open read `xid` back to the head; False when it is not open."""
@@ -211,21 +237,27 @@ class AsyncPersistentQueue:
             record, xid = await asyncio.shield(served)
         except asyncio.CancelledError:
             if not queue.waiters.cancel(waiter):
-                served.add_done_callback(lambda _: self._give_back(queue, served))
+                served.add_done_callback(lambda _: self._undo(queue, served))
             raise
         if record is None:
             raise QueueUnavailable(f"queue {self._name} was closed")
         if wanted is Wanted.REMOVE:
-            await self.confirm_remove(xid)
+            _, syncing = self._apply(queue, lambda _: queue.confirm(xid))
+            if syncing is not None:
+                await self._hand_over(queue, wanted, xid, syncing)
             xid = 0
         return Item.of(record, xid)
 
-    def _give_back(self, queue: Queue, served: _Served) -> None:
-        """Undo what a cancelled task was given."""
-        if served.exception() is not None or self._opened is not queue:
+    def _undo(self, queue: Queue, served: _Served) -> None:
+        """Give back what a cancelled task was given."""
+        if served.exception() is None:
+            self._give_back(queue, served.result()[1])
+
+    def _give_back(self, queue: Queue, xid: int) -> None:
+        if self._opened is not queue:
             return
         try:
-            self._apply(queue, lambda _: queue.unremove(served.result()[1]))
+            self._apply(queue, lambda _: queue.unremove(xid))
         except KestrelError:
             log.exception("queue %s: an item stays open until the next setup", self._name)
 
