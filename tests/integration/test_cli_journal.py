@@ -246,6 +246,20 @@ def test_a_bad_row_is_named_and_nothing_is_imported(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "queues").iterdir()] == ["~~lock"]
 
 
+def test_an_import_into_a_damaged_queue_leaves_everything_as_it_was(
+    spool: Path, tmp_path: Path
+) -> None:
+    """The sound queue that comes first gets nothing either, and no temporary stays."""
+    with (spool / "work").open("ab") as file:
+        file.write(b"\xff" * 9)
+    before = {file.name: file.read_bytes() for file in spool.iterdir()}
+    export = tmp_path / "items.jsonl"
+    export.write_text('{"queue": "other", "data": "x"}\n{"queue": "work", "data": "y"}\n')
+    assert "work" in run("import", spool, export, "--append", status=1)
+    after = {file.name: file.read_bytes() for file in spool.iterdir() if file.name != "~~lock"}
+    assert after == before
+
+
 def test_beside_a_server_the_tools_read_and_do_not_write(spool: Path) -> None:
     """Reading warns; writing is refused."""
     lock = QueuePathLock(spool)

@@ -175,3 +175,21 @@ def test_the_version_is_printed_without_loading_a_command() -> None:
     ).stdout.splitlines()
     assert found[0] == f"kestrelmq {VERSION}"
     assert {"typer", "pydantic", "kestrelmq.cli.config"}.isdisjoint(found[1].split())
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--memcache-port", "abc"), ("--memcache-port", "99999"), ("--log-format", "xml")],
+)
+def test_a_wrong_flag_of_serve_is_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, str]
+) -> None:
+    """It is named, and no server starts; the same value in the file is a failure."""
+    queues = tmp_path / "queues"
+    assert run("serve", "--queue-path", str(queues), *flags) == 2
+    setting = {"--memcache-port": "memcache_listen_port", "--log-format": "log_format"}[flags[0]]
+    assert setting in capsys.readouterr().err
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(f"{setting} = {json.dumps(flags[1])}\n")
+    assert run("serve", "--queue-path", str(queues), "--config", str(wrong)) == 1
+    assert not queues.exists()

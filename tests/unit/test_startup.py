@@ -178,6 +178,35 @@ def test_reload_reaches_queues_that_load(starting: Starting) -> None:
     assert starting.collection.queues["long"].dialect == "kestrel-2"
 
 
+def test_a_queue_that_is_there_and_masked_is_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once at the start and once at each reload, whether it is configured, late, up or damaged."""
+    for name in ("both", "up", "late+child"):
+        put(tmp_path, name, b"x")
+    (tmp_path / "damaged").write_bytes(b"\xff" * 9)
+    alias = AliasConfig(destination_queues=["target"])
+    aliased = ServerConfig(
+        queue_path=tmp_path,
+        aliases=dict.fromkeys(("both", "up", "late", "damaged", "nothing"), alias),
+        queues={"both": QueueConfig()},
+    )
+    warned = [f"aliases.{name} masks the queue of that name" for name in ("both", "up", "damaged")]
+    collection = QueueCollection(aliased, CLOCK)
+    plans = collection.begin()
+    assert caplog.messages == warned
+    caplog.clear()
+    collection.reload(aliased)
+    assert caplog.messages == warned
+    for queue_plan in plans:
+        collection.admit(queue_plan.queue, collection.load(queue_plan))
+    collection.reload(ServerConfig(queue_path=tmp_path))
+    caplog.clear()
+    collection.reload(aliased)
+    assert caplog.messages == warned
+    collection.close()
+
+
 def test_a_queue_that_cannot_be_loaded_is_damaged(starting: Starting, tmp_path: Path) -> None:
     """It is treated as one that was found damaged before anybody was served."""
     damaged = (tmp_path / "long").read_bytes() + b"\xff"

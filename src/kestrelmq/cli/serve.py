@@ -8,6 +8,7 @@ import typer
 from kestrelmq.admin.service import AdminService
 from kestrelmq.cli.processes import be_supervised, supervise
 from kestrelmq.config import ServerConfig, apply_overrides, load_config
+from kestrelmq.errors import ConfigError
 from kestrelmq.server.app import Server
 from kestrelmq.server.logs import set_up_logging
 from kestrelmq.server.processes import check_layout
@@ -81,7 +82,7 @@ def serve(  # noqa: PLR0913 # one parameter a flag
     }
     overrides = {name: value for name, value in given.items() if value is not None}
     base = load_config(config) if config is not None else ServerConfig()
-    effective = apply_overrides(base, overrides)
+    effective = _with_flags(base, overrides)
     if processes is not None:
         files = {"--config": config, "--log-format": log_format, "--log-level": log_level}
         flags = [word for name, value in files.items() if value for word in (name, str(value))]
@@ -100,6 +101,14 @@ def serve(  # noqa: PLR0913 # one parameter a flag
         wait=wait,
     )
     server.run()
+
+
+def _with_flags(base: ServerConfig, overrides: dict[str, object]) -> ServerConfig:
+    """Return what is in force. Raises typer.BadParameter: `base` is sound, so a flag is wrong."""
+    try:
+        return apply_overrides(base, overrides)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _announce(line: str) -> None:

@@ -1,7 +1,7 @@
 """Configuration files to `ServerConfig`, with everything that is wrong reported at once."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +70,12 @@ def changed_globals(old: ServerConfig, new: ServerConfig) -> list[str]:
     ]
 
 
-def config_warnings(config: ServerConfig) -> list[str]:
-    """Return what is allowed but is probably not meant."""
+def config_warnings(config: ServerConfig, queues: Collection[str] = ()) -> list[str]:
+    """Return what is allowed but is probably not meant, where `queues` are there already."""
     return [
         f"{dotted(('aliases', name))} masks the queue of that name"
         for name in config.aliases
-        if name in config.queues
+        if name in config.queues or name in queues
     ]
 
 

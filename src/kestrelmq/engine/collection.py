@@ -75,9 +75,9 @@ class QueueCollection:
         """
         self._directory.path.mkdir(parents=True, exist_ok=True)
         self._lock.acquire()
-        for warning in config_warnings(self.config):
-            log.warning("%s", warning)
         spool = plan(self._directory.names())
+        for warning in config_warnings(self.config, spool.queues):
+            log.warning("%s", warning)
         for name in spool.unknown:
             log.warning("%s is no journal; it is left alone", self._directory.path / name)
         remove_left_over(self._directory, spool.dead)
@@ -159,14 +159,14 @@ class QueueCollection:
             raise QueueUnavailable(str(self.damaged[name]))
         self.loading.check((name,))
 
-    def _leaves(self, name: str) -> Iterator[str]:
+    def leaves(self, name: str) -> Iterator[str]:
         """Yield the names of the queues behind `name`, an alias or a queue."""
         alias = self.config.aliases.get(name)
         if alias is None:
             yield name
             return
         for destination in alias.destination_queues:
-            yield from self._leaves(destination)
+            yield from self.leaves(destination)
 
     def settings(self, name: str) -> QueueConfig:
         """Return the settings in force for a queue, which need not be there."""
@@ -175,7 +175,7 @@ class QueueCollection:
 
     def destinations(self, name: str) -> list[Queue]:
         """Return the queues that are up and that an add to `name` reaches."""
-        found = [self.queues[leaf] for leaf in self._leaves(name) if leaf in self.queues]
+        found = [self.queues[leaf] for leaf in self.leaves(name) if leaf in self.queues]
         return [one for queue in found for one in queue.reached]
 
     def _create(self, name: str) -> Queue:
@@ -235,7 +235,7 @@ class QueueCollection:
             InvalidQueueName, QueueUnavailable: as `obtain`; an alias tries every destination first,
                 unless one is still loading.
         """
-        self.loading.check(self._leaves(name))
+        self.loading.check(self.leaves(name))
         alias = self.config.aliases.get(name)
         if alias is None:
             return self.obtain(name).add(data, expiry)
@@ -252,7 +252,7 @@ class QueueCollection:
 
     def _expire_to(self, name: str, data: bytes) -> None:
         """Move an expired item: it is in its new journal before the old queue forgets it."""
-        self.loading.check(self._leaves(name))
+        self.loading.check(self.leaves(name))
         alias = self.config.aliases.get(name)
         for destination in alias.destination_queues if alias else (name,):
             queue = self.obtain(destination)
@@ -278,7 +278,7 @@ class QueueCollection:
         problem = queue_name_error(name)
         if problem is not None:
             raise InvalidQueueName(problem)
-        self.loading.check((name,))
+        self.check_usable(name)
         return self.queues.get(name)
 
     def flush_all(self) -> None:
@@ -335,6 +335,9 @@ class QueueCollection:
             except (JournalError, QueueUnavailable) as error:
                 late = self.loading and isinstance(error, QueueUnavailable)
                 log.log(logging.DEBUG if late else logging.ERROR, "queue %s: %s", queue.name, error)
+            except Exception:
+                # A bug that one queue shows must not keep all others from being swept, for ever.
+                log.exception("queue %s was not swept", queue.name)
 
     @staticmethod
     def _is_expired(queue: Queue, now: int) -> bool:
@@ -372,9 +375,10 @@ class QueueCollection:
     def reload(self, config: ServerConfig) -> None:
         """Put the settings of queues and aliases in `config` in force."""
         self.config = config
-        for warning in config_warnings(config):
-            log.warning("%s", warning)
         everything = {**self.queues, **self._masked}
+        there = {*everything, *self.damaged, *self.loading.expected}
+        for warning in config_warnings(config, there):
+            log.warning("%s", warning)
         self.queues.clear()
         self._masked.clear()
         for name, queue in everything.items():

@@ -17,10 +17,12 @@ from kestrelmq.names import master_of
 class Late:
     """The queues that are still to be loaded."""
 
-    __slots__ = ("_families", "_names")
+    __slots__ = ("_expected", "_families", "_names")
 
     def __init__(self) -> None:
         self._names: set[str] = set()
+        # Of these, the queues that are there: a master may be late for its children alone.
+        self._expected: set[str] = set()
         # By master: how many queues of the family are to be loaded.
         self._families: Counter[str] = Counter()
 
@@ -34,16 +36,23 @@ class Late:
     def __contains__(self, name: str) -> bool:
         return name in self._names
 
+    @property
+    def expected(self) -> frozenset[str]:
+        """The names of those that have a journal."""
+        return frozenset(self._expected)
+
     def expect(self, name: str) -> None:
         """Know that the queue `name` is to be loaded."""
         family = family_of(name)
         self._families[family] += 1
+        self._expected.add(name)
         self._names.update((name, family))
 
     def arrived(self, name: str) -> None:
         """Know that `name` is loaded, or damaged; a master comes after its children."""
         family = family_of(name)
         self._families[family] -= 1
+        self._expected.discard(name)
         if name != family:
             self._names.discard(name)
         if not self._families[family]:

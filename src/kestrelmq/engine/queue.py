@@ -219,7 +219,7 @@ class Queue(Taking):
         if self._too_full(size) and self._expiring:
             self.discard_expired(None)
         if self._too_full(size):
-            if not config.discard_old_when_full:
+            if self._moving or not config.discard_old_when_full:
                 return None
             while self._too_full(size) and self._drop_head():
                 self.discarded += 1
@@ -235,7 +235,8 @@ class Queue(Taking):
         config = self.config
         if config.max_items is not None and len(self) >= config.max_items:
             return True
-        if config.max_size is not None and self.size + size > config.max_size:
+        # An empty item does not fit either when the limit is reached.
+        if config.max_size is not None and self.size + max(size, 1) > config.max_size:
             return True
         # Without a journal there is nowhere but memory.
         return isinstance(self.journal, NoJournal) and bool(
@@ -258,7 +259,7 @@ class Queue(Taking):
 
     def _serve(self) -> None:
         line = self.waiters.line
-        while line and (self._memory or self._behind is not None):
+        while line and not self._moving and (self._memory or self._behind is not None):
             waiter = self.waiters.pop()
             record, xid = self.take_as(waiter.wanted)
             if record is None:
@@ -289,6 +290,7 @@ class Queue(Taking):
         """Do what time demands: drop expired items, give back overdue reads."""
         if self._expiring:
             self.discard_expired(self.config.max_expire_sweep)
+            self._serve()
         if len(self._deadlines):
             self.abort_overdue()
 
@@ -313,3 +315,5 @@ class Queue(Taking):
         if self._behind is not None:
             self._behind.close()
         self._close_journal()
+        # A queue that is gone must not wait for the collector of cycles.
+        self.children = self.reached = ()

@@ -205,7 +205,7 @@ class Store(Items):
         self.failure = None
         undo = self._undo
         if undo:
-            self._note_taken(undo[-1])
+            self._note_taken(undo)
             if self._upkeep is not None and self._upkeep.places is not None:
                 self._upkeep.places.follow(undo)
         self._sync_in_time()
@@ -255,7 +255,12 @@ class Store(Items):
         self._sync_in_time()
         self._commits.dirty.append(self)  # the journal grew: the commit may have to attend to it
 
-    def _note_taken(self, last: Change) -> None:
+    def _note_taken(self, changes: list[Change]) -> None:
+        last = changes[-1]
+        if isinstance(last, Confirmed):
+            # It may have been opened in the same turn.
+            opened = [change for change in changes if not isinstance(change, Confirmed)]
+            last = opened[-1] if opened else last
         if isinstance(last, Opened):
             last = last.item
         if isinstance(last, bytes):
@@ -309,6 +314,8 @@ class Store(Items):
     def _close_journal(self) -> None:
         if self._upkeep is not None:
             self._upkeep.cancel()
+            # The turn that deletes the queue may still commit it; and it refers back to here.
+            self._upkeep = None
         self.journal.close()
 
     def _roll_back(self) -> None:

@@ -59,6 +59,7 @@ class Taking(Store):
         self._expire_to = expire_to
         self._deadlines = Deadlines()
         self._limited = self._closed = False
+        self._moving = False
         self._expiring = self._behind is not None or any(
             record[13:21] != NO_EXPIRY for record in self._memory
         )
@@ -221,10 +222,16 @@ class Taking(Store):
     # --- expiry and deadlines ---
 
     def discard_expired(self, limit: int | None) -> int:
-        """Take expired items off the head, at most `limit`; return how many."""
+        """Take expired items off the head, at most `limit`; return how many.
+
+        An item may expire to the queue that it is in, also by way of others: it goes to the end.
+        """
+        if self._moving:
+            return 0
         now = self._clock.now()
         count = 0
-        while limit is None or count < limit:
+        most = len(self) if limit is None else min(limit, len(self))
+        while count < most:
             if not self._memory and (self._behind is None or not self._recall()):
                 # What is open, or taken back when the write fails, may expire yet.
                 self._expiring = self._max_age is not None or bool(self.open or self._undo)
@@ -234,7 +241,11 @@ class Taking(Store):
             if not self._is_expired(head, now):
                 break
             if self._expire_to is not None and self.config.expire_to_queue is not None:
-                self._expire_to(self.config.expire_to_queue, head[ADDX_HEADER:])
+                self._moving = True
+                try:
+                    self._expire_to(self.config.expire_to_queue, head[ADDX_HEADER:])
+                finally:
+                    self._moving = False
             self._drop_head()
             count += 1
         self.expired_items += count

@@ -64,15 +64,21 @@ class ServerContext:
         return self._over(self.config.connection_limit_refuse_reads)
 
     def check_client(self, queue: str, *, write: bool, client_id: str | None = None) -> None:
-        """Refuse a client that the queue does not allow. Raises QueueUnavailable."""
-        config = self.collection.settings(queue)
-        allowed = (
-            config.allowed_client_ids_for_enqueue
-            if write
-            else config.allowed_client_ids_for_dequeue
-        )
-        if allowed is not None and client_id not in allowed:
-            raise QueueUnavailable(f"this client may not {'add to' if write else 'read'} {queue}")
+        """Refuse a client that the queue does not allow. Raises QueueUnavailable.
+
+        To add to an alias, a client must be allowed to add to all that it stands for.
+        """
+        for name in self.collection.leaves(queue) if write else (queue,):
+            config = self.collection.settings(name)
+            allowed = (
+                config.allowed_client_ids_for_enqueue
+                if write
+                else config.allowed_client_ids_for_dequeue
+            )
+            if allowed is not None and client_id not in allowed:
+                raise QueueUnavailable(
+                    f"this client may not {'add to' if write else 'read'} {name}"
+                )
 
     def _over(self, limit: int | None) -> str | None:
         if limit is not None and self.counters.curr_connections > limit:

@@ -57,9 +57,11 @@ def _serve(context: ServerContext, request: Request) -> Answer:  # one case a re
             done = OK if context.config.memcache_dialect == "memcached" else FLUSHED_ALL
             return _change(context, collection.flush_all, done, noreply=noreply)
         case FlushExpired(None):
+            _check_writable(context)
             count = collection.flush_all_expired()
             return memcache.line(str(count)), tuple(collection.queues.values())
         case FlushExpired(str(queue)):
+            _check_writable(context)
             count = collection.flush_expired(queue)
             return memcache.line(str(count)), collection.queues.get(queue)
         case Stats(queue):
@@ -82,10 +84,7 @@ def _serve(context: ServerContext, request: Request) -> Answer:  # one case a re
 def _change(
     context: ServerContext, change: Callable[[], object], done: bytes, *, noreply: bool
 ) -> Answer:
-    """Do what a status may forbid; a refusal ends the connection."""
-    refusal = context.refuses_writes()
-    if refusal is not None:
-        raise Forbidden(refusal)
+    _check_writable(context)
     try:
         change()
     except (JournalError, QueueUnavailable) as error:
@@ -93,21 +92,38 @@ def _change(
     return b"" if noreply else done, None
 
 
+def _check_writable(context: ServerContext) -> None:
+    """Refuse what the status forbids, which ends the connection."""
+    refusal = context.refuses_writes()
+    if refusal is not None:
+        raise Forbidden(refusal)
+
+
 def _stats(context: ServerContext, name: str | None) -> list[tuple[str, object]]:
     collection = context.collection
     if name is None:
         return all_stats(collection, context.server_stats())
+    return _stats_of(context, name)
+
+
+def _stats_of(context: ServerContext, name: str) -> list[tuple[str, object]]:
+    """Return a queue's statistics; of one that is damaged, why; of none, nothing."""
+    collection = context.collection
     queue = collection.queues.get(name)
-    return [] if queue is None else queue_stats(queue)
+    if queue is not None:
+        return queue_stats(queue)
+    return [("failure", collection.damaged[name])] if name in collection.damaged else []
 
 
 def _dump(
     context: ServerContext, what: str, names: tuple[str, ...]
 ) -> list[tuple[str, list[tuple[str, object]]]]:
-    queues = context.collection.queues
-    chosen = [queues[name] for name in names or sorted(queues) if name in queues]
+    collection = context.collection
     if what == "stats":
-        return [(queue.name, queue_stats(queue)) for queue in chosen]
+        every = names or sorted({*collection.queues, *collection.damaged})
+        return [(name, found) for name in every if (found := _stats_of(context, name))]
+    queues = collection.queues
+    chosen = [queues[name] for name in names or sorted(queues) if name in queues]
     return [(queue.name, [*queue_settings(queue.config)]) for queue in chosen]
 
 

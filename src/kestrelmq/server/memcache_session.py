@@ -9,7 +9,7 @@ from typing import Final
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
-from kestrelmq.journal.records import ADDX_HEADER
+from kestrelmq.journal.records import ADDX_HEADER, LATEST
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.memcache import (
@@ -314,7 +314,7 @@ class MemcacheSession(Session):
         now = self._context.turns.clock.now()
         if expiry < 0:
             return now - 1
-        return now + expiry * 1000 if expiry < _EPOCH_EXPIRY else expiry * 1000
+        return now + expiry * 1000 if expiry < _EPOCH_EXPIRY else min(expiry * 1000, LATEST)
 
     # --- set and get, in full ---
 
