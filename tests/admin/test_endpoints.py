@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from kestrelmq.admin.prometheus import _NAMES, LEFT_OUT
@@ -119,19 +120,41 @@ def test_metrics_parse_and_are_complete(admin: Admin) -> None:
     assert {stat.name for stat in QUEUE_STATS} == set(_NAMES) | LEFT_OUT
 
 
+def metric_families(admin: Admin) -> dict[str, Metric]:
+    """Return what `/metrics` tells, by name."""
+    return {f.name: f for f in text_string_to_metric_families(admin.get("/metrics").text)}
+
+
+def of_others(families: dict[str, Metric], name: str) -> float:
+    """Return the sample of the queues that have no series of their own."""
+    samples = families[f"kestrelmq_{name}"].samples
+    (value,) = [one.value for one in samples if one.labels["queue"] == "~other"]
+    return value
+
+
 def test_metrics_have_bounded_cardinality(tmp_path: Path) -> None:
-    """Queues beyond the first thousand are added up under one name, and nothing is lost."""
+    """Queues beyond the first thousand are added up under one name, and nothing is lost.
+
+    A counter of theirs never falls, also when one of them is deleted, or gets a series of its own.
+    """
     with running_server(tmp_path) as server:
         admin = Admin(server)
         with admin.client() as client:
             for number in range(1100):
                 client.put(f"jobs-{number}", b"x")
-        families = {f.name: f for f in text_string_to_metric_families(admin.get("/metrics").text)}
-    samples = families["kestrelmq_queue_items"].samples
+            first = metric_families(admin)
+            client.delete("jobs-1050")
+            client.delete("jobs-7")
+            second = metric_families(admin)
+            for _ in range(5):
+                client.put("jobs-1099", b"x")
+            third = metric_families(admin)
+    samples = first["kestrelmq_queue_items"].samples
     assert len(samples) == 1001
     assert sum(sample.value for sample in samples) == 1100
-    other = [s.value for s in samples if s.labels["queue"] == "~other"]
-    assert other == [100]
+    assert [of_others(found, "queue_items") for found in (first, second, third)] == [100, 98, 103]
+    counted = [of_others(found, "queue_added_items") for found in (first, second, third)]
+    assert counted == [100, 100, 105]
 
 
 def test_metric_labels_are_escaped(admin: Admin) -> None:

@@ -105,11 +105,13 @@ class _One(Collector):
 class Exposition:
     """Renders `/metrics`."""
 
-    __slots__ = ("_chosen", "_context", "_process")
+    __slots__ = ("_chosen", "_context", "_others", "_process")
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._chosen: dict[str, None] = {}
+        # By counter: what queues that left the others had added, and the sum at the last look.
+        self._others: dict[str, tuple[float, float]] = {}
         self._process = ProcessCollector(namespace="kestrelmq", registry=None)
 
     async def render(self) -> bytes:
@@ -167,7 +169,7 @@ class Exposition:
         own, others = self._chosen_queues()
         for stat in QUEUE_STATS:
             if stat.name in _NAMES:
-                yield from _of_stat(stat, own, others)
+                yield from self._of_stat(stat, own, others)
         yield from _gauge("queue_oldest_item_timestamp_seconds", _OLDEST, own, _oldest)
         yield from _gauge("queue_read_behind", _BEHIND, own, lambda q: float(q.read_behind))
         yield from _gauge("queue_failing", _FAILING, own, lambda q: float(q.failure is not None))
@@ -181,6 +183,32 @@ class Exposition:
             family = _histogram(Latency.DELIVERY, "queue_", slice_)
             family.documentation = family.documentation if first else ""
             yield family
+
+    def _of_stat(self, stat: QueueStat, own: list[Queue], others: list[Queue]) -> Iterator[Metric]:
+        name, unit = _NAMES[stat.name]
+        is_counter = stat.kind == "counter"
+        kind = CounterMetricFamily if is_counter else GaugeMetricFamily
+        meaning = stat.meaning.replace("(ms)", "(seconds)")
+        for start in range(0, len(own) or 1, _SLICE):
+            family = kind(_PREFIX + name, "" if start else meaning, labels=["queue"])
+            for queue in own[start : start + _SLICE]:
+                family.add_metric([queue.name], stat.read(queue) * unit)
+            if others and not start and stat.name not in _NO_SUM:
+                total: float = sum(map(stat.read, others))
+                if is_counter:
+                    total = self._never_less(stat.name, total)
+                family.add_metric([OTHER], total * unit)
+            yield family
+
+    def _never_less(self, name: str, total: float) -> float:
+        """Return `total` and what queues that are no longer among the others had added to it.
+
+        A counter that falls would be taken for one that began anew.
+        """
+        gone, before = self._others.get(name, (0, 0))
+        gone += max(before - total, 0)
+        self._others[name] = gone, total
+        return gone + total
 
     def _chosen_queues(self) -> tuple[list[Queue], list[Queue]]:
         """Return the queues with series of their own, and the others."""
@@ -209,19 +237,6 @@ def _slices(
 ) -> Iterator[tuple[list[tuple[str, Histogram]], bool]]:
     for start in range(0, len(entries), _SLICE // 4):
         yield entries[start : start + _SLICE // 4], start == 0
-
-
-def _of_stat(stat: QueueStat, own: list[Queue], others: list[Queue]) -> Iterator[Metric]:
-    name, unit = _NAMES[stat.name]
-    kind = CounterMetricFamily if stat.kind == "counter" else GaugeMetricFamily
-    meaning = stat.meaning.replace("(ms)", "(seconds)")
-    for start in range(0, len(own) or 1, _SLICE):
-        family = kind(_PREFIX + name, "" if start else meaning, labels=["queue"])
-        for queue in own[start : start + _SLICE]:
-            family.add_metric([queue.name], stat.read(queue) * unit)
-        if others and not start and stat.name not in _NO_SUM:
-            family.add_metric([OTHER], sum(map(stat.read, others)) * unit)
-        yield family
 
 
 def _gauge(
