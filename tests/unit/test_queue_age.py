@@ -1,4 +1,4 @@
-"""A queue's age: how long the last item that was read had waited."""
+"""What time does to a queue: its age, and when it is looked at again."""
 
 from pathlib import Path
 
@@ -33,4 +33,30 @@ def test_age_is_of_the_last_item_that_was_read(tmp_path: Path, read: str) -> Non
             queue.confirm(opened[0])
     assert not collection.commits.commit()
     assert queue.age == 3000
+    collection.close()
+
+
+@pytest.mark.parametrize("by_reading", [True, False])
+def test_nothing_is_looked_for_in_time_once_all_has_expired(
+    tmp_path: Path, *, by_reading: bool
+) -> None:
+    """A queue whose last expiring item is gone is on the fast path again."""
+    clock = FakeClock()
+    collection = QueueCollection(ServerConfig(queue_path=tmp_path), clock)
+    collection.open()
+    queue = collection.obtain("jobs")
+    for _ in range(3):
+        queue.add(b"x", clock.now() + 1000)
+    assert not collection.commits.commit()
+    is_timed = [queue.is_timed]
+    clock.advance(2)
+    if by_reading:
+        assert queue.remove() is None
+    else:
+        collection.sweep()
+    assert not collection.commits.commit()
+    assert queue.expired_items == 3
+    collection.sweep()
+    is_timed.append(queue.is_timed)
+    assert is_timed == [True, False]
     collection.close()

@@ -230,15 +230,15 @@ class Taking(Store):
             return 0
         now = self._clock.now()
         count = 0
-        most = len(self) if limit is None else min(limit, len(self))
-        while count < most:
+        before = len(self)
+        while limit is None or count < limit:
             if not self._memory and (self._behind is None or not self._recall()):
                 # What is open, or taken back when the write fails, may expire yet.
                 self._expiring = self._max_age is not None or bool(self.open or self._undo)
                 self._set_careful()
                 break
             head = self._memory[0]
-            if not self._is_expired(head, now):
+            if count == before or not self._is_expired(head, now):
                 break
             if self._expire_to is not None and self.config.expire_to_queue is not None:
                 self._moving = True
