@@ -6,6 +6,7 @@ import pytest
 
 from kestrelmq.client import Client
 from tests.support.server import ServerProcess
+from tests.support.wire import Wire
 
 
 @pytest.fixture
@@ -14,3 +15,17 @@ def client(server: ServerProcess) -> Iterator[Client]:
     with Client(server.address) as connected:
         connected.flush_all()
         yield connected
+
+
+@pytest.fixture
+def wire(server: ServerProcess) -> Iterator[Wire]:
+    """Return a connection."""
+    with Wire(server) as connection:
+        yield connection
+
+
+@pytest.fixture
+def other(server: ServerProcess) -> Iterator[Wire]:
+    """Return another connection."""
+    with Wire(server) as connection:
+        yield connection

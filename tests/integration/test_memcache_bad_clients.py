@@ -6,15 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.server import ServerProcess, running_server
-from tests.support.wire import Wire, stats, wait_for
+from tests.support.wire import Wire, put, stats, wait_for
 
 QUIET = ("--text-port", "none", "--thrift-port", "none", "--admin-port", "none")
-
-
-def put(wire: Wire, queue: str, *items: str) -> None:
-    """Add items."""
-    for item in items:
-        wire.ask(f"set {queue} 0 0 {len(item)}\r\n{item}\r\n".encode(), b"STORED\r\n")
 
 
 def resident(server: ServerProcess) -> int:

@@ -48,13 +48,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield running
 
 
-@pytest.fixture
-def wire(server: ServerProcess) -> Iterator[Wire]:
-    """Return a connection."""
-    with Wire(server) as connection:
-        yield connection
-
-
 @pytest.mark.parametrize("queue", ["jobs", "aged", "synced"])
 def test_what_follows_a_large_item_waits_for_it(wire: Wire, queue: str) -> None:
     """Requests sent along are answered after it, in their order, and find it."""

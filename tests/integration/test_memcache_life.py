@@ -11,15 +11,9 @@ import pytest
 
 from kestrelmq import PersistentQueue, QueuePathLocked
 from tests.support.server import ServerProcess, running_server
-from tests.support.wire import PATIENCE, Wire, stats, wait_for
+from tests.support.wire import PATIENCE, Wire, put, stats, wait_for
 
 QUIET = ("--text-port", "none", "--thrift-port", "none", "--admin-port", "none")
-
-
-def put(wire: Wire, queue: str, *items: str) -> None:
-    """Add items."""
-    for item in items:
-        wire.ask(f"set {queue} 0 0 {len(item)}\r\n{item}\r\n".encode(), b"STORED\r\n")
 
 
 def drain(wire: Wire, queue: str) -> str:

@@ -46,13 +46,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield running
 
 
-@pytest.fixture
-def wire(server: ServerProcess) -> Iterator[Wire]:
-    """Return a connection."""
-    with Wire(server) as connection:
-        yield connection
-
-
 @pytest.mark.parametrize(("queue", "stay"), [("itself", 1), ("family+late", 1), ("there", 0)])
 def test_items_that_expire_to_where_they_are(wire: Wire, queue: str, stay: int) -> None:
     """They go to the end, without an expiry; those that others hold meanwhile are not lost."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.server import ServerProcess, running_server
-from tests.support.wire import Wire, stats, wait_for
+from tests.support.wire import Wire, put, stats, wait_for
 
 CONFIG = """
 expiration_timer_frequency = "20ms"
@@ -67,19 +67,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Return a server that all tests here share; each uses queues of its own."""
     with running_server(tmp_path_factory.mktemp("queues"), config=CONFIG) as running:
         yield running
-
-
-@pytest.fixture
-def wire(server: ServerProcess) -> Iterator[Wire]:
-    """Return a connection."""
-    with Wire(server) as connection:
-        yield connection
-
-
-def put(wire: Wire, queue: str, *items: str, expiry: int = 0, reply: bytes = b"STORED\r\n") -> None:
-    """Add items."""
-    for item in items:
-        wire.ask(f"set {queue} 0 {expiry} {len(item)}\r\n{item}\r\n".encode(), reply)
 
 
 def drain(wire: Wire, queue: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.server import ServerProcess, running_server
-from tests.support.wire import Wire, stats, wait_for
+from tests.support.wire import Wire, put, stats, value, wait_for
 
 CONFIG = """
 max_monitor_transactions = 3
@@ -20,31 +20,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Return a server that all tests here share; each uses queues of its own."""
     with running_server(tmp_path_factory.mktemp("reads"), config=CONFIG) as running:
         yield running
-
-
-@pytest.fixture
-def wire(server: ServerProcess) -> Iterator[Wire]:
-    """Return a connection."""
-    with Wire(server) as connection:
-        yield connection
-
-
-@pytest.fixture
-def other(server: ServerProcess) -> Iterator[Wire]:
-    """Return another connection."""
-    with Wire(server) as connection:
-        yield connection
-
-
-def put(wire: Wire, queue: str, *items: str) -> None:
-    """Add items."""
-    for item in items:
-        wire.ask(f"set {queue} 0 0 {len(item)}\r\n{item}\r\n".encode(), b"STORED\r\n")
-
-
-def value(queue: str, item: str) -> bytes:
-    """Return the VALUE block of an item, without END."""
-    return f"VALUE {queue} 0 {len(item)}\r\n{item}\r\n".encode()
 
 
 def test_waiting_read_is_served_at_once(wire: Wire, other: Wire) -> None:

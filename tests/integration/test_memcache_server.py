@@ -27,13 +27,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield running
 
 
-@pytest.fixture
-def wire(server: ServerProcess) -> Iterator[Wire]:
-    """Return a connection."""
-    with Wire(server) as connection:
-        yield connection
-
-
 # Every request that leaves the connection open, and its reply; Q is a queue that is new.
 CONVERSATION: list[tuple[bytes, bytes]] = [
     (b"get Q\r\n", b"END\r\n"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.server import ServerProcess, running_server
-from tests.support.wire import Wire, stats, wait_for
+from tests.support.wire import Wire, put, stats, value, wait_for
 
 CONFIG = """
 [queues.short]
@@ -21,32 +21,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Return a server that the tests here share; each uses queues of its own."""
     with running_server(tmp_path_factory.mktemp("several"), config=CONFIG) as running:
         yield running
-
-
-@pytest.fixture
-def wire(server: ServerProcess) -> Iterator[Wire]:
-    """Return a connection."""
-    with Wire(server) as connection:
-        yield connection
-
-
-@pytest.fixture
-def other(server: ServerProcess) -> Iterator[Wire]:
-    """Return another connection."""
-    with Wire(server) as connection:
-        yield connection
-
-
-def put(wire: Wire, queue: str, *items: str) -> None:
-    """Add items."""
-    for item in items:
-        wire.ask(f"set {queue} 0 0 {len(item)}\r\n{item}\r\n".encode(), b"STORED\r\n")
-
-
-def value(queue: str, *items: str) -> bytes:
-    """Return the VALUE blocks of items, without END."""
-    blocks = (f"VALUE {queue} 0 {len(item)}\r\n{item}\r\n" for item in items)
-    return "".join(blocks).encode()
 
 
 @pytest.mark.parametrize("before", ["", "held/close ", "a/peek "])

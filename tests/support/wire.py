@@ -89,6 +89,18 @@ class Wire:
         self._rest += data
 
 
+def put(wire: Wire, queue: str, *items: str, expiry: int = 0, reply: bytes = b"STORED\r\n") -> None:
+    """Add items."""
+    for item in items:
+        wire.ask(f"set {queue} 0 {expiry} {len(item)}\r\n{item}\r\n".encode(), reply)
+
+
+def value(queue: str, *items: str) -> bytes:
+    """Return the VALUE blocks of items, without END."""
+    blocks = (f"VALUE {queue} 0 {len(item)}\r\n{item}\r\n" for item in items)
+    return "".join(blocks).encode()
+
+
 def stats(wire: Wire, queue: str = "") -> dict[str, str]:
     """Return the statistics of the server, or of a queue."""
     reply = wire.ask_until(f"stats {queue}\r\n".encode(), b"END\r\n").decode()

@@ -110,14 +110,20 @@ def all_stats(
 
     A queue that could not be loaded has one only: its failure.
     """
-    every = {name: queue_stats(queue) for name, queue in collection.queues.items()}
-    for name, error in damaged_queues(collection).items():
-        every[name] = [("failure", _one_line(error))]
     return server + [
         (f"queue_{name}_{stat}", content)
-        for name, pairs in sorted(every.items())
-        for stat, content in pairs
+        for name in sorted({*collection.queues, *collection.damaged})
+        for stat, content in stats_of(collection, name)
     ]
+
+
+def stats_of(collection: QueueCollection, name: str) -> list[tuple[str, object]]:
+    """Return a queue's statistics; of one that could not be loaded, its failure; of none, none."""
+    queue = collection.queues.get(name)
+    if queue is not None:
+        return queue_stats(queue)
+    error = collection.damaged.get(name)
+    return [] if error is None else [("failure", _one_line(str(error)))]
 
 
 def _one_line(text: str) -> str:

@@ -102,8 +102,13 @@ def rotated_name(queue: str, timestamp: int) -> str:
 
 def later_timestamp(rotated: Sequence[str], now: int) -> int:
     """Return `now`, or a later time (ms) if the last of the files `rotated` is not before it."""
+    return max(now, newest_timestamp(rotated) + 1)
+
+
+def newest_timestamp(rotated: Sequence[str]) -> int:
+    """Return the timestamp (ms) of the last of the files `rotated`, 0 when there is none."""
     newest = parse_name(rotated[-1]) if rotated else None
-    return max(now, ((newest.timestamp or 0) if newest else 0) + 1)
+    return (newest.timestamp or 0) if newest else 0
 
 
 def pack_name(queue: str, timestamp: int) -> str:

@@ -18,8 +18,8 @@ from kestrelmq.journal.names import (
     DELETE,
     NEXT,
     later_timestamp,
+    newest_timestamp,
     pack_name,
-    parse_name,
     rotated_name,
     temporary_name,
 )
@@ -213,12 +213,6 @@ class FileJournal:
 
     # --- rotating ---
 
-    def newest_timestamp(self) -> int:
-        """Return the timestamp (ms) of the last rotation, 0 before the first."""
-        names = list(self.sizes)
-        parsed = parse_name(names[-1]) if names else None
-        return (parsed.timestamp or 0) if parsed else 0
-
     def begin(self, name: str, record: bytes, pause: Callable[[], None]) -> None:
         """Write `record` to a file that is not part of the journal yet; from any thread.
 
@@ -319,8 +313,9 @@ class FileJournal:
         """
         if self._current is not None and self._name == self.queue:
             self.rotate(now)
-        pack = pack_name(self.queue, self.newest_timestamp())
-        temporary = temporary_name(self.queue, DELETE, self.newest_timestamp())
+        newest = newest_timestamp(list(self.sizes))
+        pack = pack_name(self.queue, newest)
+        temporary = temporary_name(self.queue, DELETE, newest)
         self.directory.create(temporary).close()
         self.directory.rename(temporary, pack)
         self.directory.sync()

@@ -57,6 +57,12 @@ class ServerContext:
             return self.status.reason_for_refusal(write=True)
         return self._over(self.config.connection_limit_refuse_writes)
 
+    def check_writable(self) -> None:
+        """Raise QueueUnavailable if nothing may be added at present."""
+        refusal = self.refuses_writes()
+        if refusal is not None:
+            raise QueueUnavailable(refusal)
+
     def refuses_reads(self) -> str | None:
         """Say why nothing may be read at present; None when it may."""
         if not self.status.reads_allowed:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from kestrelmq.config import queue_settings
-from kestrelmq.engine.stats import all_stats, queue_stats
+from kestrelmq.engine.stats import all_stats, stats_of
 from kestrelmq.errors import ConfigError, InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.memcache import (
@@ -103,16 +103,7 @@ def _stats(context: ServerContext, name: str | None) -> list[tuple[str, object]]
     collection = context.collection
     if name is None:
         return all_stats(collection, context.server_stats())
-    return _stats_of(context, name)
-
-
-def _stats_of(context: ServerContext, name: str) -> list[tuple[str, object]]:
-    """Return a queue's statistics; of one that is damaged, why; of none, nothing."""
-    collection = context.collection
-    queue = collection.queues.get(name)
-    if queue is not None:
-        return queue_stats(queue)
-    return [("failure", collection.damaged[name])] if name in collection.damaged else []
+    return stats_of(collection, name)
 
 
 def _dump(
@@ -121,7 +112,7 @@ def _dump(
     collection = context.collection
     if what == "stats":
         every = names or sorted({*collection.queues, *collection.damaged})
-        return [(name, found) for name in every if (found := _stats_of(context, name))]
+        return [(name, found) for name in every if (found := stats_of(collection, name))]
     queues = collection.queues
     chosen = [queues[name] for name in names or sorted(queues) if name in queues]
     return [(queue.name, [*queue_settings(queue.config)]) for queue in chosen]

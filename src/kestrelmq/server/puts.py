@@ -6,7 +6,7 @@ Large ones are written in a thread first, as a memcache `set` is; then all are a
 from collections.abc import Callable, Iterable, Sequence
 
 from kestrelmq.engine.queue import Queue
-from kestrelmq.errors import KestrelError, QueueUnavailable
+from kestrelmq.errors import KestrelError
 from kestrelmq.journal import records
 from kestrelmq.server.ahead import WriteAhead
 from kestrelmq.server.connection import WRITING, Connection, Touched
@@ -55,9 +55,7 @@ class PutItems:
             KestrelError: this client may not, or the queue cannot; nothing follows.
         """
         context = self._context
-        refusal = context.refuses_writes()
-        if refusal is not None:
-            raise QueueUnavailable(refusal)
+        context.check_writable()
         context.check_client(self._name, write=True)
         now = context.turns.clock.now()
         self._expiry = lifetime and max(now + lifetime, 1)

@@ -141,9 +141,7 @@ class TextSession(Session):
         return text.counted(confirm.count), tuple(touched[:1])
 
     def _change(self, command: Flush | FlushAll | FlushExpired | Delete) -> Answer:
-        refusal = self._context.refuses_writes()
-        if refusal is not None:
-            return text.error(refusal), None
+        self._context.check_writable()
         collection = self._context.collection
         match command:
             case Flush(name):

@@ -202,7 +202,7 @@ class ThriftSession(Session):
         self._context.collection.check_usable(name)
 
     def _change(self, request: FlushQueue | FlushAllQueues | DeleteQueue) -> None:
-        self._check_writable()
+        self._context.check_writable()
         collection = self._context.collection
         match request:
             case FlushQueue(name):
@@ -211,11 +211,6 @@ class ThriftSession(Session):
                 collection.flush_all()
             case DeleteQueue(name):
                 collection.delete(name)
-
-    def _check_writable(self) -> None:
-        refusal = self._context.refuses_writes()
-        if refusal is not None:
-            raise QueueUnavailable(refusal)
 
     def _set_status(self, status: ThriftStatus) -> None:
         if status not in _MEANT:
