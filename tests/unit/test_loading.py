@@ -55,6 +55,12 @@ def load(path: Path, limit: int | None = None) -> tuple[list[str], dict[int, str
     )
 
 
+def clear(path: Path) -> None:
+    """Remove every file of a directory."""
+    for file in path.iterdir():
+        file.unlink()
+
+
 def listing(path: Path) -> dict[str, bytes]:
     """Return every file and what is in it."""
     return {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
@@ -134,9 +140,9 @@ def test_torn_tail(tmp_path: Path, last: Record) -> None:
     for cut in range(1, len(raw)):
         (tmp_path / "q").write_bytes(whole + raw[:cut])
         assert load(tmp_path) == (["b", "c"], {}, len(whole))
-        assert listing(tmp_path) == {"q": whole, f"q~~torn-{NOW}": raw[:cut]}
-        (tmp_path / f"q~~torn-{NOW}").unlink()
+        assert listing(tmp_path) == {f"q.{NOW}": whole, "q": b"", f"q~~torn-{NOW}": raw[:cut]}
         assert load(tmp_path) == (["b", "c"], {}, len(whole))
+        clear(tmp_path)
 
 
 def test_torn_continue(tmp_path: Path) -> None:
@@ -149,7 +155,7 @@ def test_torn_continue(tmp_path: Path) -> None:
         (tmp_path / "q").write_bytes(whole + raw[:cut])
         assert load(tmp_path) == ([], {1: "a"}, len(whole))
         assert (tmp_path / f"q~~torn-{NOW}").read_bytes() == raw[:cut]
-        (tmp_path / f"q~~torn-{NOW}").unlink()
+        clear(tmp_path)
 
 
 @pytest.mark.parametrize("size", [40, 3 << 20])
@@ -192,7 +198,7 @@ def test_zeros_at_the_end(tmp_path: Path, zeros: int) -> None:
     whole = journal("a", "b")
     (tmp_path / "q").write_bytes(whole + bytes(zeros))
     assert load(tmp_path)[0] == ["a", "b"]
-    assert listing(tmp_path) == {"q": whole, f"q~~torn-{NOW}": bytes(zeros)}
+    assert listing(tmp_path) == {f"q.{NOW}": whole, "q": b"", f"q~~torn-{NOW}": bytes(zeros)}
 
 
 @pytest.mark.parametrize(
@@ -252,6 +258,7 @@ def test_what_was_set_aside_before_is_kept(tmp_path: Path) -> None:
     for tail in (b"\x02\x15", b"\x02\x16"):
         (tmp_path / "q").write_bytes(journal("a") + tail)
         assert load(tmp_path)[0] == ["a"]
+        (tmp_path / f"q.{NOW}").unlink()
     assert (tmp_path / f"q~~torn-{NOW}").read_bytes() == b"\x02\x15"
     assert (tmp_path / f"q~~torn-{NOW + 1}").read_bytes() == b"\x02\x16"
 
@@ -284,7 +291,8 @@ def test_loading_pauses_and_can_be_stopped(tmp_path: Path) -> None:
     loaded = load_queue(directory, found, None, FakeClock(NOW), pace)
     assert [len(item_data(item)) for item in loaded.state.memory] == [*sizes, 4]
     assert pauses > 10
-    (tmp_path / f"q~~torn-{NOW}").unlink()
+    for name in (f"q~~torn-{NOW}", f"q.{NOW}"):
+        (tmp_path / name).unlink()
     (tmp_path / "q").write_bytes(before["q"])
     most = pauses
     for number in range(1, most):

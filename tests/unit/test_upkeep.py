@@ -306,7 +306,7 @@ def test_many_journals_share_few_descriptors(tmp_path: Path) -> None:
 def test_an_append_that_fails_half_way_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The part that was written is cut off again."""
+    """The part that was written is cut off again, and nothing takes its place."""
     file = DiskFile(tmp_path / "jobs").open()
     file.append(b"whole")
     write = os.write
@@ -324,9 +324,10 @@ def test_an_append_that_fails_half_way_leaves_nothing(
         patch.setattr("os.write", torn)
         with pytest.raises(OSError, match="full"):
             file.append(b"refused")
-    file.append(b"!")
+    with pytest.raises(OSError, match="nothing may follow"):
+        file.append(b"!")
     file.close()
-    assert (tmp_path / "jobs").read_bytes() == b"whole!"
+    assert (tmp_path / "jobs").read_bytes() == b"whole"
 
 
 def test_a_drained_queue_gives_up_its_journal(tmp_path: Path) -> None:

@@ -174,6 +174,11 @@ class Items(Committable):
         if self._behind is not None:
             self._behind.reader.renamed(old, new)
 
+    def reader_carried(self, old: str, end: int, new: str) -> None:
+        """Tell that what was to follow byte `end` of the file `old` begins the file `new`."""
+        if self._behind is not None and self._behind.reader.file == old:
+            self._behind.reader.carried(end, new)
+
     def move_reader(self, files: Sequence[str], position: int, skip: int) -> None:
         """Let the next item be looked for in other files, after `skip` items from `position` on.
 

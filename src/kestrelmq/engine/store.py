@@ -138,7 +138,7 @@ class Store(Items):
         if not count:
             return 0
         try:
-            self.journal.append(self._prelude + REMOVE_RECORD * count)
+            self._append(self._prelude + REMOVE_RECORD * count)
         except OSError as error:
             raise self._fail(error) from error
         self._prelude = b""
@@ -165,8 +165,9 @@ class Store(Items):
             raise failure
 
     def _fail(self, error: OSError) -> JournalError:
-        self.failure = JournalError(f"queue {self.name}: {error}")
-        log.error("%s", self.failure)
+        before, self.failure = self.failure, JournalError(f"queue {self.name}: {error}")
+        if str(before) != str(self.failure):
+            log.error("%s", self.failure)
         return self.failure
 
     def commit(self) -> JournalError | None:
@@ -192,12 +193,10 @@ class Store(Items):
             return failures[self]
         try:
             if self._prelude:
-                self.journal.append(self._prelude + b"".join(pending))
+                self._append(self._prelude + b"".join(pending))
                 self._prelude = b""
             else:
-                self.journal.append(
-                    pending[0] if len(pending) == 1 else self._commits.join(pending)
-                )
+                self._append(pending[0] if len(pending) == 1 else self._commits.join(pending))
         except OSError as error:
             failure = self._fail(error)
             self._roll_back()
@@ -212,6 +211,13 @@ class Store(Items):
         pending.clear()
         undo.clear()
         return None
+
+    def _append(self, records: bytes) -> None:
+        """Write records, all or none, where the journal can still take some. Raises OSError."""
+        if self.journal.is_torn and self._upkeep is not None:
+            self._upkeep.write_to_new_file(records, self.new_file())
+        else:
+            self.journal.append(records)
 
     def _sync_in_time(self) -> None:
         """Have what was written synced when the settings say so."""
@@ -288,7 +294,7 @@ class Store(Items):
             return
         try:
             if self._prelude:
-                self.journal.append(self._prelude)
+                self._append(self._prelude)
                 self._prelude = b""
             if self.failure is not None:
                 self.journal.probe(self._clock.now())

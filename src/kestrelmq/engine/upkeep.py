@@ -207,6 +207,23 @@ class Upkeep:
         self._begin_file(begun)
         self._unmarked += size
 
+    def write_to_new_file(self, records: bytes, name: str) -> None:
+        """Write records, all or none, to a file of their own: the current one takes no more.
+
+        They go to a temporary first, `name`, and so each failure leaves the files as they were: a
+        disk that stays full does not get a file with every attempt. Raises OSError.
+        """
+        journal = self._journal
+        old, end = journal.current_name, journal.current_size
+        journal.begin(name, records, _no_pause)
+        try:
+            self.adopt(name)
+        except OSError:
+            journal.forget(name)
+            raise
+        log.info("queue %s goes on in a new file: the end of %s was cut off", self._store.name, old)
+        self._store.reader_carried(list(journal.sizes)[-1], end, journal.current_name)
+
     def _failed(self, verb: str, error: BaseException) -> None:
         log.warning("the journal of queue %s could not be %s: %s", self._store.name, verb, error)
         # A disk may have room again soon; what cannot be read stays so.
@@ -378,3 +395,7 @@ class Upkeep:
             return ()
         job.cancel()
         return (*job.files, job.pack, job.name)
+
+
+def _no_pause() -> None:
+    """Nobody waits."""

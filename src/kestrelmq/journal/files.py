@@ -2,8 +2,9 @@
 
 Every durable change goes through a `Directory`, so that a test can stand in between. Rules:
 
-- An append is whole or not at all: what a failed write left is cut off again, at the latest
-  before the next append.
+- An append is whole or not at all: what a failed write left is cut off again, at the latest before
+  the next append. A file that was cut so takes no more: whoever follows it by its length may have
+  read what was cut, and must not find other bytes there.
 - A file is replaced by: write a temporary, sync it, rename it, sync the directory.
 - `reached` names the steps in between; a crash test stops there.
 """
@@ -27,6 +28,7 @@ from kestrelmq.journal.records import Buffer
 # A pipe of a queue's name is an error: to open it would wait for somebody who reads from it.
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
 _MODE: Final = 0o640
+_CHANGED: Final = "the file was changed by another program"
 
 
 class AppendFile(Protocol):
@@ -36,8 +38,15 @@ class AppendFile(Protocol):
     def size(self) -> int:
         """Bytes in the file."""
 
+    @property
+    def is_torn(self) -> bool:
+        """Whether nothing can be appended any more, because a failed write left something."""
+
     def append(self, data: bytes) -> None:
         """Write all of `data` at the end, or raise OSError and leave the file as it was."""
+
+    def settle(self) -> None:
+        """Make sure that the file ends after the last append that succeeded. Raises OSError."""
 
     def sync(self) -> None:
         """Force to disk what was appended; from any thread. Raises OSError."""
@@ -94,6 +103,7 @@ class DiskFile:
         "_ended",
         "_files",
         "_lock",
+        "is_torn",
         "path",
         "size",
         "used",
@@ -104,6 +114,7 @@ class DiskFile:
         self.path = path
         self.size = 0
         self.used = False
+        self.is_torn = False
         self._files = files
         self._descriptor: int | None = None
         self._dirty = False
@@ -140,8 +151,8 @@ class DiskFile:
         if descriptor is None:
             descriptor = self._reopen()
         self.used = True
-        if self._dirty:
-            self._cut(descriptor)
+        if self._dirty or self.is_torn:
+            self._refuse(descriptor)
         written = 0
         length = len(data)
         try:
@@ -150,13 +161,26 @@ class DiskFile:
                 if written >= length:
                     break
         except OSError:
-            if written:
-                self._dirty = True
-                # If even this fails, the next append tries again before it writes.
-                with contextlib.suppress(OSError):
-                    self._cut(descriptor)
+            # A write may have reached the file though it failed. If not even the cut succeeds, the
+            # next append tries it again.
+            self._dirty = True
+            with contextlib.suppress(OSError):
+                self._cut(descriptor)
             raise
         self.size += length
+
+    def settle(self) -> None:
+        """Make sure that the file ends after the last append that succeeded. Raises OSError."""
+        if self._dirty:
+            self._cut(self._reopen() if self._descriptor is None else self._descriptor)
+
+    def _refuse(self, descriptor: int) -> None:
+        """Append nothing behind what a failed write may have left. Raises OSError, mostly."""
+        if self._dirty:
+            self._cut(descriptor)
+        if self.is_torn:
+            reason = "the end of the file was cut off, and nothing may follow it"
+            raise OSError(errno.EIO, reason, str(self.path))
 
     def _reopen(self) -> int:
         """Open the file again, which must be there, and be as it was left. Raises OSError."""
@@ -165,14 +189,19 @@ class DiskFile:
         descriptor = self._open(_APPEND)
         if os.fstat(descriptor).st_size != self.size and not self._dirty:
             os.close(descriptor)
-            raise OSError(errno.EIO, "the file was changed by another program", str(self.path))
+            raise OSError(errno.EIO, _CHANGED, str(self.path))
         self._descriptor = descriptor
         if self._files is not None:
             self._files.opened(self)
         return descriptor
 
     def _cut(self, descriptor: int) -> None:
-        os.ftruncate(descriptor, self.size)
+        found = os.fstat(descriptor).st_size
+        if found < self.size:
+            raise OSError(errno.EIO, _CHANGED, str(self.path))
+        if found > self.size:
+            os.ftruncate(descriptor, self.size)
+            self.is_torn = True
         self._dirty = False
 
     def sync(self) -> None:

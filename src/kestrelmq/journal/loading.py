@@ -4,8 +4,10 @@ A record cut short at the end of the last file is what a crash leaves: the cut b
 `NAME~~torn-TIMESTAMP` and the file ends at its last whole record. Anything else that is no record
 is damage: the queue does not load, and no file is changed.
 
-Where more bytes in the current file could turn its last STATE_DUMP into a CONTINUE, none are added:
-the file is rotated. A crash then leaves a rotated file and no current one.
+The current file is rotated where nothing may be added to it: after such a cut, for whoever follows
+the file by its length may have read what was cut and must not find other bytes there; and where
+more bytes could turn its last STATE_DUMP into a CONTINUE. A crash then leaves a rotated file, cut
+or not, and no current one.
 """
 
 import contextlib
@@ -82,16 +84,22 @@ def load_queue(
     files = plan.files
     progress = _Progress(directory, plan, clock, pace)
     sizes: dict[str, int] = {}
+    torn = False
     for index, name in enumerate(files):
-        sizes[name] = _replay_file(
+        sizes[name], torn = _replay_file(
             directory, state, files[: index + 1], clock, progress, last=index + 1 == len(files)
         )
         progress.end(sizes[name])
-    size = sizes.pop(plan.queue, None)
     dialect = state.dialect if plan.has_current else None
-    if size is not None and _is_undecided(state, size):
-        sizes[_rotate(directory, plan, state, size, clock)] = size
+    ends = plan.has_current and (torn or _is_undecided(state, sizes[plan.queue]))
+    if ends:
+        sizes[_rotate(directory, plan, state, clock)] = sizes.pop(plan.queue)
         dialect = None
+    if ends or torn:
+        # Forces it to disk as well: the file that comes next must not get there first.
+        name, size = list(sizes.items())[-1]
+        directory.truncate(name, size)
+    sizes.pop(plan.queue, None)
     return LoadedQueue(state, FileJournal(directory, plan.queue, sizes, dialect))
 
 
@@ -100,12 +108,12 @@ def _is_undecided(state: Replay, size: int) -> bool:
     return state.dump_at is not None and STATE_DUMP_SIZE <= size - state.dump_at < TOLD_CONTINUE
 
 
-def _rotate(directory: Directory, plan: QueuePlan, state: Replay, size: int, clock: Clock) -> str:
-    """Have nothing appended to the current file, of `size` bytes; return its new name."""
+def _rotate(directory: Directory, plan: QueuePlan, state: Replay, clock: Clock) -> str:
+    """Have nothing appended to the current file; return its new name."""
     rotated = rotated_name(plan.queue, later_timestamp(plan.rotated, clock.now()))
-    # Forces it to disk as well: the file that comes next must not get there first.
-    directory.truncate(plan.queue, size)
     directory.rename(plan.queue, rotated)
+    # A torn end is cut off only once the file has a name by which nothing is ever appended.
+    directory.sync()
     directory.reached("loading: current file rotated")
     if state.behind is not None:
         state.behind.renamed(plan.queue, rotated)
@@ -170,8 +178,11 @@ def _replay_file(
     progress: _Progress,
     *,
     last: bool,
-) -> int:
-    """Fold in the last of `files`; return its size, once a torn tail is cut off."""
+) -> tuple[int, bool]:
+    """Fold in the last of `files`; return where it ends, and whether what follows is torn off.
+
+    That is saved, but still to be cut off.
+    """
     name = files[-1]
     path = directory.path / name
     with mapped(path) as buffer, _read_ahead(path) as fetch:
@@ -185,7 +196,7 @@ def _replay_file(
         size = len(buffer)
         end = _fold(state, buffer, files, path, next_batch)
         if end == size:
-            return size
+            return size, False
         if not last:
             raise DamagedJournal(end, "a record is cut short, and another file follows", str(path))
         resumed = next_after_cut(buffer, end)
@@ -193,7 +204,6 @@ def _replay_file(
             reason = f"a record reaches beyond the end, yet others follow it at byte {resumed}"
             raise DamagedJournal(end, reason, str(path))
         aside = _save_tail(directory, name, buffer, end, clock)
-    directory.truncate(name, end)
     log.warning(
         "%s: a record was cut short at byte %d; its %d bytes are kept in %s",
         path,
@@ -201,7 +211,7 @@ def _replay_file(
         size - end,
         aside,
     )
-    return end
+    return end, True
 
 
 @contextlib.contextmanager

@@ -236,6 +236,13 @@ class JournalReader:
         if self.file == old:
             self.file = new
 
+    def carried(self, end: int, file: str) -> None:
+        """Tell that what was to follow byte `end` of the file it stands in begins `file`."""
+        if self.position > end:
+            position = self.position - end
+            self._move_to(file)
+            self.position = position
+
     def close(self) -> None:
         """Release the file."""
         if self._descriptor is not None:

@@ -41,6 +41,7 @@ class NoJournal:
 
     __slots__ = ()
     size = 0
+    is_torn = False
     rewrites = 0
     rotations = 0
     syncs = 0
@@ -67,6 +68,8 @@ class FileJournal:
         sizes: bytes in each rotated file by its name, in replay order.
         size: bytes in all files.
         dialect: how the current file says which xid a read got; None while it does not.
+        is_torn: a failed write left something in the current file, which takes no more: what comes
+            next goes to a file of its own, see `begin` and `rotate`.
         suspect: a sync failed, and what it should have covered may never reach the disk: until
             the journal is replaced, no sync succeeds.
         rewrites: how often what lives in its files, or in the oldest of them, was written to one
@@ -83,6 +86,7 @@ class FileJournal:
         "_unsynced",
         "dialect",
         "directory",
+        "is_torn",
         "queue",
         "rewrites",
         "rotations",
@@ -111,7 +115,7 @@ class FileJournal:
         self.sizes = rotated
         self.size = sum(rotated.values())
         self.dialect = dialect
-        self.suspect = False
+        self.is_torn = self.suspect = False
         self.rewrites = self.rotations = self.syncs = 0
         self.directory = directory
         self._current: AppendFile | None = None
@@ -139,9 +143,14 @@ class FileJournal:
 
     def append(self, data: bytes) -> None:
         """Write whole records, all or none. Raises OSError."""
-        if self._current is None:
+        current = self._current
+        if current is None:
             raise OSError("the journal is closed")
-        self._current.append(data)
+        try:
+            current.append(data)
+        except OSError:
+            self.is_torn = current.is_torn
+            raise
         self.size += len(data)
 
     @property
@@ -184,6 +193,9 @@ class FileJournal:
         """See whether the disk works: write and remove a little file. Raises OSError."""
         if self.suspect:
             raise OSError("an earlier sync failed; the journal is being written anew")
+        if self._current is not None:
+            self._current.settle()
+            self.is_torn = self._current.is_torn
         name = temporary_name(self.queue, NEXT, now)
         file = self.directory.create(name)
         try:
@@ -258,6 +270,7 @@ class FileJournal:
         current = self._current
         if current is None:
             raise OSError("the journal is closed")
+        current.settle()
         timestamp = later_timestamp(list(self.sizes), now)
         old = self._name
         rotated = rotated_name(self.queue, timestamp) if old == self.queue else old
@@ -283,6 +296,7 @@ class FileJournal:
             self._current = new
             self.size += new.size
         self._name = self.queue
+        self.is_torn = False
         self.rotations += 1
         return rotated
 

@@ -57,6 +57,11 @@ class CrashingFile:
         """Bytes in the file."""
         return self._file.size
 
+    @property
+    def is_torn(self) -> bool:
+        """Whether nothing can be appended any more, because a failed write left something."""
+        return self._file.is_torn
+
     def append(self, data: bytes) -> None:
         """Write all of `data`; a crash here leaves half of it."""
         try:
@@ -67,6 +72,10 @@ class CrashingFile:
                 self._file.append(data[: len(data) // 2])
             raise
         self._file.append(data)
+
+    def settle(self) -> None:
+        """Make sure that the file ends after the last append that succeeded."""
+        self._file.settle()
 
     def sync(self) -> None:
         """Make what was appended safe."""

@@ -1,0 +1,283 @@
+"""What a failed write left of a record is cut off, and what comes next goes to another file."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.queue import Queue
+from kestrelmq.errors import QueueUnavailable
+from kestrelmq.journal.files import DiskFile
+from kestrelmq.journal.records import item_data
+from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.crashing import CrashingDirectory, Loss, SimulatedCrash
+from tests.support.following import Follower
+from tests.support.limits import largest_file
+
+NAME = "jobs"
+NOW = 1_700_000_000_000
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A queue path."""
+    found = tmp_path / "queues"
+    found.mkdir()
+    return found
+
+
+@pytest.fixture
+def follower(tmp_path: Path, path: Path) -> Follower:
+    """Somebody who follows the queue path."""
+    links = tmp_path / "followed"
+    links.mkdir()
+    return Follower(path, links)
+
+
+@contextmanager
+def queues(path: Path, memory: int = 1 << 20) -> Iterator[QueueCollection]:
+    """Queues on a directory, closed in the end."""
+    config = QueueConfig(max_memory_size=memory)
+    collection = QueueCollection(ServerConfig(queue_path=path, default=config), FakeClock())
+    collection.open()
+    try:
+        yield collection
+    finally:
+        collection.close()
+
+
+def add(collection: QueueCollection, *items: bytes) -> bool:
+    """Add items in one turn; whether they were stored."""
+    queue = collection.obtain(NAME)
+    for data in items:
+        try:
+            queue.add(data)
+        except QueueUnavailable:
+            collection.commits.commit()
+            return False
+    return not collection.commits.commit()
+
+
+def contents(queue: Queue) -> list[bytes]:
+    """Take everything off a queue."""
+    found = []
+    while (record := queue.remove()) is not None:
+        found.append(item_data(record))
+    return found
+
+
+def journals(path: Path) -> list[str]:
+    """Return the names of the journal files."""
+    return sorted(file.name for file in path.iterdir() if "~~" not in file.name)
+
+
+def write_and_fail(descriptor: int, data: bytes) -> int:
+    """Write everything, and report an error all the same, as a network file system may."""
+    os.pwrite(descriptor, data, os.fstat(descriptor).st_size)
+    raise OSError(errno.EIO, "lost the server")
+
+
+def cut_nothing(descriptor: int, size: int) -> None:  # as `os.ftruncate`
+    """Fail as where a file may only grow."""
+    raise OSError(errno.EPERM, "it may only grow")
+
+
+def test_what_follows_a_failed_write_is_in_another_file(path: Path, follower: Follower) -> None:
+    """Half of a record was in the file, where somebody may have seen it."""
+    with queues(path) as collection:
+        assert add(collection, b"first")
+        follower.look()
+        size = (path / NAME).stat().st_size
+        with largest_file(size + 50):
+            assert not add(collection, b"x" * 100)
+        assert (path / NAME).stat().st_size == size
+        follower.look()
+        assert add(collection, b"y" * 100)
+        follower.look()
+        assert add(collection, b"z")
+        assert len(journals(path)) == 2
+        assert (path / NAME).stat().st_size == 100 + 21 + 1 + 21
+    with queues(path) as collection:
+        assert contents(collection.obtain(NAME)) == [b"first", b"y" * 100, b"z"]
+
+
+def test_a_write_that_failed_though_it_wrote_everything(
+    path: Path, follower: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The item was refused, and so it must not be in the queue, nor anything in its place."""
+    with queues(path) as collection:
+        assert add(collection, b"first")
+        with monkeypatch.context() as patch:
+            patch.setattr("os.write", write_and_fail)
+            assert not add(collection, b"refused")
+        assert add(collection, b"taken")
+        follower.look()
+    with queues(path) as collection:
+        assert contents(collection.obtain(NAME)) == [b"first", b"taken"]
+
+
+def test_nothing_is_written_until_the_cut_succeeds(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever adds gets errors meanwhile; a restart would cut off what is left."""
+    with queues(path) as collection:
+        assert add(collection, b"first")
+        with monkeypatch.context() as patch:
+            patch.setattr("os.ftruncate", cut_nothing)
+            with largest_file((path / NAME).stat().st_size + 50):
+                assert not add(collection, b"x" * 100)
+            left = (path / NAME).read_bytes()
+            assert not add(collection, b"x")
+            collection.tick()
+            assert collection.obtain(NAME).failure is not None
+            assert not add(collection, b"x")
+            assert (path / NAME).read_bytes() == left
+        collection.tick()
+        assert collection.obtain(NAME).failure is None
+        assert add(collection, b"taken")
+    with queues(path) as collection:
+        assert contents(collection.obtain(NAME)) == [b"first", b"taken"]
+
+
+def test_a_disk_that_stays_full_gets_no_file_with_every_attempt(path: Path) -> None:
+    """What is tried is written to a temporary, which goes again."""
+    with queues(path) as collection:
+        assert add(collection, b"first")
+        with largest_file((path / NAME).stat().st_size + 50):
+            for _ in range(20):
+                assert not add(collection, b"x" * 1000)
+            assert journals(path) == [NAME]
+            assert add(collection, b"small")
+            assert len(journals(path)) == 2
+        assert add(collection, b"x" * 1000)
+        assert len(journals(path)) == 2
+    assert [file.name for file in path.glob("*~~*")] == ["~~lock"]
+
+
+def test_a_write_of_which_nothing_reached_the_file_is_simply_tried_again(path: Path) -> None:
+    """Then nobody can have read anything."""
+    with queues(path) as collection:
+        assert add(collection, b"first")
+        with largest_file((path / NAME).stat().st_size):
+            assert not add(collection, b"x")
+        assert add(collection, b"second")
+        assert journals(path) == [NAME]
+
+
+@pytest.mark.parametrize("together", [1, 2, 5])
+def test_a_queue_in_read_behind_finds_its_items_in_the_new_file(path: Path, together: int) -> None:
+    """Also where the write that goes there begins with items that memory has, too."""
+    with queues(path, memory=1000) as collection:
+        queue = collection.obtain(NAME)
+        assert add(collection, b"first")
+        with largest_file((path / NAME).stat().st_size + 50):
+            assert not add(collection, b"x" * 100)
+        items = [b"%d" % number * 300 for number in range(together * 4)]
+        for at in range(0, len(items), together):
+            assert add(collection, *items[at : at + together])
+        assert queue.read_behind
+        assert contents(queue) == [b"first", *items]
+
+
+def test_a_failure_in_read_behind(path: Path) -> None:
+    """The reader goes on behind what was cut off."""
+    with queues(path, memory=1000) as collection:
+        queue = collection.obtain(NAME)
+        items = [b"%d" % number * 300 for number in range(12)]
+        for number, data in enumerate(items):
+            if number % 4 == 3:
+                with largest_file((path / NAME).stat().st_size + 50):
+                    assert not add(collection, b"x" * 100)
+            assert add(collection, data)
+        assert contents(queue) == items
+
+
+def test_a_rotation_cuts_first(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that others follow ends with a whole record."""
+    with queues(path) as collection:
+        assert add(collection, b"first")
+        with monkeypatch.context() as patch:
+            patch.setattr("os.write", write_and_fail)
+            patch.setattr("os.ftruncate", cut_nothing)
+            assert not add(collection, b"refused")
+        whole = collection.obtain(NAME).journal.size
+        settings = QueueConfig(journal_dialect="kestrel-2")
+        collection.obtain(NAME).configure(settings)
+        assert add(collection, b"taken")
+        (rotated,) = path.glob(f"{NAME}.*")
+        assert rotated.stat().st_size == whole
+    with queues(path) as collection:
+        assert contents(collection.obtain(NAME)) == [b"first", b"taken"]
+
+
+def test_a_file_that_became_shorter_is_not_made_longer(path: Path) -> None:
+    """Somebody else cut it: zeros in place of what was there would be worse than an error."""
+    file = DiskFile(path / NAME).open()
+    file.append(b"0123456789")
+    os.truncate(path / NAME, 3)
+    with largest_file(3), pytest.raises(OSError, match="large"):
+        file.append(b"x")
+    with pytest.raises(OSError, match="changed by another program"):
+        file.append(b"x")
+    file.close()
+    assert (path / NAME).read_bytes() == b"012"
+
+
+# --- at load ---
+
+
+def test_what_follows_a_torn_end_is_in_another_file(path: Path, follower: Follower) -> None:
+    """The end was there for whoever read before the server came up again."""
+    with queues(path) as collection:
+        assert add(collection, b"first")
+    with (path / NAME).open("ab") as file:
+        file.write(b"\x02\x64\x00")
+    follower.look()
+    with queues(path) as collection:
+        follower.look()
+        assert add(collection, b"second")
+        follower.look()
+    assert len(journals(path)) == 2
+    with queues(path) as collection:
+        assert contents(collection.obtain(NAME)) == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("loss", Loss)
+def test_a_crash_while_a_torn_end_is_cut_off(tmp_path: Path, loss: Loss) -> None:
+    """Wherever it comes: the next start appends nothing to a file that was longer once."""
+    for step in range(1, 100):
+        base = tmp_path / str(step)
+        for name in ("queues", "links", "followed"):
+            (base / name).mkdir(parents=True)
+        path = base / "queues"
+        with queues(path) as collection:
+            assert add(collection, b"first")
+        whole = (path / NAME).read_bytes()
+        before = whole + b"\x02\x64\x00"
+        (path / NAME).write_bytes(before)
+        directory = CrashingDirectory(path, base / "links")
+        directory.crash_at = step
+        crashed = QueueCollection(ServerConfig(queue_path=path), FakeClock(NOW), directory)
+        try:
+            crashed.open()
+        except SimulatedCrash:
+            pass
+        else:
+            crashed.close()
+            break
+        finally:
+            crashed._lock.release()
+            directory.abandon()
+        directory.survive(loss, base / "survived")
+        with queues(base / "survived") as collection:
+            assert add(collection, b"second")
+        found = (base / "survived" / NAME).read_bytes()
+        assert before.startswith(found) or not found.startswith(whole)
+        with queues(base / "survived") as collection:
+            assert contents(collection.obtain(NAME)) == [b"first", b"second"]
+    assert step > 5
