@@ -1,6 +1,7 @@
 """The API against a real server: what it does to queues, and what it says when it cannot."""
 
 import base64
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import quote
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.admin.conftest import Admin
 from tests.support.server import running_server
+from tests.support.wire import Wire, put, value, wait_for
 
 API = "/api/v1"
 
@@ -114,6 +116,22 @@ def test_requeueing_all_and_requeueing_none(admin: Admin) -> None:
             path = f"{API}/queues/jobs/open-reads/requeue"
             assert admin.ask("POST", path, {"xids": [-7]}).json == {"requeued": 0}
             assert admin.ask("POST", path, {}).json == {"requeued": 1}
+
+
+def test_requeued_items_reach_waiting_readers_oldest_first(admin: Admin) -> None:
+    """Those who wait get them in the order in which they were added."""
+    with Wire(admin.server) as holder, Wire(admin.server) as watcher, ExitStack() as stack:
+        put(holder, "jobs", "1", "2", "3")
+        holder.send(b"monitor jobs 0 3\r\n")
+        wait_for(watcher, "jobs", "open_transactions", 3)
+        readers = [stack.enter_context(Wire(admin.server)) for _ in range(3)]
+        for number, reader in enumerate(readers):
+            reader.send(b"get jobs/t=20000\r\n")
+            wait_for(watcher, "jobs", "waiters", number + 1)
+        path = f"{API}/queues/jobs/open-reads/requeue"
+        assert admin.ask("POST", path, {}).json == {"requeued": 3}
+        for number, reader in enumerate(readers):
+            reader.expect(value("jobs", str(number + 1)) + b"END\r\n")
 
 
 def test_lists_are_paged_filtered_and_sorted(admin: Admin) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,6 +104,24 @@ def test_a_fanout_queue_that_cannot_be_written(tmp_path: Path, size: int) -> Non
         server.kill9()
         server.start()
         assert drain(server.ports["memcache"], b"master+copy") == [long, item]
+
+
+def test_an_overdue_read_that_cannot_be_written(tmp_path: Path) -> None:
+    """It comes back when the disk works again, and journals are synced in time as ever."""
+    config = '[default]\nopen_transaction_timeout = "100ms"\nsync_journal = "50ms"\n'
+    with running_server(tmp_path, config=config) as server, wires.Wire(server) as wire:
+        wires.put(wire, "work", "x" * 1000)
+        with largest_file(1024, server.process.pid):
+            wire.ask_until(b"get work/open\r\n", b"END\r\n")
+            deadline = time.monotonic() + wires.PATIENCE
+            while "File too large" not in server.output:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        with wires.Wire(server) as other:
+            other.ask(b"get work/t=20000\r\n", wires.value("work", "x" * 1000) + b"END\r\n")
+        synced = int(wires.stats(wire, "work")["journal_syncs"])
+        wires.put(wire, "work", "y")
+        wires.wait_for(wire, "work", "journal_syncs", synced + 1)
 
 
 def _fill(wire: Wire, mark: bytes, until: int = 100_000) -> tuple[list[bytes], int]:

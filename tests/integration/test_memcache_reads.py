@@ -51,6 +51,23 @@ def test_replies_keep_their_order_behind_a_waiting_get(wire: Wire, other: Wire) 
     wire.expect(value("w3", "x") + b"END\r\nSTORED\r\nEND\r\nUP\r\n")
 
 
+def test_monitors_take_turns(server: ServerProcess, wire: Wire) -> None:
+    """Several items at once go to those who wait in turn, not all to the first."""
+    with Wire(server) as first, Wire(server) as second, Wire(server) as holder:
+        put(wire, "turns", *"abcd")
+        holder.send(b"monitor turns 0 3\r\n")
+        wait_for(wire, "turns", "open_transactions", 3)
+        wire.ask(b"get turns\r\n", value("turns", "d") + b"END\r\n")
+        for number, reader in enumerate((first, second)):
+            reader.send(b"monitor turns 20 2\r\n")
+            wait_for(wire, "turns", "waiters", number + 1)
+        holder.close()
+        for reader, item in ((first, "a"), (second, "b"), (first, "c")):
+            reader.until(f"{item}\r\n".encode())
+        put(wire, "turns", "e")
+        second.until(b"e\r\n")
+
+
 def test_waiting_readers_are_served_in_order(server: ServerProcess, wire: Wire) -> None:
     """Who began to wait first gets the first item, whatever kind of read it is."""
     readers = [Wire(server) for _ in range(5)]

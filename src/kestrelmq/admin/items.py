@@ -104,6 +104,6 @@ async def requeue(call: Call) -> Answer:
     wanted = call.body(Requeue).xids
     queue = call.queue()
     xids: Iterable[int] = list(queue.open) if wanted is None else wanted
-    count = sum(queue.unremove(xid) for xid in sorted(set(xids), reverse=True))
+    count = queue.give_back(sorted(set(xids)))
     await settle(call.admin.context, queue)
     return Answer(Requeued(requeued=count))

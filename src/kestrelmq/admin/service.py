@@ -19,6 +19,7 @@ from kestrelmq.admin.events import Events
 from kestrelmq.admin.guard import Guard, add_headers, guarded, is_loopback
 from kestrelmq.admin.operations import add_operations
 from kestrelmq.admin.sampling import Sampler
+from kestrelmq.server.background import kept_running
 from kestrelmq.server.context import ServerContext
 
 STATIC: Final = Path(__file__).parent / "static"
@@ -67,7 +68,7 @@ class AdminService:
         # out of descriptors it logs each try. So it is told 1, and the system the real number.
         await web.SockSite(self._runner, listening, backlog=1).start()
         listening.listen(config.connection_backlog)
-        self._looking = asyncio.create_task(sampler.run())
+        self._looking = asyncio.create_task(kept_running(sampler.run))
         bound = listening.getsockname()
         return bound[0], bound[1]
 

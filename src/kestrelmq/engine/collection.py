@@ -353,12 +353,20 @@ class QueueCollection:
     def tick(self) -> None:
         """Do what upkeep of the journals the passing of time brings about; about once a second."""
         for queue in [*self.queues.values(), *self._masked.values()]:
-            queue.tick()
+            try:
+                queue.tick()
+            except Exception:
+                log.exception("the journal of queue %s was not looked after", queue.name)
 
     def abort_overdue(self) -> None:
         """Give back the open reads whose time is up."""
         for queue in list(self.commits.timed):
-            if not queue.end_overdue():
+            try:
+                others = queue.end_overdue()
+            except Exception:
+                log.exception("overdue reads of a queue stay open")
+                continue
+            if not others:
                 self.commits.timed.discard(queue)
 
     def flush_expired(self, name: str) -> int:

@@ -5,10 +5,13 @@ for each queue that changed, and only then may replies leave. A queue whose writ
 every operation since its last commit, and its name is among the failures.
 """
 
+import logging
 from collections.abc import Callable
 
 from kestrelmq.engine.worker import InlineWorker, Worker
 from kestrelmq.errors import JournalError
+
+log = logging.getLogger(__name__)
 
 
 class Committable:
@@ -73,7 +76,12 @@ class Commits:
     def commit(self) -> dict[Committable, JournalError]:
         """Write everything; return the queues that could not be written, and why."""
         for queue in self.dirty:
-            failure = queue.commit()
+            try:
+                failure = queue.commit()
+            except Exception as error:
+                # A bug that one queue shows must not keep the others from being written.
+                log.exception("a queue was not committed")
+                failure = JournalError(f"internal error: {error!r}")
             if failure is not None:
                 self.failures[queue] = failure
         self.dirty.clear()

@@ -258,15 +258,20 @@ class Queue(Taking):
         self.waiters.add(waiter)
 
     def _serve(self) -> None:
+        """Serve those who wait, in their order; nothing that fails here concerns the caller."""
         line = self.waiters.line
         while line and not self._moving and (self._memory or self._behind is not None):
             waiter = self.waiters.pop()
-            record, xid = self.take_as(waiter.wanted)
+            try:
+                record, xid = self.take_as(waiter.wanted)
+            except Exception as error:  # noqa: BLE001 # the reader is told, and it is logged
+                waiter.fail(error)
+                continue
             if record is None:
-                self.waiters.line[waiter] = None
-                self.waiters.line.move_to_end(waiter, last=False)
+                line[waiter] = None
+                line.move_to_end(waiter, last=False)
                 return
-            waiter.callback(record, xid)
+            waiter.serve(record, xid)
 
     def take_as(self, wanted: Wanted) -> tuple[bytes | None, int]:
         """Remove, open or peek at the head; return the item and its xid (0 unless opened)."""
@@ -311,7 +316,7 @@ class Queue(Taking):
             return
         self._closed = self._careful = True
         while self.waiters.line:
-            self.waiters.pop().callback(None, 0)
+            self.waiters.pop().serve(None, 0)
         if self._behind is not None:
             self._behind.close()
         self._close_journal()

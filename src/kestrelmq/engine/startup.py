@@ -107,7 +107,12 @@ class StartUp:
         if error is not None:
             log.error("queue %s cannot be loaded", name, exc_info=error)
             found.append(QueueUnavailable(f"queue {name} cannot be loaded: {error!r}"))
-        self._collection.admit(name, found[0])
+        try:
+            self._collection.admit(name, found[0])
+        except Exception as failure:
+            log.exception("queue %s cannot be loaded", name)
+            broken = QueueUnavailable(f"queue {name} cannot be loaded: {failure!r}")
+            self._collection.admit(name, broken)
         self._left -= 1
         if not self._left:
             self._done()

@@ -1,6 +1,7 @@
 """Taking items off the head of a queue: removes, open reads and what becomes of them, expiry."""
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig
@@ -9,7 +10,7 @@ from kestrelmq.engine.deadlines import Deadlines
 from kestrelmq.engine.store import Store
 from kestrelmq.engine.undo import Confirmed, GivenBack, Opened
 from kestrelmq.engine.waiters import Waiters
-from kestrelmq.errors import QueueUnavailable
+from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.records import (
     ADDX_HEADER,
     MAX_XID,
@@ -27,6 +28,9 @@ from kestrelmq.journal.records import (
 )
 from kestrelmq.journal.replay import Replay, opened_xid
 from kestrelmq.journal.writer import FileJournal, NoJournal
+
+_ABORT_AGAIN: Final = 1.0
+"""Seconds until reads are given back that could not be."""
 
 ExpireTo = Callable[[str, bytes], None]
 """Adds data to the queue of that name, and writes it, before its old queue forgets it."""
@@ -268,8 +272,26 @@ class Taking(Store):
         return True
 
     def abort_overdue(self) -> int:
-        """Give back the open reads whose time is up; return how many."""
-        return self.give_back(self._deadlines.overdue(self._clock.monotonic(), self.open))
+        """Give back the open reads whose time is up, and write that; return how many.
+
+        If it cannot be written they stay open, the commit reports it, and a second later it is
+        tried again.
+        """
+        now = self._clock.monotonic()
+        overdue = self._deadlines.overdue(now, self.open)
+        if not overdue:
+            return 0
+        # In the order of a restart: by when they were opened, not by when they were to end.
+        overdue.sort()
+        held = [(xid, self.open[xid]) for xid in overdue]
+        count = self.give_back(overdue)
+        try:
+            self.write_now()
+        except JournalError:
+            for xid, record in held:
+                self._deadlines.set(xid, record, now + _ABORT_AGAIN, self.open)
+            return 0
+        return count
 
     @property
     def next_deadline(self) -> float | None:

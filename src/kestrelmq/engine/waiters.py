@@ -1,12 +1,17 @@
 """Readers that wait for an item, served in the order in which they began to wait.
 
-Exactly one of two things happens to a waiter: its callback is called once, or it is cancelled.
-Deadlines are the caller's: it cancels.
+Exactly one of three things happens to a waiter: it is served, it is told why it cannot be, or it
+is cancelled. Deadlines are the caller's: it cancels.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum, auto
+
+from kestrelmq.errors import KestrelError, QueueUnavailable
+
+log = logging.getLogger(__name__)
 
 
 class Wanted(Enum):
@@ -24,13 +29,37 @@ class Waiter:
         wanted: what it wants.
         callback: called with the item and its xid (0 unless opened); with None when the queue
             went away.
+        failed: called instead when the item could not be taken, with the reason.
     """
 
-    __slots__ = ("callback", "wanted")
+    __slots__ = ("callback", "failed", "wanted")
 
-    def __init__(self, wanted: Wanted, callback: Callable[[bytes | None, int], None]) -> None:
+    def __init__(
+        self,
+        wanted: Wanted,
+        callback: Callable[[bytes | None, int], None],
+        failed: Callable[[KestrelError], None],
+    ) -> None:
         self.wanted = wanted
         self.callback = callback
+        self.failed = failed
+
+    def serve(self, record: bytes | None, xid: int) -> None:
+        """Hand over an item; an error of the reader's is logged and hurts nobody else."""
+        try:
+            self.callback(record, xid)
+        except Exception:
+            log.exception("a waiting reader was served, but could not be answered")
+
+    def fail(self, error: Exception) -> None:
+        """Say that the item could not be taken."""
+        if not isinstance(error, KestrelError):
+            log.error("a waiting reader could not be served", exc_info=error)
+            error = QueueUnavailable("internal error")
+        try:
+            self.failed(error)
+        except Exception:
+            log.exception("a waiting reader could not be told that it was not served")
 
 
 class Waiters:

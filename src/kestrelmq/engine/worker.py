@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Final, Protocol
 
 Pause = Callable[[], None]
@@ -76,7 +77,12 @@ class ThreadWorker:
             if not future.cancelled():
                 self._call(lambda: done(future.exception()))
 
-        self._submit(job).add_done_callback(finished)
+        try:
+            begun = self._submit(job)
+        except RuntimeError as error:  # the system has no room for a thread
+            self._call(partial(done, error))
+            return
+        begun.add_done_callback(finished)
 
     def _submit(self, job: Job) -> Future[None]:
         if self._executor is None:
@@ -87,7 +93,9 @@ class ThreadWorker:
         """Free them in the thread, in the pauses of what runs there."""
         if len(items) > _FREED:
             self._useless.append(items)
-            self._submit(self._free_all)
+            # Without a thread, they are freed in the pauses of the next job.
+            with contextlib.suppress(RuntimeError):
+                self._submit(self._free_all)
 
     def close(self) -> None:
         """Finish the jobs there are; what they report may be lost."""

@@ -228,6 +228,7 @@ class AsyncPersistentQueue:
         waiter = Waiter(
             Wanted.PEEK if wanted is Wanted.PEEK else Wanted.OPEN,
             lambda record, xid: self._served.append((served, record, xid)),
+            lambda error: _refuse(served, error),
         )
         queue.wait(waiter)
         try:
@@ -339,8 +340,9 @@ class AsyncPersistentQueue:
         self._timer = None
         try:
             self._apply(queue, lambda _: queue.abort_overdue())
-        except KestrelError:
+        except Exception:
             log.exception("queue %s: overdue reads stay open", self._name)
+            self._watch_deadlines(queue)
 
     def _watch_time(self, queue: Queue) -> None:
         """Have done, about once a second, what only the passing of time brings about."""
@@ -355,6 +357,8 @@ class AsyncPersistentQueue:
                 self._apply(queue, work)
             except KestrelError as error:
                 log.error("queue %s: %s", self._name, error)  # noqa: TRY400
+            except Exception:
+                log.exception("queue %s: upkeep failed", self._name)
         self._watch_time(queue)
 
 
@@ -367,6 +371,11 @@ def _caller(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], N
             loop.call_soon_threadsafe(function)
 
     return call
+
+
+def _refuse(served: _Served, error: KestrelError) -> None:
+    served.set_exception(error)
+    served.exception()  # a task that was cancelled does not ask
 
 
 def _settle(served: list[_Answer], failure: JournalError | None) -> None:
@@ -384,4 +393,7 @@ def _sync(queue: Queue) -> JournalError | None:
         queue.sync()
     except OSError as error:
         return queue.failed(error)
+    except Exception as error:
+        log.exception("queue %s was not synced", queue.name)
+        return queue.failed(OSError(repr(error)))
     return None

@@ -257,6 +257,8 @@ class PersistentQueue(BlockingQueue):
             except KestrelError as error:
                 if not self.is_closed:
                     log.error("queue %s: %s", self.name, error)  # noqa: TRY400
+            except Exception:
+                log.exception("queue %s: upkeep failed", self.name)
 
     def _sync(self) -> None:
         queue = self._opened

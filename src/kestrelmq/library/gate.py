@@ -17,7 +17,7 @@ from typing import TypeVar
 from kestrelmq.engine.commits import Commits, Committable
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import Waiter, Wanted
-from kestrelmq.errors import JournalError, QueueUnavailable
+from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.library.items import Item
 from kestrelmq.library.syncing import SyncRound
 
@@ -35,20 +35,24 @@ class Waiting:
     """
 
     def __init__(self, gate: "Gate", queue: Queue, wanted: Wanted) -> None:
-        self.waiter = Waiter(wanted, self._serve)
+        self.waiter = Waiter(wanted, self._serve, self._fail)
         self.settled = threading.Event()
         self.queue = queue
         self._gate = gate
         self._item: Item | None = None
-        self._failure: JournalError | None = None
+        self._failure: KestrelError | None = None
 
     def _serve(self, record: bytes | None, xid: int) -> None:
         self._item = None if record is None else Item.of(record, xid)
         self._gate.served.append(self)
 
+    def _fail(self, error: KestrelError) -> None:
+        self._failure = error
+        self._gate.served.append(self)
+
     def settle(self, failure: JournalError | None) -> None:
         """Wake the thread; the item is in no journal if there is a `failure`."""
-        self._failure = failure
+        self._failure = self._failure or failure
         self.settled.set()
 
     def item(self) -> Item:
@@ -56,7 +60,7 @@ class Waiting:
 
         Raises:
             JournalError: the journal could not be written; the item stayed in the queue.
-            QueueUnavailable: the queue was closed.
+            QueueUnavailable: the queue was closed, or its items could not be read.
         """
         self.settled.wait()
         if self._failure is not None:

@@ -37,6 +37,10 @@ class SyncRound:
                 queue.sync()
             except OSError as error:
                 self.failures[queue] = queue.failed(error)
+            except Exception as error:
+                # The round must end whatever happens: threads wait for it.
+                log.exception("a journal was not synced")
+                self.failures[queue] = queue.failed(OSError(repr(error)))
         self.is_done = True
 
 

@@ -11,7 +11,8 @@ import logging
 import resource
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.memcache import Parser
 from kestrelmq.server.advertise import advertised_host, member_data
+from kestrelmq.server.background import BackgroundTask, kept_running
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.listener import Listener, SessionFactory
@@ -148,7 +150,7 @@ class Server:
         gc.collect()
         gc.freeze()
         self._announce("ready")
-        tasks = [asyncio.create_task(task) for task in self._background()]
+        tasks = [asyncio.create_task(kept_running(task)) for task in self._background()]
         if not loaded.is_set():
             tasks.append(asyncio.create_task(self._tell_when(loaded)))
         await self._stopping.wait()
@@ -259,12 +261,12 @@ class Server:
 
     # --- while it runs ---
 
-    def _background(self) -> list[Coroutine[None, None, None]]:
-        tasks = [self._keep_time(), self._keep_up()]
+    def _background(self) -> list[BackgroundTask]:
+        tasks = [self._keep_time, self._keep_up]
         if self._config.expiration_timer_frequency is not None:
-            tasks.append(self._expire(self._config.expiration_timer_frequency))
+            tasks.append(partial(self._expire, self._config.expiration_timer_frequency))
         if self._config.client_timeout is not None:
-            tasks.append(self._close_silent(self._config.client_timeout))
+            tasks.append(partial(self._close_silent, self._config.client_timeout))
         return tasks
 
     async def _expire(self, period: float) -> None:

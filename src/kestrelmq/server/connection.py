@@ -214,6 +214,17 @@ class Connection(TurnConnection):
         if not self.paused:
             self._turns.resuming.append(self)
 
+    def guard(self, callback: Callable[[], None]) -> None:
+        """Call what goes on with a request; what it raises is answered, and ends the connection."""
+        try:
+            callback()
+        except Exception:
+            log.exception("connection %s: request failed", self.peer)
+            self.paused = 0
+            self._session.broken()
+            self.closing = True
+            self.push(b"", None)
+
     def push(self, reply: bytes, touched: Touched) -> None:
         """Send `reply` at the end of the turn; for replies outside of `feed`."""
         if self._is_closed:

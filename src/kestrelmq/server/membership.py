@@ -189,10 +189,18 @@ class Membership:
             _log.warning("ZooKeeper does not answer; it will drop this server by itself")
 
     def _run(self) -> None:
-        self._client.start_async()
-        delay: float | None = None
+        """Connect and keep the sets right, whatever fails, until it is time to stop."""
+        started = False
+        delay: float | None = 0.0
         while self._wait(delay):
-            delay = self._put_right()
+            try:
+                if not started:
+                    self._client.start_async()
+                    started = True
+                delay = self._put_right()
+            except Exception:  # noqa: BLE001 # a site's own client may fail in its own ways
+                _log.exception("the membership in ZooKeeper failed; trying again")
+                delay = _RETRY_AFTER
         self._disconnect()
 
     def _wait(self, delay: float | None) -> bool:

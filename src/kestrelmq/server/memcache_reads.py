@@ -199,6 +199,7 @@ class MemcacheFetch:
             wanted,
             lambda record, xid: self._served(key, queue, record, xid),
             lambda: self._timed_out(key, queue),
+            self._failed,
         )
         self._waiting.begin(self._context.loop, key.timeout / 1000)
         self._keep_taken(key.timeout / 1000)
@@ -237,6 +238,11 @@ class MemcacheFetch:
         self._miss(key, queue)
         self._index += 1
         self.proceed()
+
+    def _failed(self, error: KestrelError) -> None:
+        self._waiting = None
+        self._give_back()
+        self._finish(self._error(error))
 
     def cancel(self) -> None:
         """The client is gone: what was taken is given back with its other open reads."""
@@ -308,7 +314,8 @@ class MemcacheMonitor:
     def _go_on(self, queue: Queue) -> None:
         """Send what is there; then wait for the next, or end."""
         size = 0
-        while self._left > 0:
+        # Those who have waited longer are served before this one takes more.
+        while self._left > 0 and not queue.waiters.line:
             if size > OUTPUT_LIMIT:
                 self._connection.paused |= STALLED
                 return
@@ -327,6 +334,7 @@ class MemcacheMonitor:
             Wanted.OPEN,
             lambda record, xid: self._served(queue, record, xid),
             lambda: self._end(END),
+            lambda error: self._end(memcache.server_error(str(error))),
         )
         self._waiting.begin(self._context.loop, remaining)
 

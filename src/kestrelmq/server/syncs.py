@@ -7,12 +7,15 @@ each other's rounds.
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from kestrelmq.engine.commits import Committable
 from kestrelmq.errors import JournalError
+
+log = logging.getLogger(__name__)
 
 
 class HeldConnection(Protocol):
@@ -62,15 +65,22 @@ class Syncs:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "fsync")
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._executor, _sync, queues)
-        future.add_done_callback(self._finished)
+        try:
+            future = loop.run_in_executor(self._executor, _sync, queues)
+        except RuntimeError as error:  # the system has no room for a thread
+            loop.call_soon(self._end_round, dict.fromkeys(queues, OSError(str(error))))
+            return
+        future.add_done_callback(lambda done: self._end_round(done.result()))
 
-    def _finished(self, future: "asyncio.Future[dict[Committable, OSError]]") -> None:
-        failures = {queue: queue.failed(error) for queue, error in future.result().items()}
+    def _end_round(self, errors: Mapping[Committable, OSError]) -> None:
+        failures = {queue: queue.failed(error) for queue, error in errors.items()}
         done = self.rounds
         self._running = False
         for connection in list(self._held):
-            connection.synced(done, failures)
+            try:
+                connection.synced(done, failures)
+            except Exception:
+                log.exception("a connection was not told of a sync")
             if not connection.is_held:
                 del self._held[connection]
         if self._next:
@@ -90,4 +100,8 @@ def _sync(queues: set[Committable]) -> dict[Committable, OSError]:
             queue.sync()
         except OSError as error:
             failures[queue] = error
+        except Exception as error:
+            # The round must end whatever happens: clients wait for it.
+            log.exception("a journal was not synced")
+            failures[queue] = OSError(repr(error))
     return failures

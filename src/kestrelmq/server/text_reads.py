@@ -137,6 +137,7 @@ class TextRead:
             self._wanted,
             lambda record, xid: self._served(queue, record, xid),
             lambda: self._end_empty(queue),
+            lambda error: self._end(text.error(str(error))),
         )
         self._waiting.begin(self._context.loop, remaining)
 

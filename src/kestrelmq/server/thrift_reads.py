@@ -90,6 +90,7 @@ class ThriftGet:
         "_items",
         "_most",
         "_own",
+        "_refuse",
         "_shared",
         "_waiting",
         "_wanted",
@@ -103,6 +104,7 @@ class ThriftGet:
         own: dict[str, set[int]],
         get: Get,
         answer: Callable[[list[Item], Queue | None], None],
+        refuse: Callable[[KestrelError], None],
     ) -> None:
         """Prepare; `begin` reads.
 
@@ -113,6 +115,7 @@ class ThriftGet:
             own: by queue, those that this connection opened, whose number is limited.
             get: what is asked.
             answer: called once with the items, and the queue they came from.
+            refuse: called instead when none could be read, with the reason.
         """
         self._connection = connection
         self._context = context
@@ -120,6 +123,7 @@ class ThriftGet:
         self._own = own
         self._get = get
         self._answer = answer
+        self._refuse = refuse
         # A read that is answered at once needs no opening to be removed.
         at_once = not get.auto_abort and get.timeout <= 0
         self._wanted = Wanted.REMOVE if at_once else Wanted.OPEN
@@ -193,6 +197,7 @@ class ThriftGet:
             self._wanted,
             lambda record, xid: self._served(queue, record, xid),
             lambda: self._finish(queue),
+            lambda error: self._fail(queue, error),
         )
         self._waiting = waiting, queue
         waiting.begin(self._context.loop, remaining)
@@ -209,6 +214,16 @@ class ThriftGet:
             self._go_on(queue)
         else:
             self._collect(queue)
+
+    def _fail(self, queue: Queue, error: KestrelError) -> None:
+        """Answer with what was read already; without any, with the error."""
+        if self._items:
+            self._finish(queue)
+            return
+        self._waiting = None
+        self._refuse(error)
+        if self._connection.paused & WAITING:
+            self._connection.unpause(WAITING)
 
     def _finish(self, queue: Queue) -> None:
         self._waiting = None

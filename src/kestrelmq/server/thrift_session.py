@@ -121,6 +121,7 @@ class ThriftSession(Session):
                         self._own,
                         request,
                         lambda items, queue: self._answer(head, items, queue),
+                        lambda error: self._refuse(head, _internal_error(error)),
                     )
                     self._get.begin()
                 case Put():
@@ -140,7 +141,7 @@ class ThriftSession(Session):
                 case GetVersion():
                     self._answer(head, VERSION)
         except KestrelError as error:
-            self._refuse(head, Refused(Problem.INTERNAL_ERROR, str(error)))
+            self._refuse(head, _internal_error(error))
 
     def _answer(self, head: Head, answer: Answer, touched: Touched = None) -> None:
         self._send(head, thrift.encode(head, answer), touched)
@@ -160,7 +161,7 @@ class ThriftSession(Session):
             put.queue,
             put.items,
             lambda count, touched: self._answer(head, count, touched),
-            lambda error: self._refuse(head, Refused(Problem.INTERNAL_ERROR, str(error))),
+            lambda error: self._refuse(head, _internal_error(error)),
         ).begin(put.expiration)
 
     def _end(self, request: Confirm | Abort) -> tuple[int, Queue | None]:
@@ -216,3 +217,7 @@ class ThriftSession(Session):
         if status not in _MEANT:
             raise QueueUnavailable(f"{status.name} cannot be set")
         self._context.status.set(_MEANT[status])
+
+
+def _internal_error(error: KestrelError) -> Refused:
+    return Refused(Problem.INTERNAL_ERROR, str(error))

@@ -5,16 +5,26 @@ from collections.abc import Callable
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import Waiter, Wanted
+from kestrelmq.errors import KestrelError
 from kestrelmq.server.connection import WAITING, Connection
 
 
 class WaitingRead:
     """A connection's place in the line of a queue, with a deadline.
 
-    Exactly one of `served` and `timed_out` is called, unless it is cancelled.
+    Exactly one of `served`, `timed_out` and `failed` is called, unless it is cancelled. What they
+    raise ends the connection, with an error as the reply.
     """
 
-    __slots__ = ("_connection", "_queue", "_served", "_timed_out", "_timer", "_waiter")
+    __slots__ = (
+        "_connection",
+        "_failed",
+        "_queue",
+        "_served",
+        "_timed_out",
+        "_timer",
+        "_waiter",
+    )
 
     def __init__(
         self,
@@ -23,12 +33,14 @@ class WaitingRead:
         wanted: Wanted,
         served: Callable[[bytes, int], None],
         timed_out: Callable[[], None],
+        failed: Callable[[KestrelError], None],
     ) -> None:
         self._connection = connection
         self._queue = queue
         self._served = served
         self._timed_out = timed_out
-        self._waiter = Waiter(wanted, self._serve)
+        self._failed = failed
+        self._waiter = Waiter(wanted, self._serve, self._fail)
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
@@ -50,11 +62,15 @@ class WaitingRead:
     def _serve(self, record: bytes | None, xid: int) -> None:
         self._end()
         if record is None:
-            self._timed_out()  # the queue went away
+            self._connection.guard(self._timed_out)  # the queue went away
         else:
-            self._served(record, xid)
+            self._connection.guard(lambda: self._served(record, xid))
+
+    def _fail(self, error: KestrelError) -> None:
+        self._end()
+        self._connection.guard(lambda: self._failed(error))
 
     def _time_out(self) -> None:
         self._timer = None
         if self._queue.waiters.cancel(self._waiter):
-            self._timed_out()
+            self._connection.guard(self._timed_out)

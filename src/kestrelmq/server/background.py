@@ -1,0 +1,26 @@
+"""Tasks that run for as long as the server does: one that dies is logged and started again."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Final
+
+BackgroundTask = Callable[[], Coroutine[None, None, None]]
+"""Begins a task that never ends by itself."""
+
+_RESTART: Final = 1.0
+"""Seconds until a task that died is started again."""
+
+log = logging.getLogger(__name__)
+
+
+async def kept_running(task: BackgroundTask, restart: float = _RESTART) -> None:
+    """Run `task` until this is cancelled; `restart` seconds after it died, run it again."""
+    while True:
+        try:
+            await task()
+        except Exception:
+            log.exception("a background task died; it is started again in %s s", restart)
+        else:
+            log.error("a background task ended; it is started again in %s s", restart)
+        await asyncio.sleep(restart)

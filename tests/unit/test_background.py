@@ -1,0 +1,176 @@
+"""Background work goes on after errors, and an error of one queue is not another's."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.commits import Commits
+from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.waiters import Waiter, Wanted
+from kestrelmq.errors import JournalError, KestrelError
+from kestrelmq.journal.records import item_data
+from kestrelmq.server.background import kept_running
+from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.crashing import CrashingDirectory
+
+
+class Reader:
+    """A reader that waits, and what it was told."""
+
+    def __init__(
+        self, queue: Queue, wanted: Wanted = Wanted.REMOVE, *, broken: bool = False
+    ) -> None:
+        self.told: list[object] = []
+        self._broken = broken
+        queue.wait(Waiter(wanted, self.serve, self.told.append))
+
+    def serve(self, record: bytes | None, _xid: int) -> None:
+        """Take note of an item."""
+        self.told.append(None if record is None else item_data(record))
+        if self._broken:
+            raise ValueError("a bug of the reader's")
+
+
+class Disk:
+    """A collection on a directory that can be made to fail."""
+
+    def __init__(self, path: Path, config: QueueConfig) -> None:
+        for name in ("queues", "links"):
+            (path / name).mkdir()
+        self.clock = FakeClock()
+        self.directory = CrashingDirectory(path / "queues", path / "links")
+        server = ServerConfig(queue_path=path / "queues", default=config)
+        self.collection = QueueCollection(server, self.clock, self.directory)
+        self.collection.open()
+
+    def opened(self, name: str, count: int) -> list[int]:
+        """Return the reads of so many items `0`, `1` and so on of a queue."""
+        queue = self.collection.obtain(name)
+        for number in range(count):
+            assert queue.add(b"%d" % number)
+        reads = [queue.open_read() for _ in range(count)]
+        assert not self.collection.commits.commit()
+        return [read[0] for read in reads if read is not None]
+
+
+def test_a_task_that_dies_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Its error is logged each time."""
+
+    async def run() -> None:
+        begun: list[int] = []
+        third = asyncio.Event()
+
+        async def fail_twice() -> None:
+            begun.append(1)
+            if len(begun) == 3:
+                third.set()
+                await asyncio.get_running_loop().create_future()
+            raise OSError("the disk is full")
+
+        task = asyncio.create_task(kept_running(fail_twice, restart=0))
+        await third.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(run())
+    assert [record.exc_info is not None for record in caplog.records] == [True, True]
+
+
+def test_overdue_reads_that_cannot_be_written_are_given_back_later(tmp_path: Path) -> None:
+    """They stay open while the disk is full, and end by themselves when it is not."""
+    disk = Disk(tmp_path, QueueConfig(open_transaction_timeout=5))
+    xids = disk.opened("jobs", 2)
+    queue = disk.collection.obtain("jobs")
+    disk.directory.fail = lambda point: point.startswith("append")
+    disk.clock.advance(6)
+    disk.collection.abort_overdue()
+    assert isinstance(disk.collection.commits.commit()[queue], JournalError)
+    assert list(queue.open) == xids
+    disk.directory.fail = lambda _point: False
+    disk.collection.abort_overdue()
+    assert list(queue.open) == xids, "it is not tried again at once"
+    disk.clock.advance(1)
+    disk.collection.abort_overdue()
+    assert not disk.collection.commits.commit()
+    assert [item_data(record) for record in queue.browse(9)] == [b"0", b"1"]
+    disk.collection.close()
+
+
+def test_reads_that_are_overdue_together_come_back_oldest_first(tmp_path: Path) -> None:
+    """Whichever of them was to end first; readers that wait get them in that order."""
+    disk = Disk(tmp_path, QueueConfig())
+    queue = disk.collection.obtain("jobs")
+    for number in range(3):
+        queue.add(b"%d" % number)
+    for seconds in (3, 2, 1):
+        assert queue.open_read(seconds) is not None
+    readers = [Reader(queue) for _ in range(3)]
+    disk.clock.advance(4)
+    disk.collection.abort_overdue()
+    assert [reader.told for reader in readers] == [[b"0"], [b"1"], [b"2"]]
+    disk.collection.close()
+
+
+def test_a_queue_that_fails_does_not_keep_others_from_their_upkeep(tmp_path: Path) -> None:
+    """Overdue reads of the others come back, and the failure is reported by the commit."""
+    disk = Disk(tmp_path, QueueConfig(open_transaction_timeout=5))
+    for name in ("a", "b", "c"):
+        disk.opened(name, 1)
+    steps = 0
+
+    def second_fails(point: str) -> bool:
+        nonlocal steps
+        steps += point.startswith("append")
+        return point.startswith("append") and steps == 2
+
+    disk.directory.fail = second_fails
+    disk.clock.advance(6)
+    disk.collection.abort_overdue()
+    assert len(disk.collection.commits.commit()) == 1
+    assert sorted(len(queue) for queue in disk.collection.queues.values()) == [0, 1, 1]
+    disk.clock.advance(1)
+    disk.collection.abort_overdue()
+    assert not disk.collection.commits.commit()
+    assert [len(queue) for queue in disk.collection.queues.values()] == [1, 1, 1]
+    disk.collection.close()
+
+
+def failing_queue(error: Exception) -> Queue:
+    """Return a queue from which nothing that expired can be taken."""
+
+    def expire_to(_name: str, _data: bytes) -> bool:
+        raise error
+
+    clock = FakeClock()
+    config = QueueConfig(expire_to_queue="other")
+    return Queue("jobs", config, clock, Commits(), expire_to=expire_to)
+
+
+def test_a_waiting_reader_is_told_that_it_cannot_be_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """So is the next one; whoever added the item does not see the error."""
+    queue = failing_queue(ValueError("a bug"))
+    readers = [Reader(queue), Reader(queue, Wanted.OPEN)]
+    assert queue.add(b"x", 1)
+    assert [str(told) for reader in readers for told in reader.told] == ["internal error"] * 2
+    assert all(isinstance(told, KestrelError) for reader in readers for told in reader.told)
+    assert "a bug" in caplog.text
+
+
+def test_a_reader_that_cannot_be_answered_hurts_nobody_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The next one gets the next item."""
+    queue = Queue("jobs", QueueConfig(), FakeClock(), Commits())
+    readers = [Reader(queue, broken=True), Reader(queue)]
+    assert queue.add(b"0")
+    assert queue.add(b"1")
+    assert [reader.told for reader in readers] == [[b"0"], [b"1"]]
+    assert "a bug of the reader's" in caplog.text
