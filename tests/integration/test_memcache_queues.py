@@ -323,7 +323,7 @@ def test_server_statistics(wire: Wire) -> None:
     wire.ask(b"get listed/peek\r\n", b"VALUE listed 0 1\r\nx\r\nEND\r\n")
     wire.ask(b"get listed\r\nget listed\r\n", b"VALUE listed 0 1\r\nx\r\nEND\r\nEND\r\n")
     put(wire, "listed", "y")
-    wire.ask(b"monitor listed 5 1\r\n", b"VALUE listed 0 1\r\ny\r\nEND\r\n")
+    wire.ask(b"monitor listed 5 1\r\n", b"VALUE listed 0 1\r\ny\r\nEND\r\nEND\r\n")
     after = stats(wire)
 
     def grown(name: str) -> int:

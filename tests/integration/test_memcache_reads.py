@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.server import ServerProcess, running_server
-from tests.support.wire import Wire, put, stats, value, wait_for
+from tests.support.wire import Wire, arrived, put, stats, value, wait_for
 
 CONFIG = """
 max_monitor_transactions = 3
@@ -76,8 +76,9 @@ def test_waiting_readers_are_served_in_order(server: ServerProcess, wire: Wire) 
         reader.send(f"{requests[number % 3]}\r\n".encode())
         wait_for(wire, "line", "waiters", number + 1)
     put(wire, "line", *"abcde")
-    for item, reader in zip("abcde", readers, strict=True):
+    for number, (item, reader) in enumerate(zip("abcde", readers, strict=True)):
         reader.expect(value("line", item) + b"END\r\n")
+        reader.expect(b"END\r\n" if number % 3 == 2 else b"")
         reader.close()
 
 
@@ -141,7 +142,7 @@ def test_open_read_goes_back_on_disconnect(server: ServerProcess, other: Wire) -
     """What a client had open when it hung up is at the head again, in the old order."""
     put(other, "o1", *"abcd")
     gone = Wire(server)
-    gone.ask(b"monitor o1 5 3\r\n", value("o1", "a") + value("o1", "b") + value("o1", "c"))
+    gone.ask(b"monitor o1 5 3\r\n", arrived("o1", *"abc"))
     wait_for(other, "o1", "open_transactions", 3)
     gone.close()
     wait_for(other, "o1", "items", 4)
@@ -209,14 +210,14 @@ def test_open_read_times_out(server: ServerProcess, wire: Wire, other: Wire) -> 
 
 
 def test_monitor(wire: Wire, other: Wire) -> None:
-    """Items are sent as they arrive, up to the maximum; each is an open read."""
+    """Each item is sent as it arrives, as a whole reply and an open read; then comes END."""
     put(other, "m1", "a")
-    wire.ask(b"monitor m1 20 3\r\n", value("m1", "a"))
+    wire.ask(b"monitor m1 20 3\r\n", arrived("m1", "a"))
     wait_for(other, "m1", "waiters", 1)
     put(other, "m1", "b")
-    wire.expect(value("m1", "b"))
+    wire.expect(arrived("m1", "b"))
     put(other, "m1", "c", "d")
-    wire.expect(value("m1", "c") + b"END\r\n")
+    wire.expect(arrived("m1", "c") + b"END\r\n")
     assert stats(other, "m1")["open_transactions"] == "3"
     wire.ask(b"confirm m1 4\r\n", b"ERROR\r\n")
     assert stats(other, "m1")["open_transactions"] == "3"
@@ -235,11 +236,10 @@ def test_monitor_ends_in_time(wire: Wire) -> None:
 def test_monitor_limit(wire: Wire, other: Wire) -> None:
     """`max_monitor_transactions` bounds what one connection holds; then it must confirm."""
     put(other, "m3", *"abcde")
-    held = b"".join(value("m3", item) for item in "abc")
-    wire.ask(b"monitor m3 20\r\n", held + b"END\r\n")
+    wire.ask(b"monitor m3 20\r\n", arrived("m3", *"abc") + b"END\r\n")
     wire.ask(b"monitor m3 20\r\n", b"END\r\n")
     wire.ask(b"confirm m3 3\r\n", b"END\r\n")
-    wire.ask(b"monitor m3 0\r\n", value("m3", "d") + value("m3", "e") + b"END\r\n")
+    wire.ask(b"monitor m3 0\r\n", arrived("m3", "d", "e") + b"END\r\n")
 
 
 def test_monitors_share_fairly(server: ServerProcess, other: Wire) -> None:
@@ -249,8 +249,8 @@ def test_monitors_share_fairly(server: ServerProcess, other: Wire) -> None:
         reader.send(b"monitor m4 60 3\r\n")
         wait_for(other, "m4", "waiters", number)
     put(other, "m4", *"abcdef")
-    first.expect(b"".join(value("m4", item) for item in "ace") + b"END\r\n")
-    second.expect(b"".join(value("m4", item) for item in "bdf") + b"END\r\n")
+    first.expect(arrived("m4", *"ace") + b"END\r\n")
+    second.expect(arrived("m4", *"bdf") + b"END\r\n")
     first.close()
     second.close()
 

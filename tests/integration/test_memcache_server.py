@@ -54,7 +54,7 @@ CONVERSATION: list[tuple[bytes, bytes]] = [
     (b"confirm Q 0\r\n", b"END\r\n"),
     (b"confirm Q 1\r\n", b"ERROR\r\n"),
     (b"set Q 0 0 1\r\na\r\nset Q 0 0 1\r\nb\r\n", b"STORED\r\nSTORED\r\n"),
-    (b"monitor Q 5 2\r\n", b"VALUE Q 0 1\r\na\r\nVALUE Q 0 1\r\nb\r\nEND\r\n"),
+    (b"monitor Q 5 2\r\n", b"VALUE Q 0 1\r\na\r\nEND\r\nVALUE Q 0 1\r\nb\r\nEND\r\nEND\r\n"),
     (b"confirm Q 3\r\n", b"ERROR\r\n"),
     (b"confirm Q 2\r\n", b"END\r\n"),
     (b"get Q/what\r\n", b"CLIENT_ERROR unknown option /what\r\n"),

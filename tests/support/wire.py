@@ -101,6 +101,11 @@ def value(queue: str, *items: str) -> bytes:
     return "".join(blocks).encode()
 
 
+def arrived(queue: str, *items: str) -> bytes:
+    """Return what `monitor` sends for items: a whole reply for each."""
+    return b"".join(value(queue, item) + b"END\r\n" for item in items)
+
+
 def stats(wire: Wire, queue: str = "") -> dict[str, str]:
     """Return the statistics of the server, or of a queue."""
     reply = wire.ask_until(f"stats {queue}\r\n".encode(), b"END\r\n").decode()

@@ -86,6 +86,8 @@ class Play:
             raise answer
         if answer == b"END\r\n":
             self.now += command.wait
+        if command.request.endswith(b"\r\nversion\r\n"):
+            answer += b"VERSION 1.0\r\n"
         try:
             for reply in ReplyParser().feed(answer):
                 reading.send(reply)

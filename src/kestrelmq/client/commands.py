@@ -92,17 +92,27 @@ def set_items(
 
 
 def monitor(queue: bytes, seconds: int, max_items: int | None) -> Command[list[bytes]]:
-    """Open every item that arrives within `seconds`, up to `max_items`."""
+    """Open every item that arrives within `seconds`, up to `max_items`.
+
+    Some servers end each item with END and the whole with one more, some only the whole. So
+    `version` is asked behind it: its reply shows that no item follows, whichever it is.
+    """
 
     def read() -> Reading[list[bytes]]:
         arrived: list[bytes] = []
-        while not isinstance(reply := (yield), wire.End):
-            if not isinstance(reply, wire.Value):
+        before: wire.Reply | None = None
+        while True:
+            reply = yield
+            if isinstance(reply, wire.Value) and len(arrived) != max_items:
+                arrived.append(reply.data)
+            elif isinstance(before, wire.End) and _is_version(reply):
+                return arrived
+            elif not isinstance(reply, wire.End):
                 _unexpected(reply)
-            arrived.append(reply.data)
-        return arrived
+            before = reply
 
-    return Command(wire.monitor_request(queue, seconds, max_items), read, seconds)
+    request = wire.monitor_request(queue, seconds, max_items) + wire.plain_request("version")
+    return Command(request, read, seconds, parts=2)
 
 
 def confirm(queue: bytes, count: int) -> Command[str]:
@@ -193,6 +203,10 @@ def _read_line() -> Reading[str]:
     if not isinstance(reply, wire.Line):
         _unexpected(reply)
     return reply.text
+
+
+def _is_version(reply: wire.Reply) -> bool:
+    return isinstance(reply, wire.Line) and reply.text.startswith("VERSION ")
 
 
 def _read_done(*accepted: str) -> Callable[[], Reading[str]]:

@@ -257,7 +257,7 @@ class MemcacheFetch:
 
 
 class MemcacheMonitor:
-    """A `monitor`: each item that arrives is an open read and is sent at once; then END."""
+    """A `monitor`: each item is an open read and a whole reply, sent as it arrives; then END."""
 
     __slots__ = (
         "_connection",
@@ -343,7 +343,7 @@ class MemcacheMonitor:
         self._context.counters.cmd_monitor_get += 1
         self._reads.add(queue, xid, record)
         echo = self._request.queue.encode()
-        self._connection.push(memcache.value(echo, record[ADDX_HEADER:]), queue)
+        self._connection.push(memcache.value(echo, record[ADDX_HEADER:]) + END, queue)
 
     def _served(self, queue: Queue, record: bytes, xid: int) -> None:
         self._waiting = None

@@ -1,0 +1,53 @@
+"""How the client reads the replies to its commands: played bytes, no server."""
+
+from typing import Any
+
+import pytest
+
+from kestrelmq.client import commands
+from kestrelmq.errors import ProtocolError
+from kestrelmq.protocol.memcache_client import ReplyParser
+
+A, B = b"VALUE q 0 1\r\na\r\n", b"VALUE q 0 1\r\nb\r\n"
+END, VERSION = b"END\r\n", b"VERSION 1.0\r\n"
+
+
+def result(command: commands.Command[Any], data: bytes) -> Any:
+    """Return the result of a command that is answered with `data`, all of which belongs to it."""
+    reading = command.reading()
+    next(reading)
+    replies = ReplyParser().feed(data)
+    try:
+        for reply in replies[:-1]:
+            reading.send(reply)
+    except StopIteration:
+        raise AssertionError("it ended before its reply did") from None
+    try:
+        reading.send(replies[-1])
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("it wants more")
+
+
+@pytest.mark.parametrize(
+    ("data", "items"),
+    [
+        (END + VERSION, []),
+        (A + END + END + VERSION, [b"a"]),
+        (A + END + VERSION, [b"a"]),
+        (A + END + B + END + END + VERSION, [b"a", b"b"]),
+        (A + B + END + VERSION, [b"a", b"b"]),
+    ],
+)
+def test_both_forms_of_a_monitor_are_read(data: bytes, items: list[bytes]) -> None:
+    """Servers end each item with END and the whole with one more, or only the whole."""
+    assert result(commands.monitor(b"q", 1, 2), data) == items
+
+
+@pytest.mark.parametrize(
+    "data", [VERSION, A + VERSION, A + B + A + END + VERSION, A + END + b"STORED\r\n"]
+)
+def test_what_is_no_reply_to_a_monitor_is_an_error(data: bytes) -> None:
+    """Nothing at all, no END, more items than were asked for, or a reply to something else."""
+    with pytest.raises(ProtocolError):
+        result(commands.monitor(b"q", 1, 2), data)
