@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kestrelmq.protocol.foreign import binary_refusal
 from kestrelmq.server.large_item import LARGE
 from kestrelmq.version import VERSION
 from tests.support.server import ServerProcess, running_server
@@ -138,6 +139,10 @@ FATAL: list[tuple[bytes, bytes]] = [
     (b"get q/abort/close\r\n", b"CLIENT_ERROR peek and abort do not go with open and close\r\n"),
     (b"get q/peek/abort\r\n", b"CLIENT_ERROR peek does not go with abort\r\n"),
     (b"get " + b"q" * 8189 + b"\r\n", b"CLIENT_ERROR a line has at most 8192 bytes\r\n"),
+    (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"CLIENT_ERROR this is no HTTP server\r\n"),
+    (b"Host: x\r\n", b"CLIENT_ERROR this is no HTTP server\r\n"),
+    (b"\x80\x0b" + bytes(22), binary_refusal(b"\x80\x0b")),
+    (b"\x80\x0a" + b"\n" * 22, binary_refusal(b"\x80\x0a" + b"\n" * 22)),
     (b"x" * 8193, b"CLIENT_ERROR a line has at most 8192 bytes\r\n"),
     (b"quit\r\n", b""),
 ]
@@ -151,6 +156,12 @@ def test_fatal(server: ServerProcess, request_: bytes, reply: bytes, trailing: b
         wire.send(b"version\r\n" + request_ + trailing)
         wire.expect_close(VERSION_LINE + reply)
         assert stats(other, "q") == {}
+
+
+def test_a_binary_client_is_refused_at_its_first_byte(wire: Wire) -> None:
+    """It waits for an answer to its first request, and would wait for ever."""
+    wire.send(b"\x80")
+    wire.expect_close(binary_refusal(b"\x80"))
 
 
 def test_a_lone_line_end(wire: Wire) -> None:

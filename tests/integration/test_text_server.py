@@ -223,6 +223,25 @@ def test_an_error_is_a_reply_and_the_connection_lives_on(
     assert client.ask(b"version\n")[0].startswith(b":")
 
 
+def test_a_malformed_put_runs_nothing(client: TextClient, queue: bytes) -> None:
+    """Its items are never commands; after the empty line the connection is as before."""
+    client.ask(b"put %b:\nkept\n\n" % queue)
+    refused = [b"-usage: put QUEUE [EXPIRY_MS]:\n"]
+    assert client.ask(b"put:\nflush %b\n\n" % queue) == refused
+    assert client.ask(b"put %b\ndelete %b\nshutdown\n\n" % (queue, queue)) == refused
+    assert client.ask(b"get %b\n" % queue) == [b":kept\n"]
+
+
+@pytest.mark.parametrize("start", [b"POST / HTTP/1.1\r\n", b"Host: 127.0.0.1:2222\r\n"])
+def test_http_ends_the_connection(server: ServerProcess, start: bytes, other: TextClient) -> None:
+    """No line of a request that a browser sends is a command."""
+    browser = TextClient(server)
+    body = b"Content-Type: text/plain\r\n\r\nput injected:\nx\n\nshutdown\n"
+    assert browser.ask(start + body, 2) == [b"-this is no HTTP server\n", b""]
+    browser.close()
+    assert other.ask(b"peek injected\n") == [b"*\n"]
+
+
 def test_the_status_refuses_and_the_connection_lives_on(client: TextClient, queue: bytes) -> None:
     """What was opened before can be confirmed in any status."""
     client.ask(b"put %b:\n1\n2\n\n" % queue)

@@ -5,6 +5,7 @@ import pytest
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import memcache_replies as replies
 from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.foreign import binary_refusal
 from kestrelmq.protocol.memcache import MAX_ITEM, MAX_LINE, Dialect, Parser
 from kestrelmq.protocol.memcache_requests import (
     Confirm,
@@ -114,8 +115,6 @@ FAULTS: list[tuple[bytes, str, bool]] = [
     (b"set work 0 0 1_0", "bad length", True),
     (b"set work 0 0 %d" % (MAX_ITEM + 1), "bad length", True),
     (b"set work 0 0 99999999999999999999999999", "bad length", True),
-    (b"get", "at least one queue", True),
-    (b"gets", "at least one queue", True),
     (b"get /open", "queue name", True),
     (b"get /", "queue name", True),
     (b"get a /t=5", "queue name", True),
@@ -201,6 +200,98 @@ def test_set_whose_data_can_be_skipped(line: bytes, noreply: bytes) -> None:
     assert request.reply.startswith(b"CLIENT_ERROR ") == (not noreply)
 
 
+@pytest.mark.parametrize("line", [b"get", b"gets", b"GET \r"])
+def test_bare_get(line: bytes) -> None:
+    """Without a key there is nothing to read: Kestrel hangs up, memcached answers ERROR."""
+    with pytest.raises(ClientFault, match="at least one queue") as caught:
+        parse(line)
+    assert caught.value.closes
+    assert parse(line, "memcached") == Refused(b"ERROR\r\n", None)
+
+
+HTTP: list[bytes] = [
+    b"GET / HTTP/1.1",
+    b"POST /path?query HTTP/1.1",
+    b"get http://127.0.0.1:22133/ HTTP/1.0",
+    b"GET work HTTP/1.1",
+    b"DELETE /work HTTP/1.1",
+    b"PUT /work HTTP/1.1",
+    b"OPTIONS * HTTP/1.1",
+    b"stats / HTTP/1.1",
+    b"PRI * HTTP/2.0",
+    b"incr / http/1.1",
+    b"delete x HTTP/1.1",
+    b"Host: 127.0.0.1:22133",
+    b"host:x",
+    b"HOST:  a noreply",
+]
+
+
+@pytest.mark.parametrize("line", HTTP)
+@pytest.mark.parametrize("ending", [b"", b"\r"])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_http(line: bytes, ending: bytes, dialect: Dialect) -> None:
+    """A browser's request closes the connection, so that a web page cannot send commands."""
+    with pytest.raises(ClientFault, match="HTTP") as caught:
+        parse(line + ending, dialect)
+    assert caught.value.closes
+
+
+@pytest.mark.parametrize("line", [b"get HTTP", b"get a HTTP", b"stats host:", b"get host:a HTTPS"])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_only_looks_like_http(line: bytes, dialect: Dialect) -> None:
+    """A command is a command, whatever its queues are called."""
+    assert not isinstance(parse(line, dialect), Refused)
+
+
+@pytest.mark.parametrize("line", [b"\x80", b"\x80\x00\x00\x04", b"\x80\x0b version noreply"])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_binary_protocol(line: bytes, dialect: Dialect) -> None:
+    """No command begins with the byte that every binary request begins with."""
+    with pytest.raises(ClientFault, match="binary") as caught:
+        parse(line, dialect)
+    assert caught.value.closes
+
+
+def test_binary_refusal() -> None:
+    """It answers the request that it is given, of which a part may be all there is."""
+    request = bytes.fromhex("80 0b 0000 00 00 0000 00000000 deadbeef 0000000000000000")
+    refusal = binary_refusal(request + b"more")
+    assert refusal[:2] == b"\x81\x0b"
+    assert refusal[6:8] == b"\x00\x81"
+    assert int.from_bytes(refusal[8:12]) == len(refusal) - 24
+    assert refusal[12:16] == b"\xde\xad\xbe\xef"
+    assert binary_refusal(b"\x80")[:2] == b"\x81\x00"
+    assert len(binary_refusal(b"\x80")) == len(refusal)
+
+
+QUIET: list[tuple[bytes, int | None]] = [
+    (b"add work 0 0 5", 5),
+    (b"replace work 0 0 5", 5),
+    (b"append work 0 0 0", 0),
+    (b"prepend work 0 0 7", 7),
+    (b"cas work 0 0 5 123", 5),
+    (b"incr work 1", None),
+    (b"decr work 1", None),
+    (b"touch work 10", None),
+    (b"verbosity 1", None),
+    (b"cache_memlimit 64", None),
+    (b"mn", None),
+    (b"frobnicate", None),
+    (b"version", None),
+    (b"stats a b", None),
+    (b"confirm work", None),
+]
+
+
+@pytest.mark.parametrize(("line", "size"), QUIET)
+def test_no_reply_in_memcached(line: bytes, size: int | None) -> None:
+    """Who sends `noreply` reads no reply, whatever the command is; its data is skipped."""
+    assert parse(line + b" noreply", "memcached") == Refused(b"", size)
+    with pytest.raises(ClientFault):
+        parse(line + b" noreply", "kestrel")
+
+
 @pytest.mark.parametrize("line", [b"delete a~b", b"flush a b", b"flush", b"flush_all 5"])
 def test_refused_without_a_reply(line: bytes) -> None:
     """A client that reads no reply gets none for a mistake that leaves the connection open."""
@@ -222,7 +313,7 @@ def test_unknown_command_in_kestrel(line: bytes) -> None:
     ("line", "size"),
     [
         (b"add work 0 0 5", 5),
-        (b"replace work 0 0 5 noreply", 5),
+        (b"replace work 0 0 5", 5),
         (b"append work 0 0 0", 0),
         (b"prepend work 0 0 7", 7),
         (b"cas work 0 0 5 123", 5),

@@ -60,7 +60,18 @@ COMMANDS: list[tuple[bytes, Command]] = [
 FAULTS: list[tuple[bytes, str]] = [
     (b"hello\n", "unknown command"),
     (b"\x00\xff\xfe\n", "unknown command"),
-    (b"put work\n", "usage: put QUEUE [EXPIRY_MS]:"),
+    (b"put work\nflush a\n\n", "usage: put QUEUE [EXPIRY_MS]:"),
+    (b"put:\nflush a\n\n", "usage: put QUEUE [EXPIRY_MS]:"),
+    (b"Put:a\r\nshutdown\r\n\r\n", "usage: put QUEUE [EXPIRY_MS]:"),
+    (b"put\n\n", "usage: put QUEUE [EXPIRY_MS]:"),
+    (b"put a " + b" " * text.MAX_LINE_BYTES + b":\nflush a\n\n", "a line has at most 8192 bytes"),
+    (b"pt a:\nflush a\n\n", "unknown command"),
+    (b"GET / HTTP/1.1\n", "closes"),
+    (b"PUT /q HTTP/1.1\r\n\n", "closes"),
+    (b"OPTIONS * HTTP/1.1\r\n", "closes"),
+    (b"delete q HTTP/1.0\n", "closes"),
+    (b"Host: 127.0.0.1:2222\r\n", "closes"),
+    (b"hOST:\n\n", "closes"),
     (b"put :\na\n\n", "usage: put QUEUE [EXPIRY_MS]:"),
     (b"put a 1 2:\nx\n\n", "usage: put QUEUE [EXPIRY_MS]:"),
     (b"put a soon:\nx\n\n", "not a number"),
@@ -152,6 +163,21 @@ def test_the_longest_line_is_accepted(end: bytes) -> None:
     line = b"get q ".ljust(text.MAX_LINE_BYTES)
     assert outcomes([line, end]) == [Get("q", 0)]
     assert outcomes([line + b" ", end]) == ["a line has at most 8192 bytes"]
+
+
+def test_the_items_of_a_malformed_put_are_no_commands() -> None:
+    """However many or long they are; the error is told before they have come."""
+    long = b"flush " + b"a" * 2 * text.MAX_LINE_BYTES
+    items = [b"flush a\n", b"put b:\n", b" \n", long + b"\n", b"Host: x\n"]
+    usage = "usage: put QUEUE [EXPIRY_MS]:"
+    assert outcomes([b"put\n"]) == [usage]
+    assert outcomes([b"put\n", *items, b"\r\n", b"get q\n"]) == [usage, Get("q", 0)]
+
+
+def test_http_in_an_item_is_data() -> None:
+    """Only where a command could stand does it end the connection."""
+    lines = (b"GET / HTTP/1.1", b"Host: x")
+    assert outcomes([b"put q:\n" + b"\n".join(lines) + b"\n\n"]) == [Put("q", 0, lines)]
 
 
 @pytest.mark.parametrize("item", [b"x", b"x" * 100_000])

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Final, Literal
 
 from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.foreign import BINARY_REQUEST, is_http
 from kestrelmq.protocol.memcache_replies import (
     DELETED,
     END,
@@ -124,7 +125,7 @@ class Parser:
         self.parse_long: Callable[[bytes], Request] = self._parse
 
     def _parse(self, line: bytes) -> Request:
-        if len(line) > MAX_LINE:
+        if len(line) > MAX_LINE and len(line.removesuffix(b"\r")) > MAX_LINE:
             raise ClientFault(f"a line has at most {MAX_LINE} bytes", closes=True)
         words = line.split()
         if not words:
@@ -132,13 +133,20 @@ class Parser:
         verb = words[0].lower()
         parse = _VERBS.get(verb)
         if parse is None:
-            return self._unknown(verb, words[1:])
+            return self._unknown(line, verb, words[1:])
         try:
             return parse(self, words[1:])
         except ClientFault as fault:
-            if fault.closes or verb not in _QUIET_VERBS or words[-1] != b"noreply":
+            _check_protocol(line)
+            if fault.closes or words[-1] != b"noreply" or not self._may_be_quiet(verb):
                 raise
             return Refused(b"", None)
+
+    def _may_be_quiet(self, verb: bytes) -> bool:
+        """Whether `noreply` at the end of a line is no argument: its client reads no reply."""
+        if self._dialect == "kestrel":
+            return verb in _QUIET_VERBS
+        return verb not in {b"get", b"gets"}
 
     # --- the pieces of a line ---
 
@@ -165,14 +173,16 @@ class Parser:
             return Refused(b"" if noreply else client_error(problem), size)
         return Set(words[0].decode(), expiry, size, noreply)
 
-    def _get(self, words: list[bytes]) -> Get:
+    def _get(self, words: list[bytes]) -> Request:
         return self._read(words, cas=False)
 
-    def _gets(self, words: list[bytes]) -> Get:
+    def _gets(self, words: list[bytes]) -> Request:
         return self._read(words, cas=True)
 
-    def _read(self, words: list[bytes], *, cas: bool) -> Get:
+    def _read(self, words: list[bytes], *, cas: bool) -> Request:
         if not words:
+            if self._dialect == "memcached":
+                return Refused(ERROR, None)
             raise ClientFault("get takes at least one queue", closes=True)
         keys = tuple(self._key(word) for word in words)
         first = keys[0]
@@ -283,17 +293,19 @@ class Parser:
         _nothing(words, "quit")
         return Simple("quit")
 
-    def _unknown(self, verb: bytes, words: list[bytes]) -> Refused:
+    def _unknown(self, line: bytes, verb: bytes, words: list[bytes]) -> Refused:
+        _check_protocol(line)
         if self._dialect == "kestrel":
             raise ClientFault(f"unknown command {_printable(verb)}", closes=True)
+        reply = b"" if words[-1:] == [b"noreply"] else ERROR
         # These are followed by data, whose length is the word at this place.
         place = {b"ms": 1}.get(verb, 3 if verb in _STORAGE_VERBS else None)
         if place is None:
-            return Refused(ERROR, None)
+            return Refused(reply, None)
         size = number(words[place]) if len(words) > place else None
         if size is None or not 0 <= size <= MAX_ITEM:
             raise ClientFault("bad length", closes=True)
-        return Refused(ERROR, size)
+        return Refused(reply, size)
 
 
 _QUIET_VERBS: Final = frozenset({b"delete", b"flush", b"flush_all"})
@@ -321,6 +333,14 @@ _VERBS: Final[dict[bytes, Callable[[Parser, list[bytes]], Request]]] = {
     b"shutdown": Parser._shutdown,
     b"quit": Parser._quit,
 }
+
+
+def _check_protocol(line: bytes) -> None:
+    """Refuse a line that is no command, if it shows that its client speaks another protocol."""
+    if line.startswith(BINARY_REQUEST):
+        raise ClientFault("the binary protocol is not served", closes=True)
+    if is_http(line):
+        raise ClientFault("this is no HTTP server", closes=True)
 
 
 def number(word: bytes) -> int | None:

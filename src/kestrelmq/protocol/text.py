@@ -19,14 +19,16 @@ line, ended by an empty line.
     version                               ":x.y.z"
     shutdown, quit                        the connection closes
 
-An error is "-MESSAGE". None closes the connection: what cannot be understood, or is too long, is
-read up to where it ends and dropped. Empty lines between commands mean nothing.
+An error is "-MESSAGE". What cannot be understood, or is too long, is read up to where it ends and
+dropped; a malformed `put` takes the lines that follow it along, up to the empty line: its items are
+never read as commands. Only HTTP closes the connection. Empty lines between commands mean nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.foreign import is_http
 from kestrelmq.protocol.text_commands import (
     Command,
     Confirm,
@@ -57,6 +59,7 @@ MAX_PUT_ITEMS: Final = 100_000
 
 # Times and counts: more digits than any sensible number has, fewer than cost time to convert.
 _MOST_DIGITS: Final = 18
+_PUT: Final = "put QUEUE [EXPIRY_MS]:"
 
 
 class _Draft:
@@ -69,17 +72,13 @@ class _Draft:
     __slots__ = ("_expiry", "_fault", "_items", "_queue", "room")
 
     def __init__(self, words: list[bytes]) -> None:
+        """`words` are those of the line, without the colon. Raises ClientFault."""
+        _expect(words, _PUT, 1, 2)
+        self._queue = _name(words[0])
+        self._expiry = _integer(words[1]) if len(words) > 1 else 0
         self._items: list[bytes] = []
-        self._queue = ""
-        self._expiry = 0
         self._fault: ClientFault | None = None
         self.room = MAX_PUT_BYTES
-        try:
-            _expect(words, "put QUEUE [EXPIRY_MS]:", 1, 2)
-            self._queue = _name(words[0])
-            self._expiry = _integer(words[1]) if len(words) > 1 else 0
-        except ClientFault as fault:
-            self.refuse(fault)
 
     def add(self, item: bytes) -> None:
         self.room -= len(item)
@@ -87,10 +86,9 @@ class _Draft:
         if len(self._items) > MAX_PUT_ITEMS:
             self.refuse()
 
-    def refuse(self, fault: ClientFault | None = None) -> None:
-        """Give up, by default a put too large; the first fault counts, what came is forgotten."""
-        too_large = f"a put holds at most {MAX_PUT_ITEMS} items and {MAX_PUT_BYTES} bytes"
-        self._fault = self._fault or fault or _fault(too_large)
+    def refuse(self) -> None:
+        """Give up a put that is too large; what came is forgotten."""
+        self._fault = _fault(f"a put holds at most {MAX_PUT_ITEMS} items and {MAX_PUT_BYTES} bytes")
         self._items.clear()
         self.room = 0
 
@@ -107,12 +105,15 @@ class TextParser:
     received and not yet asked for.
     """
 
-    __slots__ = ("_buffer", "_draft", "_overlong", "_scanned")
+    __slots__ = ("_buffer", "_draft", "_dropping", "_overlong", "_overlong_put", "_scanned")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._scanned = 0
         self._overlong = False
+        self._overlong_put = False
+        # Whether the lines up to an empty one are the items of a `put` that was refused.
+        self._dropping = False
         self._draft: _Draft | None = None
 
     def receive(self, data: bytes) -> None:
@@ -128,8 +129,11 @@ class TextParser:
         while (line := self._next_line()) is not None:
             overlong, self._overlong = self._overlong, False
             draft = self._draft
-            if draft is None:
+            if self._dropping:
+                self._dropping = bool(line) or overlong
+            elif draft is None:
                 if overlong:
+                    self._dropping = self._overlong_put
                     raise _fault(f"a line has at most {MAX_LINE_BYTES} bytes")
                 if command := self._parse(line):
                     return command
@@ -155,32 +159,58 @@ class TextParser:
         end = self._buffer.find(b"\n", self._scanned)
         if end < 0:
             # The last byte may yet turn out to belong to the line's end.
-            self._overlong |= len(self._buffer) > longest + 1
+            if len(self._buffer) > longest + 1:
+                self._note_overlong(self._buffer)
             if self._overlong:
                 self._buffer.clear()
             self._scanned = len(self._buffer)
             return None
         line = bytes(self._buffer[:end]).removesuffix(b"\r")
-        self._overlong |= len(line) > longest
+        if len(line) > longest:
+            self._note_overlong(line)
         del self._buffer[: end + 1]
         self._scanned = 0
         return line
+
+    def _note_overlong(self, begin: bytes | bytearray) -> None:
+        """Note that a line is too long, of which the `begin` is there, or only some of the rest."""
+        if not self._overlong:
+            self._overlong = True
+            self._overlong_put = _is_put(begin[:MAX_LINE_BYTES].split(maxsplit=1))
 
     def _parse(self, line: bytes) -> Command | None:
         """Return the command of `line`; None when it is empty, or the beginning of a `put`."""
         words = line.split()
         if not words:
             return None
-        verb = words[0].lower()
-        if verb == b"put":
-            if not words[-1].endswith(b":"):
-                raise _fault("usage: put QUEUE [EXPIRY_MS]:")
+        try:
+            if _is_put(words):
+                self._begin_put(words)
+                return None
+            if (parse := _PARSERS.get(words[0].lower())) is None:
+                # Only a `put` ends in a colon: these are items, whatever it was to be.
+                self._dropping = words[-1].endswith(b":")
+                raise _fault("unknown command")
+            return parse(words[1:])
+        except ClientFault:
+            if is_http(line):
+                raise ClientFault("this is no HTTP server", closes=True) from None
+            raise
+
+    def _begin_put(self, words: list[bytes]) -> None:
+        try:
+            if words[0].lower() != b"put" or not words[-1].endswith(b":"):
+                raise _fault(f"usage: {_PUT}")
             last = words.pop()[:-1]
             self._draft = _Draft([*words[1:], last] if last else words[1:])
-            return None
-        if (parse := _PARSERS.get(verb)) is None:
-            raise _fault("unknown command")
-        return parse(words[1:])
+        except ClientFault:
+            self._dropping = True
+            raise
+
+
+def _is_put(words: Sequence[bytes | bytearray]) -> bool:
+    """Whether a line of these words is a `put`, be it malformed."""
+    return bool(words) and words[0].lower().partition(b":")[0] == b"put"
 
 
 def _get(words: list[bytes]) -> Get:

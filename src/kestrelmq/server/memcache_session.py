@@ -12,6 +12,7 @@ from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER, LATEST
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.foreign import BINARY_REQUEST, binary_refusal
 from kestrelmq.protocol.memcache import (
     END,
     ERROR,
@@ -47,8 +48,8 @@ from kestrelmq.server.memcache_admin import Forbidden, serve_admin
 from kestrelmq.server.memcache_reads import MemcacheFetch, MemcacheMonitor
 from kestrelmq.server.reads import OpenReads
 
-_EPOCH_EXPIRY: Final = 1_000_000
-"""Expiries from here on are epoch seconds; smaller ones are seconds from now."""
+_EPOCH_EXPIRY: Final = {"kestrel": 1_000_000, "memcached": 30 * 24 * 60 * 60 + 1}
+"""By dialect: expiries from here on are epoch seconds; smaller ones are seconds from now."""
 _FIRST_LINE: Final = b"version\r\n"
 _FIRST_REQUEST: Final = Simple("version")
 _AFTER_VALUE: Final = b"\r\nEND\r\n"
@@ -69,6 +70,7 @@ class MemcacheSession(Session):
         self._touched = connection.touched
         self._parse = parser.parse
         self._parse_long = parser.parse_long
+        self._epoch_expiry = _EPOCH_EXPIRY[context.config.memcache_dialect]
         self._reads = OpenReads()
         self._fetch: MemcacheFetch | MemcacheMonitor | None = None
         self._produced = 0
@@ -99,7 +101,7 @@ class MemcacheSession(Session):
                 body = data.find(b"\n", position) + 1
                 if not body:
                     return self._part_of_line(data[position:])
-                parsed = self._parse_new(data[position:body])
+                parsed = self._parse_new(data, position, body)
                 if parsed is None:
                     position = body
                     continue
@@ -119,14 +121,18 @@ class MemcacheSession(Session):
                 self._serve(request)
         return data[position:] if position < end else b""
 
-    def _parse_new(self, line: bytes) -> Request | None:
-        """Parse a line, with its end; answer and return None when it is malformed."""
+    def _parse_new(self, data: bytes, position: int, end: int) -> Request | None:
+        """Parse the line between two places; answer and return None when it is malformed."""
+        line = data[position:end]
         try:
             if len(line) > REMEMBERED:
                 return self._parse_long(line[:-1])
             request = self._parse(line[:-1])
         except ClientFault as fault:
-            self._fault(fault)
+            if line.startswith(BINARY_REQUEST):
+                self._close_with(binary_refusal(data[position:]))
+            else:
+                self._fault(fault)
             return None
         self._line, self._request = line, request
         return request
@@ -267,7 +273,11 @@ class MemcacheSession(Session):
         return self._take(UnwantedItem(request.size, request.reply), data, body)
 
     def _part_of_line(self, part: bytes) -> bytes:
-        if len(part) <= memcache.MAX_LINE:
+        if part.startswith(BINARY_REQUEST):
+            self._close_with(binary_refusal(part))
+            return b""
+        # The last byte may yet turn out to belong to the line's end.
+        if len(part.removesuffix(b"\r")) <= memcache.MAX_LINE:
             return part
         self._fault(ClientFault(f"a line has at most {memcache.MAX_LINE} bytes", closes=True))
         return b""
@@ -314,7 +324,7 @@ class MemcacheSession(Session):
         now = self._context.turns.clock.now()
         if expiry < 0:
             return now - 1
-        return now + expiry * 1000 if expiry < _EPOCH_EXPIRY else min(expiry * 1000, LATEST)
+        return now + expiry * 1000 if expiry < self._epoch_expiry else min(expiry * 1000, LATEST)
 
     # --- set and get, in full ---
 

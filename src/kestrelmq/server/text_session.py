@@ -1,7 +1,8 @@
 """The text protocol over one connection.
 
-Every error is a reply; the connection stays open. Reads are open reads of the connection: `get`
-confirms the one before it, and whatever is open when the client goes is given back.
+Every error is a reply; the connection stays open, unless its client speaks HTTP. Reads are open
+reads of the connection: `get` confirms the one before it, and whatever is open when the client goes
+is given back.
 """
 
 from typing import Final
@@ -66,6 +67,7 @@ class TextSession(Session):
                 self._serve(command)
             except ClientFault as fault:
                 connection.push(text.error(fault.message), None)
+                connection.closing |= fault.closes
             except (KestrelError, ValueError) as error:
                 connection.push(text.error(str(error)), None)
             produced += len(connection.out[-1]) if connection.out else 0
