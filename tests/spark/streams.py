@@ -16,10 +16,16 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
 
 
 def stream(
-    spark: SparkSession, cluster: str, root: Path, *, form: str = "kestrel", **options: str
+    spark: SparkSession,
+    cluster: str,
+    root: Path,
+    *,
+    form: str = "kestrel",
+    queue: str = QUEUE,
+    **options: str,
 ) -> DataFrame:
     """Return the queue as a stream."""
-    reader = spark.readStream.format(form).options(servers=cluster, queue=QUEUE, wait="200ms")
+    reader = spark.readStream.format(form).options(servers=cluster, queue=queue, wait="200ms")
     return reader.options(staging_location=str(root / "staging"), **options).load()
 
 

@@ -9,6 +9,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
+from kestrelmq.spark.live_options import ServersOptions
+from kestrelmq.spark.pipelines import ArchiveOptions, archive
+from tests.spark.spools import adds, write
 from tests.spark.streams import QUEUE, drain, items_in, numbered, stream, until
 from tests.support.server import ServerProcess, running_server
 
@@ -149,6 +152,110 @@ def test_a_table_is_read_once_and_can_be_read_again(
     assert reader.option("batch", batch.name).load().count() == 500
     with pytest.raises(PySparkException, match="'nothing' is not allowed"):
         reader.option("batch", "nothing").load().count()
+
+
+def test_one_dataframe_is_one_batch(
+    spark: SparkSession, cluster: str, client: Client, tmp_path: Path
+) -> None:
+    """Actions that Spark plans anew see the same rows; another DataFrame takes what is left."""
+    client.put_many(QUEUE, numbered(40))
+    reader = spark.read.format("kestrel").options(servers=cluster, queue=QUEUE)
+    reader = reader.option("staging_location", str(tmp_path / "staging"))
+    rows = reader.load().selectExpr("*", "int(string(data)) AS number")
+    other = reader.load()
+
+    assert rows.count() == 40
+    client.put_many(QUEUE, numbered(5, 100))
+    assert rows.where("number < 30").count() == 30
+    assert rows.where("number >= 100").count() == 0
+    assert rows.alias("a").join(rows.alias("b"), "number").count() == 40
+    rows.createOrReplaceTempView("numbers")
+    assert spark.sql("SELECT max(number) FROM numbers WHERE size > 0").collect()[0][0] == 39
+    assert other.count() == 5
+    assert other.where("size = 3").count() == 5
+    assert rows.count() == 40
+    assert len(list((tmp_path / "staging").iterdir())) == 2
+
+
+def test_a_dataframe_of_an_empty_queue_stays_empty(
+    spark: SparkSession, cluster: str, client: Client, tmp_path: Path
+) -> None:
+    """What comes later is another DataFrame's."""
+    client.put(QUEUE, b"")
+    assert client.get(QUEUE) == b""
+    reader = spark.read.format("kestrel").options(servers=cluster, queue=QUEUE)
+    rows = reader.option("staging_location", str(tmp_path / "staging")).load()
+
+    assert rows.count() == 0
+    client.put(QUEUE, b"late")
+    assert rows.where("size = 4").count() == 0
+    assert client.get(QUEUE) == b"late"
+
+
+def test_a_batch_keeps_its_queues_name(
+    spark: SparkSession, cluster: str, client: Client, tmp_path: Path
+) -> None:
+    """Read again as another queue, staged items would get another name."""
+    client.put_many(QUEUE, numbered(3))
+    location = tmp_path / "staging"
+    reader = spark.read.format("kestrel").options(servers=cluster, queue=QUEUE)
+    reader = reader.option("staging_location", str(location))
+    assert reader.load().count() == 3
+    (batch,) = location.iterdir()
+
+    with pytest.raises(PySparkException, match=r"'other' is not allowed: batch .* of queue 'work'"):
+        reader.options(batch=batch.name, queue="other").load().count()
+    with pytest.raises(PySparkException, match="must be the name of a directory"):
+        reader.options(batch="../staging").load().count()
+
+
+def test_a_checkpoint_keeps_its_queue(
+    spark: SparkSession, cluster: str, client: Client, tmp_path: Path
+) -> None:
+    """A batch that failed is replayed under its own queue's name, or not at all."""
+    client.put_many(QUEUE, numbered(20))
+    client.put_many("other", numbered(7, 100))
+    failing = stream(spark, cluster, tmp_path).selectExpr(
+        "queue", "position", "binary(raise_error('on purpose')) AS data"
+    )
+    with pytest.raises(PySparkException, match="on purpose"):
+        drain(failing, tmp_path)
+
+    with pytest.raises(PySparkException, match="checkpoint is of queue 'work'"):
+        drain(stream(spark, cluster, tmp_path, queue="other"), tmp_path)
+    drain(stream(spark, cluster, tmp_path).select("queue", "position", "data"), tmp_path)
+
+    table = spark.read.parquet(str(tmp_path / "table"))
+    assert [row.queue for row in table.select("queue").distinct().collect()] == [QUEUE]
+    assert sorted(map(int, items_in(spark, tmp_path))) == list(range(20))
+    assert len(list(client.consume("other", idle_timeout=0))) == 7
+
+
+@pytest.mark.parametrize("cause", ["damaged", "quiescent"])
+def test_a_queue_that_is_not_given_is_an_error(
+    spark: SparkSession, tmp_path: Path, cause: str
+) -> None:
+    """A table and `availableNow` name queue and server; other servers do not make up for it."""
+    write(tmp_path / "bad" / "queues" / QUEUE, adds([b"kept"]), tail=b"\x63" * 30)
+    with running_server(tmp_path / "good") as good, running_server(tmp_path / "bad") as bad:
+        with Client(good.address) as client:
+            client.put_many(QUEUE, numbered(5))
+        if cause == "quiescent":
+            with Client(bad.address) as client:
+                client.set_status("quiescent")
+        cluster = f"{good.address},{bad.address}"
+        message = f"queue 'work' on {bad.address} cannot be read: .*{cause}"
+        with pytest.raises(PySparkException, match=message):
+            drain(stream(spark, cluster, tmp_path), tmp_path)
+        reader = spark.read.format("kestrel").options(servers=cluster, queue=QUEUE)
+        with pytest.raises(PySparkException, match=message):
+            reader.option("staging_location", str(tmp_path / "tables")).load().count()
+        options = ArchiveOptions(ServersOptions(cluster), [QUEUE], str(tmp_path / "archive"))
+        with pytest.raises(PySparkException, match=message):
+            archive(spark, options).awaitTermination(60)
+
+        with Client(good.address) as client:
+            assert len(list(client.consume(QUEUE, idle_timeout=0))) == 5
 
 
 def test_a_table_of_servers_that_are_away_is_an_error(spark: SparkSession, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from kestrelmq.errors import (
     ConnectionLost,
     InvalidQueueName,
     InvalidRequest,
+    ServerRefused,
     ServerUnavailable,
 )
 from kestrelmq.spark.live_driver import Driver, Limits
@@ -25,6 +26,7 @@ from kestrelmq.spark.live_options import (
     live_write_options,
 )
 from kestrelmq.spark.live_plan import Epoch, batch_of, first_position, from_offset, share_out
+from kestrelmq.spark.live_refusals import QueueCannotBeRead, readable
 from kestrelmq.spark.live_sink import QueueStaysFull, Sender, grouped
 from kestrelmq.spark.staging import Opened, Share, Staging
 from kestrelmq.spark.staging_lock import StagingInUse
@@ -39,7 +41,7 @@ LIMITS = Limits(100, 1000)
 
 def test_an_offset_says_all_that_reading_needs() -> None:
     """What Spark logs comes back as the same batch."""
-    epoch = Epoch(7, "abc", (Share("a:1", 5, 6), Share("[::1]:2", 7, 8)))
+    epoch = Epoch(7, "abc", "q", (Share("a:1", 5, 6), Share("[::1]:2", 7, 8)))
 
     assert from_offset(epoch.to_offset()) == epoch
 
@@ -86,6 +88,12 @@ class Cluster:
 
     def __init__(self, items: Mapping[str, int]) -> None:
         self.items = dict(items)
+        self.refusing: str | None = None
+
+    def check_readable(self, patience: float) -> None:
+        """Refuse while one does not give its queue."""
+        if self.refusing is not None:
+            raise QueueCannotBeRead(f"{self.refusing} after {patience}")
 
     def with_items(self, wait: float) -> list[str]:  # noqa: ARG002 # never waits
         """Those that have any."""
@@ -119,11 +127,17 @@ class Reads:
         """Nothing is open."""
 
 
-def driver_of(location: Path, cluster: Cluster, partitions: int = 1) -> Driver:
+def driver_of(location: Path, cluster: Cluster, partitions: int = 1, queue: str = "q") -> Driver:
     """Return a driver whose lock waits on a fake clock."""
     clock = FakeClock()
     return Driver(
-        Staging(location), cluster, partitions=partitions, clock=clock, pause=clock.advance
+        Staging(location),
+        cluster,
+        queue,
+        partitions=partitions,
+        patience=7.0,
+        clock=clock,
+        pause=clock.advance,
     )
 
 
@@ -187,6 +201,77 @@ def test_available_now_needs_a_server(tmp_path: Path) -> None:
     with pytest.raises(ServerUnavailable):
         driver.want_only_what_is_there()
     driver.close()
+
+
+def test_a_queue_that_is_not_given_is_not_empty(tmp_path: Path) -> None:
+    """A query that ends fails then, at its start and at its end; one that goes on waits."""
+    cluster = Cluster({"a:1": 5})
+    cluster.refusing = "damaged"
+    driver = driver_of(tmp_path, cluster)
+    start = driver.initial()
+    assert driver.latest(start, LIMITS) != start
+    with pytest.raises(QueueCannotBeRead, match=r"damaged after 7\.0"):
+        driver.want_only_what_is_there()
+    assert not driver.takes_only_what_is_there
+
+    cluster.refusing = None
+    driver.want_only_what_is_there()
+    cluster.items["a:1"] = 0
+    assert driver.latest(start, LIMITS) == start
+    cluster.refusing = "loading"
+    with pytest.raises(QueueCannotBeRead, match="loading"):
+        driver.latest(start, LIMITS)
+    driver.close()
+
+
+def test_a_checkpoint_belongs_to_its_queue(tmp_path: Path) -> None:
+    """Another queue's name is refused before a batch is replayed, planned or committed."""
+    cluster = Cluster({"a:1": 5})
+    first = driver_of(tmp_path, cluster)
+    start = first.initial()
+    offset = first.latest(start, LIMITS)
+    first.close()
+    other = driver_of(tmp_path, cluster, queue="other")
+
+    for refused in (
+        lambda: other.batch(offset),
+        lambda: other.latest(offset, LIMITS),
+        lambda: other.latest(start, LIMITS),
+        lambda: other.commit(offset),
+    ):
+        with pytest.raises(ConfigError, match="'other' is not allowed: the checkpoint is of queue"):
+            refused()
+    other.close()
+    again = driver_of(tmp_path, cluster)
+    assert again.batch(offset) == from_offset(offset)
+    again.close()
+
+
+def test_only_a_queue_that_is_loading_is_waited_for() -> None:
+    """Until it is there, or patience ends; anything else fails at once and names both."""
+    clock = FakeClock()
+    answers: list[str | ServerRefused] = [ServerRefused("queue q is still loading")] * 3
+
+    def ask() -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, ServerRefused):
+            raise answer
+        return answer
+
+    def outcome(patience: float) -> str:
+        return readable("q", "a:1", ask, patience, clock=clock, pause=clock.advance)
+
+    answers.append("item")
+    assert outcome(10.0) == "item"
+    answers += [ServerRefused("queue q is still loading")] * 1000
+    with pytest.raises(QueueCannotBeRead, match=r"queue 'q' on a:1 cannot be read: .*loading"):
+        outcome(10.0)
+    answers[:] = [ServerRefused("q is damaged")]
+    with pytest.raises(QueueCannotBeRead, match="damaged"):
+        outcome(10.0)
+    answers[:] = [ServerRefused("unknown", "ERROR")]
+    with pytest.raises(ServerRefused, match="unknown"):
+        outcome(10.0)
 
 
 def test_read_all_takes_what_the_servers_have(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from kestrelmq.clock import Clock, SystemClock
-from kestrelmq.errors import ServerUnavailable
+from kestrelmq.errors import ConfigError, ServerUnavailable
 from kestrelmq.spark.live_plan import Epoch, from_offset, share_out, taken_by_server
 from kestrelmq.spark.staging import PartId, Staging
 from kestrelmq.spark.staging_lock import StagingInUse, StagingLock
@@ -21,6 +21,9 @@ LOCK_PATIENCE: Final = 15.0
 
 class Servers(Protocol):
     """What the driver asks about the servers; `live_probe.Probe`."""
+
+    def check_readable(self, patience: float) -> None:
+        """Raise QueueCannotBeRead if one has the queue but does not give it."""
 
     def with_items(self, wait: float) -> list[str]:
         """Return the servers that have items; wait up to `wait` seconds for one."""
@@ -47,8 +50,10 @@ class Driver:
         self,
         staging: Staging,
         servers: Servers,
+        queue: str,
         *,
         wait: float = 1.0,
+        patience: float = 0.0,
         partitions: int = 1,
         clock: Clock | None = None,
         pause: Callable[[float], None] = time.sleep,
@@ -58,14 +63,18 @@ class Driver:
         Args:
             staging: where parts are kept.
             servers: who to ask.
+            queue: the queue that they are asked for.
             wait: how long, in seconds, `latest` waits for an item.
+            patience: how long, in seconds, a query that ends waits for a queue that is loading.
             partitions: how many a batch has at least.
             clock: time, for the lock's patience.
             pause: waits for the lock.
         """
         self._staging = staging
         self._servers = servers
+        self._queue = queue
         self._wait = wait
+        self._patience = patience
         self._partitions = partitions
         self._clock = clock or SystemClock()
         self._pause = pause
@@ -88,16 +97,37 @@ class Driver:
 
     def initial(self) -> dict[str, Any]:
         """Return the offset before the first batch."""
-        return Epoch(0, self.begin()).to_offset()
+        return Epoch(0, self.begin(), self._queue).to_offset()
+
+    @property
+    def takes_only_what_is_there(self) -> bool:
+        """Whether the query ends when it has what the servers had at its start."""
+        return self._wanted is not None
+
+    def batch(self, end: Mapping[str, Any]) -> Epoch:
+        """Return the batch whose offset is `end`, to be read now, perhaps again.
+
+        Raises:
+            StagingInUse: the staging location is another query's.
+            ConfigError: the batch is of another queue.
+        """
+        epoch = from_offset(end)
+        self._check_identity(epoch)
+        return epoch
 
     def latest(self, start: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
         """Return the offset of the next batch, or `start` when there is nothing.
 
         Raises:
             StagingInUse: the staging location is another query's, or another checkpoint's.
+            ConfigError: the checkpoint is another queue's.
+            QueueCannotBeRead: the query is to take what is there, and a server has the queue but
+                does not give it.
         """
         before = from_offset(start)
         self._check(before)
+        if self.takes_only_what_is_there:
+            self._servers.check_readable(self._patience)
         allowed = self._allowed(limits)
         if allowed is None:
             found: dict[str, int | None] = dict.fromkeys(self._servers.with_items(self._wait))
@@ -107,15 +137,17 @@ class Driver:
         shares = share_out(found, limits.items, limits.bytes, self._partitions)
         if not shares:
             return dict(start)
-        return Epoch(before.number + 1, before.staging, shares).to_offset()
+        return Epoch(before.number + 1, before.staging, self._queue, shares).to_offset()
 
     def want_only_what_is_there(self) -> None:
         """Take no more, from now on, than the servers have now.
 
         Raises:
             ServerUnavailable: no server can be asked.
+            QueueCannotBeRead: a server has the queue but does not give it.
         """
         self.begin()
+        self._servers.check_readable(self._patience)
         self._wanted = self._servers.counts()
         if not self._wanted:
             raise ServerUnavailable("no server can be asked what its queue has")
@@ -159,6 +191,12 @@ class Driver:
             )
 
     def _check_identity(self, epoch: Epoch) -> None:
+        if epoch.queue not in {None, self._queue}:
+            raise ConfigError(
+                f"option 'queue' of reading kestrel: {self._queue!r} is not allowed: the "
+                f"checkpoint is of queue {epoch.queue!r}, whose items are staged and would get "
+                "another name. Give another queue a checkpoint and a staging location of its own"
+            )
         if epoch.staging != self.begin():
             raise StagingInUse(
                 f"staging location {self._staging.path} belongs to another query than the "

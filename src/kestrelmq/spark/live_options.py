@@ -17,6 +17,7 @@ DEFAULT_ITEMS: Final = 100_000
 DEFAULT_BYTES: Final = 128 << 20
 DEFAULT_WAIT: Final = 1.0
 DEFAULT_PATIENCE: Final = 600.0
+DEFAULT_LOADING_PATIENCE: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class LiveReadOptions:
         min_partitions: how many tasks read a batch at least; by default one for each server.
         wait: how long, in seconds, the driver waits for an item at a time.
         batch: only for a batch read: the name of an earlier one to read again.
+        patience: how long, in seconds, a read that ends waits for a queue that is still loading.
     """
 
     cluster: ServersOptions
@@ -74,6 +76,7 @@ class LiveReadOptions:
     min_partitions: int = 1
     wait: float = DEFAULT_WAIT
     batch: str | None = None
+    patience: float = DEFAULT_LOADING_PATIENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,8 @@ def live_read_options(given: Mapping[str, str]) -> LiveReadOptions:
             options.take("max_bytes_per_batch", DEFAULT_BYTES, a_size),
             options.take("min_partitions", 1, a_whole_number(MAX_PARTITIONS)),
             options.take("wait", DEFAULT_WAIT, a_time),
-            options.take("batch", None, str),
+            options.take("batch", None, _batch),
+            options.take("patience", DEFAULT_LOADING_PATIENCE, a_time),
         )
     )
 
@@ -167,6 +171,12 @@ def _servers(value: str) -> str:
 def _staging_location(value: str) -> str:
     # Executors need not have the driver's working directory.
     return str(Path(local_path(value, "staging_location")).absolute()) if value else value
+
+
+def _batch(value: str) -> str:
+    if "/" in value or value in {"", ".", ".."}:
+        raise ValueError("the name of a directory in the staging location that a read made")
+    return value
 
 
 def _queue(value: str) -> str:

@@ -25,11 +25,13 @@ class Epoch:
     Attributes:
         number: counts batches from 1; 0 is before the first.
         staging: the identity of the staging location.
+        queue: the queue that its items are from; None in an offset of an earlier version.
         shares: what each partition may take.
     """
 
     number: int
     staging: str
+    queue: str | None = None
     shares: tuple[Share, ...] = field(default=())
 
     def to_offset(self) -> dict[str, Any]:
@@ -38,7 +40,12 @@ class Epoch:
             str(place): {"server": share.server, "items": share.items, "bytes": share.bytes}
             for place, share in enumerate(self.shares)
         }
-        return {"epoch": self.number, "staging": self.staging, "shares": shares}
+        return {
+            "epoch": self.number,
+            "staging": self.staging,
+            "queue": self.queue,
+            "shares": shares,
+        }
 
 
 def from_offset(offset: Mapping[str, Any]) -> Epoch:
@@ -47,6 +54,7 @@ def from_offset(offset: Mapping[str, Any]) -> Epoch:
     return Epoch(
         offset["epoch"],
         offset["staging"],
+        offset.get("queue"),
         tuple(Share(share["server"], share["items"], share["bytes"]) for share in shares),
     )
 

@@ -18,6 +18,7 @@ from kestrelmq.client.connection import Connection
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.statistics import queue_stats
 from kestrelmq.errors import ClientError, ServerRefused
+from kestrelmq.spark.live_refusals import is_refusal, readable
 
 T = TypeVar("T")
 
@@ -43,6 +44,7 @@ class Probe:
         chance = random or Random()  # noqa: S311 # spreads load, keeps no secret
         self._servers = ServerSet(membership.reads, time.monotonic, chance)
         self._connections: dict[Address, Connection] = {}
+        self._refusing: set[Address] = set()
 
     def with_items(self, wait: float) -> list[str]:
         """Return the servers that have items; if none has, wait for one up to `wait` seconds.
@@ -60,6 +62,24 @@ class Probe:
             time.sleep(max(0.0, wait - (time.monotonic() - begun)))
             return []
         return self._wait_for_one(list(found), wait)
+
+    def check_readable(self, patience: float) -> None:
+        """Check that every server that answers gives the queue, or has none.
+
+        Args:
+            patience: how long, in seconds, to wait for one on which it is still loading.
+
+        Raises:
+            QueueCannotBeRead: one does not.
+            ServerUnavailable: ZooKeeper cannot be reached.
+        """
+        self._membership.start()
+        choice = self._servers.choose()
+        refusing = [server for server in choice.aside if server in self._refusing]
+        servers = [*choice.ready, *refusing]
+        if servers:
+            with ThreadPoolExecutor(min(len(servers), _MAX_THREADS)) as threads:
+                list(threads.map(lambda server: self._check_readable(server, patience), servers))
 
     def counts(self) -> dict[str, int]:
         """Return how many items the queue has on each server that can be asked."""
@@ -100,21 +120,43 @@ class Probe:
 
     def _ask(self, server: Address, command: Command[T]) -> tuple[T] | None:
         """Return the answer, in a tuple; None when the server cannot be asked."""
-        connection = self._connections.get(server)
         try:
-            if connection is None or not connection.is_usable():
-                connection = Connection(server, self._options)
-                connection.open()
-                self._connections[server] = connection
-            answer = connection.run(command)
+            answer = self._run(server, command)
         except ClientError as error:
-            if isinstance(error, ServerRefused) and error.kind != "SERVER_ERROR":
-                raise
-            if self._servers.failed(server):
-                _log.warning("%s is set aside: %s", server, error)
+            self._set_aside(server, error)
             return None
-        self._servers.succeeded(server)
+        self._answered(server)
         return (answer,)
+
+    def _check_readable(self, server: Address, patience: float) -> None:
+        command = commands.peek(self._name)
+        try:
+            readable(self._queue, str(server), lambda: self._run(server, command), patience)
+        except ClientError as error:
+            self._set_aside(server, error)
+        else:
+            self._answered(server)
+
+    def _run(self, server: Address, command: Command[T]) -> T:
+        connection = self._connections.get(server)
+        if connection is None or not connection.is_usable():
+            connection = Connection(server, self._options)
+            connection.open()
+            self._connections[server] = connection
+        return connection.run(command)
+
+    def _set_aside(self, server: Address, error: ClientError) -> None:
+        """Leave a server alone for a while; raise what no other server would answer better."""
+        if is_refusal(error):
+            self._refusing.add(server)
+        elif isinstance(error, ServerRefused):
+            raise error
+        if self._servers.failed(server):
+            _log.warning("%s is set aside: %s", server, error)
+
+    def _answered(self, server: Address) -> None:
+        self._refusing.discard(server)
+        self._servers.succeeded(server)
 
     def _wait_for_one(self, servers: Sequence[Address], wait: float) -> list[str]:
         """Return the first server that gets an item within `wait` seconds, if one does.

@@ -6,13 +6,16 @@ the items stay in the queue's order. Closing the connections gives them back.
 """
 
 import logging
+from functools import partial
 from typing import Final
 
 from kestrelmq.client import commands
 from kestrelmq.client.address import parse_address
+from kestrelmq.client.commands import Command
 from kestrelmq.client.connection import Connection
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.errors import ClientError, ServerRefused, ServerUnavailable
+from kestrelmq.spark.live_refusals import QueueCannotBeRead, readable
 from kestrelmq.spark.staging import Opened
 
 MAX_CONNECTIONS: Final = 32
@@ -24,9 +27,26 @@ _log: Final = logging.getLogger("kestrelmq.spark")
 class ServerReads:
     """The open reads of one partition."""
 
-    def __init__(self, server: str, queue: str, options: ClientOptions | None = None) -> None:
+    def __init__(
+        self,
+        server: str,
+        queue: str,
+        options: ClientOptions | None = None,
+        *,
+        patience: float | None = None,
+    ) -> None:
+        """Read a server's queue.
+
+        Args:
+            server: its address.
+            queue: the queue.
+            options: of the connections.
+            patience: how long, in seconds, to wait for a queue that is still loading, before that
+                is an error; None has a queue that cannot be read raise `ServerRefused`.
+        """
         self._address = parse_address(server)
         self._queue = commands.checked_queue(queue)
+        self._patience = patience
         self._options = options or ClientOptions()
         self._free: list[Connection] = []
         self._held: list[Connection] = []
@@ -41,6 +61,7 @@ class ServerReads:
 
         Raises:
             ClientError: the server cannot be read.
+            QueueCannotBeRead: the queue cannot be read, and there is a `patience`.
         """
         found: list[bytes] = []
         largest, taken = 0, 0
@@ -51,6 +72,11 @@ class ServerReads:
                 break
             try:
                 arrived = self._more(wanted)
+            except QueueCannotBeRead:
+                if not found:
+                    raise
+                # What is open is kept; the next call says what is wrong.
+                break
             except (ServerUnavailable, ServerRefused) as error:
                 if not found or getattr(error, "kind", "SERVER_ERROR") != "SERVER_ERROR":
                     raise
@@ -86,11 +112,11 @@ class ServerReads:
         """Open reads on the connection that may have room, or else on one more."""
         command = commands.monitor(self._queue, 0, items)
         if self._has_room:
-            arrived = self._held[-1].run(command)
+            arrived = self._run(self._held[-1], command)
             self._counts[-1] += len(arrived)
         else:
             connection = self._free.pop() if self._free else self._connect()
-            arrived = connection.run(command)
+            arrived = self._run(connection, command)
             if not arrived:
                 self._free.append(connection)
                 return arrived
@@ -99,6 +125,13 @@ class ServerReads:
         # Fewer than asked for: the connection is full, or the queue is empty; another one tells.
         self._has_room = len(arrived) == items
         return arrived or self._more(items)
+
+    def _run(self, connection: Connection, command: Command[list[bytes]]) -> list[bytes]:
+        if self._patience is None:
+            return connection.run(command)
+        server = str(self._address)
+        ask = partial(connection.run, command)
+        return readable(self._queue.decode(), server, ask, self._patience)
 
     def _connect(self) -> Connection:
         connection = Connection(self._address, self._options)

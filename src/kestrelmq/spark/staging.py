@@ -221,7 +221,7 @@ class Staging:
         """Write a part; return False when there is one already."""
         temporary = self._temporary(part_id.name)
         try:
-            with temporary.open("wb") as file:
+            with temporary.open("xb") as file:
                 with pa.ipc.new_file(file, pa.schema([_DATA_FIELD], metadata=facts)) as writer:
                     for batch in _record_batches(items):
                         writer.write_batch(batch)
@@ -250,13 +250,19 @@ class Staging:
 
     def identity(self) -> str:
         """Return the name of the query that this location belongs to; make one up at first."""
-        file = self.path / _IDENTITY
+        return self.keep_first(_IDENTITY, uuid4().hex)
+
+    def keep_first(self, name: str, text: str) -> str:
+        """Write a file durably unless it is there; return what it holds, whoever wrote it."""
+        file = self.path / name
         if not file.exists():
-            self.path.mkdir(parents=True, exist_ok=True)
-            temporary = self._temporary(_IDENTITY)
-            _write_durably(temporary, uuid4().hex)
-            _linked(temporary, file)
-            temporary.unlink(missing_ok=True)
+            _make_durably(self.path)
+            temporary = self._temporary(name)
+            try:
+                _write_durably(temporary, text)
+                _linked(temporary, file)
+            finally:
+                temporary.unlink(missing_ok=True)
             self._sync()
         return file.read_text()
 
@@ -300,11 +306,23 @@ class Staging:
         return self.path / f"{_TEMPORARY_MARK}{name}~{uuid4().hex[:12]}"
 
     def _sync(self) -> None:
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync_directory(self.path)
+
+
+def _make_durably(path: Path) -> None:
+    """Make a directory and those it is in, so that a power failure does not take them away."""
+    if not path.is_dir():
+        _make_durably(path.parent)
+        path.mkdir(exist_ok=True)
+        _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _linked(temporary: Path, final: Path) -> bool:
@@ -317,7 +335,8 @@ def _linked(temporary: Path, final: Path) -> bool:
 
 
 def _write_durably(file: Path, text: str) -> None:
-    with file.open("w") as stream:
+    # Only a new file: a link that somebody put there is not followed.
+    with file.open("x") as stream:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())

@@ -5,13 +5,16 @@ planned by `live_driver`, in one process that lives as long as the query, and re
 each server. `commit` comes late, and never for a stream's last batch, so nothing depends on it but
 the deletion of parts.
 
-A table, read with `spark.read`, is one batch: what the queues have when the query is planned, up to
-the limits. It is staged in a directory of its own within the staging location and is kept there:
-nothing tells a source when a table was used. The option `batch` reads it again.
+A table, read with `spark.read`, is one batch: what the queues have when its first action is
+planned, up to the limits. Spark plans a source anew for each action, but all of one DataFrame from
+one `LiveSource`: `load()` makes that, and it names the batch. So the first planning writes the
+plan, once, into a directory of the batch's own in the staging location, and every other planning
+finds it there. The batch is kept: nothing tells a source when a table was used. The option `batch`
+reads it again.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -51,7 +54,7 @@ from kestrelmq.spark.live_plan import Epoch, first_position, from_offset, share_
 from kestrelmq.spark.live_probe import Probe
 from kestrelmq.spark.live_reads import ServerReads
 from kestrelmq.spark.live_sink import LiveStreamWriter, LiveWriter
-from kestrelmq.spark.staging import Part, Reached, Share, Staging
+from kestrelmq.spark.staging import Part, Reached, Staging
 from kestrelmq.spark.tables import Table, arrow_schema, rows
 
 LIVE_FORMAT: Final = "kestrel"
@@ -71,12 +74,14 @@ _PLAN: Final = "plan.json"
 class LivePartition(InputPartition):
     """What one task reads: a partition of a batch, staged in `staging`."""
 
-    def __init__(self, staging: str, epoch: int, partition: int, share: Share) -> None:
+    def __init__(self, staging: str, epoch: Epoch, partition: int, patience: float | None) -> None:
+        """`patience` is that of `ServerReads`."""
         super().__init__(None)
         self.staging = staging
-        self.epoch = epoch
+        self.epoch = epoch.number
         self.partition = partition
-        self.share = share
+        self.share = epoch.shares[partition]
+        self.patience = patience
 
 
 class LiveSource(Table):
@@ -86,6 +91,10 @@ class LiveSource(Table):
     table = LIVE_SCHEMA
     reached: Reached | None = None
     """For crash tests: told of every step of the staging protocol."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._batch = f"batch-{SystemClock().now()}-{uuid4().hex[:8]}"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's
         """Return a reader of a stream."""
@@ -98,7 +107,7 @@ class LiveSource(Table):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of one batch."""
         self.check_asked(schema)
-        return LiveReader(live_read_options(self.options), schema, self.reached)
+        return LiveReader(live_read_options(self.options), schema, self.reached, self._batch)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 # Spark's
         """Return a writer of a table."""
@@ -138,7 +147,7 @@ class _PartitionReader:
             partition.epoch,
             partition.partition,
             partition.share,
-            lambda: ServerReads(server, queue),
+            lambda: ServerReads(server, queue, patience=partition.patience),
             SystemClock(),
         ):
             for batch in part.batches:
@@ -188,8 +197,9 @@ class LiveStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrigger
         """Return a batch's partitions, which its offset names."""
         if start == end:
             return []
-        self._planner().begin()
-        return _partitions(self._options.staging_location, from_offset(end))
+        planner = self._planner()
+        patience = self._options.patience if planner.takes_only_what_is_there else None
+        return _partitions(self._options.staging_location, planner.batch(end), patience)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Delete what was staged up to `end`."""
@@ -207,7 +217,9 @@ class LiveStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrigger
             self._driver = Driver(
                 Staging(Path(options.staging_location), self._reached),
                 self._probe(),
+                options.queue,
                 wait=options.wait,
+                patience=options.patience,
                 partitions=options.min_partitions,
             )
         return self._driver
@@ -226,18 +238,31 @@ class LiveStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrigger
 
 
 class LiveReader(_PartitionReader, DataSourceReader):
-    """The table: one batch, planned once for each query."""
+    """The table: one batch, however often it is planned."""
+
+    def __init__(
+        self, options: LiveReadOptions, schema: StructType, reached: Reached | None, batch: str
+    ) -> None:
+        super().__init__(options, schema, reached)
+        self._batch = options.batch or batch
 
     def partitions(self) -> list[InputPartition]:
-        """Plan what the queues have now, or find the batch that the option names."""
-        location = Path(self._options.staging_location)
-        if self._options.batch is not None:
-            directory = location / self._options.batch
-            return _partitions(str(directory), self._planned(directory))
-        clock = SystemClock()
-        directory = location / f"batch-{clock.now()}-{uuid4().hex[:8]}"
+        """Find the plan of the batch, or plan what the queues have now."""
+        directory = Path(self._options.staging_location) / self._batch
+        try:
+            text = (directory / _PLAN).read_text()
+        except FileNotFoundError as error:
+            if self._options.batch is not None:
+                raise self._not_allowed(error) from None
+            # Of two plannings at once, one has its plan kept; both go by that.
+            text = Staging(directory).keep_first(_PLAN, json.dumps(self._plan().to_offset()))
+        return _partitions(str(directory), self._parsed(text), self._options.patience)
+
+    def _plan(self) -> Epoch:
+        options = self._options
         probe = self._probe()
         try:
+            probe.check_readable(options.patience)
             counts = probe.counts()
         finally:
             probe.close()
@@ -245,29 +270,30 @@ class LiveReader(_PartitionReader, DataSourceReader):
             raise ServerUnavailable("no server can be asked what its queue has")
         shares = share_out(
             {server: items for server, items in counts.items() if items},
-            self._options.max_items_per_batch,
-            self._options.max_bytes_per_batch,
-            self._options.min_partitions,
+            options.max_items_per_batch,
+            options.max_bytes_per_batch,
+            options.min_partitions,
         )
-        if not shares:
-            return []
-        directory.mkdir(parents=True)
-        epoch = Epoch(1, directory.name, shares)
-        (directory / _PLAN).write_text(json.dumps(epoch.to_offset()))
-        return _partitions(str(directory), epoch)
+        return Epoch(1, self._batch, options.queue, shares)
 
-    def _planned(self, directory: Path) -> Epoch:
+    def _parsed(self, text: str) -> Epoch:
         try:
-            return from_offset(json.loads((directory / _PLAN).read_text()))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            epoch = from_offset(json.loads(text))
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._not_allowed(error) from None
+        if epoch.queue not in {None, self._options.queue}:
             raise ConfigError(
-                f"option 'batch' of reading kestrel: {directory.name!r} is not allowed: it must be "
-                f"the name of a directory in the staging location that a read made ({error})"
-            ) from None
+                f"option 'queue' of reading kestrel: {self._options.queue!r} is not allowed: "
+                f"batch {self._batch!r} is of queue {epoch.queue!r}"
+            )
+        return epoch
+
+    def _not_allowed(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"option 'batch' of reading kestrel: {self._batch!r} is not allowed: it must be "
+            f"the name of a directory in the staging location that a read made ({error})"
+        )
 
 
-def _partitions(staging: str, epoch: Epoch) -> list[InputPartition]:
-    return [
-        LivePartition(staging, epoch.number, place, share)
-        for place, share in enumerate(epoch.shares)
-    ]
+def _partitions(staging: str, epoch: Epoch, patience: float | None) -> list[InputPartition]:
+    return [LivePartition(staging, epoch, place, patience) for place in range(len(epoch.shares))]

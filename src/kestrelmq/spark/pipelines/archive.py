@@ -23,7 +23,12 @@ from pyspark.sql.types import DateType, StructField, StructType
 
 from kestrelmq.errors import ConfigError
 from kestrelmq.names import master_of, queue_name_error
-from kestrelmq.spark.live_options import DEFAULT_BYTES, DEFAULT_ITEMS, ServersOptions
+from kestrelmq.spark.live_options import (
+    DEFAULT_BYTES,
+    DEFAULT_ITEMS,
+    DEFAULT_LOADING_PATIENCE,
+    ServersOptions,
+)
 from kestrelmq.spark.live_probe import Probe
 from kestrelmq.spark.reading import read_partitioned
 from kestrelmq.spark.spool import local_path
@@ -155,7 +160,7 @@ def _create(cluster: ServersOptions, queues: Sequence[str]) -> None:
     for queue in queues:
         probe = Probe(cluster.membership(), queue)
         try:
-            probe.with_items(0.0)
+            probe.check_readable(DEFAULT_LOADING_PATIENCE)
         finally:
             probe.close()
 
