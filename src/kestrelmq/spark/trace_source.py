@@ -1,14 +1,16 @@
 """`kestrel.trace`: the items and events of files whose queues were replayed; for the pipelines.
 
 Not for users: its input is made by `kestrelmq.spark.pipelines.history` and handed over as an
-option, pickled, because a source's options are text.
+option, as compressed JSON, because a source's options are text. Whoever writes that option by hand
+can name files, as with `kestrel.journal`, and nothing more.
 """
 
 import base64
-import pickle
+import json
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Final, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -16,9 +18,12 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from kestrelmq.errors import ConfigError
 from kestrelmq.spark import columns, fates
 from kestrelmq.spark.options import DEFAULT_BATCH_ROWS, DEFAULT_PARTITION_BYTES
+from kestrelmq.spark.segments import State
 from kestrelmq.spark.sharing import shares
+from kestrelmq.spark.spool import SpoolFile
 from kestrelmq.spark.tables import arrow_schema
 
 TRACE_FORMAT: Final = "kestrel.trace"
@@ -48,9 +53,7 @@ class TraceSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the files given."""
-        packed = base64.b64decode(self.options["tracings"])
-        tracings: list[fates.Tracing] = pickle.loads(zlib.decompress(packed))  # noqa: S301 # from `trace`
-        return TraceReader(self.options["kind"], tracings, schema)
+        return TraceReader(self.options["kind"], decoded(self.options["tracings"]), schema)
 
 
 class TraceReader(DataSourceReader):
@@ -86,6 +89,43 @@ class TraceReader(DataSourceReader):
 
 def trace(spark: SparkSession, tracings: Sequence[fates.Tracing], kind: Kind) -> DataFrame:
     """Return the items that files add, or the events in them."""
-    packed = base64.b64encode(zlib.compress(pickle.dumps(list(tracings)))).decode()
-    reader = spark.read.format(TRACE_FORMAT).option("kind", kind).option("tracings", packed)
-    return reader.load()
+    reader = spark.read.format(TRACE_FORMAT).option("kind", kind)
+    return reader.option("tracings", encoded(tracings)).load()
+
+
+def encoded(tracings: Sequence[fates.Tracing]) -> str:
+    """Return `tracings` as the text of an option."""
+    text = json.dumps([asdict(tracing) for tracing in tracings])
+    return base64.b64encode(zlib.compress(text.encode())).decode()
+
+
+def decoded(option: str) -> list[fates.Tracing]:
+    """Return the tracings that `encoded` made a text of.
+
+    Raises:
+        ConfigError: it made no such text.
+    """
+    try:
+        listed = json.loads(zlib.decompress(base64.b64decode(option, validate=True)))
+        return [
+            fates.Tracing(SpoolFile(**tracing["file"]), _state(tracing["state"]))
+            for tracing in listed
+        ]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, zlib.error):
+        raise ConfigError(
+            "option 'tracings': not made by kestrelmq; `kestrel.trace` is for its pipelines only"
+        ) from None
+
+
+def _state(fields: Mapping[str, Any]) -> State:
+    # JSON has lists for tuples, and text for the numbers that are keys.
+    mended = {
+        "head": tuple(fields["head"]),
+        "open": _by_number(fields["open"]),
+        "named": _by_number(fields["named"]),
+    }
+    return State(**{**fields, **mended})
+
+
+def _by_number(entries: Mapping[str, int]) -> dict[int, int]:
+    return {int(key): value for key, value in entries.items()}
