@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from kestrelmq.admin import openapi
 from tests.admin.conftest import Admin
+from tests.support.examples import examples
 from tests.support.server import running_server
 
 document = openapi.document()
@@ -33,8 +34,7 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
 
 @schema.parametrize()
 @settings(
-    max_examples=25,
-    deadline=None,
+    max_examples=examples(25),
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 
 from kestrelmq import Item, JournalError, PersistentQueue, QueueConfig
 from kestrelmq.testing.clock import FakeClock
+from tests.support.examples import examples
 
 texts = st.binary(max_size=6)
 expiries = st.one_of(st.none(), st.none(), st.integers(1, 30))
@@ -249,5 +250,5 @@ class QueueMachine(RuleBasedStateMachine):
         assert set(held.open) == set(self.open)
 
 
-QueueMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+QueueMachine.TestCase.settings = settings(max_examples=examples(30), stateful_step_count=40)
 TestQueue = QueueMachine.TestCase

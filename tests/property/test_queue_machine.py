@@ -23,6 +23,7 @@ from kestrelmq.journal.records import item, item_data
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory, Loss
 from kestrelmq.testing.worker import HeldWorker
+from tests.support.examples import examples
 
 NAME = "jobs"
 
@@ -425,8 +426,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 TestQueueMachine = QueueMachine.TestCase
 TestQueueMachine.settings = settings(
-    max_examples=100,
+    max_examples=examples(100),
     stateful_step_count=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

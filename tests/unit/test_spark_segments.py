@@ -1,6 +1,5 @@
 """Parallel replay: any cut of any journal gives what sequential replay gives."""
 
-import os
 import random
 from collections.abc import Sequence
 from itertools import pairwise
@@ -39,8 +38,9 @@ from kestrelmq.spark.segments import (
     xid_of,
 )
 from kestrelmq.spark.summarising import Fate, Summariser
+from tests.support.examples import examples
 
-EXAMPLES = int(os.environ.get("KESTRELMQ_SEGMENT_EXAMPLES", "600"))
+EXAMPLES = examples(600)
 NOW = 1_700_000_000_000
 EDGE = 2**31 - 1
 
@@ -147,7 +147,7 @@ def flat(live: Live) -> list[int]:
     return [*given_back, *live.head, *range(live.first, live.end)]
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(steps=steps, cuts=cuts, guess=st.booleans())
 def test_segments_agree_with_sequential_replay(
     steps: list[object],
