@@ -83,7 +83,7 @@ def test_reads_that_cannot_be_written(tmp_path: Path) -> None:
             for expected in (b"SERVER_ERROR", b"VERSION", b"SERVER_ERROR", b"END", b"SERVER_ERROR"):
                 assert wire.until(b"\r\n").startswith(expected)
             wire.expect_silence()
-        assert drain(server.ports["memcache"], b"work") == items
+        assert drain(server.ports["memcache"], "work") == items
 
 
 @pytest.mark.parametrize("size", [10, 300_000])
@@ -103,7 +103,7 @@ def test_a_fanout_queue_that_cannot_be_written(tmp_path: Path, size: int) -> Non
         wire.close()
         server.kill9()
         server.start()
-        assert drain(server.ports["memcache"], b"master+copy") == [long, item]
+        assert drain(server.ports["memcache"], "master+copy") == [long, item]
 
 
 def test_an_overdue_read_that_cannot_be_written(tmp_path: Path) -> None:
