@@ -14,8 +14,10 @@ PINS := pyproject.toml constraints.txt
 # The hot path, compiled: a copy of the package that is put before the source on the path.
 HOT := build/compiled
 SOURCES := $(shell find src -name '*.py')
-HOT_TESTS := tests/property tests/conformance tests/unit/test_busy_poll.py $(wildcard tests/unit/test_[lmru]*.py \
-    tests/integration/test_memcache_*.py tests/integration/test_t[eh]*_server.py)
+# Half of what a test does is wait, so there are two processes a core; the tests that share something
+# stay in one (tests/conftest.py).
+WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
+IN_PARALLEL = -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve check format test bench bench-all bench-picture bench-peers soak clean
@@ -39,11 +41,12 @@ format: $(STAMPS)/dev ## reformat the code and fix what lint can fix
 	$(BIN)/ruff check --fix .
 
 test: $(STAMPS)/test-tools $(STAMPS)/test $(STAMPS)/node $(HOT)/stamp ## all tests, then those of the hot path compiled; ARGS="-k name" picks some
-	$(BIN)/pytest $(ARGS)
-	PYTHONPATH=$(HOT) $(BIN)/pytest -q $(or $(ARGS),$(HOT_TESTS))
+	$(BIN)/pytest $(IN_PARALLEL) $(ARGS)
+	PYTHONPATH=$(HOT) $(BIN)/pytest $(IN_PARALLEL) -m "compiled and not soak" $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
 
-soak: $(STAMPS)/test-tools $(STAMPS)/test $(STAMPS)/node ## the tests that run for minutes or more
+soak: $(STAMPS)/test-tools $(STAMPS)/test $(STAMPS)/node ## the tests that run for minutes or more, and random ones with new examples
 	$(BIN)/pytest -m soak --timeout 0 $(ARGS)
+	KESTRELMQ_EXAMPLES=20 $(BIN)/pytest -m hypothesis --hypothesis-profile soak --timeout 0 $(ARGS)
 
 bench: $(HOT)/stamp ## measure the server beside the peers this machine has
 	PYTHONPATH=$(HOT) $(BIN)/python -m bench.flood $(ARGS)
