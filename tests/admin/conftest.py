@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kestrelmq import Client
+from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
 TOKEN = "0123456789abcdef-token"  # noqa: S105 # of a server that lives for one test
@@ -58,7 +59,7 @@ class Admin:
 
     def ask(self, method: str, path: str, body: object = None, **headers: str) -> Reply:
         """Send one request; keyword arguments are headers, `_` standing for `-`."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         sent = self.headers | {name.replace("_", "-"): value for name, value in headers.items()}
         content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         if content is not None:

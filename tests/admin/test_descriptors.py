@@ -7,9 +7,9 @@ from pathlib import Path
 
 from kestrelmq import Client
 from tests.admin.conftest import Admin
+from tests.support.patience import PATIENCE, until
 
 REFUSED = "socket.accept() out of system resource"
-PATIENCE = 30.0
 
 
 def test_running_out_of_descriptors_is_logged_once_a_second(admin: Admin) -> None:
@@ -42,9 +42,7 @@ def _asking(admin: Admin) -> http.client.HTTPConnection:
 
 def _await_refusal(admin: Admin, client: Client) -> None:
     """Wait until a connection could not be accepted, and whatever the server did at that."""
-    deadline = time.monotonic() + PATIENCE
-    while REFUSED not in admin.server.output and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: REFUSED in admin.server.output)
     client.peek("jobs")
 
 

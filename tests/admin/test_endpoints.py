@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kestrelmq.admin.prometheus import _NAMES, LEFT_OUT
 from kestrelmq.engine.stats import QUEUE_STATS
 from tests.admin.conftest import Admin
+from tests.support.patience import PATIENCE, until
 from tests.support.server import running_server
 
 
@@ -46,11 +46,13 @@ def test_ostrich_statistics_over_a_period(admin: Admin) -> None:
     fill(admin)
     assert admin.get("/stats.json?period=1").json["counters"]["cmd_set"] == 3
     fill(admin)
-    deadline = time.monotonic() + 10
-    stats = admin.get("/stats.json?period=1").json
-    while stats["counters"]["cmd_get"] != 1 and time.monotonic() < deadline:
-        time.sleep(0.2)
-        stats = admin.get("/stats.json?period=1").json
+    stats: dict[str, dict[str, int]] = {}
+
+    def has_got_one() -> bool:
+        stats.update(admin.get("/stats.json?period=1").json)
+        return stats["counters"]["cmd_get"] == 1
+
+    until(has_got_one, pause=0.2)
     assert stats["counters"]["cmd_set"] == 3
     assert stats["gauges"]["q/jobs/items"] == 4
     assert admin.get("/stats.json").json["counters"]["cmd_set"] == 6
@@ -93,7 +95,7 @@ def test_quiesce_and_health(admin: Admin) -> None:
 
 def test_shutdown_ends_the_server_cleanly(admin: Admin) -> None:
     """The reply comes, and then the process ends with status 0, streams open or not."""
-    connection = http.client.HTTPConnection("127.0.0.1", admin.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", admin.port, timeout=PATIENCE)
     connection.request("GET", "/api/v1/events")
     assert connection.getresponse().status == 200
     assert admin.ask("POST", "/shutdown").text == "ok\n"
@@ -168,12 +170,13 @@ def test_metric_labels_are_escaped(admin: Admin) -> None:
 def test_latencies_are_measured(admin: Admin) -> None:
     """Adds, reads and what items waited are in every rendering, while the queue lives."""
     kinds = {"set_latency_usec", "get_hit_latency_usec", "delivery_latency_usec"}
-    deadline = time.monotonic() + 10
-    found: dict[str, object] = {}
-    while not kinds <= found.keys() and time.monotonic() < deadline:
+
+    def all_found() -> bool:
         fill(admin)
-        found = admin.get("/api/v1/queues/jobs").json["latencies"]
-    assert kinds <= found.keys()
+        found: dict[str, object] = admin.get("/api/v1/queues/jobs").json["latencies"]
+        return kinds <= found.keys()
+
+    until(all_found)
     metrics = admin.get("/stats.json").json["metrics"]
     assert metrics["q/jobs/set_latency_usec"]["count"] > 0
     assert metrics["set_latency_usec"]["maximum"] >= metrics["set_latency_usec"]["p50"]
@@ -194,7 +197,7 @@ def read_event(stream: http.client.HTTPResponse) -> tuple[str, object]:
 def test_the_stream_tells_what_changed(admin: Admin) -> None:
     """First everything, then only differences, and what went."""
     fill(admin)
-    connection = http.client.HTTPConnection("127.0.0.1", admin.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", admin.port, timeout=PATIENCE)
     connection.request("GET", "/api/v1/events")
     stream = connection.getresponse()
     assert stream.headers["Content-Type"].startswith("text/event-stream")
@@ -220,7 +223,7 @@ def test_streams_are_limited(admin: Admin) -> None:
     """One more than the limit is refused, and there is room again when one ends."""
     connections = []
     for _ in range(64):
-        connection = http.client.HTTPConnection("127.0.0.1", admin.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", admin.port, timeout=PATIENCE)
         connection.request("GET", "/api/v1/events")
         assert connection.getresponse().status == 200
         connections.append(connection)

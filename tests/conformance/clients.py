@@ -12,6 +12,8 @@ import memcache
 import pylibmc
 import pymemcache
 
+from tests.support.patience import PATIENCE
+
 NODE: Final = Path(__file__).parent / "node"
 
 
@@ -50,7 +52,9 @@ class Pymemcache:
     """pymemcache."""
 
     def __init__(self, port: int) -> None:
-        self._client = pymemcache.Client(("127.0.0.1", port), default_noreply=False, timeout=30)
+        self._client = pymemcache.Client(
+            ("127.0.0.1", port), default_noreply=False, timeout=PATIENCE
+        )
 
     def set(self, key: str, data: bytes) -> bool:
         """Store `data`."""
@@ -97,7 +101,7 @@ class PythonMemcached:
     """python-memcached."""
 
     def __init__(self, port: int) -> None:
-        self._client = memcache.Client([f"127.0.0.1:{port}"], socket_timeout=30)
+        self._client = memcache.Client([f"127.0.0.1:{port}"], socket_timeout=PATIENCE)
 
     def set(self, key: str, data: bytes) -> bool:
         """Store `data`."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats
 
@@ -24,7 +25,7 @@ def tool(server: ServerProcess, name: str, *arguments: str) -> "subprocess.Compl
         [name, f"--servers={server.address}", *arguments],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE,
         check=False,
     )
 
@@ -84,7 +85,7 @@ def test_netcat(tmp_path: Path) -> None:
             ["nc", "-N", "127.0.0.1", str(server.ports["memcache"])],
             input=b"set work 0 0 5\r\nhello\r\nget work\r\n",
             capture_output=True,
-            timeout=30,
+            timeout=PATIENCE,
             check=True,
         )
         assert result.stdout == b"STORED\r\nVALUE work 0 5\r\nhello\r\nEND\r\n"

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from tests.crash.test_kill import Wire, drain
 from tests.support import wire as wires
 from tests.support.limits import largest_file
+from tests.support.patience import until
 from tests.support.server import running_server
 
 SIZE = 2 << 20
@@ -46,7 +46,7 @@ def test_a_full_disk_refuses_and_loses_nothing(tmp_path: Path, small_disk: Path,
         assert refused
         assert wire.ask(b"version\r\n").startswith(b"VERSION")
         (small_disk / "~~ballast").unlink()
-        more, _ = _fill(wire, b"b", until=len(stored) // 2)
+        more, _ = _fill(wire, b"b", most=len(stored) // 2)
         assert more
         wire.close()
         server.restart()
@@ -64,7 +64,7 @@ def test_a_file_size_limit_refuses_and_loses_nothing(tmp_path: Path) -> None:
         with largest_file(limit, server.process.pid):
             stored, refused = _fill(wire, b"a")
         assert refused
-        more, _ = _fill(wire, b"b", until=10)
+        more, _ = _fill(wire, b"b", most=10)
         wire.close()
         server.kill9()
         server.start()
@@ -113,10 +113,7 @@ def test_an_overdue_read_that_cannot_be_written(tmp_path: Path) -> None:
         wires.put(wire, "work", "x" * 1000)
         with largest_file(1024, server.process.pid):
             wire.ask_until(b"get work/open\r\n", b"END\r\n")
-            deadline = time.monotonic() + wires.PATIENCE
-            while "File too large" not in server.output:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            until(lambda: "File too large" in server.output)
         with wires.Wire(server) as other:
             other.ask(b"get work/t=20000\r\n", wires.value("work", "x" * 1000) + b"END\r\n")
         synced = int(wires.stats(wire, "work")["journal_syncs"])
@@ -124,7 +121,7 @@ def test_an_overdue_read_that_cannot_be_written(tmp_path: Path) -> None:
         wires.wait_for(wire, "work", "journal_syncs", synced + 1)
 
 
-def _fill(wire: Wire, mark: bytes, until: int = 100_000) -> tuple[list[bytes], int]:
+def _fill(wire: Wire, mark: bytes, most: int = 100_000) -> tuple[list[bytes], int]:
     """Add items until some are refused; return those stored, and how many were not."""
     stored: list[bytes] = []
     refused = 0
@@ -136,6 +133,6 @@ def _fill(wire: Wire, mark: bytes, until: int = 100_000) -> tuple[list[bytes], i
         else:
             assert reply.startswith(b"SERVER_ERROR"), reply
             refused += 1
-        if refused >= 20 or len(stored) >= until:
+        if refused >= 20 or len(stored) >= most:
             break
     return stored, refused

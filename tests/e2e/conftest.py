@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from kestrelmq import Client
+from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
 HERE: Final = Path(__file__).parent
@@ -24,8 +25,8 @@ _FLAGS: Final = [
     "--disable-component-update",
     "--disable-sync",
 ]
-PATIENCE: Final = 15_000
-"""Milliseconds that the browser may take for a step; it shares the machine."""
+_PATIENCE: Final = PATIENCE * 1000
+"""The same in milliseconds, as the browser counts."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def browser() -> Iterator[Browser]:
 
     While it is there its loop runs in this thread, where other tests run theirs.
     """
-    expect.set_options(timeout=PATIENCE)
+    expect.set_options(timeout=_PATIENCE)
     path = shutil.which("chromium")
     assert path is not None, "chromium is not installed; make test installs it"
     with sync_playwright() as playwright:
@@ -58,7 +59,7 @@ class Console:
         self.server = server
         self.errors: list[str] = []
         self.asked: list[str] = []
-        page.set_default_timeout(PATIENCE)
+        page.set_default_timeout(_PATIENCE)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("request", lambda request: self.asked.append(request.url))
 

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from kestrelmq import Client
-from tests.e2e.conftest import PATIENCE
+from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
 TEXT = "\nput injected:\nx\n\n\nstatus quiescent\n\nflush kept\n\nshutdown\n"
@@ -59,7 +59,7 @@ def page(browser: Browser) -> Iterator[Page]:
     context = browser.new_context()
     try:
         page = context.new_page()
-        page.set_default_timeout(PATIENCE)
+        page.set_default_timeout(PATIENCE * 1000)
         page.goto(f"http://localhost:{elsewhere.server_port}/")
         yield page
     finally:

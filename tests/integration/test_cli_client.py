@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.client import Client
+from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
 BINARY = bytes(range(256)) * 4
@@ -33,7 +34,7 @@ def run(
         [sys.executable, "-c", "from kestrelmq.cli.main import main; main()", *arguments],
         input=data,
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
         env=os.environ | {"KESTRELMQ_SERVERS": address},
     )
@@ -87,12 +88,12 @@ def test_an_item_that_could_not_be_written_stays_in_its_queue(
             stdout=full,
             stderr=subprocess.PIPE,
             check=False,
-            timeout=60,
+            timeout=PATIENCE,
         )
     assert result.returncode == 1
     assert b"No space left" in result.stderr
     assert b"Traceback" not in result.stderr
-    assert client.get("work", timeout=5) == b"x" * 100
+    assert client.get("work", timeout=PATIENCE) == b"x" * 100
 
 
 def test_an_item_expires(client: Client, server: ServerProcess) -> None:

@@ -22,6 +22,7 @@ from kestrelmq.journal.records import (
     item_data,
 )
 from kestrelmq.testing.clock import FakeClock
+from tests.support.patience import PATIENCE
 
 COMMAND = "from kestrelmq.cli.main import main; main()"
 NOW = 1_700_000_000_000
@@ -34,7 +35,7 @@ def run(*arguments: str | Path, status: int = 0) -> str:
         capture_output=True,
         text=True,
         errors="surrogateescape",
-        timeout=30,
+        timeout=PATIENCE,
         check=False,
     )
     assert answer.returncode == status, answer.stderr

@@ -1,7 +1,6 @@
 """The blocking client against one real server, which also dies meanwhile."""
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from kestrelmq.errors import (
     ServerRefused,
     ServerUnavailable,
 )
+from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 
 
@@ -56,12 +56,11 @@ def test_a_full_queue_answers_false(client: Client) -> None:
 def test_a_blocking_get_waits_for_an_item(client: Client) -> None:
     """The wait ends with the item, long before the timeout."""
     found: list[bytes | None] = []
-    waiter = threading.Thread(target=lambda: found.append(client.get("work", timeout=30)))
+    waiter = threading.Thread(target=lambda: found.append(client.get("work", timeout=PATIENCE)))
     waiter.start()
-    while not any(queue.number("waiters") for queue in client.queues()):
-        time.sleep(0.01)
+    until(lambda: any(queue.number("waiters") for queue in client.queues()))
     assert client.put("work", b"x")
-    waiter.join(10)
+    waiter.join(PATIENCE)
     assert found == [b"x"]
     assert client.get("work", timeout=0.05) is None
 
@@ -175,7 +174,7 @@ def test_closing_a_client_ends_what_waits(server: ServerProcess) -> None:
     waiter = threading.Thread(target=consume)
     waiter.start()
     shared.close()
-    waiter.join(10)
+    waiter.join(PATIENCE)
     assert len(errors) == 1
     with pytest.raises(ClientClosed):
         shared.put("work", b"x")
@@ -189,15 +188,19 @@ def test_threads_share_a_client(client: Client) -> None:
             assert client.put("work", b"%d:%d" % (who, n))
 
     def consume() -> None:
-        seen.extend(client.consume("work", idle_timeout=1.0))
+        while not done.is_set():
+            seen.extend(client.consume("work", idle_timeout=0.05))
 
     seen: list[bytes] = []
+    done = threading.Event()
     threads = [threading.Thread(target=produce, args=(who,)) for who in range(8)]
     threads += [threading.Thread(target=consume) for _ in range(4)]
     for thread in threads:
         thread.start()
+    until(lambda: len(seen) >= 800)
+    done.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert sorted(seen) == sorted(b"%d:%d" % (who, n) for who in range(8) for n in range(100))
 
 
@@ -220,14 +223,13 @@ def test_a_confirmation_that_did_not_arrive_is_an_error(tmp_path: Path) -> None:
         with pytest.raises((ConnectionLost, ServerUnavailable)), client.reserve("work"):
             server.kill9()
         server.restart()
-        assert client.get("work", timeout=5) == b"x"
+        assert client.get("work", timeout=PATIENCE) == b"x"
 
 
 def test_a_server_that_does_not_answer_is_a_timeout(tmp_path: Path) -> None:
     """A server that hangs costs the operation timeout, and no more."""
     options = ClientOptions(operation_timeout=0.2)
     with running_server(tmp_path) as server, Client(server.address, options=options) as client:
-        assert client.put("work", b"x")
         server.process.send_signal(19)  # SIGSTOP
         try:
             with pytest.raises(OperationTimeout):
@@ -241,6 +243,6 @@ def test_shutdown_stops_the_server(tmp_path: Path) -> None:
     with running_server(tmp_path) as server, Client(server.address) as client:
         client.put("work", b"x")
         client.shutdown()
-        assert server.process.wait(15) == 0
+        assert server.process.wait(PATIENCE) == 0
         server.restart()
         assert client.get("work") == b"x"

@@ -7,6 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from kestrelmq.client import AsyncClient
+from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
 
@@ -57,12 +58,12 @@ async def test_a_cancelled_read_loses_nothing(server: ServerProcess) -> None:
         await client.flush_all()
 
         async def hold() -> None:
-            async with client.reserve("work", timeout=30):
+            async with client.reserve("work", timeout=PATIENCE):
                 holding.set()
                 await asyncio.sleep(30)
 
         holding = asyncio.Event()
-        waiting = asyncio.create_task(client.get("work", timeout=30))
+        waiting = asyncio.create_task(client.get("work", timeout=PATIENCE))
         await waiters(client, 1)
         waiting.cancel()
         await waiters(client, 0)
@@ -72,7 +73,7 @@ async def test_a_cancelled_read_loses_nothing(server: ServerProcess) -> None:
         holder.cancel()
         with pytest.raises(asyncio.CancelledError):
             await holder
-        assert await client.get("work", timeout=5) == b"x"
+        assert await client.get("work", timeout=PATIENCE) == b"x"
 
 
 async def test_an_asyncio_consumer_that_is_closed_gives_its_item_back(

@@ -7,6 +7,7 @@ import pytest
 
 from kestrelmq.client import AsyncClient, Client
 from kestrelmq.errors import ServerRefused
+from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
 
@@ -21,7 +22,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 def test_the_server_speaks_the_other_dialect(server: ServerProcess) -> None:
     """Otherwise this module would prove nothing."""
     port = server.ports["memcache"]
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as raw:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as raw:
         raw.sendall(b"set q 0 0 1\r\nx\r\nget q/open\r\nflush_all\r\nincr q 1\r\nquit\r\n")
         assert b"".join(iter(lambda: raw.recv(4096), b"")) == (
             b"STORED\r\nVALUE q/open 0 1\r\nx\r\nEND\r\nOK\r\nERROR\r\n"

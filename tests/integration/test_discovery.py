@@ -1,7 +1,6 @@
 """Servers found by a real ZooKeeper, while members come and go."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from kestrelmq.client.address import Address, parse_address
 from kestrelmq.client.discovery import ZooKeeperMembership
 from kestrelmq.errors import ServerUnavailable
 from kestrelmq.server.advertise import member_data
+from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 from tests.support.zookeeper import ZooKeeper
 
@@ -31,7 +31,7 @@ def zookeeper(tmp_path: Path) -> Iterator[ZooKeeper]:
 @pytest.fixture
 def registry(zookeeper: ZooKeeper) -> Iterator[KazooClient]:
     """Connect as what registers servers, which stay so while ZooKeeper is started again."""
-    client = zookeeper.client(session_seconds=30)
+    client = zookeeper.client()
     yield client
     client.stop()
     client.close()
@@ -51,14 +51,6 @@ def join(registry: KazooClient, kind: str, address: str) -> str:
     path = f"{PREFIX}/{kind}/member_"
     node: str = registry.create(path, data, ephemeral=True, sequence=True, makepath=True)
     return node
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until ZooKeeper has told the client."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_reads_and_writes_follow_their_own_sets(
@@ -125,7 +117,7 @@ def test_known_servers_stay_in_use_without_zookeeper(
         assert client.put("work", b"2")
         zookeeper.start()
         # A connection that was made too early hangs until it times out, and its session may too.
-        other = zookeeper.client(session_seconds=30)
+        other = zookeeper.client()
         stack.callback(other.close)
         stack.callback(other.stop)
         join(other, "read", servers[1].address)

@@ -14,6 +14,7 @@ from kestrelmq.client import Client
 from kestrelmq.protocol import thrift
 from kestrelmq.server.large_item import AHEAD
 from tests.support.limits import largest_file
+from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
 # The library has types for some of this, and none for the rest.
@@ -35,7 +36,9 @@ class ThriftPuts:
     """A thrift client."""
 
     def __init__(self, server: ServerProcess) -> None:
-        connection = TRANSPORT.TSocket("127.0.0.1", server.ports["thrift"], socket_timeout=20_000)
+        connection = TRANSPORT.TSocket(
+            "127.0.0.1", server.ports["thrift"], socket_timeout=PATIENCE * 1000
+        )
         framed = TRANSPORT.TFramedTransport(connection)
         framed.open()
         self._client: Any = TClient(IDL.Kestrel, PROTOCOL.TBinaryProtocol(framed))
@@ -57,7 +60,9 @@ class TextPuts:
     """A client of the text protocol."""
 
     def __init__(self, server: ServerProcess) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", server.ports["text"]), timeout=20)
+        self._socket = socket.create_connection(
+            ("127.0.0.1", server.ports["text"]), timeout=PATIENCE
+        )
         self._lines = self._socket.makefile("rb")
 
     def put(self, queue: str, *items: bytes) -> int | str:
@@ -118,7 +123,7 @@ def test_items_keep_their_order(server: ServerProcess, puts: Puts) -> None:
 
 def test_what_follows_a_large_item_waits_for_it(server: ServerProcess) -> None:
     """Commands sent along are answered after it, in their order, and find it."""
-    with socket.create_connection(("127.0.0.1", server.ports["text"]), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", server.ports["text"]), timeout=PATIENCE) as client:
         client.sendall(b"put jobs:\nfirst\n\n")
         client.sendall(b"put jobs:\n%b\n\nput jobs:\nsmall\n\npeek jobs\n" % LARGE)
         replies = client.makefile("rb")
@@ -134,7 +139,7 @@ def test_a_client_that_goes(server: ServerProcess) -> None:
         reader.put("jobs", b"first")
         with socket.create_connection(("127.0.0.1", server.ports["text"])) as client:
             client.sendall(b"put jobs:\n%b\nsmall\n\n" % LARGE)
-        found = [reader.get("jobs", timeout=20) for _ in range(3)]
+        found = [reader.get("jobs", timeout=PATIENCE) for _ in range(3)]
     assert found == [b"first", LARGE, b"small"]
 
 

@@ -14,6 +14,7 @@ from kestrelmq.loadtests.common import Outcome, Target
 from kestrelmq.loadtests.crew import Bar, links
 from kestrelmq.loadtests.items import Verdict
 from kestrelmq.loadtests.links import LoadTestError, WireProtocol, connector
+from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
 SMALL = {
@@ -103,7 +104,7 @@ def test_a_queue_that_is_not_empty_is_left_alone(
     status, out, err = bench(server, capsys, *words)
     assert (status, out) == (1, "")
     assert "queue mine is not empty" in err
-    assert client.peek("mine", timeout=5) == b"precious"
+    assert client.peek("mine", timeout=PATIENCE) == b"precious"
     assert bench(server, capsys, *words, "--flush")[0] == 0
     assert client.get("mine") is None
 

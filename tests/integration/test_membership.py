@@ -19,6 +19,7 @@ from kestrelmq.errors import ConfigError
 from kestrelmq.server.advertise import member_data
 from kestrelmq.server.membership import Membership
 from kestrelmq.server.status import ServerStatus, Status
+from tests.support.patience import PATIENCE
 from tests.support.zookeeper import ZooKeeper
 
 MEMBER = member_data("192.0.2.7", {"memcache": 22133, "text": 2222})
@@ -88,9 +89,9 @@ async def start(zookeeper: ZooKeeper, root: str) -> AsyncIterator[Start]:
         await server.membership.stop()
 
 
-async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], object]) -> None:
     """Wait for what another process or thread does."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(PATIENCE):
         while not condition():  # noqa: ASYNC110 # another process sets no event
             await asyncio.sleep(0.01)
 
@@ -208,7 +209,7 @@ async def test_zookeeper_stopped_and_started_again(
         await until(lambda: not server.membership.agrees)
         server.status.set(Status.READ_ONLY)
         assert server.status.writes_allowed
-        await until(lambda: not server.status.writes_allowed, seconds=2)
+        await until(lambda: not server.status.writes_allowed)
     finally:
         await asyncio.to_thread(zookeeper.start)
     await until(lambda: sizes(observer) == (1, 0))
@@ -238,7 +239,7 @@ async def test_a_server_stops_though_zookeeper_is_gone() -> None:
     config = ZooKeeperConfig.model_validate({"hosts": ["127.0.0.1:1"], "path_prefix": PREFIX})
     server = Server(config, Status.UP)
     server.membership.start(Status.UP)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         await server.membership.stop(limit=4)
 
 

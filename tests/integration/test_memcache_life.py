@@ -4,14 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from kestrelmq import PersistentQueue, QueuePathLocked
+from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
-from tests.support.wire import PATIENCE, Wire, put, stats, wait_for
+from tests.support.wire import Wire, put, stats, wait_for
 
 QUIET = ("--text-port", "none", "--thrift-port", "none", "--admin-port", "none")
 
@@ -261,10 +261,7 @@ def _reload(server: ServerProcess, wire: Wire, reply: bytes, *, by_signal: bool)
         return
     before = server.output.count("reloaded")
     os.kill(server.process.pid, signal.SIGHUP)
-    deadline = time.monotonic() + PATIENCE
-    while server.output.count("reloaded") == before:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(lambda: server.output.count("reloaded") > before)
 
 
 def test_reload_of_a_global_setting(tmp_path: Path) -> None:
@@ -274,7 +271,4 @@ def test_reload_of_a_global_setting(tmp_path: Path) -> None:
         config.write_text('max_open_transactions = 5\nmemcache_dialect = "memcached"\n')
         wire.ask(b"reload\r\n", b"Reloaded config.\r\n")
         wire.ask(b"flush_all\r\n", b"Flushed all queues.\r\n")
-        deadline = time.monotonic() + PATIENCE
-        while "memcache_dialect changed; it takes a restart" not in server.output:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        until(lambda: "memcache_dialect changed; it takes a restart" in server.output)

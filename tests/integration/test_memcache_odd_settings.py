@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.journal.records import item
+from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats, wait_for
 
@@ -82,7 +83,7 @@ def test_an_alias_of_a_restricted_queue(server: ServerProcess, wire: Wire) -> No
     """It is no way around the queue's rights, in any protocol, and nothing is added anywhere."""
     refusal = b"this client may not add to vip"
     wire.ask(b"set everybody 0 0 1\r\nx\r\n", b"SERVER_ERROR " + refusal + b"\r\n")
-    with socket.create_connection(("127.0.0.1", server.ports["text"]), timeout=10) as text:
+    with socket.create_connection(("127.0.0.1", server.ports["text"]), timeout=PATIENCE) as text:
         text.sendall(b"put everybody:\nx\n\n")
         assert text.recv(1000) == b"-" + refusal + b"\n"
     wire.ask(b"get anybody\r\n", b"END\r\n")

@@ -6,8 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from kestrelmq import Client
 from kestrelmq.cli.main import main
 from kestrelmq.journal.files import QueuePathLock, is_locked
-from tests.support.wire import PATIENCE
+from tests.support.patience import PATIENCE, until
 
 FLAGS = ("--memcache-port", "0", "--admin-port", "none", "--text-port", "none")
 
@@ -73,14 +72,6 @@ def running(path: Path, *flags: str) -> Iterator[Processes]:
         processes.ended()
         until(lambda: not processes.runs(0) and not processes.runs(1))
         sys.stderr.write(processes.log.read_text())
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Return once `holds` is true."""
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def answers(server: str) -> bool:

@@ -4,14 +4,14 @@ import json
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
+from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 from tests.support.zookeeper import SERVE_ON_LOOPBACK, ZooKeeper
 
@@ -40,7 +40,7 @@ def config(zookeeper: ZooKeeper) -> str:
     """Return a configuration file that joins the server sets."""
     return (
         f'[zookeeper]\nhosts = ["{zookeeper.hosts}"]\npath_prefix = "{PREFIX}"\n'
-        'session_timeout = "2s"\n'
+        'session_timeout = "5s"\n'
     )
 
 
@@ -54,14 +54,6 @@ def server(
         until(lambda: sizes(observer) == (1, 1))
         yield running
     until(lambda: sizes(observer) == (0, 0))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what other processes do."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def members(client: KazooClient, kind: str) -> list[bytes]:
@@ -80,7 +72,9 @@ def sizes(client: KazooClient) -> tuple[int, int]:
 
 def ask(server: ServerProcess, command: bytes) -> bytes:
     """Return the reply to a command of the text protocol."""
-    with socket.create_connection(("127.0.0.1", server.ports["text"]), timeout=10) as connection:
+    with socket.create_connection(
+        ("127.0.0.1", server.ports["text"]), timeout=PATIENCE
+    ) as connection:
         connection.sendall(command + b"quit\n")
         return b"".join(iter(lambda: connection.recv(4096), b""))
 
@@ -146,7 +140,7 @@ def test_a_loopback_address_refuses_to_start(zookeeper: ZooKeeper, tmp_path: Pat
         [sys.executable, "-c", command, *arguments],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE,
         check=False,
     )
     assert ended.returncode != 0

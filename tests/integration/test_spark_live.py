@@ -16,6 +16,7 @@ from kestrelmq.errors import ServerUnavailable
 from kestrelmq.spark.live_probe import Probe
 from kestrelmq.spark.live_reads import MAX_CONNECTIONS, ServerReads
 from kestrelmq.spark.staging import Opened, Share, Staging
+from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 
 QUEUE = "work"
@@ -171,9 +172,7 @@ def test_the_probe_waits_for_an_item_on_any_server(
 
         putting = multiprocessing.get_context("fork").Process(target=lambda: _put_later(other))
         putting.start()
-        begun = time.monotonic()
-        assert probe.with_items(20.0) == [other.address]
-        assert time.monotonic() - begun < 10.0
+        assert probe.with_items(10 * PATIENCE) == [other.address]
         putting.join()
 
         client.put_many(QUEUE, numbered(3))
@@ -202,7 +201,4 @@ def _read(staging: Staging, epoch: int, server: ServerProcess) -> list[bytes]:
 
 def _until(holds: Callable[[], bool]) -> None:
     """Wait until something is so, which it is as soon as the server noticed."""
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(holds)

@@ -1,8 +1,7 @@
 """A real server whose long queues are still loading: what clients see, and how it stops."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -10,8 +9,9 @@ from urllib.request import urlopen
 import pytest
 
 from kestrelmq.journal.records import item
+from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
-from tests.support.wire import PATIENCE, Wire
+from tests.support.wire import Wire
 
 CONFIG = """
 [aliases.both]
@@ -74,14 +74,6 @@ def gated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerPro
     monkeypatch.setattr(ServerProcess, "command", GATED)
     with running_server(tmp_path, config=CONFIG) as running:
         yield running
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until `condition` holds."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def let_load(server: ServerProcess, wire: Wire) -> None:

@@ -1,11 +1,11 @@
 """`sync_journal` on the real server: one fsync for many adds, and periodic ones."""
 
-import time
 from pathlib import Path
 from threading import Barrier, Thread
 
 from kestrelmq.client import Client
 from tests.crash.test_kill import Wire
+from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 
 CONNECTIONS = 100
@@ -56,12 +56,9 @@ def test_a_period_syncs_in_the_background(tmp_path: Path) -> None:
     with running_server(tmp_path, config='[default]\nsync_journal = "100ms"\n') as server:
         wire = Wire(server.ports["memcache"])
         assert wire.ask(b"set work 0 0 4\r\ndata\r\n") == b"STORED"
-        deadline = time.monotonic() + 10
-        while not syncs(server) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: syncs(server) > 0)
         assert syncs(server) == 1
         assert wire.ask(b"set work 0 0 4\r\ndata\r\n") == b"STORED"
-        while syncs(server) < 2 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: syncs(server) > 1)
         assert syncs(server) == 2
         wire.close()

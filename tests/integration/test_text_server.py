@@ -9,6 +9,7 @@ import pytest
 from pymemcache import Client as MemcacheClient
 
 from tests.support.limits import largest_file
+from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
 CONFIG = """
@@ -45,7 +46,9 @@ class TextClient:
     """A connection, and replies line by line."""
 
     def __init__(self, server: ServerProcess) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", server.ports["text"]), timeout=10)
+        self.socket = socket.create_connection(
+            ("127.0.0.1", server.ports["text"]), timeout=PATIENCE
+        )
         self._lines = self.socket.makefile("rb")
 
     def ask(self, command: bytes, replies: int = 1) -> list[bytes]:

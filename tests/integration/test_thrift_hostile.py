@@ -12,6 +12,7 @@ import pytest
 from kestrelmq.client import Client
 from kestrelmq.protocol import thrift
 from kestrelmq.version import VERSION
+from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
 VERSION_CALL = struct.pack(">HHi", 0x8001, 1, 11) + b"get_version" + b"\x00\x00\x00\x07\x00"
@@ -26,7 +27,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 def connected(server: ServerProcess) -> socket.socket:
     """Return a connection to the thrift port."""
-    return socket.create_connection(("127.0.0.1", server.ports["thrift"]), timeout=20)
+    return socket.create_connection(("127.0.0.1", server.ports["thrift"]), timeout=PATIENCE)
 
 
 def frame(content: bytes) -> bytes:
@@ -74,7 +75,7 @@ def test_the_longest_frame_may_be_an_item_and_one_byte_more_ends_the_connection(
         raw.sendall(frame(head + struct.pack(">i", size) + bytes(size) + b"\x00"))
         assert raw.recv(4096)[4:15] == struct.pack(">HHi", 0x8001, 2, 3) + b"put"
     with Client(server.address) as client:
-        assert client.get("work", timeout=10) == bytes(size)
+        assert client.get("work", timeout=PATIENCE) == bytes(size)
     with connected(server) as raw:
         raw.sendall(struct.pack(">i", thrift.MAX_FRAME_BYTES + 1))
         assert raw.recv(1) == b""

@@ -17,6 +17,7 @@ from thriftpy2.thrift import TApplicationException, TClient
 from kestrelmq.protocol import thrift
 from kestrelmq.version import VERSION
 from tests.support.limits import largest_file
+from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 
 # The library has types for some of this, and none for the rest.
@@ -45,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 def connected(server: ServerProcess, kind: str = "binary") -> Any:
     """Return a client; `kind` is binary, old (without version header) or compact."""
     transport = TRANSPORTS.TFramedTransport(
-        TRANSPORTS.TSocket("127.0.0.1", server.ports["thrift"], socket_timeout=10_000)
+        TRANSPORTS.TSocket("127.0.0.1", server.ports["thrift"], socket_timeout=PATIENCE * 1000)
     )
     transport.open()
     if kind == "compact":
@@ -80,14 +81,6 @@ def queue(request: pytest.FixtureRequest) -> str:
 def data(items: list[Any]) -> list[bytes]:
     """Return what is in items."""
     return [item.data for item in items]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what the server does by itself."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("kind", ["binary", "old", "compact"])
@@ -303,7 +296,7 @@ def test_finagles_probe_is_answered_and_the_connection_lives_on(server: ServerPr
     name = b"__can__finagle__trace__v3__"
     probe = struct.pack(">HHi", 0x8001, 1, len(name)) + name + b"\x00\x00\x00\x00\x00"
     version = struct.pack(">HHi", 0x8001, 1, 11) + b"get_version" + b"\x00\x00\x00\x07\x00"
-    with socket.create_connection(("127.0.0.1", server.ports["thrift"]), timeout=10) as raw:
+    with socket.create_connection(("127.0.0.1", server.ports["thrift"]), timeout=PATIENCE) as raw:
         for call, answered in ((probe, 3), (version, 2)):
             raw.sendall(struct.pack(">i", len(call)) + call)
             answer = _frame(raw)
@@ -324,7 +317,7 @@ def test_garbage_ends_the_connection_and_harms_no_other(
 ) -> None:
     """The server goes on."""
     client = connect()
-    with socket.create_connection(("127.0.0.1", server.ports["thrift"]), timeout=10) as raw:
+    with socket.create_connection(("127.0.0.1", server.ports["thrift"]), timeout=PATIENCE) as raw:
         raw.sendall(garbage)
         assert raw.recv(1) == b""
     assert client.get_version() == VERSION
@@ -336,7 +329,7 @@ def test_a_frame_that_lies_about_its_content_is_answered(
     """Two thousand million declared items cost nothing."""
     lie = struct.pack(">HHi", 0x8001, 1, 3) + b"put" + struct.pack(">i", 1)
     lie += struct.pack(">bhbi", 15, 2, 11, 2**31 - 1)
-    with socket.create_connection(("127.0.0.1", server.ports["thrift"]), timeout=10) as raw:
+    with socket.create_connection(("127.0.0.1", server.ports["thrift"]), timeout=PATIENCE) as raw:
         raw.sendall(struct.pack(">i", len(lie)) + lie)
         assert b"more than 100000 values" in _frame(raw)
     assert connect().get_version() == VERSION

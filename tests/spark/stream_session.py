@@ -16,9 +16,9 @@ from typing import Final
 
 from kestrelmq.spark.session import local_session
 from kestrelmq.spark.stream import LiveSource
+from tests.support.patience import PATIENCE
 
 FORMAT: Final = "kestrel.stopping"
-START_SECONDS: Final = 120.0
 
 
 class StreamSession:
@@ -44,7 +44,7 @@ class StreamSession:
 
     def wait_until_reached(self) -> None:
         """Wait until it stands still at its step."""
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + PATIENCE
         while not self.has_reached():
             if time.monotonic() > deadline:
                 self.kill9()

@@ -1,11 +1,11 @@
 """Streams of the tests: the queue `work` of live servers to a table."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
+
+from tests.support.patience import PATIENCE
 
 QUEUE: Final = "work"
 
@@ -34,7 +34,7 @@ def drain(rows: DataFrame, root: Path) -> list[int]:
     writer = rows.writeStream.format("parquet").option("path", str(root / "table"))
     writer = writer.option("checkpointLocation", str(root / "checkpoint"))
     query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(PATIENCE)
     return [progress["numInputRows"] for progress in query.recentProgress]
 
 
@@ -45,11 +45,3 @@ def items_in(spark: SparkSession, root: Path) -> list[bytes]:
         return []
     rows = spark.read.parquet(str(table)).orderBy("position").select("data").collect()
     return [bytes(row[0]) for row in rows]
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -6,7 +6,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -29,12 +28,10 @@ from kestrelmq.spark.pipelines import (
 )
 from kestrelmq.spark.pipelines.archive import Archived
 from tests.spark.spools import load
+from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 
 COMMAND = [sys.executable, "-c", "from kestrelmq.cli.main import main; main()", "pipeline"]
-
-# Spark is slow to start, and slower on a busy machine.
-pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture
@@ -156,12 +153,10 @@ def test_the_command_archive_follows_until_it_is_asked_to_end(
     shown: list[bytes] = []
     reader = Thread(target=read_screen, args=(screen, shown))
     reader.start()
-    deadline = time.monotonic() + 90
-    while not list(Path(output).glob("_checkpoint/commits/0")) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: bool(list(Path(output).glob("_checkpoint/commits/0"))))
     following.send_signal(signal.SIGTERM)
-    table, _ = following.communicate(timeout=60)
-    reader.join(60)
+    table, _ = following.communicate(timeout=PATIENCE)
+    reader.join(PATIENCE)
 
     assert b"archive" in b"".join(shown)
     assert (following.returncode, table.split()) == (

@@ -12,11 +12,9 @@ from kestrelmq.client import Client
 from kestrelmq.spark.live_options import ServersOptions
 from kestrelmq.spark.pipelines import ArchiveOptions, archive
 from tests.spark.spools import adds, write
-from tests.spark.streams import QUEUE, drain, items_in, numbered, stream, until
+from tests.spark.streams import QUEUE, drain, items_in, numbered, stream
+from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
-
-# Spark is slow to start, and slower on a busy machine.
-pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture
@@ -299,7 +297,7 @@ def test_a_full_queue_is_back_pressure(spark: SparkSession, tmp_path: Path) -> N
 
     def consume(address: str) -> None:
         with Client(address) as client:
-            got.extend(client.consume("small", idle_timeout=30.0, max_items=400))
+            got.extend(client.consume("small", idle_timeout=PATIENCE, max_items=400))
 
     with running_server(tmp_path, config=config) as server:
         consumer = Thread(target=consume, args=(server.address,))

@@ -18,6 +18,7 @@ from kestrelmq.spark.stream import LiveSource
 from tests.spark.producing import Producer
 from tests.spark.stream_session import StreamSession
 from tests.spark.streams import QUEUE, drain, stream
+from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
 _log = logging.getLogger(__name__)
@@ -53,7 +54,6 @@ def parts_read_twice(items: list[tuple[bytes, int]]) -> set[tuple[int, int]]:
     return again
 
 
-@pytest.mark.timeout(300)
 def test_a_session_that_is_killed_within_the_protocol_loses_nothing(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -73,7 +73,6 @@ def test_a_session_that_is_killed_within_the_protocol_loses_nothing(
     assert len(parts_read_twice(items)) <= 1
 
 
-@pytest.mark.timeout(180)
 def test_a_worker_that_is_killed_within_the_protocol_is_replaced(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -135,7 +134,7 @@ def test_a_hundred_kills(spark: SparkSession, tmp_path: Path) -> None:
             step = STEPS[kills["session"] % len(STEPS)]
             session = StreamSession(addresses, QUEUE, tmp_path, step, rng.randint(1, 6))
             stack.callback(session.kill9)
-            deadline = time.monotonic() + 180
+            deadline = time.monotonic() + PATIENCE
             while not session.has_reached():
                 assert time.monotonic() < deadline, f"the stream never came to {step}"
                 time.sleep(rng.uniform(3.0, 7.0))

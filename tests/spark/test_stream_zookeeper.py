@@ -39,7 +39,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
         yield Cluster(zookeeper, servers)
 
 
-@pytest.mark.timeout(180)
 def test_zookeeper_knows_the_servers_of_every_read_and_write(
     spark: SparkSession, cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import IO, Final, Self
 
-START_SECONDS: Final = 30.0
-STOP_SECONDS: Final = 15.0
+from tests.support.patience import PATIENCE
+
 LISTENERS: Final = ("memcache", "text", "thrift", "admin")
 
 _COMMAND: Final = "from kestrelmq.cli.main import main; main()"
@@ -63,7 +63,7 @@ class ServerProcess:
         ready = Event()
         self._follower = Thread(target=self._follow, args=(self.process.stdout, ready), daemon=True)
         self._follower.start()
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + PATIENCE
         while not ready.wait(0.02):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.kill9()
@@ -81,7 +81,7 @@ class ServerProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self._wait(STOP_SECONDS)
+            return self._wait(PATIENCE)
         except subprocess.TimeoutExpired:
             self.kill9()
             raise RuntimeError(f"the server did not stop:\n{self.output}") from None
@@ -111,7 +111,7 @@ class ServerProcess:
 
     def _wait(self, seconds: float | None) -> int:
         status = self.process.wait(seconds)
-        self._follower.join(STOP_SECONDS)
+        self._follower.join(PATIENCE)
         return status
 
 

@@ -2,13 +2,10 @@
 
 import contextlib
 import socket
-import time
-from typing import Final, Self
+from typing import Self
 
+from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess
-
-PATIENCE: Final = 20.0
-"""Seconds after which a reply that has not come is missing."""
 
 
 class Wire:
@@ -116,7 +113,4 @@ def stats(wire: Wire, queue: str = "") -> dict[str, str]:
 
 def wait_for(wire: Wire, queue: str, statistic: str, value: int) -> None:
     """Return once a queue's statistic has `value`."""
-    deadline = time.monotonic() + PATIENCE
-    while (found := stats(wire, queue).get(statistic)) != str(value):
-        assert time.monotonic() < deadline, f"{statistic} of {queue} is {found}, not {value}"
-        time.sleep(0.002)
+    until(lambda: stats(wire, queue).get(statistic) == str(value), pause=0.002)

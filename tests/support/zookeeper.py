@@ -3,10 +3,11 @@
 import shutil
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 from kazoo.client import KazooClient
+
+from tests.support.patience import until
 
 # Debian's libzookeeper-java; the manifest names the other jars it needs.
 JAR = Path("/usr/share/java/zookeeper.jar")
@@ -66,11 +67,7 @@ class ZooKeeper:
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + 30
-        while not self._serves():
-            assert self._process.poll() is None, "ZooKeeper ended"
-            assert time.monotonic() < deadline, "ZooKeeper does not answer"
-            time.sleep(0.02)
+        until(self._answers)
 
     def stop(self) -> None:
         """Kill it; sessions and nodes stay on its disk."""
@@ -79,7 +76,7 @@ class ZooKeeper:
             self._process.wait()
             self._process = None
 
-    def client(self, root: str = "", session_seconds: float = 2.0) -> KazooClient:
+    def client(self, root: str = "", session_seconds: float = 10.0) -> KazooClient:
         """Return a connected client of the test's own that sees the tree below `root`.
 
         It outlives restarts of the server that take less than `session_seconds`: it connects
@@ -103,6 +100,11 @@ class ZooKeeper:
         twin.start()
         twin.stop()
         twin.close()
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, "ZooKeeper ended"
+        return self._serves()
 
     def _serves(self) -> bool:
         try:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,17 +24,15 @@ from kestrelmq.journal.writer import FileJournal
 from kestrelmq.library import Expiry
 from kestrelmq.testing.clock import FakeClock
 from tests.support.limits import largest_file
+from tests.support.patience import PATIENCE, until
 
-LONG = 20.0
+LONG = PATIENCE
 """Seconds that nothing here takes unless it is broken."""
 
 
 def wait_until_waiting(queue: PersistentQueue, count: int) -> None:
     """Return once `count` threads wait for an item."""
-    deadline = time.monotonic() + LONG
-    while len(queue._queue().waiters.line) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(lambda: len(queue._queue().waiters.line) >= count, pause=0.001)
 
 
 def data(item: Item | None) -> bytes | None:
@@ -340,10 +337,7 @@ def test_periodic_sync_runs_and_stops(tmp_path: Path) -> None:
     """A `sync_journal` period forces the journal to disk with nobody asking; so does close."""
     with PersistentQueue("work", tmp_path, QueueConfig(sync_journal=0.005)) as queue:
         journal = queue._queue().journal
-        deadline = time.monotonic() + LONG
-        while journal.syncs < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(lambda: journal.syncs > 1, pause=0.001)
         before = journal.syncs
     assert journal.syncs > before
 
@@ -363,8 +357,5 @@ def test_failed_sync_is_loud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         journal = queue._queue().journal
         assert isinstance(journal, FileJournal)
         queue._keep_up()
-        deadline = time.monotonic() + LONG
-        while journal.suspect:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(lambda: not journal.suspect, pause=0.001)
         assert queue.add(b"z")

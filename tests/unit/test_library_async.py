@@ -17,8 +17,9 @@ from kestrelmq import (
 )
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.testing.clock import FakeClock
+from tests.support.patience import PATIENCE
 
-LONG = 20.0
+LONG = PATIENCE
 
 
 def data(item: Item | None) -> bytes | None:

@@ -13,8 +13,9 @@ from kestrelmq import AsyncPersistentQueue, PersistentQueue, QueueCollection, Qu
 from kestrelmq.journal.replacement import Pause, Replacement
 from kestrelmq.library import BlockingQueue
 from kestrelmq.testing.clock import FakeClock
+from tests.support.patience import PATIENCE, until
 
-LONG = 20.0
+LONG = PATIENCE
 """Seconds that nothing here takes unless it is broken."""
 
 SMALL = QueueConfig(default_journal_size=4000, max_journal_size=8000, min_journal_compact_delay=60)
@@ -51,14 +52,6 @@ def no_thread_is_left() -> Iterator[None]:
     yield
     left = [one.name for one in set(threading.enumerate()) - before]
     assert [name for name in left if not name.startswith("asyncio")] == []
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Return once something is so."""
-    deadline = time.monotonic() + LONG
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def churn(queue: BlockingQueue, enough: Callable[[], bool]) -> None:

@@ -10,8 +10,9 @@ from threading import Event
 import pytest
 
 from kestrelmq.engine.worker import Pause, ThreadWorker
+from tests.support.patience import PATIENCE
 
-LONG = 20.0
+LONG = PATIENCE
 """Seconds that nothing here takes unless it is broken."""
 
 
