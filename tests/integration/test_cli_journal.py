@@ -210,7 +210,10 @@ def test_pack_keeps_items_and_open_reads_in_either_dialect(spool: Path) -> None:
     expected = [b"%d " % number + b"x" * 20 for number in range(1, 5)]
     for dialect, operations in (
         ("kestrel-2", ["ADDX", "REMOVE_TENTATIVE_XID", "ADDX", "ADDX", "ADDX"]),
-        ("documented", ["SAVE_XID", "ADD_XID", "REMOVE_TENTATIVE", "ADDX", "ADDX", "ADDX"]),
+        (
+            "documented",
+            ["SAVE_XID", "ADD_XID", "REMOVE_TENTATIVE", "SAVE_XID", "ADDX", "ADDX", "ADDX"],
+        ),
     ):
         assert "3 items, 1 open reads" in run("pack", spool, "--dialect", dialect)
         assert not list(spool.glob("work.*"))

@@ -24,6 +24,7 @@ from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory, Loss
 from kestrelmq.testing.worker import HeldWorker
 from tests.support.examples import examples
+from tests.support.readings import replayed
 
 NAME = "jobs"
 
@@ -411,6 +412,18 @@ class QueueMachine(RuleBasedStateMachine):
         assert len(queue) == len(self.waiting)
         assert queue.size == sum(len(entry.data) for entry in self.waiting)
         assert set(queue.open) == set(self.reads)
+
+    @invariant()
+    def other_readers_agree(self) -> None:
+        """Whichever xid a reader of the format gives an item of ADD_XID, it has the same queue."""
+        if not hasattr(self, "collection") or self.broken:
+            return
+        path = self.directory.path
+        files = {name: (path / name).read_bytes() for name in self.directory.names()}
+        readings = [replayed(files, NAME, keeps_xid=keeps_xid) for keeps_xid in (True, False)]
+        for reading in readings:
+            assert tuple(data for data, _, _ in reading.loaded) == self.state()
+        assert readings[0].reads == readings[1].reads
 
     def teardown(self) -> None:
         """Stop cleanly, and compare every item on disk."""

@@ -13,8 +13,6 @@ from kestrelmq.engine.waiters import Waiters
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.records import (
     ADDX_HEADER,
-    MAX_XID,
-    MIN_XID,
     NO_EXPIRY,
     REMOVE_RECORD,
     REMOVE_TENTATIVE_RECORD,
@@ -25,6 +23,7 @@ from kestrelmq.journal.records import (
     remove_tentative_xid,
     save_xid,
     unremove,
+    xid_before,
 )
 from kestrelmq.journal.replay import Replay, opened_xid
 from kestrelmq.journal.writer import FileJournal, NoJournal
@@ -147,8 +146,7 @@ class Taking(Store):
         Readers of the format may disagree whether such an item keeps its xid when it is opened a
         second time; the counter is set so that it makes no difference.
         """
-        before = xid - 1 if xid > MIN_XID else MAX_XID
-        self._log(save_xid(before) + REMOVE_TENTATIVE_RECORD + save_xid(self.last_xid))
+        self._log(save_xid(xid_before(xid)) + REMOVE_TENTATIVE_RECORD + save_xid(self.last_xid))
 
     def _take(self) -> bytes | None:
         if self._careful:

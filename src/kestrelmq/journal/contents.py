@@ -1,9 +1,11 @@
 """What a queue holds, written as the first records of a journal file.
 
-    documented   SAVE_XID, then ADD_XID and REMOVE_TENTATIVE for each open read, then ADDX ...
+    documented   SAVE_XID, ADD_XID and REMOVE_TENTATIVE for each open read, SAVE_XID, then ADDX ...
     kestrel-2    ADDX and REMOVE_TENTATIVE_XID for each open read, then ADDX ...
 
-Replaying those records on an empty queue gives the contents again.
+Replaying those records on an empty queue gives the contents again. Readers of the documented
+dialect disagree about a REMOVE_TENTATIVE after ADD_XID: it takes the xid of its item, or the next
+one. So the counter is set to the xid before, and to the last-used one in the end.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,12 +13,12 @@ from itertools import islice
 from typing import Final
 
 from kestrelmq.journal.records import (
-    MAX_XID,
-    MIN_XID,
     REMOVE_TENTATIVE_RECORD,
     add_xid,
+    next_xid,
     remove_tentative_xid,
     save_xid,
+    xid_before,
 )
 from kestrelmq.journal.writer import Dialect
 
@@ -41,15 +43,13 @@ def open_read_records(
         for xid, record in reads:
             yield record + remove_tentative_xid(xid)
         return
-    if followed:
-        for xid, record in reads:
-            before = xid - 1 if xid > MIN_XID else MAX_XID
-            yield save_xid(before) + record + REMOVE_TENTATIVE_RECORD
-        yield save_xid(last_xid)
-        return
+    taken = dict(reads)
+    for xid, record in taken.items():
+        # An xid of 0, which no counter gives, may come from the other dialect.
+        told = xid or next_xid(0, taken)
+        added = record if followed else add_xid(told, record)
+        yield save_xid(xid_before(told)) + added + REMOVE_TENTATIVE_RECORD
     yield save_xid(last_xid)
-    for xid, record in reads:
-        yield add_xid(xid, record) + REMOVE_TENTATIVE_RECORD
 
 
 def in_pieces(records: Iterable[bytes]) -> Iterator[bytes]:

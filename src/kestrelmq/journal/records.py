@@ -136,7 +136,10 @@ class AddXid:
 
 @dataclass(frozen=True, slots=True)
 class StateDump:
-    """A read-behind checkpoint; it changes nothing."""
+    """A read-behind checkpoint; replay goes on with the next file.
+
+    The ADD_XID records that follow it repeat, for a packer, reads that are open already.
+    """
 
     xid: int
     open_reads: int
@@ -271,12 +274,19 @@ def added_item(buffer: Buffer, start: int, end: int) -> bytes | None:
     if opcode == ADD:
         seconds: int = _I32.unpack_from(buffer, start + 5)[0]
         return item(0, seconds * 1000, bytes(buffer[start + 9 : end]))
-    if opcode == ADD_XID or (opcode == STATE_DUMP and end - start != STATE_DUMP_SIZE):
+    if opcode == ADD_XID or (
+        opcode == STATE_DUMP and not is_state_dump(buffer, start, end - start)
+    ):
         record = bytes((ADDX,)) + bytes(buffer[start + 5 : end])
         if opcode == STATE_DUMP:
             return record
         return NamedItem.of(_I32.unpack_from(buffer, start + 1)[0], record)
     return None
+
+
+def is_state_dump(buffer: Buffer, start: int, length: int) -> bool:
+    """Whether the record of `length` bytes at `start` is a STATE_DUMP, and no CONTINUE."""
+    return length == STATE_DUMP_SIZE and buffer[start] == STATE_DUMP
 
 
 def record_xid(buffer: Buffer, start: int) -> int:
@@ -296,3 +306,8 @@ def next_xid(last: int, taken: Container[int]) -> int:
         xid = xid + 1 if xid < MAX_XID else MIN_XID
         if xid != 0 and xid not in taken:
             return xid
+
+
+def xid_before(xid: int) -> int:
+    """Return the last-used xid after which `xid` is the next, wrapping within i32."""
+    return xid - 1 if xid > MIN_XID else MAX_XID

@@ -1,0 +1,132 @@
+"""What other readers of the journal format make of a queue's files: a plain model of bytes.
+
+It shares no code with the product. Readers of the documented dialect disagree about one thing: a
+REMOVE_TENTATIVE that takes an item which was added with ADD_XID opens it under that xid, or under
+the next one, as any other.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+_PLAIN = {1: 1, 3: 1, 4: 5, 5: 5, 6: 5, 9: 5}
+"""Lengths of records without data, by opcode."""
+
+
+@dataclass
+class Reading:
+    """A queue as one kind of reader sees it.
+
+    Attributes:
+        keeps_xid: whether an item that was added with ADD_XID is opened under that xid.
+        queue: what waits: data, add time, expiry and the xid that it was added with.
+        open: the same for open reads, by xid.
+        last: the last-used xid.
+    """
+
+    keeps_xid: bool
+    queue: list[tuple[bytes, int, int, int | None]] = field(default_factory=list)
+    open: dict[int, tuple[bytes, int, int, int | None]] = field(default_factory=dict)
+    last: int = 0
+
+    def file(self, raw: bytes) -> None:
+        """Replay a whole file."""
+        for opcode, xid, item in _records(raw):
+            if opcode in {0, 2, 7, 8} and item is not None:
+                self.queue.append((*item, xid if opcode == 7 else None))
+            if opcode == 1 and self.queue:
+                del self.queue[0]
+            if opcode == 4:
+                self.last = xid
+            if opcode == 5 and xid in self.open:
+                self.queue.insert(0, self.open.pop(xid))
+            if opcode in {6, 8}:
+                self.open.pop(xid, None)
+            if opcode == 9 and xid in self.open:
+                continue
+            if opcode in {3, 9} and self.queue:
+                self._reserve(opcode, xid)
+
+    def _reserve(self, opcode: int, xid: int) -> None:
+        head = self.queue.pop(0)
+        named = head[3]
+        if opcode == 9:
+            self.last = xid
+        elif self.keeps_xid and named is not None and named not in self.open:
+            xid = named
+        else:
+            xid = self.last = self._next()
+        self.open[xid] = head
+
+    def _next(self) -> int:
+        xid = self.last
+        while True:
+            xid = xid + 1 if xid != 2**31 - 1 else -(2**31)
+            if xid != 0 and xid not in self.open:
+                return xid
+
+    @property
+    def loaded(self) -> list[tuple[bytes, int, int]]:
+        """Items of a queue that is loaded so: open reads are given back, ascending by xid."""
+        given_back = [item for _, item in sorted(self.open.items())]
+        return [item[:3] for item in (*given_back, *self.queue)]
+
+    @property
+    def reads(self) -> dict[int, bytes]:
+        """Data of the open reads by xid."""
+        return {xid: item[0] for xid, item in self.open.items()}
+
+
+def _records(raw: bytes) -> Iterator[tuple[int, int, tuple[bytes, int, int] | None]]:
+    """Yield the opcode, xid (or 0) and item of each record of a file that is whole."""
+    at = 0
+    while at < len(raw):
+        opcode = raw[at]
+        if opcode in _PLAIN:
+            xid = struct.unpack_from("<i", raw, at + 1)[0] if _PLAIN[opcode] == 5 else 0
+            yield opcode, xid, None
+            at += _PLAIN[opcode]
+            continue
+        xid, begin = 0, at + 5
+        if opcode in {7, 8}:
+            (xid,) = struct.unpack_from("<i", raw, at + 1)
+            begin = at + 9
+        (size,) = struct.unpack_from("<i", raw, begin - 4)
+        end = begin + size
+        if opcode == 8 and not _is_continue(raw, begin, size):
+            return  # a STATE_DUMP: replay goes on with the next file
+        if opcode == 0:
+            (seconds,) = struct.unpack_from("<i", raw, begin)
+            yield 0, 0, (raw[begin + 4 : end], 0, seconds * 1000)
+        else:
+            added, expiry = struct.unpack_from("<qq", raw, begin)
+            yield opcode, xid, (raw[begin + 16 : end], added, expiry)
+        assert end <= len(raw)
+        at = end
+
+
+def _is_continue(raw: bytes, begin: int, size: int) -> bool:
+    if size < 16 or begin + size > len(raw):
+        return False
+    added: int = struct.unpack_from("<q", raw, begin)[0]
+    return 946_684_800_000 <= added < 4_102_444_800_000
+
+
+def replayed(files: Mapping[str, bytes], queue: str, *, keeps_xid: bool) -> Reading:
+    """Return what the files of a queue path, by name, make of one queue."""
+    rotated: dict[int, bytes] = {}
+    packed = -1
+    for name in sorted(files, key=len):  # packs last: they stand for what is no later
+        stem, _, stamp = name.removesuffix(".pack").partition(".")
+        if stem == queue and stamp.isdigit():
+            if name.endswith(".pack"):
+                packed = max(packed, int(stamp))
+                rotated[int(stamp)] = files[name]
+            else:
+                rotated.setdefault(int(stamp), files[name])
+    reading = Reading(keeps_xid)
+    for time, raw in sorted(rotated.items()):
+        if time >= packed:
+            reading.file(raw)
+    reading.file(files.get(queue, b""))
+    return reading
