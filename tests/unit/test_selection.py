@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.errors import JournalError
+from kestrelmq.journal.dump import entries
 from kestrelmq.journal.selection import select, steady
+from kestrelmq.journal.verify import verify
 
 
 def spool(tmp_path: Path) -> Path:
@@ -49,3 +51,14 @@ def test_a_single_file_may_be_looked_at_whatever_happens(tmp_path: Path) -> None
     (one,) = select([spool(tmp_path) / "jobs.1"])
     with steady(one):
         (tmp_path / "jobs").unlink()
+
+
+@pytest.mark.parametrize("name", ["work.bak", "plain.txt", "jobs~~torn-17", "jobs.1.pack.old"])
+def test_a_copy_under_another_name(tmp_path: Path, name: str) -> None:
+    """A file with a name that no server gives is looked at alone; nobody replaces it."""
+    (tmp_path / name).write_bytes(b"\x01")
+    (one,) = select([tmp_path / name])
+    with steady(one):
+        pass
+    assert verify(one).operations == {1: 1}
+    assert [type(entry.record).__name__ for entry in entries(one)] == ["Remove"]

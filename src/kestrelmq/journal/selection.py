@@ -21,11 +21,13 @@ class Selected:
         path: the queue path.
         plan: what its files mean.
         files: those to look at, in replay order, by the names that they have now.
+        is_copy: whether it is one file under a name that no server gives or replaces.
     """
 
     path: Path
     plan: QueuePlan
     files: tuple[str, ...]
+    is_copy: bool = False
 
     @property
     def queue(self) -> str:
@@ -37,6 +39,10 @@ class Selected:
         """Bytes in the files."""
         return sum((self.path / name).stat().st_size for name in self.files)
 
+    def is_last(self, name: str) -> bool:
+        """Whether the file `name` is the queue's last: of all its files, not only of `files`."""
+        return name == self.plan.present[-1]
+
     def new_replay(self) -> Replay:
         """Return a replay that holds little in memory, however long the queue is."""
         return Replay(_MEMORY, lambda file, at: JournalReader(self.path, file, at))
@@ -47,12 +53,12 @@ def steady(selected: Selected) -> Iterator[None]:
     """Make sure that the files that the `with` block reads belong together.
 
     A server may replace them meanwhile. What is added to the current file does not matter, nor does
-    anything when only some files are looked at.
+    anything when only some files are looked at, or a copy.
 
     Raises:
         JournalError: they were replaced; what was read is worth nothing.
     """
-    if selected.files != selected.plan.present:
+    if selected.is_copy or selected.files != selected.plan.present:
         yield
         return
     replaced = JournalError(
@@ -105,7 +111,7 @@ def _select(path: Path) -> Iterator[Selected]:
     if parsed is None:
         # A copy under any name can be looked at all the same.
         alone = QueuePlan(path.name, has_current=True)
-        yield Selected(path.parent, alone, (path.name,))
+        yield Selected(path.parent, alone, (path.name,), is_copy=True)
         return
     for one in _plans(path.parent):
         if one.queue == parsed.queue:
