@@ -168,10 +168,11 @@ def test_torn_continue_and_nothing_else(tmp_path: Path, size: int) -> None:
 
 
 def test_state_dump_near_the_end(tmp_path: Path) -> None:
-    """A STATE_DUMP of many open reads is no CONTINUE that was cut short."""
+    """A STATE_DUMP of many open reads is no CONTINUE that was cut short; it ends its file."""
     whole = journal("a", "b", StateDump(7, 1000), Remove())
     (tmp_path / "q").write_bytes(whole)
-    assert load(tmp_path) == (["b"], {}, len(whole))
+    assert load(tmp_path) == (["a", "b"], {}, len(whole))
+    assert listing(tmp_path) == {f"q.{NOW}": whole, "q": b""}
 
 
 def test_torn_tail_of_a_rotated_file(tmp_path: Path) -> None:
@@ -358,10 +359,10 @@ def test_memory_limit(tmp_path: Path) -> None:
 
 
 def test_golden_documented(tmp_path: Path) -> None:
-    """A journal of the documented dialect, kept as bytes, loads to what it always did."""
+    """A journal of the documented dialect, kept as bytes; its STATE_DUMP ends the file."""
     (tmp_path / "q").write_bytes(bytes.fromhex((DATA / "documented.hex").read_text()))
     items, open_reads, _ = load(tmp_path)
-    assert (items, open_reads) == (["second", "caf\u00e9", ""], {41: "named"})
+    assert (items, open_reads) == (["first", "second"], {41: "named"})
 
 
 def test_golden_kestrel_2(tmp_path: Path) -> None:

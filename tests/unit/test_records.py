@@ -35,7 +35,7 @@ from kestrelmq.journal.records import (
     save_xid,
     unremove,
 )
-from kestrelmq.journal.scanning import decode, scan
+from kestrelmq.journal.scanning import data_size, decode, decode_whole, scan
 
 ADD_TIME = 1_700_000_000_000  # 0x18bcfe56800
 EXPIRY = 1_700_000_060_000  # 0x18bcfe65260
@@ -114,15 +114,31 @@ def test_cut_continue_in_a_chunk(cut: int) -> None:
 
 
 def test_scan_finds_every_start() -> None:
-    """The scan cuts a journal of all records at the right places."""
-    pieces = [bytes.fromhex(text) for _, text in GOLDEN]
+    """The scan cuts a journal of all records at the right places, up to a STATE_DUMP."""
+    records = [(record, text) for record, text in GOLDEN if not isinstance(record, StateDump)]
+    pieces = [bytes.fromhex(text) for _, text in records]
     journal = b"".join(pieces)
     expected = [sum(map(len, pieces[:index])) for index in range(len(pieces))]
-    starts: list[int] = []
-    assert scan(journal, 0, len(journal), starts) == len(journal)
-    assert starts == expected
-    decoded = [decode(journal, start, len(journal)) for start in starts]
-    assert [one and one[0] for one in decoded] == [record for record, _ in GOLDEN]
+    for behind in (b"", encode(StateDump(5, 3)), encode(StateDump(5, 16)) + journal):
+        starts: list[int] = []
+        whole = journal + behind
+        assert scan(whole, 0, len(whole), starts) == len(journal)
+        assert starts == expected
+        decoded = [decode(whole, start, len(whole)) for start in starts]
+        assert [one and one[0] for one in decoded] == [record for record, _ in records]
+
+
+@pytest.mark.parametrize(("record", "text"), GOLDEN, ids=IDS)
+def test_decode_without_data(record: Record, text: str) -> None:
+    """The data may be left where it is; how much there is of it is told all the same."""
+    raw = b"\x01" + bytes.fromhex(text)
+    data = getattr(record, "data", b"")
+    assert decode_whole(raw, 1, len(raw)) == record
+    assert data_size(raw, 1, len(raw)) == len(data)
+    bare = decode_whole(raw, 1, len(raw), with_data=False)
+    assert type(bare) is type(record)
+    for name in record.__slots__:
+        assert getattr(bare, name) == (b"" if name == "data" else getattr(record, name))
 
 
 def test_scan_of_nothing() -> None:

@@ -21,6 +21,7 @@ from kestrelmq.journal.records import (
     SaveXid,
     StateDump,
     Unremove,
+    added_item,
     encode,
 )
 from kestrelmq.journal.replay import Replay
@@ -100,7 +101,7 @@ def summarise(segment: bytes, start: Start | None, last_xid: int = 0) -> Segment
     """Summarise the bytes of a segment."""
     view = FileView(segment, len(segment))
     summariser = Summariser(start, last_xid=last_xid)
-    for chunk in view.chunks(tail_may_be_torn=False):
+    for chunk in view.chunks(tail_may_be_torn=True):
         summariser.feed(events(view, chunk))
     return summariser.result()
 
@@ -123,19 +124,18 @@ def in_parallel(segments: list[bytes], *, guess: bool) -> tuple[Live, int]:
 def in_sequence(segments: list[bytes]) -> tuple[Live, int]:
     """Return the same from the fold that the server loads with."""
     state = Replay()
-    items = 0
+    ordinals: dict[int, int] = {}  # by the items' data: those behind a STATE_DUMP do not count
     for segment in segments:
         starts: list[int] = []
         end = scan(segment, 0, len(segment), starts)
         state.feed(segment, starts, end)
-        items += sum(segment[start] in {0, 2, 7} for start in starts)
-        items += sum(
-            segment[start] == 8 and stop - start > 9
-            for start, stop in zip(starts, [*starts[1:], end], strict=True)
-        )
-    open_reads = tuple((int(item[21:]), xid) for xid, item in sorted(state.open.items()))
-    queue = [int(item[21:]) for item in state.memory]
-    first = items
+        for start, stop in pairwise([*starts, end]):
+            item = added_item(segment, start, stop)
+            if item is not None:
+                ordinals[int(item[21:])] = len(ordinals)
+    open_reads = tuple((ordinals[int(item[21:])], xid) for xid, item in sorted(state.open.items()))
+    queue = [ordinals[int(item[21:])] for item in state.memory]
+    first = items = len(ordinals)
     while queue and queue[-1] == first - 1:
         first = queue.pop()
     return Live(open_reads, tuple(queue), first, items), state.last_xid

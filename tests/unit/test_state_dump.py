@@ -1,4 +1,4 @@
-"""An opcode 8 at the end of a journal, which what follows would make a CONTINUE."""
+"""A STATE_DUMP in the current file, behind which nothing counts that would be appended."""
 
 from pathlib import Path
 from typing import Literal
@@ -84,13 +84,16 @@ def test_in_a_server(tmp_path: Path, tail: bytes, dialect: Dialect, memory: int)
         (encode(StateDump(5, 1000)) + REMOVE * 7, True),
         (DUMP + encode(AddX(NOW, 0, b"cut" * 9))[:-1], True),
         (TORN_CONTINUE, True),
-        (encode(StateDump(5, 15)), False),
-        (DUMP + REMOVE * 8, False),
-        (DUMP + added(b"b"), False),
+        (encode(StateDump(5, 0)), True),
+        (encode(StateDump(5, 15)), True),
+        (DUMP + REMOVE * 8, True),
+        (DUMP + added(b"b"), True),
+        (DUMP + b"no record", True),
+        (encode(Continue(101, NOW, 0, b"whole")), False),
     ],
 )
 def test_what_is_rotated(tmp_path: Path, tail: bytes, *, rotates: bool) -> None:
-    """Only a file in which bytes that are not there yet would tell; once."""
+    """A file in which a STATE_DUMP ends what is replayed, whatever follows it; once."""
     (tmp_path / "q.7").write_bytes(added(b"first") + DUMP)
     (tmp_path / "q").write_bytes(added(b"second") + tail)
     directory = DiskDirectory(tmp_path)

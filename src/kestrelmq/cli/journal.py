@@ -106,15 +106,15 @@ def dump(
 
 
 def _dump_records(selected: Selected, *, data: bool, raw: bool, as_json: bool) -> None:
-    for entry in dumping.entries(selected):
+    for entry in dumping.entries(selected, with_data=data or raw or as_json):
         added = dumping.added_data(entry.record)
         if raw:
-            if added is not None:
+            if added is not None and entry.is_replayed:
                 sys.stdout.buffer.write(added)
         elif as_json:
             print(dumping.as_json(selected.queue, entry))
         else:
-            print(f"{entry.file} {entry.position:08x}  {dumping.describe(entry.record)}")
+            print(f"{entry.file} {entry.position:08x}  {dumping.describe(entry)}")
             if data and added is not None:
                 print("    " + added.decode(errors="backslashreplace"))
     sys.stdout.flush()
@@ -126,6 +126,8 @@ def _print_summary(report: Report) -> None:
         f"{report.queue}: {records} records in {format_size(report.size)}; {report.items} items of "
         f"{report.item_bytes} bytes wait, {report.open_reads} reads are open"
     )
+    for lost in report.left_out:
+        print(f"  not replayed: {lost}")
     if report.torn is not None:
         print(f"  cut short, as after a crash: {report.torn}")
     for lost in report.damaged:

@@ -4,14 +4,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 
-from kestrelmq.errors import DamagedJournal
 from kestrelmq.journal.files import mapped
-from kestrelmq.journal.loading import is_zeros
 from kestrelmq.journal.records import (
+    STATE_DUMP_SIZE,
     Add,
     AddX,
     AddXid,
+    Buffer,
     ConfirmRemove,
     Continue,
     Record,
@@ -22,23 +23,32 @@ from kestrelmq.journal.records import (
     StateDump,
     Unremove,
 )
-from kestrelmq.journal.scanning import decode
+from kestrelmq.journal.scanning import data_size, decode_whole
 from kestrelmq.journal.selection import Selected
-from kestrelmq.journal.verify import CUT, scan_some
-from kestrelmq.journal.writer import Dialect
+from kestrelmq.journal.walk import End, Walk, find_records
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A record and where it is."""
+    """A record and where it is.
+
+    Attributes:
+        file: the file's name.
+        position: where in it the record begins.
+        record: what it says; the data may be left out.
+        size: bytes of data in it.
+        is_replayed: whether it counts; behind a STATE_DUMP no record does.
+    """
 
     file: str
     position: int
     record: Record
+    size: int
+    is_replayed: bool
 
 
-def entries(selected: Selected) -> Iterator[Entry]:
-    """Yield every record of the files, in order.
+def entries(selected: Selected, *, with_data: bool = True) -> Iterator[Entry]:
+    """Yield every record of the files, in order; without their data if that is not wanted.
 
     A record cut short at the end of the last file is left out, as are zeros there.
 
@@ -47,27 +57,33 @@ def entries(selected: Selected) -> Iterator[Entry]:
             error says where.
         OSError: a file cannot be read.
     """
-    last = selected.plan.present[-1]
-    dialect: Dialect | None = None
     for name in selected.files:
         path = selected.path / name
         with mapped(path) as buffer:
-            position, size = 0, len(buffer)
-            while position < size:
-                starts: list[int] = []
-                position, reason = scan_some(buffer, position, starts, dialect)
-                for start in starts:
-                    found = decode(buffer, start, size)
-                    if found is None:
-                        raise AssertionError("only whole records are found")
-                    if isinstance(found[0], RemoveTentative | RemoveTentativeXid):
-                        is_implicit = isinstance(found[0], RemoveTentative)
-                        dialect = "documented" if is_implicit else "kestrel-2"
-                    yield Entry(name, start, found[0])
-                if reason is not None:
-                    if name == last and (reason == CUT or is_zeros(buffer, position)):
-                        break
-                    raise DamagedJournal(position, reason, str(path))
+            walk = Walk(buffer, find_records, last=selected.is_last(name))
+            position, is_replayed = 0, True
+            while position < len(buffer):
+                for batch in walk.batches(position):
+                    for start, end in pairwise((*batch.starts, batch.end)):
+                        yield _entry(name, buffer, start, end, with_data, is_replayed)
+                ending = walk.end(path) if is_replayed else walk.reached
+                if ending.kind is not End.STATE_DUMP:
+                    break
+                position = ending.position + STATE_DUMP_SIZE
+                yield _entry(name, buffer, ending.position, position, with_data, is_replayed)
+                is_replayed = False
+
+
+def _entry(
+    name: str,
+    buffer: Buffer,
+    start: int,
+    end: int,
+    with_data: bool,  # noqa: FBT001
+    is_replayed: bool,  # noqa: FBT001
+) -> Entry:
+    record = decode_whole(buffer, start, end, with_data=with_data)
+    return Entry(name, start, record, data_size(buffer, start, end), is_replayed)
 
 
 def added_data(record: Record) -> bytes | None:
@@ -79,15 +95,20 @@ def added_data(record: Record) -> bytes | None:
             return None
 
 
-def describe(record: Record) -> str:
+def describe(entry: Entry) -> str:
     """Return a record as one line, without its data."""
+    told = _describe(entry.record, entry.size)
+    return told if entry.is_replayed else f"{told} (not replayed)"
+
+
+def _describe(record: Record, size: int) -> str:  # one case a kind
     match record:
-        case Add(expiry, data):
-            return f"ADD {len(data)} bytes{_until(expiry * 1000)}"
+        case Add(expiry, _):
+            return f"ADD {size} bytes{_until(expiry * 1000)}"
         case Remove():
             return "REMOVE"
-        case AddX(added, expiry, data):
-            return f"ADDX {len(data)} bytes at {_time(added)}{_until(expiry)}"
+        case AddX(added, expiry, _):
+            return f"ADDX {size} bytes at {_time(added)}{_until(expiry)}"
         case RemoveTentative():
             return "REMOVE_TENTATIVE"
         case SaveXid(xid):
@@ -96,12 +117,12 @@ def describe(record: Record) -> str:
             return f"UNREMOVE {xid}"
         case ConfirmRemove(xid):
             return f"CONFIRM_REMOVE {xid}"
-        case AddXid(xid, added, expiry, data):
-            return f"ADD_XID {xid}, {len(data)} bytes at {_time(added)}{_until(expiry)}"
+        case AddXid(xid, added, expiry, _):
+            return f"ADD_XID {xid}, {size} bytes at {_time(added)}{_until(expiry)}"
         case StateDump(xid, count):
             return f"STATE_DUMP {xid}, {count} open reads"
-        case Continue(xid, added, expiry, data):
-            return f"CONTINUE {xid}, {len(data)} bytes at {_time(added)}{_until(expiry)}"
+        case Continue(xid, added, expiry, _):
+            return f"CONTINUE {xid}, {size} bytes at {_time(added)}{_until(expiry)}"
         case RemoveTentativeXid(xid):
             return f"REMOVE_TENTATIVE_XID {xid}"
 
@@ -117,6 +138,8 @@ def as_json(queue: str, entry: Entry) -> str:
         "position": entry.position,
         "operation": type(record).__name__,
     }
+    if not entry.is_replayed:
+        fields["is_replayed"] = False
     for name in record.__slots__:
         value = getattr(record, name)
         if isinstance(value, bytes):

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import mapped
-from kestrelmq.journal.loading import is_zeros
+from kestrelmq.journal.loading import fold
 from kestrelmq.journal.records import item, item_add_time, item_data, item_expiry
 from kestrelmq.journal.selection import Selected
-from kestrelmq.journal.verify import CUT, scan_some
+from kestrelmq.journal.walk import WINDOW
 from kestrelmq.names import queue_name_error
 
 _READ: Final = 1 << 20
@@ -45,24 +45,15 @@ def rows(selected: Selected) -> Iterator[Row]:
     """Yield what is in a queue, as a server would load it.
 
     Raises:
-        JournalError: the journal is damaged.
+        DamagedJournal: the journal is damaged.
         OSError: a file cannot be read.
     """
     state = selected.new_replay()
     for index, name in enumerate(selected.files):
-        files = selected.files[: index + 1]
-        with mapped(selected.path / name) as buffer:
-            position = 0
-            while position < len(buffer):
-                starts: list[int] = []
-                end, reason = scan_some(buffer, position, starts, state.dialect)
-                state.feed(buffer, starts, end, files)
-                position = end
-                if reason is not None:
-                    last = index == len(selected.files) - 1
-                    if last and (reason == CUT or is_zeros(buffer, end)):
-                        break
-                    raise JournalError(f"{selected.path / name}: damaged at byte {end}: {reason}")
+        path = selected.path / name
+        with mapped(path) as buffer:
+            files = selected.files[: index + 1]
+            fold(state, buffer, files, path, lambda _at: WINDOW, last=selected.is_last(name))
     for xid in sorted(state.open, reverse=True):
         state.unremove(xid)
     number = 0

@@ -1,13 +1,14 @@
 """Bringing a queue up from its files: clean up, replay, set a torn tail aside.
 
-A record cut short at the end of the last file is what a crash leaves: the cut bytes are saved as
-`NAME~~torn-TIMESTAMP` and the file ends at its last whole record. Anything else that is no record
-is damage: the queue does not load, and no file is changed.
+What the files hold, and where that ends, the walk tells (see `walk`). A record cut short at the end
+of the last file is what a crash leaves: the cut bytes are saved as `NAME~~torn-TIMESTAMP` and the
+file ends at its last whole record. Anything else that is no record is damage: the queue does not
+load, and no file is changed.
 
 The current file is rotated where nothing may be added to it: after such a cut, for whoever follows
-the file by its length may have read what was cut and must not find other bytes there; and where
-more bytes could turn its last STATE_DUMP into a CONTINUE. A crash then leaves a rotated file, cut
-or not, and no current one.
+the file by its length may have read what was cut and must not find other bytes there; and where a
+STATE_DUMP ends it, behind which nothing is replayed. A crash then leaves a rotated file, cut or
+not, and no current one.
 """
 
 import contextlib
@@ -19,26 +20,20 @@ from pathlib import Path
 from typing import Final
 
 from kestrelmq.clock import Clock
-from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.files import Directory, forget, mapped
+from kestrelmq.journal.files import Directory, mapped
 from kestrelmq.journal.names import QueuePlan, later_timestamp, rotated_name, temporary_name
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import REMOVE_TENTATIVE_XID, STATE_DUMP_SIZE, Buffer
+from kestrelmq.journal.records import Buffer
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.runs import WORTH, added_run, uniform_run
-from kestrelmq.journal.salvage import next_after_cut
-from kestrelmq.journal.scanning import TOLD_CONTINUE, is_cut_continue, record_length, scan
-from kestrelmq.journal.writer import Dialect, FileJournal
+from kestrelmq.journal.walk import WINDOW, ZEROS, End, Ending, Walk, find_records
+from kestrelmq.journal.writer import FileJournal
 
-_BATCH: Final = 1 << 20
-_FORGET: Final = 8 << 20
-"""Bytes of a map that are given back at once when they were looked at."""
-_LONG_RUN: Final = 16
-"""So many batches at most of a run of one length."""
 _TINY_BATCH: Final = 16 << 10
 """For upkeep, beside queues that serve at their fastest; be they records of one byte each."""
 _SMALL_BATCH: Final = 64 << 10
 """For replay beside queues that serve: a short time, as long as other threads wait."""
+_AHEAD: Final = 1 << 20
+"""Bytes that are read ahead of the map."""
 _TELL: Final = 5.0
 """Seconds between lines in the log about a queue that takes long."""
 
@@ -84,28 +79,23 @@ def load_queue(
     files = plan.files
     progress = _Progress(directory, plan, clock, pace)
     sizes: dict[str, int] = {}
-    torn = False
+    kind = End.WHOLE
     for index, name in enumerate(files):
-        sizes[name], torn = _replay_file(
+        sizes[name], kind = _replay_file(
             directory, state, files[: index + 1], clock, progress, last=index + 1 == len(files)
         )
         progress.end(sizes[name])
     dialect = state.dialect if plan.has_current else None
-    ends = plan.has_current and (torn or _is_undecided(state, sizes[plan.queue]))
+    ends = plan.has_current and kind is not End.WHOLE
     if ends:
         sizes[_rotate(directory, plan, state, clock)] = sizes.pop(plan.queue)
         dialect = None
-    if ends or torn:
+    if ends or kind is End.TORN:
         # Forces it to disk as well: the file that comes next must not get there first.
         name, size = list(sizes.items())[-1]
         directory.truncate(name, size)
     sizes.pop(plan.queue, None)
     return LoadedQueue(state, FileJournal(directory, plan.queue, sizes, dialect))
-
-
-def _is_undecided(state: Replay, size: int) -> bool:
-    """Whether what follows the last file, of `size` bytes, decides what an opcode 8 in it is."""
-    return state.dump_at is not None and STATE_DUMP_SIZE <= size - state.dump_at < TOLD_CONTINUE
 
 
 def _rotate(directory: Directory, plan: QueuePlan, state: Replay, clock: Clock) -> str:
@@ -178,32 +168,29 @@ def _replay_file(
     progress: _Progress,
     *,
     last: bool,
-) -> tuple[int, bool]:
-    """Fold in the last of `files`; return where it ends, and whether what follows is torn off.
+) -> tuple[int, End]:
+    """Fold in the last of `files`; return where it ends, and why.
 
-    That is saved, but still to be cut off.
+    What is torn off is saved, but still to be cut off.
     """
     name = files[-1]
     path = directory.path / name
     with mapped(path) as buffer, _read_ahead(path) as fetch:
 
-        def next_batch(position: int) -> int:
+        def step(position: int) -> int:
             if not progress.at(position):
-                return _BATCH
+                return WINDOW
             fetch(position)
             return _SMALL_BATCH
 
         size = len(buffer)
-        end = _fold(state, buffer, files, path, next_batch)
-        if end == size:
-            return size, False
-        if not last:
-            raise DamagedJournal(end, "a record is cut short, and another file follows", str(path))
-        resumed = next_after_cut(buffer, end)
-        if resumed < size:
-            reason = f"a record reaches beyond the end, yet others follow it at byte {resumed}"
-            raise DamagedJournal(end, reason, str(path))
-        aside = _save_tail(directory, name, buffer, end, clock)
+        ending = fold(state, buffer, files, path, step, last=last)
+        end = ending.position
+        if ending.kind is not End.TORN:
+            if ending.kind is End.STATE_DUMP:
+                log.info("%s: ends with the STATE_DUMP at byte %d of %d", path, end, size)
+            return size, ending.kind
+        aside = save_tail(directory, name, buffer, ending, clock)
     log.warning(
         "%s: a record was cut short at byte %d; its %d bytes are kept in %s",
         path,
@@ -211,7 +198,7 @@ def _replay_file(
         size - end,
         aside,
     )
-    return end, True
+    return end, End.TORN
 
 
 @contextlib.contextmanager
@@ -226,8 +213,8 @@ def _read_ahead(path: Path) -> Iterator[Callable[[int], None]]:
     def fetch(position: int) -> None:
         nonlocal done
         done = max(done, position)
-        while done < position + _LONG_RUN * _SMALL_BATCH:
-            count = len(os.pread(descriptor, _LONG_RUN * _SMALL_BATCH, done))
+        while done < position + _AHEAD:
+            count = len(os.pread(descriptor, _AHEAD, done))
             if not count:
                 break
             done += count
@@ -249,129 +236,59 @@ def replay_whole(directory: Directory, state: Replay, files: Sequence[str], paus
         path = directory.path / name
         with mapped(path) as buffer, _read_ahead(path) as fetch:
 
-            def next_batch(position: int, fetch: Callable[[int], None] = fetch) -> int:
+            def step(position: int, fetch: Callable[[int], None] = fetch) -> int:
                 pause()
                 fetch(position)
                 return _TINY_BATCH
 
-            end = _fold(state, buffer, tuple(files[: index + 1]), path, next_batch)
-            if end != len(buffer):
-                raise DamagedJournal(end, "a record is cut short", str(path))
+            fold(state, buffer, tuple(files[: index + 1]), path, step, last=False)
 
 
-def _fold(
+def fold(
     state: Replay,
     buffer: Buffer,
-    files: tuple[str, ...],
+    files: Sequence[str],
     path: Path,
-    next_batch: Callable[[int], int],
-) -> int:
-    """Fold in the records of a file, some at a time; return where the last whole one ends.
+    step: Callable[[int], int],
+    *,
+    last: bool,
+) -> Ending:
+    """Fold in the records of a file, some at a time; return where they end, and why.
 
-    `next_batch` is told how far that is, and returns how many bytes to take next.
+    Args:
+        state: what they are folded into.
+        buffer: the file's bytes.
+        files: the queue's files up to this one.
+        path: where it is, for the error.
+        step: told how far the walk is; returns how many bytes to take next.
+        last: whether it is the queue's last file, which may be torn.
+
+    Raises:
+        DamagedJournal: the file is damaged.
     """
-    size = len(buffer)
-    position = forgotten = 0
-    while position < size:
-        if position - forgotten > _FORGET:
-            forgotten = forget(buffer, forgotten, position)
-        batch = next_batch(position)
-        end = _fold_run(state, buffer, position, files, batch)
-        if end == position:
-            end, whole = _fold_batch(state, buffer, position, files, batch, path)
-            if not whole:
-                return end
-        position = end
-    return position
+    walk = Walk(buffer, find_records, last=last, step=step)
+    for batch in walk.batches():
+        state.feed_batch(buffer, batch, files)
+    return walk.end(path)
 
 
-def _fold_run(
-    state: Replay, buffer: Buffer, position: int, files: tuple[str, ...], batch: int
-) -> int:
-    """Fold in a run of added items, if one begins at `position`; return where it ends."""
-    size = len(buffer)
-    count, length = uniform_run(buffer, position, min(size, position + _LONG_RUN * batch))
-    if count >= WORTH:
-        state.feed_run(buffer, position, count, length, files)
-        return position + count * length
-    starts: list[int] = []
-    end = added_run(buffer, position, min(size, position + batch), starts)
-    if len(starts) < WORTH:
-        return position
-    state.feed_added(buffer, starts, end, files)
-    return end
-
-
-def _fold_batch(
-    state: Replay, buffer: Buffer, position: int, files: tuple[str, ...], batch: int, path: Path
-) -> tuple[int, bool]:
-    """Fold in some records of any kind; return where they end, and whether all is well there."""
-    size = len(buffer)
-    starts: list[int] = []
-    batch_end = min(size, position + batch)
-    more = batch_end < size
-    try:
-        end = scan(buffer, position, batch_end, starts, more=more)
-        if more and not starts:  # one record longer than a batch
-            end = _scan_one(buffer, position, starts)
-    except DamagedJournal as damage:
-        cut = cut_continue(buffer, starts, state.dialect)
-        if cut is None and not is_zeros(buffer, damage.position):
-            raise DamagedJournal(damage.position, damage.reason, str(path)) from None
-        end = damage.position if cut is None else cut
-        state.feed(buffer, starts, end, files)
-        return end, False
-    # A lone record may be one that is longer than a batch, and reach beyond the end.
-    cut = None if more and len(starts) > 1 else cut_continue(buffer, starts, state.dialect)
-    if cut is not None:
-        state.feed(buffer, starts, cut, files)
-        return cut, False
-    state.feed(buffer, starts, end, files)
-    return end, end > position
-
-
-def cut_continue(buffer: Buffer, starts: list[int], dialect: Dialect | None) -> int | None:
-    """Return where a CONTINUE that the end of the file cuts begins, and drop what follows it."""
-    explicit = dialect == "kestrel-2"
-    for index, start in enumerate(starts):
-        if buffer[start] == REMOVE_TENTATIVE_XID:
-            explicit = True
-        elif is_cut_continue(buffer, start, len(buffer), explicit=explicit):
-            del starts[index:]
-            return start
-    return None
-
-
-def _scan_one(buffer: Buffer, position: int, starts: list[int]) -> int:
-    length = record_length(buffer, position, len(buffer))
-    if length is None or position + length > len(buffer):
-        return position
-    starts.append(position)
-    return position + length
-
-
-def is_zeros(buffer: Buffer, position: int) -> bool:
-    """Whether only zeros follow: a file system may leave them after the machine lost power."""
-    zeros = bytes(_BATCH)
-    size = len(buffer)
-    return all(
-        buffer[at : at + _BATCH] == zeros[: size - at] for at in range(position, size, _BATCH)
-    )
-
-
-def _save_tail(directory: Directory, name: str, buffer: Buffer, end: int, clock: Clock) -> str:
-    """Copy what follows `end` to a file beside `name`; return what that is called."""
+def save_tail(directory: Directory, name: str, buffer: Buffer, torn: Ending, clock: Clock) -> str:
+    """Copy what follows the end of a torn file to one beside `name`; return what that is called."""
     now = clock.now()
     while (directory.path / (aside := temporary_name(name, "torn", now))).exists():
         now += 1
-    size = len(buffer)
+    end, size = torn.position, len(buffer)
     file = directory.create(aside)  # from any thread, unlike `append_to`
     try:
-        for at in range(end, size, _BATCH):
-            file.append(bytes(buffer[at : min(size, at + _BATCH)]))
+        # The hole of a sparse file may be larger than the disk; it stays a hole.
+        copied = min(size, end + WINDOW) if torn.reason == ZEROS else size
+        for at in range(end, copied, WINDOW):
+            file.append(bytes(buffer[at : min(copied, at + WINDOW)]))
         file.sync()
     finally:
         file.close()
+    if copied < size:
+        directory.truncate(aside, size - end)
     directory.sync()
     directory.reached("torn tail: saved")
     return aside

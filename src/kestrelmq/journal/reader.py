@@ -19,6 +19,7 @@ from kestrelmq.journal.records import (
     REMOVE_TENTATIVE,
     UNREMOVE,
     added_item,
+    is_state_dump,
 )
 from kestrelmq.journal.runs import WORTH, uniform_run
 from kestrelmq.journal.scanning import record_length, scan
@@ -164,9 +165,8 @@ class JournalReader:
         while True:
             chunk = self._pread(wanted)
             if not chunk:
-                if self.file == files[-1]:
+                if not self._next_file(files):
                     return False
-                self._move_to(files[files.index(self.file) + 1])
                 continue
             if chunk[0] == REMOVE:
                 # A queue that was drained; there may be millions.
@@ -178,25 +178,37 @@ class JournalReader:
                 # It is over.
                 in_run, wanted = False, self._size
                 chunk = chunk[:wanted]
-            starts: list[int] = []
             more = len(chunk) == wanted
-            try:
-                scanned = scan(chunk, 0, len(chunk), starts, more=more)
-            except DamagedJournal as damage:
-                if not starts:
-                    raise DamagedJournal(
-                        self.position + damage.position, damage.reason, str(self._path / self.file)
-                    ) from None
-                scanned = damage.position
-            if starts:
-                self._chunk, self._chunk_at = chunk, self.position
-                self._starts, self._next, self._scanned = starts, 0, scanned
-                self._found, self._length = len(starts), 0
+            if self._find_records(chunk, more=more):
                 return True
+            length = record_length(chunk, 0, len(chunk), more=more)
+            if length is not None and is_state_dump(chunk, 0, length):
+                # It ends its file, whatever follows.
+                if not self._next_file(files):
+                    return False
+                wanted = self._size
+                continue
             if not more:
                 return False
-            length = record_length(chunk, 0, len(chunk), more=True)
             wanted = max(2 * wanted, length or 0)
+
+    def _find_records(self, chunk: bytes, *, more: bool) -> bool:
+        """Take `chunk` if it begins with a whole record that counts. Raises DamagedJournal."""
+        starts: list[int] = []
+        try:
+            scanned = scan(chunk, 0, len(chunk), starts, more=more)
+        except DamagedJournal as damage:
+            if not starts:
+                raise DamagedJournal(
+                    self.position + damage.position, damage.reason, str(self._path / self.file)
+                ) from None
+            scanned = damage.position
+        if not starts:
+            return False
+        self._chunk, self._chunk_at = chunk, self.position
+        self._starts, self._next, self._scanned = starts, 0, scanned
+        self._found, self._length = len(starts), 0
+        return True
 
     def _find_run(self, chunk: bytes) -> bool:
         """Take `chunk` if it begins with a run of added items of one size."""
@@ -213,6 +225,13 @@ class JournalReader:
         if self._descriptor is None:
             self._descriptor = os.open(self._path / self.file, os.O_RDONLY | os.O_CLOEXEC)
         return os.pread(self._descriptor, size, self.position)
+
+    def _next_file(self, files: Sequence[str]) -> bool:
+        """Go on in the file after this one; False if this is the last."""
+        if self.file == files[-1]:
+            return False
+        self._move_to(files[files.index(self.file) + 1])
+        return True
 
     def _move_to(self, file: str) -> None:
         self.close()

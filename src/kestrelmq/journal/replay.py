@@ -5,7 +5,8 @@ Server start, the tools, the library and the tests share this fold. It holds at 
 a `JournalReader` when a remove gets that far.
 
 Rules where the format leaves room: a remove from an empty queue, and an unremove or confirm of an
-xid that is not open, change nothing; an xid that is opened twice gives the first item back.
+xid that is not open, change nothing; an xid that is opened twice gives the first item back. A STATE_DUMP ends its file, and so the walk does
+not hand it in.
 """
 
 from collections import deque
@@ -33,7 +34,7 @@ from kestrelmq.journal.records import (
     next_xid,
     record_xid,
 )
-from kestrelmq.journal.scanning import has_continue_size
+from kestrelmq.journal.walk import Batch
 
 ReaderFactory = Callable[[str, int], JournalReader]
 
@@ -50,8 +51,6 @@ class Replay:
         open: items of open reads by xid.
         last_xid: the last-used xid.
         dialect: how the last file says which xid a read got; None while it does not.
-        dump_at: where the last STATE_DUMP of the last file that is not empty begins, of those that
-            other bytes behind them would make a CONTINUE; None when there is none.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class Replay:
         self.open: dict[int, bytes] = {}
         self.last_xid = 0
         self.dialect: Literal["documented", "kestrel-2"] | None = None
-        self.dump_at: int | None = None
         self._limit = memory_limit
         self._open_reader = open_reader
         self._files: Sequence[str] = ()
@@ -85,6 +83,16 @@ class Replay:
     def size(self) -> int:
         """Bytes of data in the queue, without the open items."""
         return self.memory_bytes + self.behind_bytes
+
+    def feed_batch(self, buffer: Buffer, batch: Batch, files: Sequence[str]) -> None:
+        """Fold in what a walk found in `buffer`; `files` as for `feed`."""
+        starts = batch.starts
+        if isinstance(starts, range):
+            self.feed_run(buffer, starts.start, len(starts), starts.step, files)
+        elif batch.is_added:
+            self.feed_added(buffer, starts, batch.end, files)
+        else:
+            self.feed(buffer, starts, batch.end, files)
 
     def feed(
         self, buffer: Buffer, starts: Sequence[int], end: int, files: Sequence[str] = ("",)
@@ -171,7 +179,7 @@ class Replay:
 
     def _begin(self, files: Sequence[str]) -> None:
         if self._files and files[-1] != self._files[-1]:
-            self.dialect = self.dump_at = None
+            self.dialect = None
         self._files = files
 
     def _feed_other(self, buffer: Buffer, opcode: int, start: int, stop: int) -> None:
@@ -193,8 +201,6 @@ class Replay:
                 self._add(item, start)
                 if opcode == STATE_DUMP:
                     self.open.pop(record_xid(buffer, start), None)
-            elif has_continue_size(buffer, start):
-                self.dump_at = start
 
     def _add(self, item: bytes, start: int) -> None:
         size = len(item) - ADDX_HEADER

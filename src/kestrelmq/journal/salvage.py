@@ -7,6 +7,7 @@ lost with it.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final
@@ -22,6 +23,15 @@ _ADDX: Final = re.compile(rb"\x02.{3}[\x00-\x7f].{5}[\x00-\x03]\x00\x00", re.DOT
 _ADD_XID: Final = re.compile(rb"[\x07\x08].{4}.{3}[\x00-\x7f].{5}[\x00-\x03]\x00\x00", re.DOTALL)
 _FOLLOWERS: Final = 16
 """So many records after the first must be records too."""
+_LONGEST_MATCH: Final = 17
+_PIECE: Final = 1 << 20
+
+Step = Callable[[int], int]
+"""Told a position; returns how many bytes to look at from there. What it raises ends the search."""
+
+
+def _piece(_position: int) -> int:
+    return _PIECE
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +47,7 @@ class Lost:
         return f"{self.file}: bytes {self.start} to {self.end} ({self.reason})"
 
 
-def next_after_cut(buffer: Buffer, cut: int) -> int:
+def next_after_cut(buffer: Buffer, cut: int, *, step: Step = _piece) -> int:
     """Return where records go on after one that reaches beyond the end; the end if they do not.
 
     That a record is cut short is what a crash leaves, and its data may itself be journal records:
@@ -49,25 +59,43 @@ def next_after_cut(buffer: Buffer, cut: int) -> int:
     if at + _TIME.size > len(buffer):
         return len(buffer)
     (added,) = _TIME.unpack_from(buffer, at)
-    return next_record(buffer, cut, max(added, YEAR_2000))
+    return next_record(buffer, cut, max(added, YEAR_2000), step=step)
 
 
-def next_record(buffer: Buffer, damage: int, since: int = YEAR_2000) -> int:
+def next_record(buffer: Buffer, damage: int, since: int = YEAR_2000, *, step: Step = _piece) -> int:
     """Return where records go on after `damage`; the end of the buffer when they do not.
 
-    `since` is the earliest add time (ms) that is believed.
+    Args:
+        buffer: the file.
+        damage: where something is no record.
+        since: the earliest add time (ms) that is believed.
+        step: told how far the search is; returns how many bytes to look at next.
     """
     size = len(buffer)
-    best = size
-    for pattern, header in ((_ADDX, 1), (_ADD_XID, 5)):
-        position = damage + 1
-        while match := pattern.search(buffer, position, best):
-            position = match.start()
-            if _makes_sense(buffer, position, header, since):
-                best = position
-                break
-            position += 1
-    return best
+    position = damage + 1
+    while position < size:
+        end = min(size, position + step(position))
+        found = end
+        for pattern, header in ((_ADDX, 1), (_ADD_XID, 5)):
+            found = _first(buffer, position, found, pattern, header, since)
+        if found < end:
+            return found
+        position = end
+    return size
+
+
+def _first(
+    buffer: Buffer, position: int, end: int, pattern: re.Pattern[bytes], header: int, since: int
+) -> int:
+    """Return where in `buffer[position:end]` the first record of a kind begins; else `end`."""
+    while match := pattern.search(buffer, position, end + _LONGEST_MATCH - 1):
+        position = match.start()
+        if position >= end:
+            break
+        if _makes_sense(buffer, position, header, since):
+            return position
+        position += 1
+    return end
 
 
 def _makes_sense(buffer: Buffer, position: int, header: int, since: int) -> bool:

@@ -3,7 +3,8 @@
 Records carry no mark and no checksum: one begins where the one before it ends, and bytes that are
 no record are damage. What an opcode 8 is depends on what follows: a CONTINUE when its second
 integer is at least 16, that many bytes follow, and the add time after it is one; otherwise a
-STATE_DUMP.
+STATE_DUMP. That rule is in `record_length`: a record of opcode 8 is a STATE_DUMP if its length is
+that of one.
 """
 
 from struct import Struct
@@ -12,6 +13,7 @@ from typing import Final
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.journal.records import (
     ADD,
+    ADD_HEADER,
     ADD_XID,
     ADD_XID_HEADER,
     ADDX,
@@ -40,10 +42,18 @@ from kestrelmq.journal.records import (
     SaveXid,
     StateDump,
     Unremove,
+    is_state_dump,
 )
 
-TOLD_CONTINUE: Final = STATE_DUMP_SIZE + 8
+_TOLD_CONTINUE: Final = STATE_DUMP_SIZE + 8
 """Bytes of an opcode 8 up to the end of the add time, which tells what it is."""
+_HEADERS: Final = {
+    ADD: ADD_HEADER,
+    ADDX: ADDX_HEADER,
+    ADD_XID: ADD_XID_HEADER,
+    STATE_DUMP: ADD_XID_HEADER,
+}
+"""Bytes before the data, by the opcode of a record that has some."""
 _HEAD: Final = Struct("<Bi")
 _TIMES: Final = Struct("<qq")
 _I32: Final = Struct("<i")
@@ -59,20 +69,31 @@ def decode(buffer: Buffer, position: int, end: int) -> tuple[Record, int] | None
     length = record_length(buffer, position, end)
     if length is None or position + length > end:
         return None
-    return _decode_whole(buffer, position, length), position + length
+    return decode_whole(buffer, position, position + length), position + length
 
 
-def _decode_whole(buffer: Buffer, at: int, length: int) -> Record:
+def data_size(buffer: Buffer, at: int, end: int) -> int:
+    """Return how many bytes of item data the whole record in `buffer[at:end]` has."""
+    if is_state_dump(buffer, at, end - at):
+        return 0
+    return max(0, end - at - _HEADERS.get(buffer[at], end - at))
+
+
+def decode_whole(buffer: Buffer, at: int, end: int, *, with_data: bool = True) -> Record:
+    """Return the whole record in `buffer[at:end]`; if that is not wanted, without its data."""
+    length = end - at
+    if not with_data:
+        end = at
     opcode = buffer[at]
     if opcode == REMOVE:
         return Remove()
     if opcode == REMOVE_TENTATIVE:
         return RemoveTentative()
     if opcode == ADD:
-        return Add(_I32.unpack_from(buffer, at + 5)[0], bytes(buffer[at + 9 : at + length]))
+        return Add(_I32.unpack_from(buffer, at + 5)[0], bytes(buffer[at + 9 : end]))
     if opcode == ADDX:
         add_time, expiry = _TIMES.unpack_from(buffer, at + 5)
-        return AddX(add_time, expiry, bytes(buffer[at + ADDX_HEADER : at + length]))
+        return AddX(add_time, expiry, bytes(buffer[at + ADDX_HEADER : end]))
     xid: int = _I32.unpack_from(buffer, at + 1)[0]
     if opcode == SAVE_XID:
         return SaveXid(xid)
@@ -82,11 +103,11 @@ def _decode_whole(buffer: Buffer, at: int, length: int) -> Record:
         return ConfirmRemove(xid)
     if opcode == REMOVE_TENTATIVE_XID:
         return RemoveTentativeXid(xid)
-    if opcode == STATE_DUMP and length == STATE_DUMP_SIZE:
+    if is_state_dump(buffer, at, length):
         return StateDump(xid, _I32.unpack_from(buffer, at + 5)[0])
     add_time, expiry = _TIMES.unpack_from(buffer, at + 9)
     kind = AddXid if opcode == ADD_XID else Continue
-    return kind(xid, add_time, expiry, bytes(buffer[at + ADD_XID_HEADER : at + length]))
+    return kind(xid, add_time, expiry, bytes(buffer[at + ADD_XID_HEADER : end]))
 
 
 def record_length(buffer: Buffer, position: int, end: int, *, more: bool = False) -> int | None:
@@ -135,26 +156,17 @@ def _is_continue(buffer: Buffer, position: int, size: int, end: int) -> bool:
     return YEAR_2000 <= add_time < YEAR_2100
 
 
-def has_continue_size(buffer: Buffer, position: int) -> bool:
-    """Whether the STATE_DUMP at `position` could be a CONTINUE, were other bytes to follow it."""
-    size: int = _I32.unpack_from(buffer, position + 5)[0]
-    return size >= TIMES_SIZE
+def is_cut_continue(buffer: Buffer, position: int, end: int) -> bool | None:
+    """Whether the STATE_DUMP at `position` may be a CONTINUE that the end of the file cuts short.
 
-
-def is_cut_continue(buffer: Buffer, position: int, end: int, *, explicit: bool) -> bool:
-    """Whether what reads as a STATE_DUMP is a CONTINUE that the end of the file cuts short.
-
-    Its size reaches beyond the end, and its add time is one; `explicit` says whether the file is
-    in the dialect that has CONTINUE, and decides where too little is left to see the time.
+    Its size reaches beyond the end, and its add time is one. None: too little is left to see it.
     """
     left = end - position
-    if buffer[position] != STATE_DUMP or left <= STATE_DUMP_SIZE:
-        return False
     size: int = _I32.unpack_from(buffer, position + 5)[0]
-    if size < TIMES_SIZE or position + 9 + size <= end:
+    if left == STATE_DUMP_SIZE or size < TIMES_SIZE or position + 9 + size <= end:
         return False
-    if left < TOLD_CONTINUE:
-        return explicit
+    if left < _TOLD_CONTINUE:
+        return None
     return _is_continue(buffer, position, size, position + 9 + size)
 
 
@@ -163,10 +175,11 @@ def scan(buffer: Buffer, position: int, end: int, starts: list[int], *, more: bo
 
     The one scanner: server, tools and Spark find records with it. `end` is the end of the file,
     or with `more` that of a chunk: then what could be a CONTINUE that reaches into the next chunk
-    ends the scan, instead of being taken for a STATE_DUMP.
+    ends the scan, instead of being taken for a STATE_DUMP. So does a STATE_DUMP: in replay it ends
+    its file.
 
     Returns:
-        Where the scan stopped: `end`, or the start of a record that `end` cuts.
+        Where the scan stopped: `end`, or the start of a record that `end` cuts, or of a STATE_DUMP.
 
     Raises:
         DamagedJournal: the bytes at its `position` are no record; `starts` has all before it.
@@ -192,7 +205,7 @@ def scan(buffer: Buffer, position: int, end: int, starts: list[int], *, more: bo
             if position == end:
                 break
         length = record_length(buffer, position, end, more=more)
-        if length is None or position + length > end:
+        if length is None or position + length > end or is_state_dump(buffer, position, length):
             return position
         found(position)
         position += length

@@ -1,26 +1,20 @@
 """Checking journals: every record of every file, and what replaying them gives. Changes nothing."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.files import forget, mapped
-from kestrelmq.journal.loading import cut_continue, is_zeros
-from kestrelmq.journal.records import Buffer
-from kestrelmq.journal.salvage import Lost, next_after_cut, next_record
-from kestrelmq.journal.scanning import record_length, scan
+from kestrelmq.journal.files import mapped
+from kestrelmq.journal.records import STATE_DUMP, STATE_DUMP_SIZE, Buffer
+from kestrelmq.journal.replay import Replay
+from kestrelmq.journal.salvage import Lost
 from kestrelmq.journal.selection import Selected
-from kestrelmq.journal.writer import Dialect
+from kestrelmq.journal.walk import WINDOW, Batch, End, Walk, find_records
 
 Progress = Callable[[int], None]
 """Told how many more bytes were looked at."""
-CUT: Final = "a record is cut short"
-BEYOND: Final = "a record reaches beyond the end, yet others follow it"
-_BATCH: Final = 1 << 20
-_FORGET: Final = 8 << 20
-"""Bytes of a map that are given back at once when they were looked at."""
+LEFT_OUT: Final = "behind a STATE_DUMP, which ends its file in replay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +27,7 @@ class Report:
         operations: how many records of each opcode there are.
         items, item_bytes: what waits in the queue after the replay of all whole records.
         open_reads: how many reads are open after it.
+        left_out: ranges of bytes that replay leaves out, because a STATE_DUMP comes before them.
         torn: the end of the last file, if a record is cut short there: what a crash leaves.
         damaged: ranges of bytes that are no records, elsewhere.
     """
@@ -43,6 +38,7 @@ class Report:
     items: int
     item_bytes: int
     open_reads: int
+    left_out: tuple[Lost, ...]
     torn: Lost | None
     damaged: tuple[Lost, ...]
 
@@ -56,31 +52,16 @@ def verify(selected: Selected, progress: Progress = lambda _bytes: None) -> Repo
     """Check a queue. Raises OSError: a file cannot be read."""
     state = selected.new_replay()
     operations: Counter[int] = Counter()
-    lost: list[Lost] = []
+    found: dict[End, list[Lost]] = {kind: [] for kind in End}
     size = 0
     for index, name in enumerate(selected.files):
         files = selected.files[: index + 1]
         with mapped(selected.path / name) as buffer:
             size += len(buffer)
-            position = forgotten = 0
-            while position < len(buffer):
-                if position - forgotten > _FORGET:
-                    forgotten = forget(buffer, forgotten, position)
-                starts: list[int] = []
-                end, reason = scan_some(buffer, position, starts, state.dialect)
-                state.feed(buffer, starts, end, files)
-                operations.update(buffer[start] for start in starts)
-                if reason is not None:
-                    if is_zeros(buffer, end):
-                        reason = CUT
-                    is_cut = reason in {CUT, BEYOND}
-                    resumed = (next_after_cut if is_cut else next_record)(buffer, end)
-                    lost.append(Lost(name, end, resumed, reason))
-                    end = resumed
-                progress(end - position)
-                position = end
-    last_size = (selected.path / selected.files[-1]).stat().st_size if selected.files else 0
-    torn = _torn_tail(lost, selected, last_size)
+            for kind, lost in _check(selected, files, buffer, state, operations, progress):
+                found[kind].append(lost)
+    if state.behind is not None:
+        state.behind.close()
     return Report(
         selected.queue,
         size,
@@ -88,50 +69,47 @@ def verify(selected: Selected, progress: Progress = lambda _bytes: None) -> Repo
         state.items,
         state.size,
         len(state.open),
-        torn,
-        tuple(one for one in lost if one is not torn),
+        left_out=tuple(lost for lost in found[End.STATE_DUMP] if lost.start < lost.end),
+        torn=next(iter(found[End.TORN]), None),
+        damaged=tuple(found[End.DAMAGED]),
     )
 
 
-def _torn_tail(lost: list[Lost], selected: Selected, last_size: int) -> Lost | None:
-    if not lost or lost[-1].reason != CUT:
-        return None
-    # Of the queue, not of the files that were looked at: a server reads them all.
-    last = selected.plan.present[-1]
-    return lost[-1] if (lost[-1].file, lost[-1].end) == (last, last_size) else None
+def _check(
+    selected: Selected,
+    files: Sequence[str],
+    buffer: Buffer,
+    state: Replay,
+    operations: Counter[int],
+    progress: Progress,
+) -> Iterator[tuple[End, Lost]]:
+    """Fold in the last of `files`, and yield which bytes of it do not count, and why."""
+    name, size = files[-1], len(buffer)
+    done = position = 0
+
+    def step(at: int) -> int:
+        nonlocal done
+        progress(max(0, at - done))
+        done = max(done, at)
+        return WINDOW
+
+    walk = Walk(buffer, find_records, last=selected.is_last(name), step=step)
+    while position < size:
+        for batch in walk.batches(position):
+            state.feed_batch(buffer, batch, files)
+            _count(operations, buffer, batch)
+        ending = walk.reached
+        if ending.kind is End.STATE_DUMP:
+            operations[STATE_DUMP] += 1
+            yield End.STATE_DUMP, Lost(name, ending.position + STATE_DUMP_SIZE, size, LEFT_OUT)
+        position = walk.resumed()
+        if ending.kind in {End.TORN, End.DAMAGED}:
+            yield ending.kind, Lost(name, ending.position, position, ending.reason)
+    progress(size - done)
 
 
-def scan_some(
-    buffer: Buffer, position: int, starts: list[int], dialect: Dialect | None
-) -> tuple[int, str | None]:
-    """Find some records from `position` on; return where they end, and what is wrong there.
-
-    Nothing is wrong (None) when the next record may just be in the next piece. `dialect` is that
-    of the file, as far as the records before `position` tell it.
-    """
-    end, reason = _scan_some(buffer, position, starts)
-    if reason is not None or end == len(buffer) or len(starts) == 1:
-        cut = cut_continue(buffer, starts, dialect)
-        if cut is not None:
-            return cut, _cut_or_beyond(buffer, cut)
-    return end, reason
-
-
-def _scan_some(buffer: Buffer, position: int, starts: list[int]) -> tuple[int, str | None]:
-    size = len(buffer)
-    batch_end = min(size, position + _BATCH)
-    try:
-        end = scan(buffer, position, batch_end, starts, more=batch_end < size)
-        if end == position:
-            length = record_length(buffer, position, size)
-            if length is None or position + length > size:
-                return position, _cut_or_beyond(buffer, position)
-            starts.append(position)
-            return position + length, None
-    except DamagedJournal as damage:
-        return damage.position, damage.reason
-    return end, _cut_or_beyond(buffer, end) if batch_end == size and end < size else None
-
-
-def _cut_or_beyond(buffer: Buffer, position: int) -> str:
-    return CUT if next_after_cut(buffer, position) == len(buffer) else BEYOND
+def _count(operations: Counter[int], buffer: Buffer, batch: Batch) -> None:
+    if batch.is_added:
+        operations[buffer[batch.starts[0]]] += len(batch.starts)
+    else:
+        operations.update(buffer[start] for start in batch.starts)

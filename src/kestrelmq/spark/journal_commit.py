@@ -28,7 +28,7 @@ from kestrelmq.journal.names import (
     rotated_name,
 )
 from kestrelmq.spark.journal_parts import Part, joined
-from kestrelmq.spark.scanning import TORN, open_view
+from kestrelmq.spark.scanning import open_view
 
 
 class Commit:
@@ -115,13 +115,16 @@ class Commit:
         path = self._directory.path / name
         view = open_view(str(path), path.stat().st_size)
         try:
-            for _ in view.chunks(tail_may_be_torn=False):
+            for _ in view.chunks(tail_may_be_torn=True):
                 pass
         except DamagedJournal as damage:
             reason = f"{path}: {damage.reason} at byte {damage.position}"
-            if damage.reason == TORN:
-                reason += ": start a server on the queue path once, or repair the journal"
             raise JournalError(f"nothing can be appended: {reason}") from None
+        if view.torn_at is not None:
+            raise JournalError(
+                f"nothing can be appended: {path}: the last record is cut short at byte "
+                f"{view.torn_at}: start a server on the queue path once, or repair the journal"
+            )
 
 
 def _of_queue(names: Sequence[str], queue: str) -> list[str]:

@@ -23,16 +23,15 @@ from kestrelmq.journal.records import (
     REMOVE,
     REMOVE_TENTATIVE,
     STATE_DUMP,
+    STATE_DUMP_SIZE,
     Buffer,
 )
-from kestrelmq.journal.scanning import record_length
+from kestrelmq.journal.walk import End, Walk
 from kestrelmq.spark.boundaries import boundaries
 from kestrelmq.spark.summarising import Events
 
 CHUNK: Final = 16 << 20
 """Bytes scanned at once; a longer record is taken whole."""
-STATE_DUMP_SIZE: Final = 9
-TORN: Final = "the last record is cut short"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class FileView:
 
     def __init__(self, buffer: Buffer, size: int) -> None:
         """Look at `buffer`, which must hold at least `size` bytes and outlive this."""
-        self.buffer = buffer
+        self.buffer = buffer if len(buffer) == size else memoryview(buffer)[:size]
         self.size = size
         self.torn_at: int | None = None
         self.bytes: NDArray[np.uint8] = np.frombuffer(buffer, dtype=np.uint8, count=size)
@@ -101,43 +100,22 @@ class FileView:
     def chunks(self, *, tail_may_be_torn: bool) -> Iterator[Chunk]:
         """Cut the file into chunks of whole records, in order.
 
+        A STATE_DUMP is the last one: it ends the file in replay.
+
         Raises:
-            DamagedJournal: after the last good record: the bytes there are no record, or the
-                file ends within one and `tail_may_be_torn` is not set.
+            DamagedJournal: after the last good record: the file is damaged there, or torn and
+                `tail_may_be_torn` is not set.
         """
-        position = 0
-        wanted = CHUNK
-        while position < self.size:
-            end = min(position + wanted, self.size)
-            starts: list[NDArray[np.int64]] = []
-            more = end < self.size
-            damage = None
-            try:
-                stopped = boundaries(self.buffer, position, end, starts, more=more)
-            except DamagedJournal as found:
-                damage = found
-                stopped = found.position
-            if starts:
-                yield self._chunk(starts, stopped)
-            if damage is not None and not self._is_zeros(stopped):
-                raise DamagedJournal(damage.position, damage.reason)
-            if damage is not None:
-                more = False
-            if not more:
-                self.torn_at = stopped if stopped < self.size else None
-                if self.torn_at is not None and not tail_may_be_torn:
-                    raise DamagedJournal(stopped, TORN)
-                return
-            length = None if starts else record_length(self.buffer, position, end, more=True)
-            wanted = CHUNK if starts else max(2 * wanted, length or 0)
-            position = stopped
-
-    def _is_zeros(self, position: int) -> bool:
-        """Whether only zeros follow: a file system may leave them when the power fails.
-
-        A server takes them for a torn tail.
-        """
-        return not self.bytes[position:].any()
+        walk = Walk(self.buffer, _find, last=tail_may_be_torn, step=_step, forgets=False)
+        for starts, end in walk.batches():
+            yield self._chunk(starts, end)
+        ending = walk.reached
+        if ending.kind is End.STATE_DUMP:
+            dump = [np.array([ending.position], dtype=np.int64)]
+            yield self._chunk(dump, ending.position + STATE_DUMP_SIZE)
+        if ending.kind is End.DAMAGED:
+            raise DamagedJournal(ending.position, ending.reason)
+        self.torn_at = ending.position if ending.kind is End.TORN else None
 
     def _chunk(self, starts: list[NDArray[np.int64]], end: int) -> Chunk:
         begins = np.concatenate(starts)
@@ -145,6 +123,24 @@ class FileView:
         ends[:-1] = begins[1:]
         ends[-1] = end
         return Chunk(begins, ends, self.bytes[begins])
+
+
+Found = tuple[list[NDArray[np.int64]], int]
+"""Where records begin, and where the last of them ends."""
+
+
+def _find(buffer: Buffer, position: int, end: int, *, more: bool) -> tuple[Found, int]:
+    """Find records for a walk."""
+    starts: list[NDArray[np.int64]] = []
+    try:
+        stopped = boundaries(buffer, position, end, starts, more=more)
+    except DamagedJournal as damage:
+        stopped = damage.position
+    return (starts, stopped), stopped
+
+
+def _step(_position: int) -> int:
+    return CHUNK
 
 
 def open_view(path: str, size: int, inode: int | None = None) -> FileView:

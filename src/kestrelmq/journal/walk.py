@@ -1,0 +1,277 @@
+"""The walk of a journal file: its whole records, in order, and what is there where they end.
+
+Loading, the tools and Spark all read files by this walk, and so they agree on where records end
+and why. They end
+
+- at the end of the file;
+- at a STATE_DUMP: it ends its file in replay, whatever follows;
+- where the file is torn: a record is cut short at its end, or nothing but zeros is left. A crash
+  leaves that, at the end of a queue's last file; anywhere else it is damage;
+- at damage: bytes that are no record, or a record that reaches beyond the end although whole
+  records that were added no earlier follow it, so that its size must be wrong.
+
+What an opcode 8 is, `scanning` tells. Where that is a STATE_DUMP only because the file ends too
+early, it may be a CONTINUE that is cut short: when its add time is there and is one, or when too
+little is left to see the time and the file is in the dialect that has CONTINUE.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final, Generic, Protocol, TypeVar
+
+from kestrelmq.errors import DamagedJournal
+from kestrelmq.journal.files import forget
+from kestrelmq.journal.records import (
+    REMOVE_TENTATIVE,
+    REMOVE_TENTATIVE_XID,
+    Buffer,
+    is_state_dump,
+)
+from kestrelmq.journal.runs import WORTH, added_run, uniform_run
+from kestrelmq.journal.salvage import Step, next_after_cut, next_record
+from kestrelmq.journal.scanning import is_cut_continue, record_length, scan
+
+WINDOW: Final = 1 << 20
+"""Bytes that are looked at together."""
+CUT: Final = "a record is cut short"
+ZEROS: Final = "nothing but zeros is left"
+FOLLOWED: Final = ", and another file follows"
+_FORGET: Final = 8 << 20
+"""Bytes of a map that are given back at once when they were looked at."""
+_LONG_RUN: Final = 16
+"""So many windows at most of a run of one length."""
+
+Found_co = TypeVar("Found_co", covariant=True)
+
+
+class End(Enum):
+    """Why the records of a file end."""
+
+    WHOLE = "the file ends"
+    STATE_DUMP = "a STATE_DUMP ends it"
+    TORN = "it is torn"
+    DAMAGED = "it is damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Where the records of a file end that count, and why.
+
+    Attributes:
+        kind: why.
+        position: where: the end of the last whole record, which a STATE_DUMP does not belong to.
+        reason: for TORN and DAMAGED, what is wrong there.
+        resumed: where records go on after damage, when that is known already.
+    """
+
+    kind: End
+    position: int
+    reason: str = ""
+    resumed: int | None = None
+
+
+class Finder(Protocol[Found_co]):
+    """What finds whole records, in any form."""
+
+    def __call__(
+        self, buffer: Buffer, position: int, end: int, *, more: bool
+    ) -> tuple[Found_co, int]:
+        """Return the records that begin at `position`, and where the last of them ends.
+
+        It stops at the latest at `end`, and as `scanning.scan` does, but never raises: where there
+        is no whole record that counts, it returns `position`.
+        """
+
+
+def _window(_position: int) -> int:
+    return WINDOW
+
+
+class Walk(Generic[Found_co]):
+    """A walk of one file."""
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        find: Finder[Found_co],
+        *,
+        last: bool,
+        step: Step = _window,
+        forgets: bool = True,
+    ) -> None:
+        """Walk over `buffer`, which is all of the file.
+
+        Args:
+            buffer: see above.
+            find: finds the records.
+            last: whether this is the last file of its queue, which may be torn.
+            step: called before each piece of work.
+            forgets: whether to give back the memory of a map behind the walk.
+        """
+        self._ending: Ending | None = None
+        self._buffer = buffer
+        self._find = find
+        self._last = last
+        self._given_step = step
+        self._forgets = forgets
+        self._forgotten = 0
+        self._begin = 0
+
+    def batches(self, position: int = 0) -> Iterator[Found_co]:
+        """Yield the records from `position` on, some at a time; then the ending is known."""
+        self._ending = None
+        self._begin = position
+        buffer, size, find = self._buffer, len(self._buffer), self._find
+        while position < size:
+            end = min(size, position + self._step(position))
+            found, stopped = find(buffer, position, end, more=end < size)
+            if stopped == position:
+                # Unless one record is longer than what was looked at, this is the end.
+                length = _whole_length(buffer, position)
+                if length is None:
+                    break
+                found, stopped = find(buffer, position, position + length, more=False)
+            yield found
+            position = stopped
+        self._ending = self._classify(position)
+
+    @property
+    def reached(self) -> Ending:
+        """Where the records end, once the walk is there."""
+        if self._ending is None:
+            raise RuntimeError("the walk is not at the end")
+        return self._ending
+
+    def end(self, path: Path | str) -> Ending:
+        """Return the ending, once the walk is there.
+
+        Raises:
+            DamagedJournal: it is damage; the error names the file `path`.
+        """
+        ending = self.reached
+        if ending.kind is End.DAMAGED:
+            raise DamagedJournal(ending.position, ending.reason, str(path))
+        return ending
+
+    def resumed(self) -> int:
+        """Return where records go on after the ending; the end of the file if they do not."""
+        ending = self.reached
+        if ending.kind is not End.DAMAGED:
+            return len(self._buffer)
+        if ending.resumed is None:
+            return next_record(self._buffer, ending.position, step=self._step)
+        return ending.resumed
+
+    def _step(self, position: int) -> int:
+        if self._forgets:
+            if position - self._forgotten > _FORGET:
+                self._forgotten = forget(self._buffer, self._forgotten, position)
+            elif position < self._forgotten:
+                self._forgotten = 0  # a second look; what is forgotten already costs nothing
+        return self._given_step(position)
+
+    def _classify(self, position: int) -> Ending:
+        """Say what is at `position`, where no whole record that counts begins."""
+        buffer, size = self._buffer, len(self._buffer)
+        if position == size:
+            return Ending(End.WHOLE, position)
+        if self._is_zeros(position):
+            return self._torn(position, ZEROS)
+        try:
+            length = record_length(buffer, position, size)
+        except DamagedJournal as damage:
+            return Ending(End.DAMAGED, position, damage.reason)
+        is_dump = length is not None and is_state_dump(buffer, position, length)
+        if is_dump and not self._is_cut_continue(position):
+            return Ending(End.STATE_DUMP, position)
+        resumed = next_after_cut(buffer, position, step=self._step)
+        if resumed < size:
+            reason = f"a record reaches beyond the end, yet others follow it at byte {resumed}"
+            return Ending(End.DAMAGED, position, reason, resumed)
+        return self._torn(position, CUT)
+
+    def _torn(self, position: int, reason: str) -> Ending:
+        if self._last:
+            return Ending(End.TORN, position, reason)
+        return Ending(End.DAMAGED, position, reason + FOLLOWED, len(self._buffer))
+
+    def _is_cut_continue(self, position: int) -> bool:
+        """Whether what reads as a STATE_DUMP is a CONTINUE that the end of the file cuts short."""
+        is_cut = is_cut_continue(self._buffer, position, len(self._buffer))
+        return self._names_xids(position) if is_cut is None else is_cut
+
+    def _names_xids(self, end: int) -> bool:
+        """Whether the last tentative remove before `end` says its xid, as Kestrel 2.x does."""
+        opcode = REMOVE_TENTATIVE
+        walk = Walk(self._buffer, find_records, last=True, step=self._step, forgets=False)
+        for batch in walk.batches(self._begin):
+            for start in () if batch.is_added else batch.starts:
+                if self._buffer[start] in {REMOVE_TENTATIVE, REMOVE_TENTATIVE_XID}:
+                    opcode = self._buffer[start]
+            if batch.end == end:
+                break
+        return opcode == REMOVE_TENTATIVE_XID
+
+    def _is_zeros(self, position: int) -> bool:
+        """Whether only zeros follow: a file system may leave them after the machine lost power."""
+        buffer, size = self._buffer, len(self._buffer)
+        if any(buffer[position : position + 64]):
+            return False
+        zeros = bytes(WINDOW)
+        while position < size:
+            end = min(size, position + min(WINDOW, self._step(position)))
+            if buffer[position:end] != zeros[: end - position]:
+                return False
+            position = end
+        return True
+
+
+def _whole_length(buffer: Buffer, position: int) -> int | None:
+    """Return the length of the whole record at `position`; None if there is none that counts."""
+    try:
+        length = record_length(buffer, position, len(buffer))
+    except DamagedJournal:
+        return None
+    if length is None or position + length > len(buffer):
+        return None
+    return None if is_state_dump(buffer, position, length) else length
+
+
+# --- records for the fold ---
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Whole records that follow each other.
+
+    Attributes:
+        starts: where each begins; a range when they are adds of one kind (ADDX or ADD) and length.
+        end: where the last of them ends.
+        is_added: whether they are all ADDX, or such a range.
+    """
+
+    starts: Sequence[int]
+    end: int
+    is_added: bool = False
+
+
+def find_records(buffer: Buffer, position: int, end: int, *, more: bool) -> tuple[Batch, int]:
+    """Find records as a `Finder` does. A run of one length may go far beyond `end`."""
+    size = len(buffer)
+    reach = min(size, position + _LONG_RUN * (end - position)) if more else end
+    count, length = uniform_run(buffer, position, reach)
+    if count >= WORTH:
+        stopped = position + count * length
+        return Batch(range(position, stopped, length), stopped, is_added=True), stopped
+    starts: list[int] = []
+    stopped = added_run(buffer, position, end, starts)
+    if len(starts) >= WORTH:
+        return Batch(starts, stopped, is_added=True), stopped
+    starts = []
+    try:
+        stopped = scan(buffer, position, end, starts, more=more)
+    except DamagedJournal as damage:
+        stopped = damage.position
+    return Batch(starts, stopped), stopped
