@@ -5,7 +5,8 @@ Server start, the tools, the library and the tests share this fold. It holds at 
 a `JournalReader` when a remove gets that far.
 
 Rules where the format leaves room: a remove from an empty queue, and an unremove or confirm of an
-xid that is not open, change nothing; an xid that is opened twice gives the first item back. A STATE_DUMP ends its file, and so the walk does
+xid that is not open, change nothing; nor does a read that is to be opened under an xid that is open
+already: the original's packer writes such files. A STATE_DUMP ends its file, and so the walk does
 not hand it in.
 """
 
@@ -246,6 +247,8 @@ class Replay:
             self.behind = None
 
     def _open_next(self, xid: int | None) -> None:
+        if xid is not None and xid in self.open:
+            return
         item = self._take()
         if item is None:
             return
@@ -254,7 +257,6 @@ class Replay:
             if not isinstance(item, NamedItem) or xid != item.xid:
                 self.last_xid = xid
         else:
-            self.unremove(xid)  # no writer opens an xid twice; if one did, no item is lost
             self.last_xid = xid
         self.open[xid] = item
 

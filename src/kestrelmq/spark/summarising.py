@@ -223,12 +223,12 @@ class Summariser:
         return self._taken - 1
 
     def _open_next(self, xid: int | None) -> None:
+        if xid is not None and xid in self._reads:
+            return
         reference = self._take()
         if reference is None:
             return
         if xid is not None:
-            if xid in self._reads:
-                self._give_back(xid)
             self._last_xid = xid
             self._absolute = True
         else:
