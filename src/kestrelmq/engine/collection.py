@@ -240,14 +240,14 @@ class QueueCollection:
         if alias is None:
             return self.obtain(name).add(data, expiry)
         accepted = True
-        failure: QueueUnavailable | None = None
+        failure: str | None = None  # an exception in a variable of what raises it is a cycle
         for destination in alias.destination_queues:
             try:
                 accepted &= self.add(destination, data, expiry)
             except QueueUnavailable as error:
-                failure = error
+                failure = str(error)
         if failure is not None:
-            raise failure
+            raise QueueUnavailable(failure)
         return accepted
 
     def _expire_to(self, name: str, data: bytes) -> None:
@@ -288,14 +288,14 @@ class QueueCollection:
             JournalError: a queue could not be written.
             QueueUnavailable: a queue is still loading.
         """
-        failure: JournalError | None = None
+        failure: str | None = None
         for queue in self.queues.values():
             try:
                 queue.flush()
             except JournalError as error:
-                failure = error
+                failure = str(error)
         if failure is not None:
-            raise failure
+            raise JournalError(failure)
         self.loading.check(sorted(self.loading))
 
     def delete(self, name: str) -> bool:

@@ -162,13 +162,15 @@ class Store(Items):
             failure = self._commits.failures.get(self)
         if failure is not None:
             self._commits.failures[self] = failure
-            raise failure
+            raise JournalError(str(failure))  # another, for the same reason as in `_fail`
 
     def _fail(self, error: OSError) -> JournalError:
-        before, self.failure = self.failure, JournalError(f"queue {self.name}: {error}")
-        if str(before) != str(self.failure):
-            log.error("%s", self.failure)
-        return self.failure
+        message = f"queue {self.name}: {error}"
+        if str(self.failure) != message:
+            log.error("%s", message)
+        # What is kept is never raised: its traceback would keep the connection that asked.
+        self.failure = JournalError(message)
+        return JournalError(message)
 
     def commit(self) -> JournalError | None:
         """Write the collected records; on failure take the changes back and say why."""

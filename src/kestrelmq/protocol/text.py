@@ -77,7 +77,8 @@ class _Draft:
         self._queue = _name(words[0])
         self._expiry = _integer(words[1]) if len(words) > 1 else 0
         self._items: list[bytes] = []
-        self._fault: ClientFault | None = None
+        # Not an exception: once raised, that would know this draft, and what its caller received.
+        self._fault: str | None = None
         self.room = MAX_PUT_BYTES
 
     def add(self, item: bytes) -> None:
@@ -88,13 +89,13 @@ class _Draft:
 
     def refuse(self) -> None:
         """Give up a put that is too large; what came is forgotten."""
-        self._fault = _fault(f"a put holds at most {MAX_PUT_ITEMS} items and {MAX_PUT_BYTES} bytes")
+        self._fault = f"a put holds at most {MAX_PUT_ITEMS} items and {MAX_PUT_BYTES} bytes"
         self._items.clear()
         self.room = 0
 
     def finish(self) -> Put:
         if self._fault is not None:
-            raise self._fault
+            raise _fault(self._fault)
         return Put(self._queue, self._expiry, tuple(self._items))
 
 

@@ -80,6 +80,9 @@ class Session:
         raise NotImplementedError
 
 
+_NO_SESSION: Final = Session()
+"""The session of a connection that is closed."""
+
 WAITING: Final = 1
 """A request waits for an item; what follows it waits too."""
 STALLED: Final = 2
@@ -382,9 +385,15 @@ class Connection(TurnConnection):
         self._is_closed = True
         self._turns.discard(self._descriptor)
         self._socket.close()
+        # Memory must come back now, and not when a collector of cycles comes along. Somebody may
+        # still know this connection for a while: a turn, a sync, a look for silent clients.
         self._chunks.clear()
         self._held.clear()
-        self._session.closed()
+        self._unsent = b""
+        self.out.clear()
+        self.touched.clear()
+        session, self._session = self._session, _NO_SESSION
+        session.closed()
         self._on_close(self)
 
     def _watch(self, events: int) -> None:

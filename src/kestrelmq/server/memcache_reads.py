@@ -117,7 +117,7 @@ class MemcacheFetch:
         lost = [taken for taken in self._taken if not taken.is_open]
         for part, queue, _, _ in lost:
             if queue.failure is not None:
-                raise queue.failure
+                raise JournalError(str(queue.failure))
             self._parts[part] = b""  # its queue was deleted, or its time was up
         for taken in self._taken:
             if taken.is_open:

@@ -107,6 +107,7 @@ class ThriftSession(Session):
         """Give back what was read for an answer that was not sent."""
         if self._get is not None:
             self._get.cancel()
+            self._get = None  # it knows this session
 
     def _serve(self, head: Head, request: Request | Refused) -> None:
         try:

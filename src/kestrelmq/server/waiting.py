@@ -24,6 +24,7 @@ class WaitingRead:
         "_timed_out",
         "_timer",
         "_waiter",
+        "_wanted",
     )
 
     def __init__(
@@ -40,21 +41,25 @@ class WaitingRead:
         self._served = served
         self._timed_out = timed_out
         self._failed = failed
-        self._waiter = Waiter(wanted, self._serve, self._fail)
+        self._wanted = wanted
+        self._waiter: Waiter | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         """Get in line, for so long at most."""
+        self._waiter = Waiter(self._wanted, self._serve, self._fail)
         self._queue.wait(self._waiter)
         self._timer = loop.call_later(seconds, self._time_out)
         self._connection.paused |= WAITING
 
     def cancel(self) -> None:
         """Leave the line; nothing is called any more."""
-        self._queue.waiters.cancel(self._waiter)
+        if self._waiter is not None:
+            self._queue.waiters.cancel(self._waiter)
         self._end()
 
     def _end(self) -> None:
+        self._waiter = None  # it refers back to here
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -71,6 +76,7 @@ class WaitingRead:
         self._connection.guard(lambda: self._failed(error))
 
     def _time_out(self) -> None:
-        self._timer = None
-        if self._queue.waiters.cancel(self._waiter):
+        waiter = self._waiter
+        self._end()
+        if waiter is not None and self._queue.waiters.cancel(waiter):
             self._connection.guard(self._timed_out)
