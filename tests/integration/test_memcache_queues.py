@@ -54,8 +54,8 @@ destination_queues = ["tiny", "roomy"]
 
 STATISTICS = """items bytes total_items logsize expired_items mem_items mem_bytes age discarded
 waiters open_transactions transactions canceled_transactions total_flushes age_msec create_time
-children journal_rewrites journal_rotations journal_syncs put_items put_bytes get_items_hit
-get_items_miss"""
+children expired_set_aside journal_rewrites journal_rotations journal_syncs put_items put_bytes
+get_items_hit get_items_miss"""
 
 GLOBAL_STATISTICS = """uptime time version curr_items total_items bytes curr_connections
 total_connections cmd_get cmd_set cmd_peek get_hits get_misses bytes_read bytes_written
@@ -88,10 +88,17 @@ def test_max_items(wire: Wire) -> None:
 
 
 def test_max_size(wire: Wire) -> None:
-    """The limit is of bytes of data, and exact; once it is reached, empty items are too many."""
+    """The limit is of bytes of data; once it is reached, empty items are too many."""
     put(wire, "sized", "12345", "", "67890")
     put(wire, "sized", "x", "", reply=b"NOT_STORED\r\n")
     assert drain(wire, "sized") == "12345  67890"
+
+
+def test_the_last_item_may_exceed_max_size(wire: Wire) -> None:
+    """An item is taken while the queue is below its limit, whatever its own size."""
+    put(wire, "sized", "123456789", "1234567890")
+    put(wire, "sized", "", reply=b"NOT_STORED\r\n")
+    assert drain(wire, "sized") == "123456789 1234567890"
 
 
 def test_max_item_size(wire: Wire) -> None:
@@ -108,6 +115,22 @@ def test_discard_old_when_full(wire: Wire) -> None:
     assert drain(wire, "ring") == "d e"
     put(wire, "ringbytes", "aa", "bb", "cc")
     assert drain(wire, "ringbytes") == "bb cc"
+
+
+@pytest.mark.parametrize(
+    ("items", "left"),
+    [
+        (["", "11", "22", "", "6", ""], " 11 22  6 "),
+        (["11", "22", "333"], "22 333"),
+        (["11", "22", "1234567"], "1234567"),
+        (["1234567", ""], ""),
+    ],
+)
+def test_the_oldest_items_make_room(wire: Wire, items: list[str], left: str) -> None:
+    """With the new item the queue is within its limits; one larger than them is kept, alone."""
+    put(wire, "ringbytes", *items)
+    assert drain(wire, "ringbytes") == left
+    assert stats(wire, "ringbytes")["items"] == "0"
 
 
 @pytest.mark.parametrize("expiry", [-1, -1000, 1_000_000, 1_500_000_000])

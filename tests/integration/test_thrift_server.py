@@ -93,6 +93,8 @@ def test_every_call(connect: Connect, queue: str, kind: str) -> None:
     info = client.peek(queue)
     assert (info.head_item, info.items, info.bytes, info.open_transactions) == (b"1", 4, 5, 0)
     assert info.journal_bytes > 0
+    # Nothing was fetched yet: it is how long the head has waited.
+    until(lambda: bool(client.peek(queue).age >= 20))
     (first,) = client.get(queue, 1)
     assert (first.data, first.id) == (b"1", 0)
     opened = client.get(queue, 2, auto_abort_msec=60_000)

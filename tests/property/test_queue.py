@@ -85,12 +85,14 @@ class QueueMachine(RuleBasedStateMachine):
         return entry.expiry is not None and entry.expiry <= self.clock.now()
 
     def is_full(self, size: int) -> bool:
-        """Whether there is no room for `size` more bytes."""
+        """Whether an item of `size` bytes is refused, or older ones are dropped for it."""
         items, most = self.config.max_items, self.config.max_size
         used = sum(len(entry.data) for entry in self.waiting)
-        return (items is not None and len(self.waiting) >= items) or (
-            most is not None and used + size > most
-        )
+        if items is not None and len(self.waiting) >= items:
+            return True
+        if self.config.discard_old_when_full:
+            return most is not None and used + size > most
+        return most is not None and used >= most
 
     def admit(self, data: bytes) -> bool:
         """Make room where that is allowed; say whether an item may be added."""

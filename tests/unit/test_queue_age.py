@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.config import ServerConfig
+from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.testing.clock import FakeClock
 
@@ -33,6 +33,31 @@ def test_age_is_of_the_last_item_that_was_read(tmp_path: Path, read: str) -> Non
             queue.confirm(opened[0])
     assert not collection.commits.commit()
     assert queue.age == 3000
+    collection.close()
+
+
+def test_age_is_that_of_a_fetch_only(tmp_path: Path) -> None:
+    """Items that expire, are dropped from a full queue or are given back change nothing."""
+    clock = FakeClock()
+    config = QueueConfig(max_items=2, discard_old_when_full=True)
+    collection = QueueCollection(ServerConfig(queue_path=tmp_path, default=config), clock)
+    collection.open()
+    queue = collection.obtain("jobs")
+    queue.add(b"expires", clock.now() + 1000)
+    queue.add(b"x")
+    clock.advance(5)
+    collection.sweep()
+    for _ in range(3):
+        queue.add(b"y")
+    assert not collection.commits.commit()
+    assert (queue.expired_items, queue.discarded, queue.age) == (1, 2, 0)
+    clock.advance(2)
+    opened = queue.open_read()
+    assert opened is not None
+    queue.unremove(opened[0])
+    queue.add(b"z")
+    assert not collection.commits.commit()
+    assert queue.age == 2000
     collection.close()
 
 

@@ -78,11 +78,12 @@ def _data(item: NewItem) -> bytes:
 async def list_open_reads(call: Call) -> Answer:
     """List the open reads of a queue."""
     query = call.query(OpenQuery)
-    opened = call.queue().open
-    first = sorted(opened)[: query.limit]
+    queue = call.queue()
+    opened = queue.open
+    first = sorted(xid for xid in opened if not queue.is_set_aside(xid))[: query.limit]
     return Answer(
         OpenReadsAnswer(
-            total=len(opened),
+            total=len(opened) - queue.set_aside,
             open_reads=[
                 OpenRead(
                     xid=xid,

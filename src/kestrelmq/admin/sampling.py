@@ -261,7 +261,7 @@ def values_of(queue: Queue, put_rate: float, get_rate: float) -> Values:
         put_rate,
         get_rate,
         queue.oldest,
-        len(queue.open),
+        len(queue.open) - queue.set_aside,
         len(queue.waiters.line),
         state_of(queue),
     )

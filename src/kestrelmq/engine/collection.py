@@ -250,15 +250,25 @@ class QueueCollection:
             raise QueueUnavailable(failure)
         return accepted
 
-    def _expire_to(self, name: str, data: bytes) -> None:
-        """Move an expired item: it is in its new journal before the old queue forgets it."""
+    def _expire_to(self, name: str, data: bytes) -> bool:
+        """Move an expired item: it is in its new journal before the old queue forgets it.
+
+        Returns:
+            False when it was refused, or would be by one of several.
+
+        Raises:
+            QueueUnavailable, JournalError: it cannot be added now.
+        """
         self.loading.check(self.leaves(name))
-        alias = self.config.aliases.get(name)
-        for destination in alias.destination_queues if alias else (name,):
-            queue = self.obtain(destination)
-            queue.add(data)
+        queues = [self.obtain(leaf) for leaf in self.leaves(name)]
+        if len(queues) > 1 and not all(queue.has_room(len(data)) for queue in queues):
+            return False
+        accepted = True
+        for queue in queues:
+            accepted &= queue.add(data)
             for touched in queue.reached:
                 touched.write_now()
+        return accepted
 
     # --- ending queues ---
 
@@ -372,11 +382,24 @@ class QueueCollection:
     def flush_expired(self, name: str) -> int:
         """Drop the expired items at the head of a queue; return how many. Raises as `flush`."""
         queue = self._found(name)
-        return queue.discard_expired(None) if queue is not None else 0
+        return queue.expire() if queue is not None else 0
 
     def flush_all_expired(self) -> int:
-        """Drop the expired items at the head of every queue; return how many."""
-        return sum(queue.discard_expired(None) for queue in list(self.queues.values()))
+        """Drop the expired items at the head of every queue; return how many.
+
+        Raises, after trying all:
+            JournalError, QueueUnavailable: a queue could not be read or written.
+        """
+        count = 0
+        failure: JournalError | QueueUnavailable | None = None
+        for queue in list(self.queues.values()):
+            try:
+                count += queue.expire()
+            except (JournalError, QueueUnavailable) as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        return count
 
     # --- configuration ---
 

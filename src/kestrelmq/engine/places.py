@@ -15,7 +15,7 @@ An item is live if its place is at least `fresh`, or among the other two.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kestrelmq.engine.undo import Change, Confirmed, Opened
+from kestrelmq.engine.undo import Change, Confirmed, Dropped, Opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Places:
     def follow(self, changes: Sequence[Change]) -> None:
         """Take note of changes that were committed, in their order."""
         for change in changes:
-            if isinstance(change, bytes):
+            if isinstance(change, bytes | Dropped):
                 self._take()
             elif isinstance(change, Opened):
                 self.opened[change.xid] = self._take()

@@ -231,12 +231,28 @@ class Queue(Taking):
             self._expiring = self._careful = True
         return record
 
+    def has_room(self, size: int) -> bool:
+        """Whether an item of `size` bytes would be taken now."""
+        self._check_usable()
+        config = self.config
+        if config.max_item_size is not None and size > config.max_item_size:
+            return False
+        return config.fanout_only or config.discard_old_when_full or not self._too_full(size)
+
     def _too_full(self, size: int) -> bool:
+        """Whether an item of `size` bytes has to be refused, or older ones dropped for it.
+
+        A limit refuses once it is reached, so that the last item may exceed `max_size`; where older
+        items are dropped instead, the queue is within its limits with the new one.
+        """
         config = self.config
         if config.max_items is not None and len(self) >= config.max_items:
             return True
-        # An empty item does not fit either when the limit is reached.
-        if config.max_size is not None and self.size + max(size, 1) > config.max_size:
+        if config.max_size is not None and (
+            self.size + size > config.max_size
+            if config.discard_old_when_full
+            else self.size >= config.max_size
+        ):
             return True
         # Without a journal there is nowhere but memory.
         return isinstance(self.journal, NoJournal) and bool(
@@ -289,15 +305,23 @@ class Queue(Taking):
     @property
     def is_timed(self) -> bool:
         """Whether `sweep` or `tick` may have something to do, now or later."""
-        return self._expiring or len(self._deadlines) > 0 or self.upkeep_waits
+        return self._expiring or bool(self._aside) or len(self._deadlines) > 0 or self.upkeep_waits
 
     def sweep(self) -> None:
-        """Do what time demands: drop expired items, give back overdue reads."""
-        if self._expiring:
-            self.discard_expired(self.config.max_expire_sweep)
-            self._serve()
+        """Do what time demands: give back overdue reads, drop or move expired items."""
         if len(self._deadlines):
             self.abort_overdue()
+        self.expire(self.config.max_expire_sweep)
+
+    def expire(self, limit: int | None = None) -> int:
+        """Drop or move expired items, at most `limit` of the head; return how many are gone."""
+        expired = self.expired_items
+        if self._aside:
+            self.move_aside()
+        if self._expiring:
+            self.discard_expired(limit)
+            self._serve()  # an item may have expired to this queue
+        return self.expired_items - expired
 
     def delete(self) -> None:
         """Drop everything, the journal too. Raises JournalError: it is still there."""
@@ -308,6 +332,7 @@ class Queue(Taking):
         self._pending.clear()
         self._undo.clear()
         self.open.clear()
+        self._aside.clear()
         self.close()
 
     def close(self) -> None:

@@ -34,12 +34,18 @@ QUEUE_STATS: Final[tuple[QueueStat, ...]] = (
     QueueStat("total_items", "counter", lambda q: q.total_items, "items ever added"),
     QueueStat("logsize", "gauge", lambda q: q.journal.size, "bytes of journal"),
     QueueStat("expired_items", "counter", lambda q: q.expired_items, "items expired"),
+    QueueStat(
+        "expired_set_aside",
+        "gauge",
+        lambda q: q.set_aside,
+        "expired items that expire_to_queue could not take yet",
+    ),
     QueueStat("mem_items", "gauge", lambda q: q.memory_items, "items held in memory"),
     QueueStat("mem_bytes", "gauge", lambda q: q.memory_bytes, "bytes of data held in memory"),
     QueueStat("age", "gauge", lambda q: q.age, "wait of the item read last (ms)"),
     QueueStat("discarded", "counter", lambda q: q.discarded, "items dropped from a full queue"),
     QueueStat("waiters", "gauge", lambda q: len(q.waiters.line), "readers waiting"),
-    QueueStat("open_transactions", "gauge", lambda q: len(q.open), "reads open"),
+    QueueStat("open_transactions", "gauge", lambda q: len(q.open) - q.set_aside, "reads open"),
     QueueStat("transactions", "counter", lambda q: q.transactions, "transactional reads"),
     QueueStat(
         "canceled_transactions", "counter", lambda q: q.canceled_transactions, "reads given back"

@@ -13,7 +13,7 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.engine.commits import Commits
 from kestrelmq.engine.items import Items
 from kestrelmq.engine.policy import Limits
-from kestrelmq.engine.undo import Change, Confirmed, GivenBack, Opened
+from kestrelmq.engine.undo import Change, Confirmed, Dropped, GivenBack, Opened
 from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.engine.worker import Pause
 from kestrelmq.errors import JournalError
@@ -264,16 +264,17 @@ class Store(Items):
         self._commits.dirty.append(self)  # the journal grew: the commit may have to attend to it
 
     def _note_taken(self, changes: list[Change]) -> None:
-        last = changes[-1]
-        if isinstance(last, Confirmed):
-            # It may have been opened in the same turn.
-            opened = [change for change in changes if not isinstance(change, Confirmed)]
-            last = opened[-1] if opened else last
-        if isinstance(last, Opened):
-            last = last.item
-        if isinstance(last, bytes):
-            self._last_taken = last[:ADDX_HEADER]
+        """Remember the last of the changes that was a reader's fetch, if any was."""
+        for change in reversed(changes):
+            if isinstance(change, bytes):
+                record = change
+            elif isinstance(change, Opened) and change.by_reader:
+                record = change.item
+            else:
+                continue
+            self._last_taken = record[:ADDX_HEADER]
             self._last_taken_at = self._clock.now()
+            return
 
     def sync(self) -> None:
         """Force to disk what was written; may be called from another thread. Raises OSError."""
@@ -355,5 +356,7 @@ class Store(Items):
                     self._upkeep.named.add(xid)
                 self.memory_bytes -= len(record) - ADDX_HEADER
                 self.open[xid] = record
+            case Dropped(record):
+                self._push_back(record)
             case bytes():
                 self._push_back(change)

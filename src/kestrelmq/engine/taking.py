@@ -1,6 +1,8 @@
 """Taking items off the head of a queue: removes, open reads and what becomes of them, expiry."""
 
+import logging
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Final
 
 from kestrelmq.clock import Clock
@@ -8,9 +10,10 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.engine.commits import Commits
 from kestrelmq.engine.deadlines import Deadlines
 from kestrelmq.engine.store import Store
-from kestrelmq.engine.undo import Confirmed, GivenBack, Opened
+from kestrelmq.engine.undo import Change, Confirmed, Dropped, GivenBack, Opened
 from kestrelmq.engine.waiters import Waiters
-from kestrelmq.errors import JournalError, QueueUnavailable
+from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
+from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.records import (
     ADDX_HEADER,
     NO_EXPIRY,
@@ -31,8 +34,22 @@ from kestrelmq.journal.writer import FileJournal, NoJournal
 _ABORT_AGAIN: Final = 1.0
 """Seconds until reads are given back that could not be."""
 
-ExpireTo = Callable[[str, bytes], None]
-"""Adds data to the queue of that name, and writes it, before its old queue forgets it."""
+_LEAST_ASIDE: Final = 1 << 20
+"""Bytes of memory that may be set aside, however little `max_memory_size` is."""
+_TRIED_AGAIN: Final = 500
+"""Items that were set aside and are tried again in one sweep, at most."""
+_REFUSED: Final = 16
+"""After so many refusals the sweep tries no more."""
+_TELL_AGAIN: Final = 60.0
+"""Seconds between lines in the log about items that are set aside."""
+
+log = logging.getLogger(__name__)
+
+ExpireTo = Callable[[str, bytes], bool]
+"""Adds data to the queue of that name, and writes it, before its old queue forgets it.
+
+False, or a KestrelError, when it cannot be added now.
+"""
 
 
 class Taking(Store):
@@ -62,7 +79,13 @@ class Taking(Store):
         self._expire_to = expire_to
         self._deadlines = Deadlines()
         self._limited = self._closed = False
-        self._moving = False
+        # Whether an expired item is on its way to another queue; whether one cannot get there, nor
+        # be set aside, and so keeps what follows from being read.
+        self._moving = self._held_up = False
+        # Expired items that could not be moved yet, by the xid under which each is open.
+        self._aside: dict[int, bytes] = {}
+        self._aside_bytes = 0
+        self._tell_at = 0.0
         self._expiring = self._behind is not None or any(
             record[13:21] != NO_EXPIRY for record in self._memory
         )
@@ -123,6 +146,14 @@ class Taking(Store):
         record = self._take()
         if record is None:
             return None
+        xid = self._open(record, by_reader=True)
+        timeout = self._timeout if timeout is None else timeout
+        if timeout is not None:
+            self._end_read_after(xid, record, timeout)
+        return xid, record
+
+    def _open(self, record: bytes, *, by_reader: bool) -> int:
+        """Set `record`, which was the head, aside; return its xid."""
         last = self.last_xid
         xid = opened_xid(record, last, self.open)
         if self._explicit_xids:
@@ -134,11 +165,8 @@ class Taking(Store):
             self._log(REMOVE_TENTATIVE_RECORD)
             self.last_xid = xid
         self.open[xid] = record
-        self._undo.append(Opened(xid, record, last))
-        timeout = self._timeout if timeout is None else timeout
-        if timeout is not None:
-            self._end_read_after(xid, record, timeout)
-        return xid, record
+        self._undo.append(Opened(xid, record, last, by_reader))
+        return xid
 
     def _log_named_open(self, xid: int) -> None:
         """Journal the opening of an item that was once added with ADD_XID.
@@ -153,6 +181,8 @@ class Taking(Store):
             self._check_usable()
             if self._expiring:
                 self.discard_expired(None)
+                if self._held_up or self._moving:
+                    return None
         memory = self._memory
         if not memory and (self._behind is None or not self._recall()):
             return None
@@ -172,6 +202,8 @@ class Taking(Store):
             self._check_usable()
             if self._expiring:
                 self.discard_expired(None)
+                if self._held_up or self._moving:
+                    return None
         if not self._memory and (self._behind is None or not self._recall()):
             return None
         return self._memory[0]
@@ -196,6 +228,8 @@ class Taking(Store):
         """
         count = 0
         for xid in reversed(xids):
+            if self._aside and xid in self._aside:
+                continue  # no reader has it
             record = self.open.pop(xid, None)
             if record is None:
                 continue
@@ -224,15 +258,17 @@ class Taking(Store):
     # --- expiry and deadlines ---
 
     def discard_expired(self, limit: int | None) -> int:
-        """Take expired items off the head, at most `limit`; return how many.
+        """Take expired items off the head, at most `limit`; return how many are gone.
 
         An item may expire to the queue that it is in, also by way of others: it goes to the end.
+        One that `expire_to_queue` cannot take now is set aside.
         """
         if self._moving:
             return 0
         now = self._clock.now()
+        self._held_up = False
         count = 0
-        before = len(self)
+        before, expired = len(self), self.expired_items
         while limit is None or count < limit:
             if not self._memory and (self._behind is None or not self._recall()):
                 # What is open, or taken back when the write fails, may expire yet.
@@ -242,16 +278,107 @@ class Taking(Store):
             head = self._memory[0]
             if count == before or not self._is_expired(head, now):
                 break
-            if self._expire_to is not None and self.config.expire_to_queue is not None:
-                self._moving = True
-                try:
-                    self._expire_to(self.config.expire_to_queue, head[ADDX_HEADER:])
-                finally:
-                    self._moving = False
-            self._drop_head()
+            if not self._expire_head():
+                self._held_up = True
+                break
             count += 1
-        self.expired_items += count
-        return count
+        return self.expired_items - expired
+
+    def _expire_head(self) -> bool:
+        """Move the head to where it expires to, or set it aside; False when neither can be done."""
+        record = self._memory.popleft()
+        size = len(record) - ADDX_HEADER
+        self.memory_bytes -= size
+        try:
+            moved = self._move(record)
+        except BaseException:
+            self._push_back(record)
+            raise
+        if moved:
+            self._log(REMOVE_RECORD)
+            self._undo.append(Dropped(record))
+            self.expired_items += 1
+            return True
+        if self._aside_bytes + size > max(_LEAST_ASIDE, self._memory_most // 4):
+            self._push_back(record)
+            return False
+        self._aside[self._open(record, by_reader=False)] = record
+        self._aside_bytes += size + OVERHEAD
+        return True
+
+    def _move(self, record: bytes) -> bool:
+        """Add an expired item to where it expires to; False when that cannot be done now."""
+        target = self.config.expire_to_queue
+        if target is None or self._expire_to is None:
+            return True
+        if self.failure is not None:
+            return False  # it could not be forgotten here, and would be moved again and again
+        reason = "it refuses them"
+        self._moving = True
+        try:
+            if self._expire_to(target, record[ADDX_HEADER:]):
+                return True
+        except KestrelError as error:
+            reason = str(error)
+        finally:
+            self._moving = False
+        now = self._clock.monotonic()
+        if now >= self._tell_at:
+            self._tell_at = now + _TELL_AGAIN
+            log.warning(
+                "queue %s: expired items cannot go to %s: %s; they are set aside (%d so far) and "
+                "tried again",
+                self.name,
+                target,
+                reason,
+                len(self._aside),
+            )
+        return False
+
+    @property
+    def set_aside(self) -> int:
+        """How many expired items wait until they can be moved."""
+        return len(self._aside)
+
+    def is_set_aside(self, xid: int) -> bool:
+        """Whether the open item `xid` is no reader's, but one that expired."""
+        return xid in self._aside
+
+    def move_aside(self) -> None:
+        """Try again to move items that were set aside, some of them."""
+        moved = []
+        refused = 0
+        most = min(self.config.max_expire_sweep or _TRIED_AGAIN, _TRIED_AGAIN)
+        for xid, record in list(islice(self._aside.items(), most)):
+            if self.open.get(xid) is not record:
+                self._forget_aside(xid)  # somebody who guessed its xid confirmed it
+            elif self._move(record):
+                moved.append(xid)
+            else:
+                # The others have their turn before it is tried again.
+                del self._aside[xid]
+                self._aside[xid] = record
+                refused += 1
+                if refused == _REFUSED:
+                    break
+        for xid in moved:
+            self._log(confirm_remove(xid))
+            self._undo.append(Confirmed(xid, self.open.pop(xid)))
+        try:
+            self.write_now()
+        except JournalError:
+            return  # they are open, and set aside, as before
+        for xid in moved:
+            self._forget_aside(xid)
+        self.expired_items += len(moved)
+
+    def _forget_aside(self, xid: int) -> None:
+        self._aside_bytes -= len(self._aside.pop(xid)) - ADDX_HEADER + OVERHEAD
+
+    def _take_back(self, change: Change) -> None:
+        super()._take_back(change)
+        if isinstance(change, Opened) and not change.by_reader:
+            self._forget_aside(change.xid)
 
     def _is_expired(self, record: bytes, now: int) -> bool:
         expiry = item_expiry(record)
@@ -266,7 +393,7 @@ class Taking(Store):
         record = self._memory.popleft()
         self.memory_bytes -= len(record) - ADDX_HEADER
         self._log(REMOVE_RECORD)
-        self._undo.append(record)
+        self._undo.append(Dropped(record))
         return True
 
     def abort_overdue(self) -> int:

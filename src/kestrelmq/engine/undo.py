@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A read was opened; `last_xid` is the counter before."""
+    """An item was set aside under `xid`, by a reader or not; `last_xid` is the counter before."""
 
     xid: int
     item: bytes
     last_xid: int
+    by_reader: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,4 +33,11 @@ class GivenBack:
     item: bytes
 
 
-Change = bytes | Opened | Confirmed | GivenBack
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The head was taken off, but not by a reader."""
+
+    item: bytes
+
+
+Change = bytes | Opened | Confirmed | GivenBack | Dropped

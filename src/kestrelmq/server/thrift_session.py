@@ -191,9 +191,9 @@ class ThriftSession(Session):
             items=len(queue),
             bytes=queue.size,
             journal_bytes=queue.journal.size,
-            age=queue.age,
+            age=0 if record is None else max(0, context.turns.clock.now() - queue.oldest),
             waiters=len(queue.waiters.line),
-            open_transactions=len(queue.open),
+            open_transactions=len(queue.open) - queue.set_aside,
         )
 
     def _check_absent(self, name: str) -> None:
