@@ -20,6 +20,7 @@ from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.records import item, item_data
+from kestrelmq.journal.writer import FileJournal
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory, Loss
 from kestrelmq.testing.worker import HeldWorker
@@ -336,14 +337,18 @@ class QueueMachine(RuleBasedStateMachine):
         self.history = self.history[-1:]
 
     @precondition(lambda self: not self.broken)
-    @rule(what=st.sampled_from(["append", "sync", "rename", "create", "open", "remove", ""]))
-    def break_disk(self, what: str) -> None:
-        """From now on, steps of this kind fail."""
+    @rule(
+        what=st.sampled_from(["append", "sync", "rename", "create", "open", "remove", ""]),
+        tears=st.booleans(),
+    )
+    def break_disk(self, what: str, tears: bool) -> None:  # noqa: FBT001 # drawn
+        """From now on, steps of this kind fail; appends perhaps with half of it written."""
         self.queue.peek()
         self.commit()
         self.sweep()
         self.done()
         self.directory.fail = lambda point: point.startswith(what)
+        self.directory.tears = tears
         self.broken = True
 
     @precondition(lambda self: self.broken)
@@ -424,6 +429,18 @@ class QueueMachine(RuleBasedStateMachine):
         for reading in readings:
             assert tuple(data for data, _, _ in reading.loaded) == self.state()
         assert readings[0].reads == readings[1].reads
+
+    @invariant()
+    def the_current_file_is_short(self) -> None:
+        """Once the upkeep looked, it is rotated above `max_memory_size`, whatever else is so."""
+        if not hasattr(self, "collection") or self.broken or self.worker:
+            return
+        journal, upkeep_of_it = self.queue.journal, self.queue._upkeep
+        self.collection.tick()
+        assert isinstance(journal, FileJournal)
+        assert upkeep_of_it is not None
+        if not (self.worker or upkeep_of_it.waits):
+            assert journal.current_size <= self.config.max_memory_size
 
     def teardown(self) -> None:
         """Stop cleanly, and compare every item on disk."""

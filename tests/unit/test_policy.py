@@ -17,9 +17,9 @@ LIMITS = Limits(
 
 
 def state(size: int, live: int = 0, **others: object) -> JournalState:
-    """Return a state; sizes in MiB."""
+    """Return a state in which the current file was just begun; sizes in MiB."""
     return replace(
-        JournalState(size=size * MIB, current_size=size * MIB, live=live * MIB),
+        JournalState(size=size * MIB, current_size=0, live=live * MIB),
         **others,  # type: ignore[arg-type] # any attribute
     )
 
@@ -50,9 +50,9 @@ def test_an_empty_queue_begins_a_new_file_beyond_the_default_size(
         (state(1025, 700, since_rewrite=59.9), Action.NOTHING),
         (state(1025, 700, since_rewrite=60.0), Action.REWRITE),
         (state(1025, 800), Action.NOTHING),
-        (state(1025, 700, read_behind=True, current_size=0), Action.NOTHING),
-        (state(1500, 700, read_behind=True, current_size=0), Action.REWRITE),
-        (state(1500, 700, read_behind=True, current_size=0, since_rewrite=1.0), Action.NOTHING),
+        (state(1025, 700, read_behind=True), Action.NOTHING),
+        (state(1500, 700, read_behind=True), Action.REWRITE),
+        (state(1500, 700, read_behind=True, since_rewrite=1.0), Action.NOTHING),
     ],
 )
 def test_a_full_journal_is_rewritten_when_that_frees_enough(
@@ -72,19 +72,55 @@ def test_a_mostly_dead_journal_is_rewritten_early_unless_that_is_disabled() -> N
     assert decide(state(1025, 10), calm) is Action.REWRITE
 
 
-def test_read_behind_begins_a_file_after_each_memory_full_of_journal() -> None:
-    """Only the size of the current file counts, and only in read-behind."""
-    behind = state(900, 800, read_behind=True, current_size=128 * MIB + 1)
+@pytest.mark.parametrize("read_behind", [False, True])
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_file_longer_than_memory_is_rotated(read_behind: bool, is_empty: bool) -> None:  # noqa: FBT001 # drawn
+    """In read-behind or not, whether items wait or not."""
+    long = state(900, 800, read_behind=read_behind, current_size=128 * MIB + 1)
+    long = replace(long, is_empty=is_empty)
+    assert decide(long, LIMITS) is Action.ROTATE
+    assert decide(replace(long, current_size=128 * MIB), LIMITS) is Action.NOTHING
+
+
+def test_large_items_have_files_of_their_own_and_count_together_in_read_behind() -> None:
+    """There, what was written since the last checkpoint matters; elsewhere, the current file."""
+    behind = state(900, 800, read_behind=True, current_size=8 * MIB, unmarked=121 * MIB)
     assert decide(behind, LIMITS) is Action.ROTATE
-    assert decide(replace(behind, current_size=128 * MIB), LIMITS) is Action.NOTHING
     assert decide(replace(behind, read_behind=False), LIMITS) is Action.NOTHING
+
+
+@pytest.mark.parametrize("aggressive", [True, False])
+@pytest.mark.parametrize("live", [1, 30, 128])
+@pytest.mark.parametrize("default", [16, 1000])
+def test_a_steady_load_in_memory_has_few_files(default: int, live: int, aggressive: bool) -> None:  # noqa: FBT001 # drawn
+    """However long it lasts; and what is copied is at most three times what is written."""
+    limits = replace(
+        LIMITS, default_journal_size=default * MIB, aggressive=aggressive, min_compact_delay=0
+    )
+    files = [0.0]
+    copied, most = 0.0, 0
+    for _ in range(20_000):
+        files[-1] += 1
+        found = state(int(sum(files)), live, current_size=int(files[-1]) * MIB)
+        match decide(found, limits):
+            case Action.ROTATE:
+                files.append(0.0)
+            case Action.REWRITE:
+                copied += live
+                files = [live, 0.0]
+            case Action.NOTHING:
+                pass
+            case other:
+                raise AssertionError(other)
+        most = max(most, len(files))
+    assert copied <= 3 * 20_000
+    allowed = 1024 if not aggressive else max(default, 17 * live)
+    assert most <= allowed / 128 + 3
 
 
 def test_older_files_are_packed_when_that_halves_them() -> None:
     """Packing comes before rewriting, which costs more."""
-    passed = state(
-        1600, 500, read_behind=True, current_size=0, packable=400 * MIB, packed=200 * MIB
-    )
+    passed = state(1600, 500, read_behind=True, packable=400 * MIB, packed=200 * MIB)
     assert decide(passed, LIMITS) is Action.PACK
     assert decide(replace(passed, packed=201 * MIB), LIMITS) is Action.REWRITE
     assert decide(replace(passed, size=1601 * MIB), LIMITS) is Action.REWRITE
@@ -101,7 +137,7 @@ def test_rewriting_never_costs_more_than_three_times_what_was_written(reads: int
         size += MIB
         written += MIB
         found = JournalState(size=size, current_size=size, live=live, is_empty=True)
-        if decide(found, limits) is not Action.NOTHING:
+        if decide(found, limits) not in {Action.NOTHING, Action.ROTATE}:
             size = live
             copied += live
     assert copied <= 3 * written

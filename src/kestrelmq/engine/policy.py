@@ -10,10 +10,17 @@ The rules, of which the first that applies is taken:
 - The same, unless `disable_aggressive_rewrites`, for a queue that is wholly in memory, when the
   journal is larger than `default_journal_size` and 15 parts in 16 of it are dead: a queue that is
   being drained is mostly empty soon, and copying a good part of it would be in vain.
-- The queue is in read-behind and the current file larger than `max_memory_size`: rotate it.
+- The current file is larger than `max_memory_size`: rotate it. In read-behind what counts is what
+  was written since the last checkpoint, which large items may have spread over several files.
 
-Every rule but the last copies no more than it frees, and so costs no more than the writing of the
-journal did, whatever the sizes: no number of open reads leads to a rewrite at every operation.
+No rule copies more than three times what it frees, and so all of them together cost no more than a
+fixed multiple of the writing of the journal, whatever the sizes: no number of open reads leads to a
+rewrite at every operation. (A rewrite beyond `max_journal_size` copies three parts to free one, the
+others at most as much as they free; a rotation copies nothing.)
+
+No rule counts files, for their sizes bound their number. A file that is rotated for its length
+holds more than `max_memory_size`. What a queue in memory holds fits into about that, and so beyond
+16 such files, or beyond `default_journal_size` if that is more, 15 parts in 16 are dead.
 """
 
 from dataclasses import dataclass
@@ -29,7 +36,7 @@ class Action(Enum):
     START_EMPTY = auto()
     """Begin a new file with the open reads only, and drop all others."""
     ROTATE = auto()
-    """Begin a new file, and remember where the queue stood."""
+    """Begin a new file; in read-behind, remember where the queue stood."""
     PACK = auto()
     """Replace the files before the newest checkpoint that was passed."""
     REWRITE = auto()
@@ -71,6 +78,7 @@ class JournalState:
         since_rewrite: seconds since the last rewrite began; None before the first.
         packable: of the files before the newest checkpoint that was passed.
         packed: about what would stand in their place.
+        unmarked: of older files that hold what came after the newest checkpoint.
     """
 
     size: int
@@ -81,6 +89,7 @@ class JournalState:
     since_rewrite: float | None = None
     packable: int = 0
     packed: int = 0
+    unmarked: int = 0
 
 
 def decide(state: JournalState, limits: Limits) -> Action:
@@ -104,7 +113,8 @@ def decide(state: JournalState, limits: Limits) -> Action:
             and 16 * dead >= 15 * state.size
         ):
             return Action.REWRITE
-    if state.read_behind and state.current_size > limits.max_memory_size:
+    grown = state.current_size + (state.unmarked if state.read_behind else 0)
+    if grown > limits.max_memory_size:
         return Action.ROTATE
     return Action.NOTHING
 

@@ -94,7 +94,7 @@ class Upkeep:
         least = min(limits.default_journal_size, limits.max_journal_size, limits.max_memory_size)
         step = least // _STEPS
         self.attend_at = max(least, size + step)
-        self.attend_empty_at = limits.default_journal_size
+        self.attend_empty_at = min(limits.default_journal_size, limits.max_memory_size)
         if not len(self._store):
             # It was looked at as an empty one; while items wait that is still to come.
             self.attend_empty_at = max(self.attend_empty_at, size + step)
@@ -139,7 +139,7 @@ class Upkeep:
             case Action.START_EMPTY:
                 self._start_empty()
             case Action.ROTATE:
-                self._rotate_behind()
+                self._rotate_full()
             case Action.PACK:
                 self._pack()
             case Action.REWRITE:
@@ -160,13 +160,14 @@ class Upkeep:
             since = self._clock.monotonic() - self._rewrote_at
         return JournalState(
             size=journal.size,
-            current_size=journal.current_size + self._unmarked,
+            current_size=journal.current_size,
             live=reads + store.size + ADDX_HEADER * len(store),
             is_empty=not len(store),
             read_behind=store.read_behind,
             since_rewrite=since,
             packable=packable,
             packed=packed,
+            unmarked=self._unmarked,
         )
 
     def _files_to(self, name: str) -> list[str]:
@@ -236,14 +237,16 @@ class Upkeep:
         self.places = None
         return self._rotate() is not None
 
-    def _rotate_behind(self) -> None:
+    def _rotate_full(self) -> None:
+        """Begin a new file because the current one is long; packs need to know of it."""
         store = self._store
         rotated = self._rotate()
         if rotated is None:
             return
-        if self.places is None:
+        if store.read_behind and self.places is None:
             self.places = Places(store.open)
-        self.places.mark(rotated, len(store))
+        if self.places is not None:
+            self.places.mark(rotated, len(store))
         self._look_again(self._journal.size)
         self._worker.run(lambda _pause: self._journal.sync_rotated(), self._rotated_synced)
 

@@ -10,11 +10,13 @@ directory what a machine would find when it comes up again:
     NAMES_KEPT     contents as of each file's last sync, but all names: file systems order the two
                    as they like
 
-It can also fail instead: `fail` says at which steps an OSError is raised, before anything is done.
+It can also fail instead: `fail` says at which steps an OSError is raised, before anything is done;
+with `tears`, half of what was to be appended is written.
 """
 
 import errno
 import os
+import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -71,7 +73,20 @@ class CrashingFile:
                 self._cut = True
                 self._file.append(data[: len(data) // 2])
             raise
+        except OSError:
+            if self._directory.tears:
+                self._tear(data)
+            raise
         self._file.append(data)
+
+    def _tear(self, data: bytes) -> None:
+        """Fail, as on a full disk, with half of `data` in the file. Raises OSError."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self._file.size + len(data) // 2, hard))
+        try:
+            self._file.append(data)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     def settle(self) -> None:
         """Make sure that the file ends after the last append that succeeded."""
@@ -100,6 +115,7 @@ class CrashingDirectory:
         crash_at: the step to crash at, counted from 1; None for never.
         crashed: what the step was that it crashed at.
         fail: asked at each step whether it should fail, with an OSError.
+        tears: whether an append that fails leaves half of it for the file to cut off.
     """
 
     def __init__(self, path: Path, links: Path) -> None:
@@ -109,6 +125,7 @@ class CrashingDirectory:
         self.crash_at: int | None = None
         self.crashed: str | None = None
         self.fail: Callable[[str], bool] = lambda _point: False
+        self.tears = False
         self._disk = DiskDirectory(path)
         self._links = links
         self._inodes: list[_Inode] = []
