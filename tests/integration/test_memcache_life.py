@@ -11,7 +11,7 @@ import pytest
 from kestrelmq import PersistentQueue, QueuePathLocked
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
-from tests.support.wire import Wire, put, stats, wait_for
+from tests.support.wire import Wire, put, stats, value, wait_for
 
 QUIET = ("--text-port", "none", "--thrift-port", "none", "--admin-port", "none")
 
@@ -227,6 +227,31 @@ def test_status_file(tmp_path: Path) -> None:
         wire.ask(b"status WriteAvoid\r\nstatus\r\n", b"END\r\nWRITEAVOID\r\n")
         put(wire, "work", "x")
         assert (server.queue_path / "~~status").read_text() == "WRITEAVOID\n"
+
+
+def test_a_journal_may_be_turned_on_and_off(tmp_path: Path) -> None:
+    """What was added before is safe once the reload is answered; off, nothing is kept."""
+    settings = "[queues.jobs]\nkeep_journal = {}\nmax_memory_size = {}\n"
+    file = tmp_path / "kestrelmq.toml"
+    with running_server(tmp_path, config=settings.format("false", 100)) as server:
+        with Wire(server) as wire:
+            put(wire, "jobs", "before")
+            file.write_text(settings.format("true", 100))
+            wire.ask(b"reload\r\n", b"Reloaded config.\r\n")
+            put(wire, "jobs", "after")
+            assert "keep_journal=true" in wire.ask_until(b"dump_config jobs\r\n", b"END").decode()
+        server.kill9()
+        server.start()
+        with Wire(server) as wire:
+            file.write_text(settings.format("false", 1))
+            wire.send(b"reload\r\n")
+            assert b"11 bytes" in wire.until(b"\r\n")
+            assert "keep_journal=true" in wire.ask_until(b"dump_config jobs\r\n", b"END").decode()
+            file.write_text(settings.format("false", 100))
+            wire.until(b"\r\n")
+            wire.ask(b"reload\r\n", b"Reloaded config.\r\n")
+            assert not list((tmp_path / "queues").glob("jobs*"))
+            wire.ask(b"get jobs\r\n", value("jobs", "before") + b"END\r\n")
 
 
 @pytest.mark.parametrize("by_signal", [False, True])

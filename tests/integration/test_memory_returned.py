@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 
-from tests.support.server import ServerProcess, running_server
 from tests.support.patience import until
+from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

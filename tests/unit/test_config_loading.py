@@ -70,7 +70,7 @@ def problems(text: str) -> list[str]:
             "[default]\nallowed_client_ids_for_enqueue = 'bob'",
             (
                 'default.allowed_client_ids_for_enqueue: found "bob"; '
-                "allowed: a list of texts, such as ['one', 'two'], or \"everyone\""
+                "allowed: a list of texts, such as ['one', 'two'], or \"everyone\", \"none\""
             ),
         ),
         # wrong values
@@ -100,7 +100,8 @@ def problems(text: str) -> list[str]:
             "[default]\nmin_journal_compact_delay = -1",
             (
                 "default.min_journal_compact_delay: found -1; must not be negative; a duration is "
-                "a number of seconds or text such as '100ms', '1s', '30 minutes' or '1d'"
+                "a number of seconds or text such as '100ms', '1s', '30 minutes' or '1d', "
+                'or "none", "unlimited"'
             ),
         ),
         (
@@ -108,7 +109,7 @@ def problems(text: str) -> list[str]:
             (
                 "default.sync_journal: found \"1000 years\"; unknown unit 'years'; a duration is a "
                 "number of seconds or text such as '100ms', '1s', '30 minutes' or '1d', "
-                'or "never"'
+                'or "never", "none"'
             ),
         ),
         (

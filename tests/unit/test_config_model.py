@@ -36,6 +36,33 @@ def test_built_in_queue_settings_are_those_of_the_original() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "name", [name for name, value in QueueConfig() if value is None] + ["min_journal_compact_delay"]
+)
+def test_every_queue_setting_that_can_be_switched_off_takes_none(name: str) -> None:
+    """However else it may be said."""
+    config = config_from_toml(f'[default]\n{name} = "none"\n', "test")
+    assert getattr(config.default, name) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "client_timeout",
+        "expiration_timer_frequency",
+        "connection_limit_refuse_reads",
+        "connection_limit_refuse_writes",
+        "memcache_listen_port",
+        "text_listen_port",
+        "thrift_listen_port",
+        "admin_http_port",
+    ],
+)
+def test_every_server_setting_that_can_be_switched_off_takes_none(name: str) -> None:
+    """Among them the listeners."""
+    assert getattr(config_from_toml(f'{name} = "none"\n', "test"), name) is None
+
+
 def test_built_in_server_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server without any configuration listens on loopback only, at the original's ports."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

@@ -73,8 +73,8 @@ class QueueConfig(_Settings):
     """Most bytes of item data held in memory; items beyond are read from the journal when due."""
     max_journal_size: Size = 1024**3
     """When the journal is larger than this, it is rewritten to hold only live items."""
-    min_journal_compact_delay: Duration = 60.0
-    """Shortest time between two rewrites of the journal."""
+    min_journal_compact_delay: OptionalDuration = 60.0
+    """Shortest time between two rewrites of the journal; None never delays one."""
     discard_old_when_full: Flag = False
     """Whether a full queue drops its oldest items to make room instead of refusing new ones."""
     keep_journal: Flag = True

@@ -194,7 +194,7 @@ OptionalPeriod = Annotated[
 ]
 SyncPeriod = Annotated[
     float | None,
-    _or_none(_duration, "never"),
+    _or_none(_duration, "never", "none"),
     _schema("Seconds, text such as '100ms' or '0ms', or 'never'.", *_TEXT_OR_NUMBER),
 ]
 Count = Annotated[
@@ -230,9 +230,11 @@ LogFile = Annotated[
 ]
 QueueName = Annotated[str, AfterValidator(_queue_name)]
 OptionalQueueName = Annotated[
-    QueueName | None, _or_none(lambda value: value, ""), _schema("'' is none.", {"type": "string"})
+    QueueName | None,
+    _or_none(lambda value: value, "", "none"),
+    _schema("A queue or an alias; '' or 'none' is none.", {"type": "string"}),
 ]
-OptionalFunction = Annotated[str | None, _or_none(_function, "")]
+OptionalFunction = Annotated[str | None, _or_none(_function, "", "none")]
 TextList = Annotated[tuple[str, ...], BeforeValidator(_list_of_text)]
 QueueList = Annotated[tuple[QueueName, ...], BeforeValidator(_list_of_text), Field(min_length=1)]
 NodePath = Annotated[str, BeforeValidator(_absolute_node)]
@@ -247,9 +249,9 @@ Tokens = Annotated[
 ]
 OptionalTextList = Annotated[
     tuple[str, ...] | None,
-    _or_none(_list_of_text, "everyone"),
+    _or_none(_list_of_text, "everyone", "none"),
     _schema(
-        "A list; an empty one is nobody. Or 'everyone'.",
+        "A list; an empty one is nobody. Or 'everyone'; 'none' is no list, and so everyone, too.",
         {"type": "array", "items": {"type": "string", "minLength": 1}},
         {"const": "everyone"},
     ),

@@ -5,6 +5,7 @@ known but unusable; its files are not touched. Queues may be loaded while others
 `startup` and `late`.
 """
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.journal.files import Directory, DiskDirectory, QueuePathLock
 from kestrelmq.journal.loading import Pace, load_queue, remove_left_over
-from kestrelmq.journal.names import QueuePlan, plan
+from kestrelmq.journal.names import LEFT, QueuePlan, plan, temporary_name
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.names import queue_name_error
@@ -92,7 +93,7 @@ class QueueCollection:
         """
         name = queue_plan.queue
         config = effective(self.config, name)
-        if not _is_journaled(config):
+        if not config.keep_journal:
             log.warning("queue %s keeps no journal; its files are left alone", name)
             return self._new_queue(name, config)
         try:
@@ -365,6 +366,10 @@ class QueueCollection:
         for queue in [*self.queues.values(), *self._masked.values()]:
             try:
                 queue.tick()
+                if queue.is_draining:
+                    self._end_if_drained(queue)
+            except JournalError as error:
+                log.warning("the journal of queue %s stays: %s", queue.name, error)
             except Exception:
                 log.exception("the journal of queue %s was not looked after", queue.name)
 
@@ -403,20 +408,76 @@ class QueueCollection:
 
     # --- configuration ---
 
-    def reload(self, config: ServerConfig) -> None:
-        """Put the settings of queues and aliases in `config` in force."""
+    def reload(self, config: ServerConfig) -> list[str]:
+        """Put the settings of queues and aliases in `config` in force; return what could not be."""
         self.config = config
+        refused: list[str] = []
         everything = {**self.queues, **self._masked}
         there = {*everything, *self.damaged, *self.loading.expected}
         for warning in config_warnings(config, there):
             log.warning("%s", warning)
+        for name, queue in everything.items():
+            try:
+                refused += self._put_in_force(queue, effective(config, name))
+            except Exception as error:
+                log.exception("the settings of queue %s were not put in force", name)
+                refused.append(f"the settings of queue {name} stay as they are: {error!r}")
         self.queues.clear()
         self._masked.clear()
         for name, queue in everything.items():
-            queue.configure(effective(config, name))
             (self._masked if name in config.aliases else self.queues)[name] = queue
         for name in self.queues:
             self._connect_fanout(name)
+        return refused
+
+    def _put_in_force(self, queue: Queue, config: QueueConfig) -> list[str]:
+        """Put settings of a queue in force; say what could not be, which stays as it is."""
+        refused = []
+        has_journal = isinstance(queue.journal, FileJournal)
+        try:
+            if has_journal and not config.keep_journal:
+                queue.end_journal(config.max_memory_size)
+            elif not has_journal and _is_journaled(config):
+                self._set_aside_files(queue.name)
+                queue.begin_journal(self._directory, config)
+        except (JournalError, OSError) as error:
+            stays = {name: getattr(queue.config, name) for name in ("keep_journal", "fanout_only")}
+            refused.append(f"keep_journal of queue {queue.name} stays as it is: {error}")
+            log.error("%s", refused[-1])  # noqa: TRY400
+            config = config.model_copy(update=stays)
+        queue.configure(config)
+        if queue.is_draining:
+            with contextlib.suppress(JournalError):  # it is tried again
+                self._end_if_drained(queue)
+        return refused
+
+    def _set_aside_files(self, name: str) -> None:
+        """Have files of a queue that kept no journal not be taken for its journal. Raises OSError.
+
+        The newest goes first: a crash on the way leaves what the journal once was.
+        """
+        found = plan(self._directory.names()).queues.get(name)
+        if found is None:
+            return
+        now = self._clock.now()
+        for file in reversed(found.present):
+            aside = temporary_name(file, LEFT, now)
+            log.warning("queue %s begins a journal; %s is kept as %s", name, file, aside)
+            self._directory.rename(file, aside)
+        for file in found.dead:
+            self._directory.remove(file)
+        self._directory.sync()
+
+    @staticmethod
+    def _end_if_drained(queue: Queue) -> None:
+        """Remove the journal of a queue that takes no more items, once it holds none.
+
+        Raises:
+            JournalError: it stays.
+        """
+        if not len(queue) and not queue.open:
+            queue.end_journal(queue.config.max_memory_size)
+            queue.configure(queue.config)
 
 
 def _cannot_be_loaded(name: str, error: Exception) -> QueueUnavailable:

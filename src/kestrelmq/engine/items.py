@@ -157,6 +157,24 @@ class Items(Committable):
         self.write_now()  # what is left has not been written yet
         return behind.read(self.journal.files, wanted)
 
+    def _recall_all(self) -> None:
+        """Read everything back into memory. Raises JournalError and OSError: nothing was."""
+        behind = self._behind
+        if behind is None:
+            return
+        assert isinstance(self.journal, FileJournal)  # noqa: S101 # else nothing is behind
+        count, wanted = behind.items, behind.bytes + behind.items * ADDX_HEADER
+        reader = behind.reader.copy()
+        try:
+            items = reader.read(self.journal.files, count, wanted)
+        finally:
+            reader.close()
+        if len(items) != count:
+            raise JournalError(f"queue {self.name}: {count - len(items)} items cannot be read")
+        self._memory.extend(items)
+        self.memory_bytes += behind.bytes
+        self._leave_behind()
+
     # --- the reader, whose files upkeep replaces ---
 
     @property

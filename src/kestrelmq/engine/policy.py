@@ -60,7 +60,7 @@ class Limits:
             default_journal_size=config.default_journal_size,
             max_journal_size=config.max_journal_size,
             max_memory_size=config.max_memory_size,
-            min_compact_delay=config.min_journal_compact_delay,
+            min_compact_delay=config.min_journal_compact_delay or 0.0,
             aggressive=not config.disable_aggressive_rewrites,
         )
 

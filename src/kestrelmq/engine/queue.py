@@ -38,6 +38,7 @@ class Queue(Taking):
         reached: what an add must be written to: the children, and this queue.
         create_time: when it came into being (ms).
         restricted: whether only some clients may use it.
+        is_draining: whether it takes no items any more, and its journal is to go with the last.
         measured: how long its operations took; it belongs to `metrics`.
         get_misses, discarded, total_flushes: counted since the queue came up.
     """
@@ -75,8 +76,10 @@ class Queue(Taking):
             config.max_items is not None
             or config.max_size is not None
             or config.max_item_size is not None
+            or config.fanout_only
             or isinstance(self.journal, NoJournal)
         )
+        self.is_draining = config.fanout_only and isinstance(self.journal, FileJournal)
         super().configure(config)
 
     def connect(self, children: tuple["Queue", ...]) -> None:
@@ -305,7 +308,13 @@ class Queue(Taking):
     @property
     def is_timed(self) -> bool:
         """Whether `sweep` or `tick` may have something to do, now or later."""
-        return self._expiring or bool(self._aside) or len(self._deadlines) > 0 or self.upkeep_waits
+        return (
+            self._expiring
+            or bool(self._aside)
+            or self.is_draining
+            or len(self._deadlines) > 0
+            or self.upkeep_waits
+        )
 
     def sweep(self) -> None:
         """Do what time demands: give back overdue reads, drop or move expired items."""

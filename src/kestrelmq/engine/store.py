@@ -17,7 +17,8 @@ from kestrelmq.engine.undo import Change, Confirmed, Dropped, GivenBack, Opened
 from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.engine.worker import Pause
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.names import AHEAD, temporary_name
+from kestrelmq.journal.files import Directory
+from kestrelmq.journal.names import AHEAD, NEXT, temporary_name
 from kestrelmq.journal.records import (
     ADDX,
     ADDX_HEADER,
@@ -27,6 +28,7 @@ from kestrelmq.journal.records import (
     save_xid,
     unremove,
 )
+from kestrelmq.journal.replacement import FromMemory
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import Dialect, FileJournal, NoJournal
 
@@ -67,6 +69,10 @@ class Store(Items):
         self._undo: list[Change] = []
         self._sync_each = False
         self._sync_period: float | None = None
+        # Where its files are, or were.
+        self._directory: Directory | None = None
+        if isinstance(journal, FileJournal):
+            self._directory = journal.directory
         self.dialect: Dialect = "documented"
         if isinstance(journal, FileJournal) and journal.dialect is not None:
             self.dialect = journal.dialect
@@ -108,6 +114,65 @@ class Store(Items):
                 # Reads are numbered from the last one, which the other dialect need not tell.
                 self._prelude += save_xid(self.last_xid)
         journal.dialect = self.dialect = wanted
+
+    def begin_journal(self, directory: Directory, config: QueueConfig) -> None:
+        """Keep a journal from now on, which begins with what the queue holds.
+
+        Either all of it is on disk then, or the queue goes on without a journal.
+
+        Raises:
+            JournalError: it could not be written.
+        """
+        self.write_now()
+        dialect: Dialect = config.journal_dialect
+        name = temporary_name(self.name, NEXT, self._clock.now())
+        contents = FromMemory(dialect, self.last_xid, tuple(self.open.items()), self._memory)
+        journal = FileJournal(directory, self.name, {}, dialect if self.open else None)
+        try:
+            file = directory.create(name)
+            try:
+                for piece in contents.pieces(_no_pause):
+                    file.append(piece)
+                file.sync()
+            finally:
+                file.close()
+            directory.rename(name, self.name)
+            directory.sync()
+            journal.open()
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                directory.remove(name)
+            raise JournalError(f"queue {self.name}: {error}") from error
+        self.journal, self.dialect, self._directory = journal, dialect, directory
+        worker, limits = self._commits.worker, Limits.of(config)
+        self._upkeep = Upkeep(self, journal, worker, self._clock, limits)
+        if dialect == "documented":
+            self._upkeep.named = set(self.open)
+
+    def end_journal(self, memory_size: int) -> None:
+        """Hold everything in memory from now on, and remove the journal.
+
+        Args:
+            memory_size: bytes of data that memory may hold.
+
+        Raises:
+            JournalError: that is not enough, or the journal could not be read or removed; the
+                queue goes on as before.
+        """
+        self.write_now()
+        if self.size > memory_size:
+            raise JournalError(
+                f"queue {self.name}: its items have {self.size} bytes, and memory may hold "
+                f"{memory_size}"
+            )
+        try:
+            self._recall_all()
+            if self._upkeep is not None:
+                self._upkeep.delete_journal()
+        except OSError as error:
+            raise JournalError(f"queue {self.name}: {error}") from error
+        self.journal, self._upkeep, self.failure = NoJournal(), None, None
+        self._prelude = b""
 
     def _change_dialect(self) -> bool:
         """Begin a new file, for a file keeps to one dialect; False if it failed."""
@@ -244,13 +309,16 @@ class Store(Items):
         Raises:
             OSError: it could not be written; there is no such file.
         """
-        assert isinstance(self.journal, FileJournal)  # noqa: S101 # see `writes_ahead`
-        self.journal.begin(file, record, pause)
+        journal = self.journal
+        if isinstance(journal, NoJournal):
+            raise OSError(f"queue {self.name} keeps no journal any more")
+        journal.begin(file, record, pause)
 
     def forget(self, file: str) -> None:
         """Remove a file that `begin` made, if it is still one."""
-        assert isinstance(self.journal, FileJournal)  # noqa: S101 # see `writes_ahead`
-        self.journal.forget(file)
+        if self._directory is not None:
+            with contextlib.suppress(OSError):
+                self._directory.remove(file)
 
     def _adopt(self, file: str) -> None:
         """Let the journal go on in a file that it began. Raises JournalError: it does not."""
@@ -360,3 +428,7 @@ class Store(Items):
                 self._push_back(record)
             case bytes():
                 self._push_back(change)
+
+
+def _no_pause() -> None:
+    """Nobody waits."""

@@ -93,8 +93,11 @@ class Taking(Store):
 
     def configure(self, config: QueueConfig) -> None:
         """Put other settings in force; what is in the queue stays."""
-        self.config = config
         self._configure_journal(config)
+        if isinstance(self.journal, FileJournal) and self.dialect != config.journal_dialect:
+            # The change failed, and the settings tell what is in force.
+            config = config.model_copy(update={"journal_dialect": self.dialect})
+        self.config = config
         self._max_age = None if config.max_age is None else int(config.max_age * 1000)
         self._timeout = config.open_transaction_timeout
         self._explicit_xids = self.dialect == "kestrel-2"

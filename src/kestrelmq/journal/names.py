@@ -22,6 +22,8 @@ PACK: Final = "pack"
 DELETE: Final = "delete"
 AHEAD: Final = "ahead"
 """Purposes of temporaries that mean nothing once the process that wrote them is gone."""
+LEFT: Final = "left"
+"""Purpose of files that were a queue's journal when the queue began to keep none."""
 _LEFT_OVER: Final = re.compile(r"(?P<queue>[^~]+)~~(next|pack|delete|ahead)-[0-9]+")
 # Any number that fits a file name: a later one than the newest there is must be a name as well.
 _ROTATED: Final = re.compile(r"(?P<queue>[^.]+)\.(?P<timestamp>[0-9]{1,255})(?P<pack>\.pack)?")

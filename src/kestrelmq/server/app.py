@@ -316,22 +316,29 @@ class Server:
             seen = {one: one.last_served for one in connections}
 
     def _hang_up(self) -> None:
-        set_up_logging(self._config)
         try:
+            set_up_logging(self._config)
             self._reload()
         except (ConfigError, OSError) as error:
-            log.error("the configuration was not reloaded: %s", error)  # noqa: TRY400
+            log.error("not reloaded, or not wholly: %s", error)  # noqa: TRY400
 
     def _reload(self) -> list[str]:
-        """Read the configuration file again; return the settings that need a restart."""
+        """Read the configuration file again; return the settings that need a restart.
+
+        Raises:
+            ConfigError: it cannot be used, and all stays as it was; or all is in force but what the
+                error names.
+        """
         if self._config_file is None:
             return []
         config = apply_overrides(load_config(self._config_file), self._overrides)
         changed = changed_globals(self._config, config)
         for name in changed:
             log.warning("%s changed; it takes a restart to put that in force", name)
-        self._collection.reload(config)
+        refused = self._collection.reload(config)
         log.info("configuration reloaded")
+        if refused:
+            raise ConfigError("reloaded, but " + "; ".join(refused))
         return changed
 
 
