@@ -247,10 +247,38 @@ def test_alias(wire: Wire) -> None:
     for queue in ("left", "left+copy", "right", "third"):
         assert drain(wire, queue) == "x"
     wire.ask(b"get both\r\nget outer/open\r\nget both/peek\r\n", b"END\r\n" * 3)
-    wire.ask(b"monitor both 5\r\n", b"END\r\n")
+    wire.ask(b"monitor both 0\r\nmonitor both 5 0\r\n", b"END\r\n" * 2)
     wire.ask(b"flush both\r\ndelete both\r\n", b"END\r\nDELETED\r\n")
     put(wire, "both", "y")
     assert (drain(wire, "left"), drain(wire, "right")) == ("y", "y")
+
+
+@pytest.mark.parametrize(
+    ("request_", "seconds"),
+    [
+        (b"get both/t=200", 0.2),
+        (b"get outer/t=200/open", 0.2),
+        (b"gets both/peek/t=200", 0.2),
+        (b"get both/t=100 nothing both/t=100", 0.2),
+        (b"monitor both 1", 1.0),
+        (b"monitor outer 1 5", 1.0),
+    ],
+)
+def test_reads_of_an_alias_wait(wire: Wire, request_: bytes, seconds: float) -> None:
+    """They are those of a queue that stays empty, so a client that polls with a wait does wait."""
+    begun = time.monotonic()
+    wire.ask(request_ + b"\r\nversion\r\n", b"END\r\nVERSION ")
+    assert time.monotonic() - begun > seconds * 0.99
+
+
+def test_a_client_that_leaves_while_it_waits_at_an_alias(server: ServerProcess, wire: Wire) -> None:
+    """What it had taken for the same reply goes back, and nothing of it remains."""
+    put(wire, "held", "x")
+    with Wire(server) as gone:
+        gone.send(b"get held both/t=60000\r\n")
+        wait_for(wire, "held", "open_transactions", 1)
+    wait_for(wire, "held", "items", 1)
+    assert drain(wire, "held") == "x"
 
 
 def test_alias_with_a_destination_that_refuses(wire: Wire) -> None:

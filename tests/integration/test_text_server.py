@@ -205,6 +205,14 @@ def test_an_alias_adds_everywhere_and_reads_nothing(client: TextClient) -> None:
     assert client.ask(b"get left\nget right\n", 2) == [b":x\n", b":x\n"]
 
 
+@pytest.mark.parametrize("verb", [b"get", b"peek", b"monitor"])
+def test_a_read_of_an_alias_waits(client: TextClient, verb: bytes) -> None:
+    """It is that of a queue that stays empty."""
+    begun = time.monotonic()
+    assert client.ask(verb + b" everything 200\nversion\n") == [b"*\n"]
+    assert time.monotonic() - begun > 0.199
+
+
 @pytest.mark.parametrize(
     ("command", "reply"),
     [

@@ -24,62 +24,67 @@ def a_queue() -> Queue:
 
 
 def opened(queue: Queue) -> int:
-    """Open a read and return its id."""
+    """Open a read and return its xid."""
     read = queue.open_read()
     assert read is not None
     return read[0]
 
 
 def test_reads_are_taken_oldest_first_and_once(reads: ThriftReads) -> None:
-    """In whatever order they are asked for."""
+    """In whatever order, and however often, they are asked for."""
     queue = a_queue()
-    first, second, third = (opened(queue) for _ in range(3))
-    for xid in (first, second, third):
-        reads.add(queue, xid)
-    assert reads.take("q", (third, first, 999)) == (queue, [first, third])
+    xids = [opened(queue) for _ in range(3)]
+    first, second, third = (reads.add(queue, xid) for xid in xids)
+    assert reads.take("q", (third, first, 999, first)) == (queue, [xids[0], xids[2]])
     assert reads.take("q", (third, first)) is None
-    assert reads.take("q", (second,)) == (queue, [second])
     assert reads.take("other", (second,)) is None
+    assert reads.take("q", (second,)) == (queue, [xids[1]])
 
 
-def test_a_read_of_another_protocol_is_not_theirs(reads: ThriftReads) -> None:
-    """Guessing its id ends nothing."""
+def test_ids_cannot_be_guessed(reads: ThriftReads) -> None:
+    """They are random, never 0, and every language holds them; a journal's xid ends nothing."""
     queue = a_queue()
-    reads.add(queue, opened(queue))
-    foreign = opened(queue)
-    assert not reads.is_open("q", foreign)
-    assert reads.take("q", (foreign,)) is None
+    xids = [opened(queue) for _ in range(1000)]
+    ids = [reads.add(queue, xid) for xid in xids]
+    assert len(set(ids)) == 1000
+    assert all(0 < one < 2**53 for one in ids)
+    # Of 1000 random numbers, about half have each bit.
+    assert all(300 < sum(one >> bit & 1 for one in ids) < 700 for bit in range(53))
+    assert reads.take("q", set(xids) - set(ids)) is None
+    assert ids != [ThriftReads().add(queue, xid) for xid in xids]
 
 
 def test_a_read_that_ended_by_itself_is_not_taken(reads: ThriftReads) -> None:
     """Its item is somebody else's by now."""
     queue = a_queue()
     xid = opened(queue)
-    reads.add(queue, xid)
-    assert reads.is_open("q", xid)
+    identity = reads.add(queue, xid)
+    assert reads.is_open(identity)
     queue.unremove(xid)
-    assert not reads.is_open("q", xid)
-    assert reads.take("q", (xid,)) is None
+    assert not reads.is_open(identity)
+    assert reads.take("q", (identity,)) is None
 
 
 def test_a_new_queue_of_the_same_name_begins_without_reads(reads: ThriftReads) -> None:
-    """Both count their ids from the start."""
+    """Both count their xids from the start."""
     old, new = a_queue(), a_queue()
     xid = opened(old)
-    reads.add(old, xid)
+    identity = reads.add(old, xid)
+    old.delete()
     assert opened(new) == xid
-    reads.add(new, opened(new))
-    assert reads.take("q", (xid,)) is None
+    new_identity = reads.add(new, xid)
+    assert reads.take("q", (identity,)) is None
+    assert reads.take("q", (new_identity,)) == (new, [xid])
 
 
 def test_reads_that_ended_are_forgotten_in_time(reads: ThriftReads) -> None:
     """Clients that never confirm do not fill the memory."""
     queue = a_queue()
-    kept = opened(queue)
-    reads.add(queue, kept)
+    kept_xid = opened(queue)
+    kept = reads.add(queue, kept_xid)
     for _ in range(1000):
         xid = opened(queue)
         reads.add(queue, xid)
         queue.unremove(xid)
-    assert sum(len(xids) for _, xids in reads._by_queue.values()) < 100
-    assert reads.take("q", (kept,)) == (queue, [kept])
+    assert len(reads) < 100
+    assert reads.take("q", (kept,)) == (queue, [kept_xid])

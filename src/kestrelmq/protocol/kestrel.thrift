@@ -7,7 +7,8 @@ namespace java kestrel
 namespace py kestrel
 namespace rb Kestrel
 
-// An item that was read. Its id names it to confirm and abort; 0 when it was removed for good.
+// An item that was read. Its id names it to confirm and abort: a random number of 53 bits, which only
+// its reader knows. It is 0 when the item was removed for good.
 struct Item {
   1: binary data
   2: i64 id
@@ -41,7 +42,8 @@ service Kestrel {
   // 10000 items or about 16 MiB; it is not waited for more then. With
   // auto_abort_msec 0 they are removed at once. Otherwise each is an open read, which outlives the
   // connection and ends by confirm, by abort, or by itself after that many milliseconds: then the
-  // item goes back to the head of the queue.
+  // item goes back to the head of the queue. A connection that has as many open reads of the queue as
+  // it may have gets nothing, at once.
   list<Item> get(1: string queue_name, 2: i32 max_items, 3: i32 timeout_msec = 0,
                  4: i32 auto_abort_msec = 0)
 

@@ -245,8 +245,8 @@ def _set_status(arguments: Any) -> SetStatus:
 _REQUESTS: Final[dict[str, Callable[[Any], Request]]] = {
     "put": lambda a: Put(a.queue_name, tuple(a.items), a.expiration_msec),
     "get": _get,
-    "confirm": lambda a: Confirm(a.queue_name, frozenset(a.ids)),
-    "abort": lambda a: Abort(a.queue_name, frozenset(a.ids)),
+    "confirm": lambda a: Confirm(a.queue_name, tuple(a.ids)),
+    "abort": lambda a: Abort(a.queue_name, tuple(a.ids)),
     "peek": lambda a: Peek(a.queue_name),
     "flush_queue": lambda a: FlushQueue(a.queue_name),
     "flush_all_queues": lambda _: FlushAllQueues(),

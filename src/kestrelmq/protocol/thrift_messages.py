@@ -54,18 +54,18 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Confirm open reads."""
+    """Confirm open reads; an id may be there more than once."""
 
     queue: str
-    ids: frozenset[int]
+    ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Abort open reads."""
+    """Abort open reads; an id may be there more than once."""
 
     queue: str
-    ids: frozenset[int]
+    ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from kestrelmq.protocol.memcache import END, ERROR, Get, Key, Monitor
 from kestrelmq.server.connection import OUTPUT_LIMIT, STALLED, WAITING, Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.reads import OpenReads
-from kestrelmq.server.waiting import WaitingRead
+from kestrelmq.server.waiting import EmptyWait, WaitingRead
 
 _FAILURES: Final = (QueueUnavailable, JournalError)
 _GRACE: Final = 5.0
@@ -73,7 +73,7 @@ class MemcacheFetch:
         self._size = 0
         self._taken: list[_Taken] = []
         self._touched: list[Queue] = []
-        self._waiting: WaitingRead | None = None
+        self._waiting: WaitingRead | EmptyWait | None = None
         self.is_done = False
 
     def proceed(self) -> None:
@@ -169,7 +169,9 @@ class MemcacheFetch:
         if key.peek:
             context.counters.cmd_peek += 1
         if key.queue in context.collection.config.aliases:
-            return True
+            return not key.timeout or self._wait(
+                EmptyWait(self._connection, self._go_on), key.timeout
+            )
         return self._read(key, context.collection.obtain(key.queue))
 
     def _end_oldest(self, key: Key) -> None:
@@ -193,7 +195,7 @@ class MemcacheFetch:
         if not key.timeout:
             self._miss(key, queue)
             return True
-        self._waiting = WaitingRead(
+        waiting = WaitingRead(
             self._connection,
             queue,
             wanted,
@@ -201,8 +203,12 @@ class MemcacheFetch:
             lambda: self._timed_out(key, queue),
             self._failed,
         )
-        self._waiting.begin(self._context.loop, key.timeout / 1000)
-        self._keep_taken(key.timeout / 1000)
+        return self._wait(waiting, key.timeout)
+
+    def _wait(self, waiting: WaitingRead | EmptyWait, milliseconds: int) -> bool:
+        self._waiting = waiting
+        waiting.begin(self._context.loop, milliseconds / 1000)
+        self._keep_taken(milliseconds / 1000)
         return False
 
     def _keep_taken(self, seconds: float) -> None:
@@ -227,15 +233,17 @@ class MemcacheFetch:
             queue.get_misses += 1
 
     def _served(self, key: Key, queue: Queue, record: bytes, xid: int) -> None:
-        self._waiting = None
         self._take(key, queue, record, xid)
-        self._index += 1
-        self.proceed()
+        self._go_on()
 
     def _timed_out(self, key: Key, queue: Queue) -> None:
-        self._waiting = None
         self._context.latencies.timed_out(queue, (key.timeout or 0) / 1000)
         self._miss(key, queue)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Serve the next key: there is nothing to wait for any more."""
+        self._waiting = None
         self._index += 1
         self.proceed()
 
@@ -277,7 +285,7 @@ class MemcacheMonitor:
         self._context = context
         self._reads = reads
         self._request = request
-        self._waiting: WaitingRead | None = None
+        self._waiting: WaitingRead | EmptyWait | None = None
         self._deadline = context.loop.time() + request.seconds
         room = context.config.max_monitor_transactions - reads.count(request.queue)
         self.is_done = False
@@ -303,9 +311,9 @@ class MemcacheMonitor:
         try:
             context.check_client(name, write=False)
             if name in context.collection.config.aliases:
-                self._end(END)
-                return
-            self._go_on(context.collection.obtain(name))
+                self._wait(EmptyWait(self._connection, self._time_out))
+            else:
+                self._go_on(context.collection.obtain(name))
         except _FAILURES as error:
             self._end(memcache.server_error(str(error)))
         except KestrelError as error:
@@ -324,19 +332,28 @@ class MemcacheMonitor:
                 break
             self._send(queue, record, xid)
             size += len(record)
+        self._wait(
+            WaitingRead(
+                self._connection,
+                queue,
+                Wanted.OPEN,
+                lambda record, xid: self._served(queue, record, xid),
+                self._time_out,
+                lambda error: self._end(memcache.server_error(str(error))),
+            )
+        )
+
+    def _wait(self, waiting: WaitingRead | EmptyWait) -> None:
+        """Wait for the next item, or end if there is no room or no time for one."""
         remaining = self._deadline - self._context.loop.time()
         if self._left <= 0 or remaining <= 0:
-            self._end(END)
+            self._time_out()
             return
-        self._waiting = WaitingRead(
-            self._connection,
-            queue,
-            Wanted.OPEN,
-            lambda record, xid: self._served(queue, record, xid),
-            lambda: self._end(END),
-            lambda error: self._end(memcache.server_error(str(error))),
-        )
-        self._waiting.begin(self._context.loop, remaining)
+        self._waiting = waiting
+        waiting.begin(self._context.loop, remaining)
+
+    def _time_out(self) -> None:
+        self._end(END)
 
     def _send(self, queue: Queue, record: bytes, xid: int) -> None:
         self._left -= 1

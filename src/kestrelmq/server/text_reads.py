@@ -3,6 +3,7 @@
 While a read waits its connection is paused, and so replies keep their order.
 """
 
+from collections.abc import Callable
 from typing import assert_never
 
 from kestrelmq.engine.queue import Queue
@@ -14,7 +15,7 @@ from kestrelmq.protocol.text_commands import Get, Monitor, Peek
 from kestrelmq.server.connection import WAITING, Connection, Touched
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.reads import OpenReads
-from kestrelmq.server.waiting import WaitingRead
+from kestrelmq.server.waiting import EmptyWait, WaitingRead
 
 
 class TextRead:
@@ -49,7 +50,7 @@ class TextRead:
         self._wanted = Wanted.PEEK if isinstance(command, Peek) else Wanted.OPEN
         self._left = 0
         self._deadline = 0.0
-        self._waiting: WaitingRead | None = None
+        self._waiting: WaitingRead | EmptyWait | None = None
 
     def begin(self) -> None:
         """Read what is there, and wait for more if there is need.
@@ -66,15 +67,15 @@ class TextRead:
             self._end(text.error(refusal))
             return
         context.check_client(name, write=False)
-        if name in context.collection.config.aliases:
-            self._end(text.NOTHING)
-            return
         self._left = self._room()
         if self._left <= 0 and not isinstance(self._command, Monitor):
             self._end(text.error("too many transactions open"))
             return
         self._deadline = context.loop.time() + self._command.timeout / 1000
-        self._collect(context.collection.obtain(name))
+        if name in context.collection.config.aliases:
+            self._wait(EmptyWait(self._connection, self._end_alias), self._end_alias)
+        else:
+            self._collect(context.collection.obtain(name))
 
     def cancel(self) -> None:
         """The client is gone."""
@@ -127,19 +128,31 @@ class TextRead:
 
     def _go_on(self, queue: Queue) -> None:
         """End if there is nothing to wait for, else get in line for the next item."""
-        remaining = self._deadline - self._context.loop.time()
-        if self._left <= 0 or remaining <= 0:
+
+        def end() -> None:
             self._end_empty(queue)
-            return
-        self._waiting = WaitingRead(
+
+        waiting = WaitingRead(
             self._connection,
             queue,
             self._wanted,
             lambda record, xid: self._served(queue, record, xid),
-            lambda: self._end_empty(queue),
+            end,
             lambda error: self._end(text.error(str(error))),
         )
-        self._waiting.begin(self._context.loop, remaining)
+        self._wait(waiting, end)
+
+    def _wait(self, waiting: WaitingRead | EmptyWait, end: Callable[[], None]) -> None:
+        """Wait for more, or end if there is no room or no time for it."""
+        remaining = self._deadline - self._context.loop.time()
+        if self._left <= 0 or remaining <= 0:
+            end()
+            return
+        self._waiting = waiting
+        waiting.begin(self._context.loop, remaining)
+
+    def _end_alias(self) -> None:
+        self._end(text.NOTHING)
 
     def _end_empty(self, queue: Queue) -> None:
         """End when nothing more comes."""

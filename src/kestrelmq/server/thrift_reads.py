@@ -1,12 +1,13 @@
 """Reads of the thrift protocol: `get`, which may wait, and the open reads it leaves behind.
 
-An open read belongs to no connection: any client that knows its id may end it, and otherwise it
+An open read belongs to no connection: any client that was told its id may end it, and otherwise it
 ends by itself. A `get` that removes at once but has to wait opens its reads first and confirms
 them when it answers, so a client that leaves meanwhile takes nothing with it.
 """
 
-from collections.abc import Callable, Collection
-from typing import Final
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import Wanted
@@ -15,7 +16,7 @@ from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.protocol.thrift_messages import Get, Item
 from kestrelmq.server.connection import WAITING, Connection
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.waiting import WaitingRead
+from kestrelmq.server.waiting import EmptyWait, WaitingRead
 
 MAX_ITEMS: Final = 10_000
 """The most items in one answer, so that a turn stays short."""
@@ -24,57 +25,79 @@ MAX_BYTES: Final = 16 * 1024 * 1024
 """No item is added to an answer that has as many bytes of data."""
 
 _SLACK: Final = 64
+_ID_BITS: Final = 53
+"""Bits of an id: as many as every language's numbers hold exactly."""
+
+
+class _Read(NamedTuple):
+    """An open read; `order` grows from read to read."""
+
+    order: int
+    queue: Queue
+    xid: int
+
+    @property
+    def is_open(self) -> bool:
+        # A queue gives an xid again only after 2^31 others; its id is forgotten long before.
+        return self.xid in self.queue.open
 
 
 class ThriftReads:
-    """The open reads of all thrift clients of a server: which ids are theirs to end."""
+    """The open reads of all thrift clients of a server, by the ids that the clients got.
 
-    __slots__ = ("_by_queue", "_limit", "_sequence", "_size")
+    An id is random, so that only who was given it can end the read. No more ids are kept than a
+    small multiple of the reads that are open.
+    """
+
+    __slots__ = ("_limit", "_order", "_reads")
 
     def __init__(self) -> None:
-        self._by_queue: dict[str, tuple[Queue, dict[int, int]]] = {}
-        self._sequence = 0
-        self._size = 0
+        self._reads: dict[int, _Read] = {}
+        self._order = 0
         self._limit = _SLACK
 
-    def add(self, queue: Queue, xid: int) -> None:
-        """Remember a read that was just opened."""
-        held = self._by_queue.get(queue.name)
-        if held is None or held[0] is not queue:
-            # A queue that was deleted took its reads along.
-            held = self._by_queue[queue.name] = (queue, {})
-        self._sequence += 1
-        self._size += xid not in held[1]
-        held[1][xid] = self._sequence
-        if self._size > self._limit:
+    def __len__(self) -> int:
+        return len(self._reads)
+
+    def add(self, queue: Queue, xid: int) -> int:
+        """Remember a read that was just opened; return its id."""
+        if len(self._reads) >= self._limit:
             self._forget_ended()
+        identity = 0
+        while not identity or identity in self._reads:
+            identity = secrets.randbits(_ID_BITS)
+        self._order += 1
+        self._reads[identity] = _Read(self._order, queue, xid)
+        return identity
 
-    def is_open(self, name: str, xid: int) -> bool:
+    def is_open(self, identity: int) -> bool:
         """Whether a read is open."""
-        queue, xids = self._by_queue.get(name, (None, {}))
-        return queue is not None and xid in xids and xid in queue.open
+        read = self._reads.get(identity)
+        return read is not None and read.is_open
 
-    def take(self, name: str, ids: Collection[int]) -> tuple[Queue, list[int]] | None:
-        """Return those of `ids` that are open, oldest first, and forget them; None if none are."""
-        if name not in self._by_queue:
+    def take(self, name: str, ids: Iterable[int]) -> tuple[Queue, list[int]] | None:
+        """Forget the reads of a queue that have one of `ids`.
+
+        Returns:
+            The queue and the xids of those that are open, oldest first; None if none are.
+        """
+        taken = []
+        # A client can choose ids that collide in a set or dict of them; among ours they cannot.
+        for identity in ids:
+            read = self._reads.get(identity)
+            if read is not None and read.queue.name == name:
+                del self._reads[identity]
+                if read.is_open:
+                    taken.append(read)
+        if not taken:
             return None
-        queue, xids = self._by_queue[name]
-        known = sorted((xids[xid], xid) for xid in ids if xid in xids)
-        for _, xid in known:
-            del xids[xid]
-        self._size -= len(known)
-        found = [xid for _, xid in known if xid in queue.open]
-        return (queue, found) if found else None
+        taken.sort()
+        return taken[0].queue, [read.xid for read in taken]
 
     def _forget_ended(self) -> None:
         """Forget the reads that ended by themselves; done each time the number has doubled."""
-        live = {
-            name: (queue, {xid: order for xid, order in xids.items() if xid in queue.open})
-            for name, (queue, xids) in self._by_queue.items()
-        }
-        self._by_queue = {name: held for name, held in live.items() if held[1]}
-        self._size = sum(len(xids) for _, xids in self._by_queue.values())
-        self._limit = 2 * self._size + _SLACK
+        self._reads = {one: read for one, read in self._reads.items() if read.is_open}
+        self._limit = 2 * len(self._reads) + _SLACK
 
 
 class ThriftGet:
@@ -90,6 +113,7 @@ class ThriftGet:
         "_items",
         "_most",
         "_own",
+        "_queue",
         "_refuse",
         "_shared",
         "_waiting",
@@ -131,7 +155,8 @@ class ThriftGet:
         self._bytes = 0
         self._most = min(get.max_items, MAX_ITEMS)
         self._deadline = 0.0
-        self._waiting: tuple[WaitingRead, Queue] | None = None
+        self._queue: Queue | None = None
+        self._waiting: WaitingRead | EmptyWait | None = None
 
     def begin(self) -> None:
         """Read what is there, and wait for more if there is need.
@@ -144,32 +169,30 @@ class ThriftGet:
         if refusal is not None:
             raise QueueUnavailable(refusal)
         context.check_client(name, write=False)
-        if name in context.collection.config.aliases:
-            self._answer([], None)
-            return
-        if self._get.auto_abort and self._most > 0:
+        if self._get.auto_abort:
             self._most = min(self._most, self._room())
         self._deadline = context.loop.time() + self._get.timeout / 1000
-        self._collect(context.collection.obtain(name))
+        if name in context.collection.config.aliases:
+            self._wait(EmptyWait(self._connection, self._finish))
+            return
+        self._queue = context.collection.obtain(name)
+        self._collect(self._queue)
 
     def cancel(self) -> None:
         """The client is gone before its answer: give back what was read for it."""
         if self._waiting is None:
             return
-        waiting, queue = self._waiting
+        self._waiting.cancel()
         self._waiting = None
-        waiting.cancel()
-        queue.give_back([xid for _, xid in self._items])
+        if self._queue is not None:
+            self._queue.give_back([xid for _, xid in self._items])
 
     def _room(self) -> int:
-        """Return how many reads this connection may open; there is room for one at least."""
+        """Return how many more reads this connection may open."""
         name = self._get.queue
-        held = {xid for xid in self._own.get(name, ()) if self._shared.is_open(name, xid)}
+        held = {identity for identity in self._own.get(name, ()) if self._shared.is_open(identity)}
         self._own[name] = held
-        room = self._context.config.max_monitor_transactions - len(held)
-        if room <= 0:
-            raise QueueUnavailable("too many transactions open")
-        return room
+        return max(0, self._context.config.max_monitor_transactions - len(held))
 
     def _collect(self, queue: Queue) -> None:
         while len(self._items) < self._most and self._bytes < MAX_BYTES:
@@ -186,20 +209,25 @@ class ThriftGet:
         self._go_on(queue)
 
     def _go_on(self, queue: Queue) -> None:
-        """Answer if there is enough or no time is left, else get in line for the next item."""
+        """Get in line for the next item, or answer."""
+        self._wait(
+            WaitingRead(
+                self._connection,
+                queue,
+                self._wanted,
+                lambda record, xid: self._served(queue, record, xid),
+                self._finish,
+                self._fail,
+            )
+        )
+
+    def _wait(self, waiting: WaitingRead | EmptyWait) -> None:
+        """Wait for more, or answer if there is enough or no time is left."""
         remaining = self._deadline - self._context.loop.time()
         if len(self._items) >= self._most or self._bytes >= MAX_BYTES or remaining <= 0:
-            self._finish(queue)
+            self._finish()
             return
-        waiting = WaitingRead(
-            self._connection,
-            queue,
-            self._wanted,
-            lambda record, xid: self._served(queue, record, xid),
-            lambda: self._finish(queue),
-            lambda error: self._fail(queue, error),
-        )
-        self._waiting = waiting, queue
+        self._waiting = waiting
         waiting.begin(self._context.loop, remaining)
 
     def _take(self, record: bytes, xid: int) -> None:
@@ -215,36 +243,36 @@ class ThriftGet:
         else:
             self._collect(queue)
 
-    def _fail(self, queue: Queue, error: KestrelError) -> None:
+    def _fail(self, error: KestrelError) -> None:
         """Answer with what was read already; without any, with the error."""
         if self._items:
-            self._finish(queue)
+            self._finish()
             return
         self._waiting = None
         self._refuse(error)
         if self._connection.paused & WAITING:
             self._connection.unpause(WAITING)
 
-    def _finish(self, queue: Queue) -> None:
+    def _finish(self) -> None:
         self._waiting = None
-        items = [
-            Item(record[ADDX_HEADER:], xid if self._get.auto_abort else 0)
-            for record, xid in self._items
-            if self._keep(queue, xid)
-        ]
-        queue.get_misses += not items
+        queue = self._queue
+        items = [] if queue is None else self._kept(queue)
+        if queue is not None:
+            queue.get_misses += not items and self._most > 0
         self._answer(items, queue)
         if self._connection.paused & WAITING:
             self._connection.unpause(WAITING)
 
-    def _keep(self, queue: Queue, xid: int) -> bool:
-        """Make an item the client's; False when its read ended while others were waited for."""
+    def _kept(self, queue: Queue) -> list[Item]:
+        """Make what was read the client's, save what ended while other items were waited for."""
         if self._wanted is Wanted.REMOVE:
-            return True
+            return [Item(record[ADDX_HEADER:], 0) for record, _ in self._items]
         if not self._get.auto_abort:
-            return queue.confirm(xid)
-        if not queue.extend(xid, self._get.auto_abort / 1000):
-            return False
-        self._shared.add(queue, xid)
-        self._own.setdefault(queue.name, set()).add(xid)
-        return True
+            return [
+                Item(record[ADDX_HEADER:], 0) for record, xid in self._items if queue.confirm(xid)
+            ]
+        seconds = self._get.auto_abort / 1000
+        kept = [one for one in self._items if queue.extend(one[1], seconds)]
+        items = [Item(record[ADDX_HEADER:], self._shared.add(queue, xid)) for record, xid in kept]
+        self._own.setdefault(queue.name, set()).update(item.id for item in items)
+        return items

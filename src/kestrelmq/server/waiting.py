@@ -1,4 +1,4 @@
-"""A read that waits for an item: the same for every protocol."""
+"""Reads that wait, for an item or in vain: the same for every protocol."""
 
 import asyncio
 from collections.abc import Callable
@@ -80,3 +80,29 @@ class WaitingRead:
         self._end()
         if waiter is not None and self._queue.waiters.cancel(waiter):
             self._connection.guard(self._timed_out)
+
+
+class EmptyWait:
+    """A read of what never has an item, as an alias: it holds no queue, and ends in time."""
+
+    __slots__ = ("_connection", "_timed_out", "_timer")
+
+    def __init__(self, connection: Connection, timed_out: Callable[[], None]) -> None:
+        self._connection = connection
+        self._timed_out = timed_out
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        """Wait for so long."""
+        self._timer = loop.call_later(seconds, self._time_out)
+        self._connection.paused |= WAITING
+
+    def cancel(self) -> None:
+        """Wait no longer; nothing is called any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _time_out(self) -> None:
+        self._timer = None
+        self._connection.guard(self._timed_out)
