@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.admin.guard import is_loopback
 from kestrelmq.admin.operations import OPERATIONS, PREFIX
+from kestrelmq.server.server_actions import is_loopback
 from tests.admin.conftest import TOKEN, Admin
 from tests.support.server import running_server
 

@@ -117,12 +117,15 @@ class ServerProcess:
 
 @contextmanager
 def running_server(
-    tmp_path: Path, *extra_args: str, config: str | None = None
+    tmp_path: Path,
+    *extra_args: str,
+    config: str | None = None,
+    kind: type[ServerProcess] = ServerProcess,
 ) -> Iterator[ServerProcess]:
     """Run a server on the queue path `tmp_path/queues` for the length of a `with` block.
 
     Every listener that `extra_args` does not mention gets a free port of loopback; a restart keeps
-    the ports. `config` is the text of its configuration file.
+    the ports. `config` is the text of its configuration file; `kind` says how it is started.
     """
     queue_path = tmp_path / "queues"
     queue_path.mkdir(parents=True, exist_ok=True)
@@ -131,7 +134,7 @@ def running_server(
         file = tmp_path / "kestrelmq.toml"
         file.write_text(config)
         arguments += ["--config", str(file)]
-    server = ServerProcess(queue_path, arguments).start()
+    server = kind(queue_path, arguments).start()
     try:
         yield server
     finally:

@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 from urllib.parse import unquote
 
@@ -16,6 +16,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.names import queue_name_error
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.server_actions import Action
 
 Model = TypeVar("Model", bound=BaseModel)
 Method = Literal["GET", "POST", "PUT", "DELETE"]
@@ -154,6 +155,8 @@ class Operation:
         query, body: what it takes.
         failures: statuses of errors it may answer besides those that any may.
         secret: whether what it reads needs a token, where there is one.
+        action: what it does to the whole server, if it does.
+        adds_item: whether it adds an item, as any client may.
         tag: its group in the document.
     """
 
@@ -166,7 +169,9 @@ class Operation:
     body: type[BaseModel] | None = None
     statuses: tuple[int, ...] = (200,)
     failures: tuple[int, ...] = ()
-    secret: bool = field(default=False)
+    secret: bool = False
+    action: Action | None = None
+    adds_item: bool = False
 
     @property
     def changes(self) -> bool:

@@ -5,7 +5,8 @@ import json
 from aiohttp import web
 
 from kestrelmq.admin import openapi, ostrich
-from kestrelmq.admin.errors import ApiError
+from kestrelmq.admin.errors import ApiError, Handler
+from kestrelmq.admin.guard import SERVER_ACTION
 from kestrelmq.admin.health import unhealthy_because
 from kestrelmq.admin.prometheus import CONTENT_TYPE, Exposition
 from kestrelmq.admin.serverwide import SECRET_SETTINGS, config_in_force
@@ -39,12 +40,12 @@ class Endpoints:
             ("/api/v1/openapi.json", self._openapi),
         ):
             app.router.add_get(path, read)
-        for path, change in (
-            ("/reload", self._reload),
-            ("/quiesce", self._quiesce),
-            ("/shutdown", self._shutdown),
+        for path, change, action in (
+            ("/reload", self._reload, "reload"),
+            ("/quiesce", self._quiesce, "status"),
+            ("/shutdown", self._shutdown, "shutdown"),
         ):
-            app.router.add_post(path, change)
+            app.router.add_post(path, _marked(change, action))
 
     async def _stats_json(self, request: web.Request) -> web.Response:
         period = ostrich.read_period(request.query.get("period"))
@@ -96,3 +97,13 @@ class Endpoints:
         # The reply leaves first.
         self._context.loop.call_later(0.1, self._context.shutdown)
         return web.Response(text="ok\n")
+
+
+def _marked(serve: Handler, action: str) -> Handler:
+    """Return `serve` as a handler that acts on the whole server."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await serve(request)
+
+    setattr(handler, SERVER_ACTION, action)
+    return handler

@@ -18,6 +18,7 @@ from kestrelmq.errors import (
     KestrelError,
     QueueUnavailable,
 )
+from kestrelmq.server.server_actions import RemoteAdminRefused
 from kestrelmq.server.status import StatusNotSaved
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class ApiError(Exception):
 
 _CODES: Final[tuple[tuple[type[KestrelError], int, str], ...]] = (
     (InvalidQueueName, 400, "invalid_queue_name"),
+    (RemoteAdminRefused, 403, "remote_admin_refused"),
     (QueueUnavailable, 503, "queue_unavailable"),
     (JournalError, 503, "journal_error"),
     (StatusNotSaved, 503, "status_not_saved"),

@@ -1,20 +1,44 @@
 """The queues, live: server-sent events with what changed since the last one.
 
 What is the same for many watchers is encoded once. A watcher that reads slowly skips looks, and
-then gets the difference to the last one it had; it never makes the server hold more for it.
+then gets the difference to the last one it had; it never makes the server hold more for it. One
+that reads nothing for long is dropped.
+
+There are `MOST_WATCHERS` places. When all are taken, a newcomer gets that of the oldest watcher of
+the peer with most of them, if the newcomer's peer has fewer: nobody can keep all others out.
 """
 
 import asyncio
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from aiohttp import web
 
 from kestrelmq.admin.calls import Admin
+from kestrelmq.admin.connections import displaced, peer_of
 from kestrelmq.admin.errors import ApiError
 
 MOST_WATCHERS: Final = 64
+STALLED = 30.0
+"""Seconds after which a watcher that reads nothing is dropped."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Watcher:
+    peer: str
+    request: web.Request
+    task: asyncio.Task[Any]
+
+    @property
+    def is_gone(self) -> bool:
+        return self.request.transport is None
+
+    def drop(self) -> None:
+        """End its stream now, whatever was not sent."""
+        if self.request.transport is not None:
+            self.request.transport.abort()
+        self.task.cancel()
 
 
 class Events:
@@ -27,18 +51,17 @@ class Events:
         self._closing = False
         self._cached = 0
         self._cache: dict[int, list[bytes]] = {}
-        self._watchers: set[asyncio.Task[Any]] = set()
+        self._watchers: dict[_Watcher, None] = {}
 
     def close(self) -> None:
         """End every stream."""
         self._closing = True
-        for task in self._watchers:
-            task.cancel()
+        for watcher in self._watchers:
+            watcher.task.cancel()
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Send events until the client goes away."""
-        if self._closing or len(self._watchers) >= MOST_WATCHERS:
-            raise ApiError(503, "too_many_watchers", f"{MOST_WATCHERS} follow already")
+        watcher = self._admit(request)
         response = web.StreamResponse(
             headers={
                 "Content-Type": "text/event-stream; charset=utf-8",
@@ -46,22 +69,40 @@ class Events:
                 "X-Accel-Buffering": "no",
             }
         )
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("a handler runs in a task")
-        self._watchers.add(task)
         try:
             with self._admin.sampler.watching():
                 await response.prepare(request)
                 await self._follow(response)
         except ConnectionError:
             pass  # the client is gone
+        except TimeoutError:
+            watcher.drop()
         except asyncio.CancelledError:
             if not self._closing:
                 raise
         finally:
-            self._watchers.discard(task)
+            self._watchers.pop(watcher, None)
         return response
+
+    def _admit(self, request: web.Request) -> _Watcher:
+        """Give `request` a place. Raises ApiError."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a handler runs in a task")
+        transport = request.transport
+        peer = peer_of(None if transport is None else transport.get_extra_info("peername"))
+        present = [watcher for watcher in self._watchers if not watcher.is_gone]
+        if self._closing:
+            raise ApiError(503, "too_many_watchers", "the server is shutting down")
+        if len(present) >= MOST_WATCHERS:
+            loser = displaced(peer, present, lambda one: one.peer, lambda _: True, own=False)
+            if loser is None:
+                raise ApiError(503, "too_many_watchers", f"{MOST_WATCHERS} follow already")
+            self._watchers.pop(loser, None)
+            loser.drop()
+        watcher = _Watcher(peer, request, task)
+        self._watchers[watcher] = None
+        return watcher
 
     async def _follow(self, response: web.StreamResponse) -> None:
         sampler = self._admin.sampler
@@ -70,7 +111,8 @@ class Events:
             await sampler.next(seen)
             version = sampler.version
             for event in await self._since(seen, version):
-                await response.write(event)
+                async with asyncio.timeout(STALLED):
+                    await response.write(event)
             seen = version
 
     async def _since(self, seen: int, version: int) -> list[bytes]:

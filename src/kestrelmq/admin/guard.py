@@ -6,70 +6,79 @@
 - With `admin_tokens`, such a request must show one, and so must one that looks into items.
 - Without `admin_tokens`, such a request is served only where nobody but this machine can reach
   the listener, and only under a name of this machine: a page of another origin that points its own
-  name at 127.0.0.1 gets nothing.
+  name at 127.0.0.1 gets nothing. With `allow_remote_admin`, the requests that it is about are
+  served everywhere.
+- Who shows wrong tokens is slowed down. What changes something is logged with who asked.
 """
 
 import hmac
-import ipaddress
+import logging
 from collections.abc import Sequence
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from aiohttp import web
 
+from kestrelmq.admin.connections import peer_of
 from kestrelmq.admin.errors import ApiError, Handler
+from kestrelmq.admin.signins import SignIns
+from kestrelmq.server.server_actions import Action, ServerActions, is_loopback
 
 CHANGES: Final = frozenset({"POST", "PUT", "DELETE", "PATCH"})
 GUARDED: Final = "guarded"
 """Set on a route's handler when what it reads is as secret as what it changes."""
+SERVER_ACTION: Final = "server_action"
+"""Set on a route's handler to the action on the whole server that it is."""
+ADDS_ITEM: Final = "adds_item"
+"""Set on a route's handler when it adds an item, which is no administration."""
 
-_HEADERS: Final = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
-    ),
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-}
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach a listener at `address`."""
-    if address.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(address.strip("[]").partition("%")[0]).is_loopback
-    except ValueError:
-        return False
+log = logging.getLogger(__name__)
 
 
 class Guard:
     """Checks each request before it is served."""
 
-    __slots__ = ("_loopback", "_tokens")
+    __slots__ = ("_actions", "_loopback", "_remote", "_signins", "_tokens")
 
-    def __init__(self, address: str, tokens: Sequence[str]) -> None:
-        """`address` is where the service listens; `tokens` are those that are accepted."""
+    def __init__(
+        self, address: str, tokens: Sequence[str], actions: ServerActions, *, remote: bool = False
+    ) -> None:
+        """Guard a service.
+
+        Args:
+            address: where it listens.
+            tokens: those that are accepted.
+            actions: decides who may act on the whole server.
+            remote: whether clients on other machines may do that without a token.
+        """
         self._loopback = is_loopback(address)
         self._tokens = [token.encode() for token in tokens]
+        self._actions = actions
+        self._remote = remote
+        self._signins = SignIns()
 
-    def check(self, request: web.Request, *, secret: bool) -> None:
-        """Refuse what is not allowed. Raises ApiError.
+    def check(self, request: web.Request, handler: object) -> None:
+        """Refuse what is not allowed, and log what changes something. Raises ApiError.
 
         Args:
             request: what is asked for.
-            secret: whether it needs a token even if it changes nothing.
+            handler: what serves it, marked as this module says.
         """
         self._check_name(request)
         changes = request.method in CHANGES
         if changes:
             _check_origin(request)
-        if changes or secret:
-            self._check_token(request)
+        action: Action | None = getattr(handler, SERVER_ACTION, None)
+        if changes or getattr(handler, GUARDED, False):
+            self._check_token(request, action)
+        if not changes:
+            return
+        peer = _address(request)
+        if action is not None:
+            self._actions.check(action, "http", peer, has_token=bool(self._tokens))
+        elif request.match_info.http_exception is None and not getattr(handler, ADDS_ITEM, False):
+            path = quote(request.rel_url.raw_path, safe="/%", errors="surrogateescape")
+            log.info("%s %s: asked for by %s (http)", request.method, path, peer)
 
     def _check_name(self, request: web.Request) -> None:
         if not self._loopback or self._tokens:
@@ -78,24 +87,46 @@ class Guard:
         if host is None or not is_loopback(host):
             raise ApiError(403, "wrong_host", "ask for it as localhost, or configure admin_tokens")
 
-    def _check_token(self, request: web.Request) -> None:
+    def _check_token(self, request: web.Request, action: Action | None) -> None:
         if not self._tokens:
-            if self._loopback:
+            if self._loopback or (self._remote and action is not None):
                 return
             raise ApiError(
                 403, "token_not_configured", "this needs admin_tokens in the configuration"
             )
-        kind, _, given = request.headers.get("Authorization", "").partition(" ")
+        authorization = request.headers.get("Authorization", "")
+        if authorization:
+            self._sign_in(request, authorization)
+            return
+        raise _token_needed()
+
+    def _sign_in(self, request: web.Request, authorization: str) -> None:
+        address = _address(request)
+        peer = peer_of((address.rpartition(":")[0],))
+        self._signins.check(peer)
+        kind, _, given = authorization.partition(" ")
         shown = given.strip().encode(errors="surrogateescape")
         # Every token is compared, whichever fits: the time taken tells nothing.
         fits = [hmac.compare_digest(shown, token) for token in self._tokens]
         if kind.lower() != "bearer" or not any(fits):
-            raise ApiError(
-                401,
-                "token_needed",
-                "this needs an admin token (Authorization: Bearer ...)",
-                {"WWW-Authenticate": 'Bearer realm="kestrelmq"'},
-            )
+            self._signins.failed(peer, address)
+            raise _token_needed()
+
+
+def _token_needed() -> ApiError:
+    return ApiError(
+        401,
+        "token_needed",
+        "this needs an admin token (Authorization: Bearer ...)",
+        {"WWW-Authenticate": 'Bearer realm="kestrelmq"'},
+    )
+
+
+def _address(request: web.Request) -> str:
+    """Return the client's address, as `HOST:PORT`."""
+    transport = request.transport
+    name = transport.get_extra_info("peername") if transport is not None else None
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "a client that is gone:0"
 
 
 def _is_host(text: str) -> bool:
@@ -123,14 +154,7 @@ def guarded(guard: Guard) -> Handler:
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         # The route's own handler, whatever other middleware is in between.
         route = request.match_info.handler
-        guard.check(request, secret=getattr(route, GUARDED, False))
+        guard.check(request, route)
         return await handler(request)
 
     return middleware  # type: ignore[return-value] # aiohttp types a middleware as what it wraps
-
-
-async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Tell browsers to load nothing from elsewhere and to be framed by nobody."""
-    response.headers.update(_HEADERS)
-    if request.path.startswith("/api/"):
-        response.headers.setdefault("Cache-Control", "no-store")

@@ -76,9 +76,9 @@ def _responses(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
             responses[str(status)]["content"] = _json(operation.answer, schemas)
     failures = {400, *operation.failures}
     if operation.changes or operation.secret:
-        failures |= {401, 403}
+        failures |= {401, 403, 429}
     if operation.body is not None:
-        failures |= {413, 415}
+        failures |= {408, 413, 415, 503}
     if not operation.changes:
         failures |= {403}
     for status in sorted(failures):

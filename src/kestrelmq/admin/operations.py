@@ -5,9 +5,10 @@ from typing import Final
 from aiohttp import web
 
 from kestrelmq.admin import items, queues, serverwide
+from kestrelmq.admin.bodies import Bodies
 from kestrelmq.admin.calls import Admin, Call, Operation, encoded
 from kestrelmq.admin.errors import Handler
-from kestrelmq.admin.guard import GUARDED
+from kestrelmq.admin.guard import ADDS_ITEM, GUARDED, SERVER_ACTION
 from kestrelmq.admin.models import (
     ConfigAnswer,
     Created,
@@ -86,6 +87,7 @@ OPERATIONS: Final = (
         body=NewItem,
         statuses=(201,),
         failures=(409, 503),
+        adds_item=True,
     ),
     Operation(
         "GET",
@@ -116,23 +118,35 @@ OPERATIONS: Final = (
         "server",
         body=NewStatus,
         failures=(503,),
+        action="status",
     ),
     Operation("GET", "/config", serverwide.show_config, ConfigAnswer, "server"),
-    Operation("POST", "/reload", serverwide.reload, Reloaded, "server", failures=(422,)),
+    Operation(
+        "POST",
+        "/reload",
+        serverwide.reload,
+        Reloaded,
+        "server",
+        failures=(422,),
+        action="reload",
+    ),
 )
 
 
 def add_operations(app: web.Application, admin: Admin) -> None:
     """Make `app` serve every operation."""
+    bodies = Bodies()
     for operation in OPERATIONS:
         path = PREFIX + operation.path.replace("{name}", _NAME_PATTERN)
-        app.router.add_route(operation.method, path, _handler(operation, admin))
+        app.router.add_route(operation.method, path, _handler(operation, admin, bodies))
 
 
-def _handler(operation: Operation, admin: Admin) -> Handler:
+def _handler(operation: Operation, admin: Admin, bodies: Bodies) -> Handler:
     async def serve(request: web.Request) -> web.Response:
-        body = await request.read() if operation.body is not None else b""
+        body = b"" if operation.body is None else await bodies.read(request)
         return encoded(await operation.serve(Call(admin, request, body)))
 
     setattr(serve, GUARDED, operation.secret)
+    setattr(serve, SERVER_ACTION, operation.action)
+    setattr(serve, ADDS_ITEM, operation.adds_item)
     return serve

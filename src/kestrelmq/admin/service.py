@@ -4,7 +4,6 @@ It runs in the server's loop and holds nothing that must survive a crash.
 """
 
 import asyncio
-import logging
 import socket
 from pathlib import Path
 from typing import Final
@@ -12,19 +11,20 @@ from typing import Final
 from aiohttp import web
 
 from kestrelmq.admin.calls import Admin
+from kestrelmq.admin.connections import Connections, HttpConnection, marked_as_serving
 from kestrelmq.admin.console import Console
 from kestrelmq.admin.endpoints import Endpoints
 from kestrelmq.admin.errors import errors_as_json
 from kestrelmq.admin.events import Events
-from kestrelmq.admin.guard import Guard, add_headers, guarded, is_loopback
+from kestrelmq.admin.guard import Guard, guarded
+from kestrelmq.admin.headers import add_headers
 from kestrelmq.admin.operations import add_operations
 from kestrelmq.admin.sampling import Sampler
 from kestrelmq.server.background import kept_running
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.server_actions import is_loopback
 
 STATIC: Final = Path(__file__).parent / "static"
-MOST_BODY: Final = 16 << 20
-"""Bytes of the largest request."""
 
 
 class AdminService:
@@ -34,7 +34,8 @@ class AdminService:
 
     def __init__(self) -> None:
         self._runner: web.AppRunner | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._listener: asyncio.Server | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._events: Events | None = None
 
     async def open(self, context: ServerContext) -> tuple[str, int] | None:
@@ -56,27 +57,35 @@ class AdminService:
             changes_allowed=bool(tokens) or is_loopback(address),
         )
         self._events = Events(admin)
-        app = self._application(admin, self._events, Guard(address, tokens))
-        # What a handler raises is logged where it becomes a reply; aiohttp would only add a
-        # traceback for each request that is no HTTP, which anyone could fill the log with.
-        quiet = logging.getLogger(f"{__name__}.http")
-        quiet.setLevel(logging.CRITICAL)
-        self._runner = web.AppRunner(app, access_log=None, logger=quiet, shutdown_timeout=1.0)
-        await self._runner.setup()
+        guard = Guard(address, tokens, context.actions, remote=config.allow_remote_admin)
+        app = self._application(admin, self._events, guard)
+        self._runner = runner = web.AppRunner(app, shutdown_timeout=1.0)
+        await runner.setup()
+        connections = Connections()
+
+        server = runner.server
+        if server is None:
+            raise RuntimeError("a runner that was set up has a server")
+
+        def connected() -> HttpConnection:
+            return HttpConnection(connections, server)
+
         listening = _listening(address, config.admin_http_port)
         # asyncio takes the backlog also for how often it tries to accept at a time, and when it is
         # out of descriptors it logs each try. So it is told 1, and the system the real number.
-        await web.SockSite(self._runner, listening, backlog=1).start()
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(connected, sock=listening, backlog=1)
         listening.listen(config.connection_backlog)
-        self._looking = asyncio.create_task(kept_running(sampler.run))
+        self._tasks = [
+            loop.create_task(kept_running(run)) for run in (sampler.run, connections.watch)
+        ]
         bound = listening.getsockname()
         return bound[0], bound[1]
 
     @staticmethod
     def _application(admin: Admin, events: Events, guard: Guard) -> web.Application:
         app = web.Application(
-            middlewares=[errors_as_json, guarded(guard)],  # type: ignore[list-item]
-            client_max_size=MOST_BODY,
+            middlewares=[marked_as_serving, errors_as_json, guarded(guard)],  # type: ignore[list-item]
         )
         app.on_response_prepare.append(add_headers)
         add_operations(app, admin)
@@ -87,9 +96,11 @@ class AdminService:
 
     async def close(self) -> None:
         """End every request, and give the port back."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
         if self._events is not None:
             self._events.close()
         if self._runner is not None:

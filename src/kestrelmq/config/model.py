@@ -166,6 +166,8 @@ class ServerConfig(_Settings):
     admin_tokens: Tokens = ()
     """Secrets that admin requests which change anything must show one of; without any, such
     requests are only served on a loopback address."""
+    allow_remote_admin: Flag = False
+    """Whether clients on other machines may shut the server down, reload it and set its status."""
     queue_path: FilePath = Field(default_factory=_own_queue_path)
     """Directory of the journals."""
     expiration_timer_frequency: OptionalPeriod = 1.0

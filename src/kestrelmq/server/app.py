@@ -34,6 +34,7 @@ from kestrelmq.server.logs import set_up_logging
 from kestrelmq.server.membership import Membership
 from kestrelmq.server.memcache_session import MemcacheSession
 from kestrelmq.server.poller import Loop
+from kestrelmq.server.server_actions import warn_if_open
 from kestrelmq.server.services import Service
 from kestrelmq.server.status import ServerStatus, Status
 from kestrelmq.server.text_session import TextSession
@@ -145,6 +146,7 @@ class Server:
     async def _serve_clients(self, context: ServerContext, loaded: asyncio.Event) -> None:
         self._bind(context)
         await self._open_services(context)
+        warn_if_open(self._config)
         membership = self._join(context)
         # What is there now stays; the collector need not look at it again and again.
         gc.collect()

@@ -12,6 +12,7 @@ from kestrelmq.engine.metrics import Latencies
 from kestrelmq.engine.stats import server_stats
 from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import QueueUnavailable
+from kestrelmq.server.server_actions import ServerActions
 from kestrelmq.server.status import ServerStatus
 from kestrelmq.server.turns import Turns
 from kestrelmq.version import VERSION
@@ -32,6 +33,7 @@ class ServerContext:
         reload: reads the configuration file again and puts it in force; says what needs a
             restart. Raises ConfigError.
         shutdown: begins to stop the server.
+        actions: decides who may act on the whole server.
         started: when the server started (monotonic seconds).
     """
 
@@ -44,7 +46,11 @@ class ServerContext:
     loop: asyncio.AbstractEventLoop
     reload: Callable[[], list[str]]
     shutdown: Callable[[], None]
+    actions: ServerActions = field(init=False)
     started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.actions = ServerActions(self.config)
 
     @property
     def latencies(self) -> Latencies:

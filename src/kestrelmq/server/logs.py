@@ -2,8 +2,14 @@
 
 import json
 import logging
+import os
 import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from io import TextIOWrapper
 from multiprocessing import current_process
+from typing import Final
 
 from kestrelmq.config import ServerConfig
 
@@ -11,6 +17,9 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _TEXT_OF_ONE = "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
 _ONLY = "MainProcess"
 """What Python calls a process that nobody gave a name."""
+_MODE: Final = 0o640
+_PERIOD: Final = 10.0
+_MOST_KEYS: Final = 1024
 
 
 class JsonFormatter(logging.Formatter):
@@ -39,12 +48,41 @@ class TextFormatter(logging.Formatter):
         return super().format(record).replace("\r", "\\r").replace("\n", "\\n")
 
 
+class LogFile(logging.FileHandler):
+    """A log file that only its owner and its group may read, if it is new."""
+
+    def _open(self) -> TextIOWrapper:
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _MODE)
+        return open(descriptor, "a", encoding=self.encoding)  # noqa: PTH123 # it is open already
+
+
+class Throttle:
+    """Bounds how often events of one kind are logged: once in some seconds for each key.
+
+    Keys are forgotten in the order of their last use when there are very many.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
+
+    def count(self, key: Hashable) -> int:
+        """Count an event; return how many to log now, 0 for none."""
+        now = self._clock()
+        logged, count = self._seen.pop(key, (now - _PERIOD, 0))
+        is_due = now - logged >= _PERIOD
+        self._seen[key] = (now, 0) if is_due else (logged, count + 1)
+        if len(self._seen) > _MOST_KEYS:
+            self._seen.popitem(last=False)
+        return count + 1 if is_due else 0
+
+
 def set_up_logging(config: ServerConfig) -> None:
     """Log as `config` says, from now on; a log file is opened anew."""
     if config.log_file is None:
         handler: logging.Handler = logging.StreamHandler(sys.stderr)
     else:
-        handler = logging.FileHandler(config.log_file, encoding="utf-8")
+        handler = LogFile(config.log_file, encoding="utf-8")
     text = _TEXT if current_process().name == _ONLY else _TEXT_OF_ONE
     handler.setFormatter(JsonFormatter() if config.log_format == "json" else TextFormatter(text))
     root = logging.getLogger()

@@ -25,6 +25,7 @@ from kestrelmq.protocol.memcache import (
 )
 from kestrelmq.server.connection import Touched
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.server_actions import Action, RemoteAdminRefused
 from kestrelmq.server.status import Status as ServerStatusValue
 from kestrelmq.server.status import StatusNotSaved
 from kestrelmq.version import VERSION
@@ -36,14 +37,28 @@ class Forbidden(Exception):  # noqa: N818 # says what it is
     """The server's status does not allow the request; the connection closes."""
 
 
-def serve_admin(context: ServerContext, request: Request) -> Answer:
-    """Serve `request`; return the reply, and what must be written before it may leave."""
+def serve_admin(context: ServerContext, request: Request, peer: str) -> Answer:
+    """Serve `request` of `peer`; return the reply, and what must be written before it may leave."""
     try:
+        action = _server_action(request)
+        if action is not None:
+            context.actions.check(action, "memcache", peer)
         return _serve(context, request)
     except (JournalError, QueueUnavailable) as error:
         return memcache.server_error(str(error)), None
-    except InvalidQueueName as error:
+    except (InvalidQueueName, RemoteAdminRefused) as error:
         return memcache.client_error(str(error)), None
+
+
+def _server_action(request: Request) -> Action | None:
+    match request:
+        case Status(str()):
+            return "status"
+        case Simple("shutdown"):
+            return "shutdown"
+        case Simple("reload"):
+            return "reload"
+    return None
 
 
 def _serve(context: ServerContext, request: Request) -> Answer:  # one case a request

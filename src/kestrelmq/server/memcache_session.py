@@ -376,13 +376,14 @@ class MemcacheSession(Session):
 
     def _serve_admin(self, request: Request) -> None:
         try:
-            reply, touched = serve_admin(self._context, request)
+            reply, touched = serve_admin(self._context, request, self._connection.peer)
         except Forbidden as forbidden:
             self._close_with(memcache.server_error(str(forbidden)))
             return
         if reply:
             self._answer(reply, touched)
-        self._connection.closing |= request == Simple("shutdown")
+        elif request == Simple("shutdown"):
+            self._connection.closing = True
 
     def _confirm(self, queue: str, count: int) -> None:
         reads = self._reads

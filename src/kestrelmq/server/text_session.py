@@ -34,6 +34,7 @@ from kestrelmq.server.connection import OUTPUT_LIMIT, STALLED, Connection, Sessi
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.puts import PutItems
 from kestrelmq.server.reads import OpenReads
+from kestrelmq.server.server_actions import Action
 from kestrelmq.server.status import Status
 from kestrelmq.server.text_reads import TextRead
 from kestrelmq.version import VERSION
@@ -99,6 +100,7 @@ class TextSession(Session):
             case Quit():
                 self._connection.closing = True
             case Shutdown():
+                self._check_action("shutdown")
                 self._connection.closing = True
                 self._context.shutdown()
             case Put():
@@ -108,15 +110,20 @@ class TextSession(Session):
             case Flush() | FlushAll() | FlushExpired() | Delete():
                 self._connection.push(*self._change(command))
             case SetStatus(name):
+                self._check_action("status")
                 self._context.status.set(Status.parse(name))
                 self._connection.push(_DONE, None)
             case GetStatus():
                 self._connection.push(text.value(self._context.status.status.value.encode()), None)
             case Reload():
+                self._check_action("reload")
                 self._context.reload()
                 self._connection.push(_DONE, None)
             case Version():
                 self._connection.push(text.value(VERSION.encode()), None)
+
+    def _check_action(self, action: Action) -> None:
+        self._context.actions.check(action, "text", self._connection.peer)
 
     def _put(self, put: Put) -> None:
         connection = self._connection

@@ -217,6 +217,7 @@ class ThriftSession(Session):
     def _set_status(self, status: ThriftStatus) -> None:
         if status not in _MEANT:
             raise QueueUnavailable(f"{status.name} cannot be set")
+        self._context.actions.check("status", "thrift", self._connection.peer)
         self._context.status.set(_MEANT[status])
 
 

@@ -1,0 +1,83 @@
+"""Who may act on the whole server: stop it, reload its configuration, or set its status.
+
+Clients of this machine may, whatever protocol they speak. Others may where `allow_remote_admin`
+says so, and over HTTP with a token. Every such request is logged with who asked.
+"""
+
+import ipaddress
+import logging
+from typing import Literal
+
+from kestrelmq.config import ServerConfig
+from kestrelmq.errors import KestrelError
+from kestrelmq.server.logs import Throttle
+
+log = logging.getLogger(__name__)
+
+Action = Literal["shutdown", "reload", "status"]
+
+
+class RemoteAdminRefused(KestrelError):  # noqa: N818 # says what it is
+    """A client of another machine may not do this to the server."""
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can be, or reach, what is at `address` (no port)."""
+    if address.lower() == "localhost":
+        return True
+    try:
+        parsed = ipaddress.ip_address(address.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
+
+
+class ServerActions:
+    """Decides who may do what to the server, and logs it."""
+
+    __slots__ = ("_config", "_refusals")
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._refusals = Throttle()
+
+    def check(self, action: Action, protocol: str, peer: str, *, has_token: bool = False) -> None:
+        """Log that a client asks for `action`, and refuse it if it may not.
+
+        Args:
+            action: what it asks for.
+            protocol: how it is connected.
+            peer: its address, `HOST:PORT`.
+            has_token: whether it showed an admin token.
+
+        Raises:
+            RemoteAdminRefused: it is on another machine, and that is not allowed.
+        """
+        host = peer.rpartition(":")[0]
+        if has_token or self._config.allow_remote_admin or is_loopback(host):
+            log.info("%s: asked for by %s (%s)", action, peer, protocol)
+            return
+        count = self._refusals.count((action, protocol, host))
+        if count:
+            log.warning(
+                "%s: refused to %s (%s), which is not on this machine; %d such requests lately",
+                action,
+                peer,
+                protocol,
+                count,
+            )
+        raise RemoteAdminRefused(
+            f"{action} is refused to clients on other machines (see allow_remote_admin)"
+        )
+
+
+def warn_if_open(config: ServerConfig) -> None:
+    """Log what anyone may do if other machines reach the server."""
+    if not is_loopback(config.listen_address):
+        log.warning(
+            "listen_address %s can be reached from other machines, and there are no users: whoever"
+            " reaches it may read and change every queue%s",
+            config.listen_address,
+            ", and stop the server" if config.allow_remote_admin else "",
+        )
