@@ -165,6 +165,54 @@ def test_a_wrong_setting_is_reported(text: str, line: str) -> None:
     assert problems(text) == [f"k.toml: {line}"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = " + "[" * 10_000,
+        "a = " + "[" * 10_000 + "]" * 10_000,
+        "a = " + "{a = " * 10_000,
+        ".".join("a" * 20_000) + " = 1",
+        "queues." + ".".join("a" * 20_000) + " = 1",
+        "[" + ".".join("a" * 20_000) + "]",
+        "max_open_transactions = " + "[" * 300 + "]" * 300,
+    ],
+    ids=range(7),
+)
+def test_what_is_nested_deeply_is_reported(text: str) -> None:
+    """A file that no person wrote is an error like any other."""
+    assert problems(text)[0].startswith("k.toml: ")
+
+
+def test_a_number_that_is_too_long_is_reported() -> None:
+    """Python refuses to read it."""
+    assert problems("max_open_transactions = " + "9" * 5000)[0].startswith("k.toml: not TOML: ")
+
+
+@pytest.mark.parametrize(
+    ("files", "line"),
+    [
+        ('status_file = "/q/jobs"', "status_file: /q/jobs would be taken for a queue's journal"),
+        ('log_file = "/q/jobs.17"', "log_file: /q/jobs.17 would be taken for a queue's journal"),
+        ('log_file = "/q/../q/./log"', "log_file: /q/../q/log would be taken for a queue's"),
+        ('log_file = "/q"', "log_file: /q is the queue path"),
+        ('status_file = "/q/~~lock"', "status_file: /q/~~lock is the lock of the queue path"),
+        ('log_file = "/q/~~status"', "log_file: /q/~~status is the status file"),
+        ('log_file = "/s"\nstatus_file = "/s"', "log_file: /s is the status file"),
+    ],
+)
+def test_other_files_stay_out_of_the_journals_way(files: str, line: str) -> None:
+    """A status or log file is never where a queue's journal, or the lock, would be."""
+    (found,) = problems(f'queue_path = "/q"\n{files}')
+    assert found.startswith(f"k.toml: {line}")
+
+
+def test_other_files_may_be_in_the_queue_path_under_other_names() -> None:
+    """What begins with ~~ is no journal's; elsewhere any name will do."""
+    config = config_from_toml('queue_path = "/q"\nstatus_file = "/q/~~s"\nlog_file = "/l/q"', "t")
+    assert config.status_path == Path("/q/~~s")
+    assert config_from_toml('queue_path = "/q"\nlog_file = "/q/log/jobs"', "t").log_file
+
+
 def test_everything_wrong_is_reported_at_once() -> None:
     """A file with many mistakes is mended in one round, rules over several settings included."""
     found = problems(

@@ -74,6 +74,7 @@ def test_built_in_server_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "thrift_listen_port": 2229,
         "admin_http_port": 2223,
         "admin_tokens": (),
+        "allow_remote_admin": False,
         "queue_path": tmp_path / "kestrelmq",
         "expiration_timer_frequency": 1.0,
         "client_timeout": None,

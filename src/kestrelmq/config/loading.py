@@ -38,9 +38,11 @@ def config_from_toml(text: str, source: str) -> ServerConfig:
     """
     try:
         settings = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return _validated(settings, source)
+    except RecursionError:
+        raise ConfigError(f"{source}: tables or lists are nested too deeply") from None
+    except ValueError as error:  # also for what TOML allows and Python does not, as long numbers
         raise ConfigError(f"{source}: not TOML: {error}") from None
-    return _validated(settings, source)
 
 
 def apply_overrides(

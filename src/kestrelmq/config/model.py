@@ -235,6 +235,26 @@ class ServerConfig(_Settings):
         return self
 
     @model_validator(mode="after")
+    def _check_files(self) -> Self:
+        """Refuse other files where journals are; what begins with `~~` is no journal."""
+        inside = Path(os.path.realpath(self.queue_path))
+        found = {"status_file": self.status_file, "log_file": self.log_file}
+        places = {name: Path(os.path.realpath(path)) for name, path in found.items() if path}
+        for name, place in places.items():
+            if place == inside:
+                raise ValueError(f"{name}: {found[name]} is the queue path")
+            if place.parent == inside and not place.name.startswith("~~"):
+                raise ValueError(
+                    f"{name}: {found[name]} would be taken for a queue's journal: "
+                    "in the queue path, its name must begin with ~~"
+                )
+            if place == inside / "~~lock":
+                raise ValueError(f"{name}: {found[name]} is the lock of the queue path")
+        if places.get("log_file") == Path(os.path.realpath(self.status_path)):
+            raise ValueError(f"log_file: {self.log_file} is the status file")
+        return self
+
+    @model_validator(mode="after")
     def _check_aliases(self) -> Self:
         for alias in self.aliases:
             if alias in self._reached_from(alias):

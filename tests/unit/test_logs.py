@@ -1,0 +1,62 @@
+"""Log files, and how often an event is logged."""
+
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.server.logs import LogFile, Throttle
+
+
+@pytest.fixture
+def ordinary_umask() -> Iterator[None]:
+    """Files would be readable by all."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def test_a_new_log_file_is_not_for_everybody(tmp_path: Path, ordinary_umask: None) -> None:
+    """The owner and the group read it; nobody else does."""
+    path = tmp_path / "log"
+    handler = LogFile(path, encoding="utf-8")
+    handler.emit(logging.makeLogRecord({"msg": "Zoë"}))
+    handler.close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert path.read_text(encoding="utf-8") == "Zoë\n"
+
+
+def test_a_log_file_that_is_there_goes_on_as_it_is(tmp_path: Path) -> None:
+    """Its mode is the operator's choice, and what is in it stays."""
+    path = tmp_path / "log"
+    path.write_text("before\n")
+    path.chmod(0o604)
+    handler = LogFile(path, encoding="utf-8")
+    handler.emit(logging.makeLogRecord({"msg": "after"}))
+    handler.close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o604
+    assert path.read_text() == "before\nafter\n"
+
+
+def test_events_are_counted_between_the_lines_about_them() -> None:
+    """One line for the first, and then one in ten seconds with how many there were."""
+    now = 100.0
+    throttle = Throttle(lambda: now)
+    assert [throttle.count("a") for _ in range(4)] == [1, 0, 0, 0]
+    assert throttle.count("b") == 1
+    now = 110.0
+    assert [throttle.count("a"), throttle.count("a")] == [4, 0]
+    now = 120.0
+    assert throttle.count("b") == 1
+
+
+def test_what_is_remembered_of_events_is_bounded() -> None:
+    """Very many keys push each other out."""
+    throttle = Throttle(lambda: 0.0)
+    for key in range(10_000):
+        throttle.count(key)
+    assert throttle.count(9_999) == 0
+    assert throttle.count(0) == 1
