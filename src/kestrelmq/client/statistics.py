@@ -29,12 +29,13 @@ QUEUE_STATS: Final = (
     "children",
     "journal_rewrites",
     "journal_rotations",
+    "journal_syncs",
     "put_items",
     "put_bytes",
     "get_items_hit",
     "get_items_miss",
 )
-"""The stats of a queue that servers of this protocol report."""
+"""The stats of a queue that servers of this protocol report, or did so once."""
 
 _PREFIX: Final = "queue_"
 _MARK: Final = "_open_transactions"

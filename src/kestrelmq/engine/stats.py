@@ -16,16 +16,20 @@ class QueueStat:
     """One statistic of a queue.
 
     Attributes:
-        name: as in `stats`.
+        name: as in `stats`, if it is there.
         kind: whether it only grows or goes up and down.
         read: reads it from a queue.
         meaning: what it says, with its unit.
+        admin_only: whether `stats` leaves it out: clients find the queue's name in
+            `queue_NAME_stat` by the ends that they know, and `queue_work_put_items` ends like the
+            `items` of a queue `work_put`.
     """
 
     name: str
     kind: Kind
     read: Callable[[Queue], int]
     meaning: str
+    admin_only: bool = False
 
 
 QUEUE_STATS: Final[tuple[QueueStat, ...]] = (
@@ -53,8 +57,10 @@ QUEUE_STATS: Final[tuple[QueueStat, ...]] = (
     QueueStat("total_flushes", "counter", lambda q: q.total_flushes, "times flushed"),
     QueueStat("age_msec", "gauge", lambda q: q.age, "wait of the item read last (ms)"),
     QueueStat("create_time", "gauge", lambda q: q.create_time, "when it came up (ms)"),
-    QueueStat("put_items", "counter", lambda q: q.total_items, "items added"),
-    QueueStat("put_bytes", "counter", lambda q: q.put_bytes, "bytes of data added"),
+    QueueStat("put_items", "counter", lambda q: q.total_items, "items added", admin_only=True),
+    QueueStat(
+        "put_bytes", "counter", lambda q: q.put_bytes, "bytes of data added", admin_only=True
+    ),
     QueueStat("get_items_hit", "counter", lambda q: q.get_hits, "reads that got an item"),
     QueueStat("get_items_miss", "counter", lambda q: q.get_misses, "reads that found none"),
     QueueStat(
@@ -69,8 +75,10 @@ QUEUE_STATS: Final[tuple[QueueStat, ...]] = (
 
 
 def queue_stats(queue: Queue) -> list[tuple[str, object]]:
-    """Return a queue's statistics, as (name, value), and the names of its children."""
-    pairs: list[tuple[str, object]] = [(stat.name, stat.read(queue)) for stat in QUEUE_STATS]
+    """Return a queue's statistics for `stats`, as (name, value), and its children's names."""
+    pairs: list[tuple[str, object]] = [
+        (stat.name, stat.read(queue)) for stat in QUEUE_STATS if not stat.admin_only
+    ]
     if queue.children:
         pairs.append(("children", ",".join(child.name for child in queue.children)))
     if queue.failure is not None:
