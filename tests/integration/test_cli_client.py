@@ -1,7 +1,9 @@
 """The client commands against a real server, as a shell runs them."""
 
+import contextlib
 import json
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ BINARY = bytes(range(256)) * 4
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Run one server for the tests of this module that do not harm it."""
-    config = "[queues.small]\nmax_items = 2\n"
+    config = "[queues.small]\nmax_items = 2\n[aliases.every]\ndestination_queues = ['small']\n"
     with running_server(tmp_path_factory.mktemp("server"), config=config) as process:
         yield process
 
@@ -61,6 +63,7 @@ def test_an_item_goes_in_and_comes_out_byte_for_byte(client: Client, server: Ser
 
 def test_an_empty_queue_is_exit_status_1_and_silent(client: Client, server: ServerProcess) -> None:
     """A script can tell no item from an empty item."""
+    client.get("work")
     for arguments in (["get", "work"], ["peek", "work"], ["get", "work", "--timeout", "10ms"]):
         result = run(server, *arguments)
         assert (result.returncode, result.stdout, result.stderr) == (1, b"", b"")
@@ -163,6 +166,97 @@ def test_flush_and_delete(client: Client, server: ServerProcess) -> None:
     assert run(server, "flush", "a", "--all").returncode == 2
     answer(server, "flush", "--all")
     assert client.get("c") is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["get", "typo"],
+        ["get", "typo", "--timeout", "30"],
+        ["peek", "typo"],
+        ["monitor", "typo", "30"],
+        ["flush", "typo"],
+        ["delete", "typo"],
+        ["get", "every"],
+    ],
+)
+def test_a_queue_that_is_not_there_is_said(
+    client: Client, server: ServerProcess, arguments: list[str]
+) -> None:
+    """A typing error is an error, at once, and makes no queue; nor does an alias's name."""
+    client.put("typo_open", b"x")  # its `transactions` looks like `open_transactions` of `typo`
+    result = run(server, *arguments)
+    assert (result.returncode, result.stdout) == (1, b"")
+    assert result.stderr == f"kestrelmq: error: no server has a queue '{arguments[1]}'\n".encode()
+    assert not {"typo", "every"} & {queue.name for queue in client.queues()}
+    assert client.get("typo_open") == b"x"
+
+
+def test_a_queue_is_looked_for_on_every_server(tmp_path: Path) -> None:
+    """One that has it is enough; without one, a server that cannot be asked is an error."""
+    with running_server(tmp_path / "a") as first, running_server(tmp_path / "b") as second:
+        both = f"{first.address},{second.address}"
+        with Client(second.address) as client:
+            client.put("work", b"x")
+        assert answer(both, "get", "work") == b"x"
+        assert b"no server has a queue" in run(both, "get", "typo").stderr
+        first.kill9()
+        assert run(both, "get", "work").stderr == b""
+        result = run(both, "get", "typo")
+        assert result.returncode == 1
+        assert first.address.encode() in result.stderr
+        with Client(second.address) as client:
+            assert [queue.name for queue in client.queues()] == ["work"]
+
+
+def on_a_terminal(server: ServerProcess, *arguments: str, typed: bytes = b"") -> tuple[int, bytes]:
+    """Run `kestrelmq` on a terminal of its own; return the exit status and what that showed."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from kestrelmq.cli.main import main; main()", *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=os.environ | {"KESTRELMQ_SERVERS": server.address},
+    )
+    os.close(theirs)
+    os.write(ours, typed)
+    shown = b""
+    with contextlib.suppress(OSError):  # how Linux tells the end of a terminal
+        while part := os.read(ours, 4096):
+            shown += part
+    os.close(ours)
+    return process.wait(60), shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["delete", "work"], {"kept"}),
+        (["flush", "--all"], {"work", "kept"}),
+    ],
+)
+def test_what_cannot_be_undone_is_asked_on_a_terminal(
+    client: Client, server: ServerProcess, arguments: list[str], names: set[str]
+) -> None:
+    """Only a yes, typed or given before, lets it happen."""
+    for queue in client.queues():
+        client.delete(queue.name)
+    client.put("work", b"x")
+    client.put("kept", b"x")
+    for typed in (b"\n", b"\x04"):
+        status, shown = on_a_terminal(server, *arguments, typed=typed)
+        assert status == 1
+        assert b"[y/N]" in shown
+        assert {queue.name: queue.items for queue in client.queues()} == {"work": 1, "kept": 1}
+    status, _ = on_a_terminal(server, *arguments, typed=b"y\n")
+    assert status == 0
+    assert {queue.name for queue in client.queues()} == names
+    assert sum(queue.items for queue in client.queues() if queue.name == "work") == 0
+    client.put("work", b"x")
+    status, shown = on_a_terminal(server, *arguments, "--yes")
+    assert (status, shown) == (0, b"")
+    assert sum(queue.items for queue in client.queues() if queue.name == "work") == 0
 
 
 def test_status_and_reload(client: Client, server: ServerProcess) -> None:

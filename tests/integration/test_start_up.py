@@ -100,6 +100,7 @@ def test_loaded_queues_serve_while_others_load(gated: ServerProcess) -> None:
             (b"get zebra\r\n", b"zebra"),
             (b"get zebra/t=10/open\r\n", b"zebra"),
             (b"delete zebra\r\n", b"zebra"),
+            (b"stats zebra\r\n", b"zebra"),
             (b"flush zebra\r\n", b"zebra"),
             (b"flush_expired zebra\r\n", b"zebra"),
             (b"set both 0 0 1\r\nn\r\n", b"zebra"),

@@ -51,3 +51,32 @@ def test_what_is_no_reply_to_a_monitor_is_an_error(data: bytes) -> None:
     """Nothing at all, no END, more items than were asked for, or a reply to something else."""
     with pytest.raises(ProtocolError):
         result(commands.monitor(b"q", 1, 2), data)
+
+
+@pytest.mark.parametrize(
+    ("data", "there"),
+    [
+        (b"", False),
+        (b"STAT items 0\r\nSTAT bytes 0\r\n", True),
+        (b"STAT failure damaged\r\n", True),
+        (b"STAT curr_items 0\r\nSTAT bytes 0\r\nSTAT queue_creates 1\r\n", False),
+        (b"STAT queue_q_items 0\r\nSTAT queue_q_logsize 0\r\n", True),
+        (b"STAT queue_q_failure damaged\r\n", True),
+        (b"STAT queue_q_open_transactions 0\r\n", True),
+        (b"STAT queue_q_open_logsize 0\r\nSTAT queue_q_open_transactions 0\r\n", False),
+    ],
+)
+def test_whether_there_is_a_queue(data: bytes, *, there: bool) -> None:
+    """A server answers `stats q` with what it knows of the queue, or of everything."""
+    assert result(commands.exists(b"q"), data + END) is there
+
+
+@pytest.mark.parametrize("limit", ["MAX_STATS", "MAX_STATS_BYTES"])
+def test_a_flood_of_statistics_is_an_error(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory does not grow with what a server sends."""
+    line = b"STAT a 12345678\r\n"
+    most = 100 if limit == "MAX_STATS" else 900
+    monkeypatch.setattr(commands, limit, most)
+    assert len(result(commands.stats(), line * 100 + END)) == 100
+    with pytest.raises(ProtocolError, match="statistics"):
+        result(commands.stats(), line * 101 + END)

@@ -9,7 +9,7 @@ import pytest
 from kestrelmq.client.address import Address, parse_address, parse_addresses
 from kestrelmq.client.discovery import member_address
 from kestrelmq.client.options import protocol_expiry
-from kestrelmq.client.statistics import queue_stats
+from kestrelmq.client.statistics import QUEUE_STATS, queue_stats
 from kestrelmq.errors import InvalidRequest
 
 
@@ -91,6 +91,24 @@ def test_stats_of_queues_with_confusing_names_are_told_apart() -> None:
         )
         for queue in ("a", "a_mem", "a_mem_items")
     ]
+
+
+@pytest.mark.parametrize(
+    "reported",
+    [
+        [stat for stat in QUEUE_STATS if stat != "children"],
+        ["items", "waiters", "open_transactions"],
+        ["items", "open_transactions"],
+    ],
+)
+def test_queues_are_those_that_there_are(reported: list[str]) -> None:
+    """Names that end in a stat, or nearly so, make no queue appear; servers report more or less."""
+    names = sorted(["a", "a_open", "a_canceled", "a_mem", "a_logsize", "age", "waiters", "x_get"])
+    pairs = [(f"queue_{name}_{stat}", f"{name}.{stat}") for name in names for stat in reported]
+    found = queue_stats("s", [("uptime", "1"), ("queue_creates", "5"), *pairs])
+    assert [queue.name for queue in found] == names
+    for queue in found:
+        assert queue.values == {stat: f"{queue.name}.{stat}" for stat in reported}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from kestrelmq.cli.servers import (
     QueueArgument,
     ServersFlag,
     ZookeeperFlag,
+    check_exists,
     connect,
     duration,
 )
@@ -110,18 +111,18 @@ def get(
     kestrelmq get work --count 0 | wc -l
 
     Each item is read with /open and confirmed when it was written, so an item that could not be
-    written is back in its queue. Exit status 1, and nothing written: there was no item.
+    written is back in its queue. Exit status 1, and nothing written: there was no item. That there
+    is no such queue is an error, and does not create it.
     """  # noqa: D301 # \b is for the help
     wait = duration(timeout)
     after = _delimiter(delimiter, several=count != 1)
     taken = 0
-    with (
-        connect(servers, zookeeper, path_prefix) as client,
-        closing(_items(client, queue, wait, count, confirm=confirm)) as items,
-    ):
-        for item in items:
-            _write(item, after)
-            taken += 1
+    with connect(servers, zookeeper, path_prefix) as client:
+        check_exists(client, queue)
+        with closing(_items(client, queue, wait, count, confirm=confirm)) as items:
+            for item in items:
+                _write(item, after)
+                taken += 1
     if not taken:
         raise typer.Exit(1)
 
@@ -136,10 +137,12 @@ def peek(
 ) -> None:
     """Write the next item of a queue to standard output, and leave it in the queue.
 
-    In a cluster it is the next item of one of the servers. Exit status 1: there was no item.
+    In a cluster it is the next item of one of the servers. Exit status 1: there was no item. That
+    there is no such queue is an error, and does not create it.
     """
     wait = duration(timeout)
     with connect(servers, zookeeper, path_prefix) as client:
+        check_exists(client, queue)
         item = client.peek(queue, wait)
     if item is None:
         raise typer.Exit(1)
@@ -165,16 +168,15 @@ def monitor(
     kestrelmq monitor work 5m 1000
 
     They are written when the time is over, or MAX is reached. When that fails, all of them go back
-    to the queue. Exit status 1: no item came.
+    to the queue. Exit status 1: no item came, or there is no such queue.
     """  # noqa: D301 # \b is for the help
     wait = duration(seconds) or 0.0
     after = _delimiter(delimiter, several=True)
-    with (
-        connect(servers, zookeeper, path_prefix) as client,
-        client.monitor(queue, wait, max_items) as items,
-    ):
-        for item in items:
-            _write(item, after)
+    with connect(servers, zookeeper, path_prefix) as client:
+        check_exists(client, queue)
+        with client.monitor(queue, wait, max_items) as items:
+            for item in items:
+                _write(item, after)
     if not items:
         raise typer.Exit(1)
 

@@ -12,7 +12,10 @@ from kestrelmq.cli.servers import (
     PathPrefixFlag,
     QueueArgument,
     ServersFlag,
+    YesFlag,
     ZookeeperFlag,
+    ask,
+    check_exists,
     connect,
 )
 
@@ -23,6 +26,7 @@ def flush(
     everything: Annotated[
         bool, typer.Option("--all", help="Discard the items of every queue.")
     ] = False,
+    yes: YesFlag = False,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
@@ -31,29 +35,38 @@ def flush(
 
     \b
     kestrelmq flush work
-    kestrelmq flush --all
+    kestrelmq flush --all --yes
+
+    On a terminal it asks first. Exit status 1: the answer was no, or no server has the queue.
     """  # noqa: D301 # \b is for the help
     if everything == (queue is not None):
         raise typer.BadParameter("give a QUEUE, or --all for every queue")
     with connect(servers, zookeeper, path_prefix) as client:
         if queue is not None:
+            check_exists(client, queue)
+            ask(f"Discard the items of queue {queue!r}?", yes=yes)
             client.flush(queue)
         else:
+            ask("Discard the items of every queue?", yes=yes)
             client.flush_all()
 
 
 def delete(
     queue: QueueArgument,
     *,
+    yes: YesFlag = False,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
 ) -> None:
     """Drop a queue with its items and its journal, on every server.
 
-    A fanout queue, such as work+audit, stops receiving what is put into its master.
+    A fanout queue, such as work+audit, stops receiving what is put into its master. On a terminal
+    it asks first. Exit status 1: the answer was no, or no server has the queue.
     """
     with connect(servers, zookeeper, path_prefix) as client:
+        check_exists(client, queue)
+        ask(f"Delete queue {queue!r} and its items?", yes=yes)
         client.delete(queue)
 
 

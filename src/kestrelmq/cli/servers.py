@@ -1,6 +1,7 @@
 """Which servers a command talks to: the flags, and what becomes of them."""
 
 import os
+import sys
 from typing import Annotated, Final
 
 import typer
@@ -9,7 +10,7 @@ from kestrelmq.client import Client
 from kestrelmq.client.address import DEFAULT_PORT
 from kestrelmq.client.cluster import Membership
 from kestrelmq.client.options import ClientOptions, membership_of
-from kestrelmq.errors import InvalidRequest
+from kestrelmq.errors import InvalidRequest, KestrelError
 from kestrelmq.units import parse_duration
 
 DEFAULT_SERVER: Final = f"127.0.0.1:{DEFAULT_PORT}"
@@ -43,6 +44,9 @@ PathPrefixFlag = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+YesFlag = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask; without a terminal nothing is asked.")
+]
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 
 
@@ -74,6 +78,26 @@ def connect(
 ) -> Client:
     """Return a client of the servers that the flags name."""
     return Client(membership(servers, zookeeper, path_prefix), options=options)
+
+
+def check_exists(client: Client, queue: str) -> None:
+    """Refuse a queue that no server has: to read it would create it, and hide a typing error.
+
+    Raises:
+        KestrelError: there is none, or not every server could be asked.
+    """
+    if not client.exists(queue):
+        raise KestrelError(f"no server has a queue {queue!r}")
+
+
+def ask(question: str, *, yes: bool) -> None:
+    """Have a person at a terminal confirm what cannot be undone, unless they said `yes` before.
+
+    Raises:
+        typer.Abort: they did not.
+    """
+    if not yes and sys.stdin.isatty():
+        typer.confirm(question, abort=True, err=True)
 
 
 def duration(text: str | None) -> float | None:

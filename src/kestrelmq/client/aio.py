@@ -147,7 +147,7 @@ class AsyncClient:
             raise
         await self._carry_out(self._plans.confirm(queue, batch))
 
-    # Queues and servers. These ask every server, and fail when one of them does.
+    # Queues and servers. But for `exists`, these ask every server, and fail when one of them does.
 
     async def flush(self, queue: str) -> None:
         """Discard the items of a queue on every server."""
@@ -160,6 +160,10 @@ class AsyncClient:
     async def delete(self, queue: str) -> None:
         """Drop a queue on every server; one that does not exist is no error."""
         await self._everywhere(commands.delete(commands.checked_queue(queue)))
+
+    async def exists(self, queue: str) -> bool:
+        """Say whether a server has the queue, as `Client.exists`."""
+        return await self._carry_out(self._plans.exists(queue))
 
     async def stats(self) -> dict[str, dict[str, str]]:
         """Return every statistic by its name, for each server."""

@@ -173,7 +173,7 @@ class Client:
             raise
         self._carry_out(self._plans.confirm(queue, batch))
 
-    # Queues and servers. These ask every server, and fail when one of them does.
+    # Queues and servers. But for `exists`, these ask every server, and fail when one of them does.
 
     def flush(self, queue: str) -> None:
         """Discard the items of a queue on every server."""
@@ -186,6 +186,14 @@ class Client:
     def delete(self, queue: str) -> None:
         """Drop a queue on every server; one that does not exist is no error."""
         self._everywhere(commands.delete(commands.checked_queue(queue)))
+
+    def exists(self, queue: str) -> bool:
+        """Say whether a server has the queue. Unlike a read, this does not create it.
+
+        Raises:
+            ServerUnavailable, ...: the servers that answered do not have it, others did not answer.
+        """
+        return self._carry_out(self._plans.exists(queue))
 
     def stats(self) -> dict[str, dict[str, str]]:
         """Return every statistic by its name, for each server."""

@@ -8,8 +8,9 @@ thrown into it.
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar
 
+from kestrelmq.client.statistics import queue_stats
 from kestrelmq.errors import ConnectionLost, InvalidRequest, ProtocolError, ServerRefused
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import memcache_client as wire
@@ -17,6 +18,11 @@ from kestrelmq.protocol import memcache_client as wire
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Reading: TypeAlias = Generator[None, wire.Reply, T]
+
+MAX_STATS: Final = 4_000_000
+"""The most statistics of one server: those of some 150,000 queues."""
+MAX_STATS_BYTES: Final = 256 * 1024 * 1024
+"""The most bytes that they may have together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,16 +169,23 @@ def version() -> Command[str]:
 
 def stats() -> Command[list[tuple[str, str]]]:
     """Ask for the server's statistics, in its order."""
+    return Command(wire.plain_request("stats"), _read_stats)
 
-    def read() -> Reading[list[tuple[str, str]]]:
-        pairs: list[tuple[str, str]] = []
-        while not isinstance(reply := (yield), wire.End):
-            if not isinstance(reply, wire.Stat):
-                _unexpected(reply)
-            pairs.append((reply.name, reply.value))
-        return pairs
 
-    return Command(wire.plain_request("stats"), read)
+def exists(queue: bytes) -> Command[bool]:
+    """Ask whether there is such a queue; it does not come into being by this.
+
+    Servers answer with its statistics, or with those of everything, named by queue.
+    """
+    name = queue.decode()
+    signs = {"items", "failure", f"queue_{name}_failure"}
+
+    def read() -> Reading[bool]:
+        pairs = yield from _read_stats()
+        listed = any(found.name == name for found in queue_stats("", pairs))
+        return listed or any(stat in signs for stat, _ in pairs)
+
+    return Command(wire.queue_request("stats", queue), read)
 
 
 def shutdown() -> Command[None]:
@@ -196,6 +209,19 @@ def _read_item() -> Reading[bytes | None]:
             _unexpected(reply)
         data = reply.data
     return data
+
+
+def _read_stats() -> Reading[list[tuple[str, str]]]:
+    pairs: list[tuple[str, str]] = []
+    size = 0
+    while not isinstance(reply := (yield), wire.End):
+        if not isinstance(reply, wire.Stat):
+            _unexpected(reply)
+        size += len(reply.name) + len(reply.value)
+        if len(pairs) == MAX_STATS or size > MAX_STATS_BYTES:
+            raise ProtocolError(f"more than {MAX_STATS} statistics, or {MAX_STATS_BYTES} bytes")
+        pairs.append((reply.name, reply.value))
+    return pairs
 
 
 def _read_line() -> Reading[str]:

@@ -253,20 +253,41 @@ class Planner:
 
     # Every server
 
-    def everywhere(self, command: Command[T]) -> Plan[dict[Address, T]]:
-        """Run `command` at every server; when some fail, the others are still asked."""
+    def exists(self, queue: str) -> Plan[bool]:
+        """Find out whether a server has the queue; it comes into being on none.
+
+        It is an error when those that answer do not have it, and others do not answer.
+        """
+        name = commands.checked_queue(queue)
+        errors: list[ClientError] = []
+        for server in self._all_servers():
+            try:
+                if (yield Run(server, commands.exists(name))):
+                    return True
+            except ClientError as error:
+                errors.append(error)
+        if errors:
+            raise joined(errors)
+        return False
+
+    def _all_servers(self) -> list[Address]:
+        """Return every server, sorted. Raises ServerUnavailable: none is known."""
         choice = self.reads.choose()
         others = self.writes.choose()
         servers = sorted({*choice.ready, *choice.aside, *others.ready, *others.aside})
+        if not servers:
+            raise ServerUnavailable("no server is known")
+        return servers
+
+    def everywhere(self, command: Command[T]) -> Plan[dict[Address, T]]:
+        """Run `command` at every server; when some fail, the others are still asked."""
         results: dict[Address, T] = {}
         errors: list[ClientError] = []
-        for server in servers:
+        for server in self._all_servers():
             try:
                 results[server] = yield Run(server, command)
             except ClientError as error:
                 errors.append(error)
-        if not servers:
-            raise ServerUnavailable("no server is known")
         if errors:
             raise joined(errors)
         return results

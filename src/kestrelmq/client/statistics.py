@@ -1,8 +1,9 @@
 """The statistics of queues, out of the `STAT` lines of a server.
 
 A line is `queue_NAME_stat`, and both the name and the stat may hold underscores, so
-`queue_a_mem_items` may be of queue `a` or of queue `a_mem`. Names are found by a stat that is the
-end of no other; a line that fits two queues goes to the queue whose lines it stands among.
+`queue_a_mem_items` may be of queue `a` or of queue `a_mem`. Names are found by a stat that no other
+one ends in, and that ends in no other; a line that fits two queues goes to the queue whose lines it
+stands among.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,7 +39,9 @@ QUEUE_STATS: Final = (
 """The stats of a queue that servers of this protocol report, or did so once."""
 
 _PREFIX: Final = "queue_"
-_MARK: Final = "_open_transactions"
+# Kestrels have the first, others of the protocol one of the rest; the last is no sure sign where
+# there is a stat `transactions`, too.
+_MARKS: Final = ("_logsize", "_waiters", "_open_transactions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +84,7 @@ class QueueStats:
 def queue_stats(server: str, pairs: Iterable[tuple[str, str]]) -> list[QueueStats]:
     """Return the queues of a server from its `STAT` lines, sorted by name."""
     lines = [(name, value) for name, value in pairs if name.startswith(_PREFIX)]
-    queues: dict[str, dict[str, str]] = {
-        name.removeprefix(_PREFIX).removesuffix(_MARK): {}
-        for name, _ in lines
-        if name.endswith(_MARK) and len(name) > len(_PREFIX) + len(_MARK)
-    }
+    queues = _named(name.removeprefix(_PREFIX) for name, _ in lines)
     current = ""
     for name, value in lines:
         candidates = _candidates(name, queues)
@@ -95,6 +94,17 @@ def queue_stats(server: str, pairs: Iterable[tuple[str, str]]) -> list[QueueStat
             queues[queue][stat] = value
             current = queue
     return [QueueStats(server, name, values) for name, values in sorted(queues.items())]
+
+
+def _named(lines: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return the names of the queues that lines of `NAME_stat` are about, each without stats."""
+    found: dict[str, list[str]] = {mark: [] for mark in _MARKS}
+    for line in lines:
+        for mark in _MARKS:
+            if line.endswith(mark) and line != mark:
+                found[mark].append(line.removesuffix(mark))
+    names = next((found[mark] for mark in _MARKS if found[mark]), [])
+    return {name: {} for name in names}
 
 
 def _candidates(line: str, queues: Mapping[str, object]) -> list[tuple[str, str]]:

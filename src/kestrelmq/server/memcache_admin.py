@@ -118,6 +118,8 @@ def _stats(context: ServerContext, name: str | None) -> list[tuple[str, object]]
     collection = context.collection
     if name is None:
         return all_stats(collection, context.server_stats())
+    if name not in collection.queues:
+        collection.loading.check((name,))  # nothing at all would say that there is no such queue
     return stats_of(collection, name)
 
 
