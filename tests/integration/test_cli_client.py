@@ -4,11 +4,13 @@ import contextlib
 import json
 import os
 import pty
+import socketserver
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -257,6 +259,73 @@ def test_what_cannot_be_undone_is_asked_on_a_terminal(
     status, shown = on_a_terminal(server, *arguments, "--yes")
     assert (status, shown) == (0, b"")
     assert sum(queue.items for queue in client.queues() if queue.name == "work") == 0
+
+
+ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e"
+ESCAPED = rb"\x1b[2J\x1b]0;title\x07\x9b31m\u202e"
+
+
+def test_an_item_cannot_command_a_terminal(client: Client, server: ServerProcess) -> None:
+    """It is shown there, and goes unchanged to anything else."""
+    item = f"a\t{ESCAPES}\nb\r".encode() + b"\xff"
+    for command in (["peek", "work"], ["get", "work", "--count", "0"], ["monitor", "work", "1"]):
+        client.put("work", item)
+        status, written = on_a_terminal(server, *command)
+        # A terminal shows a line end as two characters.
+        assert (status, written.replace(b"\r\n", b"\n").rstrip(b"\n")) == (
+            0,
+            b"a\t" + ESCAPED + b"\nb" + rb"\r\xff",
+        )
+        if command[0] == "peek":
+            assert answer(server, "get", "work") == item
+
+
+class _Hostile(socketserver.StreamRequestHandler):
+    """A server whose names, numbers and errors are what a terminal obeys."""
+
+    def handle(self) -> None:
+        for line in self.rfile:
+            if line.startswith(b"stats"):
+                text = f"STAT {ESCAPES} {ESCAPES}\r\nSTAT uptime \N{SUPERSCRIPT TWO}\r\n"
+                stats = ("items", "bytes", "logsize")
+                lines = (f"STAT queue_{ESCAPES}_{stat} {'9' * 5000}\r\n" for stat in stats)
+                self.wfile.write(f"{text}{''.join(lines)}END\r\n".encode())
+            elif line == b"status\r\n":
+                self.wfile.write(f"{ESCAPES}\r\n".encode())
+            else:
+                self.wfile.write(f"CLIENT_ERROR {ESCAPES}\r\n".encode())
+
+
+@pytest.fixture
+def hostile() -> Iterator[str]:
+    """Run such a server; return its address."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Hostile) as listening:
+        thread = Thread(target=listening.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{listening.server_address[1]}"
+        listening.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        (["stats"], 0),
+        (["queues"], 0),
+        (["top", "--once", "--interval", "1ms"], 0),
+        (["status"], 0),
+        (["put", "work", "x"], 1),
+    ],
+)
+def test_a_server_cannot_command_a_terminal(hostile: str, command: list[str], status: int) -> None:
+    """Names, numbers and errors are shown with what is not printable escaped, without a fault."""
+    result = run(hostile, *command)
+    written = result.stdout + result.stderr
+    assert result.returncode == status
+    assert b"\\x1b" in written
+    assert not any(byte < 32 and byte not in b"\n\t" for byte in written)
+    assert not {"\x9b", "\u202e"} & set(written.decode())
+    assert b"Traceback" not in written
 
 
 def test_status_and_reload(client: Client, server: ServerProcess) -> None:

@@ -80,3 +80,27 @@ def test_a_flood_of_statistics_is_an_error(limit: str, monkeypatch: pytest.Monke
     assert len(result(commands.stats(), line * 100 + END)) == 100
     with pytest.raises(ProtocolError, match="statistics"):
         result(commands.stats(), line * 101 + END)
+
+
+READS: list[commands.Command[Any]] = [
+    commands.get(b"q"),
+    commands.peek(b"q", 1),
+    commands.open_read(b"q", 1, close=True),
+    commands.close_read(b"q"),
+    commands.abort_read(b"q"),
+]
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("key", [b"q", b"q/t=1000/close/open"])
+def test_an_item_is_that_of_the_queue(read: commands.Command[Any], key: bytes) -> None:
+    """Servers name the queue, or the whole key that was asked for."""
+    assert result(read, b"VALUE %b 0 1\r\na\r\nEND\r\n" % key) == b"a"
+
+
+@pytest.mark.parametrize("read", [*READS, commands.monitor(b"q", 1, None)])
+@pytest.mark.parametrize("key", [b"other", b"q2", b"", b"/q"])
+def test_an_item_of_another_queue_is_an_error(read: commands.Command[Any], key: bytes) -> None:
+    """A reply that was meant for another request must not be taken for this one's."""
+    with pytest.raises(ProtocolError, match="no reply to the request"):
+        result(read, b"VALUE %b 0 1\r\na\r\nEND\r\nVERSION 1\r\n" % key)

@@ -1,6 +1,7 @@
 """`kestrelmq put`, `get`, `peek` and `monitor`: items in and out of queues.
 
-An item goes to standard output byte for byte, and is confirmed only when it is written there.
+An item goes to standard output byte for byte, unless that is a terminal, which shows its text. It
+is confirmed only when it is written there.
 """
 
 import itertools
@@ -23,6 +24,7 @@ from kestrelmq.cli.servers import (
     connect,
     duration,
 )
+from kestrelmq.cli.terminal import shown
 from kestrelmq.client import Client
 from kestrelmq.errors import ClientError, KestrelError, ServerRefused
 
@@ -104,6 +106,8 @@ def get(
     path_prefix: PathPrefixFlag = None,
 ) -> None:
     """Take items from a queue and write them to standard output, byte for byte.
+
+    On a terminal, what is no text in them is escaped.
 
     \b
     kestrelmq get work
@@ -202,7 +206,7 @@ def _delimiter(flag: str | None, *, several: bool) -> bytes:
 
 def _write(item: bytes, after: bytes) -> None:
     # Unbuffered: what an error says was not written must not be written at exit.
-    rest = memoryview(item + after)
+    rest = memoryview(shown(item) + after)
     try:
         while rest:
             rest = rest[os.write(sys.stdout.fileno(), rest) :]

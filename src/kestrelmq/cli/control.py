@@ -18,6 +18,7 @@ from kestrelmq.cli.servers import (
     check_exists,
     connect,
 )
+from kestrelmq.cli.terminal import printable
 
 
 def flush(
@@ -94,7 +95,7 @@ def status(
             client.set_status(new)
             return
         for server, now in client.status().items():
-            print(f"{server}\t{now}")
+            print(f"{server}\t{printable(now)}")
 
 
 def reload(

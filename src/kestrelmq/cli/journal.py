@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from typer.core import TyperGroup
 
+from kestrelmq.cli.terminal import shown
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal import dump as dumping
@@ -116,7 +117,7 @@ def _dump_records(selected: Selected, *, data: bool, raw: bool, as_json: bool) -
         else:
             print(f"{entry.file} {entry.position:08x}  {dumping.describe(entry)}")
             if data and added is not None:
-                print("    " + added.decode(errors="backslashreplace"))
+                print("    " + shown(added).decode(errors="backslashreplace"))
     sys.stdout.flush()
 
 

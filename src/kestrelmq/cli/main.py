@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from kestrelmq.cli.terminal import printable
 from kestrelmq.errors import KestrelError
 from kestrelmq.version import VERSION
 
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _application(asked)(args=words, prog_name="kestrelmq")
     except KestrelError as error:
         for line in str(error).splitlines():
-            print(f"kestrelmq: error: {line}", file=sys.stderr)
+            print(f"kestrelmq: error: {printable(line)}", file=sys.stderr)
         sys.exit(1)
     sys.exit(0)
 

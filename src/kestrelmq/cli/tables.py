@@ -8,7 +8,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from kestrelmq.cli.servers import PathPrefixFlag, ServersFlag, ZookeeperFlag, connect
+from kestrelmq.cli.terminal import printable
 from kestrelmq.client import QueueStats
+from kestrelmq.client.statistics import number
 from kestrelmq.errors import KestrelError
 
 # Over several servers, an age is the oldest one and everything else is a sum.
@@ -123,6 +125,8 @@ def row_of(same: Sequence[QueueStats]) -> dict[str, Any]:
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print columns, the first aligned to the left and numbers to the right."""
+    heads = list(map(printable, heads))
+    rows = [list(map(printable, row)) for row in rows]
     widths = [max(len(line[i]) for line in [heads, *rows]) for i in range(len(heads))]
     numeric = [all(_is_number(row[i]) for row in rows) for i in range(len(heads))]
     for line in [heads, *rows]:
@@ -146,8 +150,8 @@ def _sorted(rows: list[dict[str, Any]], sort: Sort) -> list[dict[str, Any]]:
 
 
 def _is_number(text: str) -> bool:
-    return text.removeprefix("-").isdigit()
+    return str(number(text)) == text
 
 
 def _number(text: str) -> int | str:
-    return int(text) if _is_number(text) else text
+    return number(text) if _is_number(text) else text

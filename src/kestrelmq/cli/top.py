@@ -20,9 +20,11 @@ from kestrelmq.cli.servers import (
     duration,
     membership,
 )
+from kestrelmq.cli.terminal import printable
 from kestrelmq.client import Client, ClientOptions, QueueStats
 from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import FixedMembership, Membership
+from kestrelmq.client.statistics import number
 from kestrelmq.errors import ClientError
 
 _WIDE: Final = 200
@@ -40,8 +42,7 @@ class Sample:
 
     def number(self, stat: str) -> int:
         """Return one of the server's statistics, 0 when it has none of that name."""
-        text = self.values.get(stat, "0")
-        return int(text) if text.isdigit() else 0
+        return number(self.values.get(stat, ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,9 @@ def _view(
             *(f"{number:,}" for number in numbers),
             *(f"{rate:,.1f}" for rate in rates),
         )
-    problems = [Text(sample.problem, style="red") for sample in after.values() if sample.problem]
+    problems = [
+        Text(printable(sample.problem), style="red") for sample in after.values() if sample.problem
+    ]
     room = most
     if sys.stdout.isatty():
         # What frames the queues: two headings, an empty line, and how many queues are left out.
@@ -244,4 +247,4 @@ def _table(first: str, *others: str) -> Table:
 
 
 def _cell(name: str) -> Text:
-    return Text(name, no_wrap=True, overflow="ellipsis")
+    return Text(printable(name), no_wrap=True, overflow="ellipsis")

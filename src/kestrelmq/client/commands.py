@@ -53,29 +53,29 @@ def checked_queue(queue: str) -> bytes:
 
 def get(queue: bytes, wait: float = 0.0) -> Command[bytes | None]:
     """Take the head item off the queue; None when there is none."""
-    return Command(wire.get_request(queue, wait_ms=_milliseconds(wait)), _read_item, wait)
+    return Command(wire.get_request(queue, wait_ms=_milliseconds(wait)), _read_item(queue), wait)
 
 
 def peek(queue: bytes, wait: float = 0.0) -> Command[bytes | None]:
     """Look at the head item; None when there is none."""
     request = wire.get_request(queue, wait_ms=_milliseconds(wait), peek=True)
-    return Command(request, _read_item, wait)
+    return Command(request, _read_item(queue), wait)
 
 
 def open_read(queue: bytes, wait: float = 0.0, *, close: bool = False) -> Command[bytes | None]:
     """Open a read; with `close`, confirm the one that is open in the same step."""
     request = wire.get_request(queue, wait_ms=_milliseconds(wait), open_read=True, close=close)
-    return Command(request, _read_item, wait)
+    return Command(request, _read_item(queue), wait)
 
 
 def close_read(queue: bytes) -> Command[bytes | None]:
     """Confirm the oldest open read of the connection."""
-    return Command(wire.get_request(queue, close=True), _read_item)
+    return Command(wire.get_request(queue, close=True), _read_item(queue))
 
 
 def abort_read(queue: bytes) -> Command[bytes | None]:
     """Give the item of the oldest open read of the connection back."""
-    return Command(wire.get_request(queue, abort=True), _read_item)
+    return Command(wire.get_request(queue, abort=True), _read_item(queue))
 
 
 def set_items(
@@ -110,7 +110,7 @@ def monitor(queue: bytes, seconds: int, max_items: int | None) -> Command[list[b
         while True:
             reply = yield
             if isinstance(reply, wire.Value) and len(arrived) != max_items:
-                arrived.append(reply.data)
+                arrived.append(_data(reply, queue))
             elif isinstance(before, wire.End) and _is_version(reply):
                 return arrived
             elif not isinstance(reply, wire.End):
@@ -202,13 +202,23 @@ def shutdown() -> Command[None]:
     return Command(wire.plain_request("shutdown"), read)
 
 
-def _read_item() -> Reading[bytes | None]:
-    data: bytes | None = None
-    while not isinstance(reply := (yield), wire.End):
-        if not isinstance(reply, wire.Value) or data is not None:
-            _unexpected(reply)
-        data = reply.data
-    return data
+def _read_item(queue: bytes) -> Callable[[], Reading[bytes | None]]:
+    def read() -> Reading[bytes | None]:
+        data: bytes | None = None
+        while not isinstance(reply := (yield), wire.End):
+            if not isinstance(reply, wire.Value) or data is not None:
+                _unexpected(reply)
+            data = _data(reply, queue)
+        return data
+
+    return read
+
+
+def _data(value: wire.Value, queue: bytes) -> bytes:
+    """Return an item of `queue`; some servers name it with the options of the request."""
+    if value.key.partition(b"/")[0] != queue:
+        _unexpected(value)
+    return value.data
 
 
 def _read_stats() -> Reading[list[tuple[str, str]]]:

@@ -39,6 +39,7 @@ QUEUE_STATS: Final = (
 """The stats of a queue that servers of this protocol report, or did so once."""
 
 _PREFIX: Final = "queue_"
+_DIGITS: Final = 20
 # Kestrels have the first, others of the protocol one of the rest; the last is no sure sign where
 # there is a stat `transactions`, too.
 _MARKS: Final = ("_logsize", "_waiters", "_open_transactions")
@@ -60,10 +61,7 @@ class QueueStats:
 
     def number(self, stat: str) -> int:
         """Return a stat as a number, 0 when the server does not report it as one."""
-        try:
-            return int(self.values.get(stat, "0"))
-        except ValueError:
-            return 0
+        return number(self.values.get(stat, ""))
 
     @property
     def items(self) -> int:
@@ -79,6 +77,12 @@ class QueueStats:
     def age_msec(self) -> int:
         """How long the last item taken had waited, in milliseconds."""
         return self.number("age_msec" if "age_msec" in self.values else "age")
+
+
+def number(text: str) -> int:
+    """Return a statistic as a number, 0 when it is none or longer than any counter is."""
+    digits = text.removeprefix("-")
+    return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS else 0
 
 
 def queue_stats(server: str, pairs: Iterable[tuple[str, str]]) -> list[QueueStats]:
