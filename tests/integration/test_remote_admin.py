@@ -12,8 +12,9 @@ import pytest
 
 from kestrelmq.config import ServerConfig
 from kestrelmq.server.server_actions import RemoteAdminRefused, ServerActions, is_loopback
+from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
-from tests.support.wire import PATIENCE, Wire
+from tests.support.wire import Wire
 
 REFUSED = "is refused to clients on other machines (see allow_remote_admin)"
 TOKEN = "0123456789abcdef-token"  # noqa: S105 # of a server that lives for one test
