@@ -190,7 +190,7 @@ def _replay_file(
             if ending.kind is End.STATE_DUMP:
                 log.info("%s: ends with the STATE_DUMP at byte %d of %d", path, end, size)
             return size, ending.kind
-        aside = save_tail(directory, name, buffer, ending, clock)
+        aside = save_tail(directory, name, buffer, ending, clock.now())
     log.warning(
         "%s: a record was cut short at byte %d; its %d bytes are kept in %s",
         path,
@@ -272,9 +272,8 @@ def fold(
     return walk.end(path)
 
 
-def save_tail(directory: Directory, name: str, buffer: Buffer, torn: Ending, clock: Clock) -> str:
+def save_tail(directory: Directory, name: str, buffer: Buffer, torn: Ending, now: int) -> str:
     """Copy what follows the end of a torn file to one beside `name`; return what that is called."""
-    now = clock.now()
     while (directory.path / (aside := temporary_name(name, "torn", now))).exists():
         now += 1
     end, size = torn.position, len(buffer)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kestrelmq.journal.contents import open_read_records
 from kestrelmq.journal.records import ADD_XID, ADDX_HEADER, STATE_DUMP, added_item
+from kestrelmq.journal.walk import Ending
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.planning import Wanted, replay_in_order, wanted
 from kestrelmq.spark.queue_source import is_live
@@ -23,15 +24,16 @@ _ADDING_WITH_XID: Final = (ADD_XID, STATE_DUMP)
 """Opcodes of records that add an item and say an xid; those of CONTINUE and STATE_DUMP are one."""
 
 
-def pack_files(files: Sequence[SpoolFile], output: Path, dialect: Dialect) -> tuple[int, bytes]:
+def pack_files(
+    files: Sequence[SpoolFile], output: Path, dialect: Dialect
+) -> tuple[int, Ending | None]:
     """Write to `output` what a queue's files come to.
 
     A server that loads it has the same items and open reads, and, from the documented dialect, the
     same last-used xid.
 
     Returns:
-        The number of items, and the bytes of a record that is cut short at the end of the last
-        file, which are left out.
+        The number of items, and where the last file is torn, if it is: what follows is left out.
 
     Raises:
         DamagedJournal: a file is damaged.
@@ -50,14 +52,14 @@ def pack_files(files: Sequence[SpoolFile], output: Path, dialect: Dialect) -> tu
             _copy_rest(part, target)
     live = plan.live
     items = len(live.given_back) + len(live.head) + live.end - live.first
-    return items, _torn_tail(files[-1])
+    return items, _torn(files[-1])
 
 
-def _torn_tail(file: SpoolFile) -> bytes:
+def _torn(file: SpoolFile) -> Ending | None:
     view = open_view(file.path, file.size, file.inode)
     for _ in view.chunks(tail_may_be_torn=True):
         pass
-    return b"" if view.torn_at is None else bytes(view.buffer[view.torn_at : view.size])
+    return view.torn
 
 
 def _live_chunks(

@@ -26,7 +26,7 @@ from kestrelmq.journal.records import (
     STATE_DUMP_SIZE,
     Buffer,
 )
-from kestrelmq.journal.walk import End, Walk
+from kestrelmq.journal.walk import End, Ending, Walk
 from kestrelmq.spark.boundaries import boundaries
 from kestrelmq.spark.summarising import Events
 
@@ -74,14 +74,14 @@ class FileView:
     """The first `size` bytes of a journal file, with its fields as unaligned arrays.
 
     Attributes:
-        torn_at: where a record begins that the end of the file cuts short; set by `chunks`.
+        torn: where the end of the file is torn, if it is; set by `chunks`.
     """
 
     def __init__(self, buffer: Buffer, size: int) -> None:
         """Look at `buffer`, which must hold at least `size` bytes and outlive this."""
         self.buffer = buffer if len(buffer) == size else memoryview(buffer)[:size]
         self.size = size
-        self.torn_at: int | None = None
+        self.torn: Ending | None = None
         self.bytes: NDArray[np.uint8] = np.frombuffer(buffer, dtype=np.uint8, count=size)
 
     def field(
@@ -96,6 +96,11 @@ class FileView:
             shape, dtype=dtype, buffer=self.bytes.data, strides=(1,)
         )
         return everywhere[positions]
+
+    @property
+    def torn_at(self) -> int | None:
+        """Where a record begins that the end of the file cuts short."""
+        return None if self.torn is None else self.torn.position
 
     def chunks(self, *, tail_may_be_torn: bool) -> Iterator[Chunk]:
         """Cut the file into chunks of whole records, in order.
@@ -115,7 +120,7 @@ class FileView:
             yield self._chunk(dump, ending.position + STATE_DUMP_SIZE)
         if ending.kind is End.DAMAGED:
             raise DamagedJournal(ending.position, ending.reason)
-        self.torn_at = ending.position if ending.kind is End.TORN else None
+        self.torn = ending if ending.kind is End.TORN else None
 
     def _chunk(self, starts: list[NDArray[np.int64]], end: int) -> Chunk:
         begins = np.concatenate(starts)

@@ -16,8 +16,9 @@ from uuid import uuid4
 from pyspark.sql import SparkSession
 
 from kestrelmq.clock import Clock, SystemClock
-from kestrelmq.journal.files import DiskDirectory, QueuePathLock
-from kestrelmq.journal.names import temporary_name
+from kestrelmq.journal.files import DiskDirectory, QueuePathLock, mapped
+from kestrelmq.journal.loading import save_tail
+from kestrelmq.journal.walk import Ending
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.journal_commit import Commit
 from kestrelmq.spark.journal_parts import Part
@@ -38,11 +39,12 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A packed journal that has no name yet, and the tail that it leaves out."""
+    """A packed journal that has no name yet, and where the last file is torn, if it is."""
 
     packed: Packed
     part: Part
-    torn: bytes
+    last: SpoolFile
+    torn: Ending | None
 
 
 def pack(
@@ -109,23 +111,20 @@ def _pack_one(files: list[SpoolFile], name: str, dialect: Dialect) -> _Written:
         os.close(descriptor)
     before, after = sum(file.size for file in files), target.stat().st_size
     return _Written(
-        Packed(spool, queue, items, before, after), Part(queue, target, items, after), torn
+        Packed(spool, queue, items, before, after),
+        Part(queue, target, items, after),
+        files[-1],
+        torn,
     )
 
 
 def _commit(spool: Path, work: str, done: list[_Written], now: int) -> None:
     directory = DiskDirectory(spool)
     for one in done:
-        if one.torn:
-            _save_torn_tail(directory, one, now)
+        if one.torn is not None:
+            # Nothing is ever deleted.
+            last = Path(one.last.path)
+            with mapped(last) as buffer:
+                save_tail(directory, last.name, buffer, one.torn, now)
     parts = {one.packed.queue: [one.part] for one in done}
     Commit(directory, spool / work, now, overwrite=True).run(parts)
-
-
-def _save_torn_tail(directory: DiskDirectory, one: _Written, now: int) -> None:
-    """Set aside a record that is cut short; nothing is ever deleted."""
-    saved = directory.append_to(temporary_name(one.packed.queue, "torn", now))
-    saved.append(one.torn)
-    saved.sync()
-    saved.close()
-    directory.sync()

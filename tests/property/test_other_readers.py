@@ -1,0 +1,315 @@
+"""Journals that any Kestrel may have written, or may read after us: random files and queues.
+
+Kestrels of the documented dialect disagree about the xid of an item that was added with ADD_XID.
+What others wrote is read as the format says; what we write means the same to all of them.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine import upkeep
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.queue import Queue
+from kestrelmq.journal.exchange import Row, rows
+from kestrelmq.journal.files import DiskDirectory
+from kestrelmq.journal.importing import import_rows
+from kestrelmq.journal.loading import load_queue
+from kestrelmq.journal.names import plan
+from kestrelmq.journal.pack import pack
+from kestrelmq.journal.records import (
+    Add,
+    AddX,
+    AddXid,
+    ConfirmRemove,
+    Continue,
+    Record,
+    Remove,
+    RemoveTentative,
+    RemoveTentativeXid,
+    SaveXid,
+    StateDump,
+    Unremove,
+    encode,
+    item_data,
+)
+from kestrelmq.journal.selection import select
+from kestrelmq.journal.writer import Dialect
+from kestrelmq.spark.packing import pack_files
+from kestrelmq.spark.planning import replay_in_parallel, summarise
+from kestrelmq.spark.spool import list_files
+from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.worker import HeldWorker
+from tests.support.examples import examples
+from tests.support.readings import Reading, replayed
+
+NOW = 1_700_000_000_000
+NAME = "q"
+DIALECTS: tuple[Dialect, ...] = ("documented", "kestrel-2")
+xids = st.one_of(st.integers(1, 6), st.sampled_from([2**31 - 1, 2**31 - 2, -(2**31), -1, -2]))
+texts = st.binary(min_size=1, max_size=3)
+adds: list[st.SearchStrategy[Record]] = [
+    st.builds(AddX, st.integers(NOW, NOW + 9), st.sampled_from([0, NOW]), texts),
+    st.builds(AddX, st.just(NOW), st.just(0), texts),
+    st.builds(Add, st.integers(0, 2), texts),
+]
+either: list[st.SearchStrategy[Record]] = [
+    *adds,
+    st.just(Remove()),
+    st.builds(SaveXid, xids),
+    st.builds(Unremove, xids),
+    st.builds(ConfirmRemove, xids),
+    st.builds(AddXid, xids, st.just(NOW), st.just(0), texts),
+]
+documented = st.one_of(*either, *[st.just(RemoveTentative())] * 3)
+released = st.one_of(
+    *either,
+    st.builds(Continue, xids, st.just(NOW), st.just(0), texts),
+    *[st.builds(RemoveTentativeXid, xids)] * 3,
+)
+# A count that no CONTINUE has, or one and enough behind it to see that there is none.
+ends = st.one_of(
+    st.just([]),
+    st.builds(StateDump, xids, st.integers(0, 15)).flatmap(
+        lambda dump: st.lists(st.one_of(documented, released), max_size=6).map(
+            lambda behind: [dump, *behind]
+        )
+    ),
+    st.just([StateDump(3, 1000), AddX(NOW, 0, b"left out"), Remove()]),
+)
+files_of_records = st.lists(
+    st.tuples(
+        st.one_of(st.lists(documented, max_size=25), st.lists(released, max_size=25)), ends
+    ).map(lambda parts: [*parts[0], *parts[1]]),
+    min_size=1,
+    max_size=4,
+)
+
+
+def write(path: Path, files: Sequence[Sequence[Record]]) -> dict[str, bytes]:
+    """Write the files of a queue; return them by name."""
+    names = [f"{NAME}.{number}" for number in range(1, len(files))] + [NAME]
+    written = {
+        name: b"".join(map(encode, records)) for name, records in zip(names, files, strict=True)
+    }
+    for name, raw in written.items():
+        (path / name).write_bytes(raw)
+    return written
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Return the files in a directory, by name."""
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
+
+
+def exported(path: Path) -> list[tuple[bytes, int, int]]:
+    """Return what an export of the queue has."""
+    (selected,) = select([path])
+    return [(row.data, row.add_time, row.expiry) for row in rows(selected)]
+
+
+@settings(max_examples=examples(150))
+@given(files_of_records, st.sampled_from([1, 4, None]))
+def test_what_others_wrote(files: list[list[Record]], limit: int | None) -> None:
+    """Both dialects, and files that a STATE_DUMP ends, are read as the format says."""
+    with TemporaryDirectory() as name:
+        path = Path(name)
+        expected = replayed(write(path, files), NAME, keeps_xid=True)
+        assert exported(path) == expected.loaded
+        listed = list_files(name)
+        (parallel,) = replay_in_parallel([listed], lambda tasks: list(map(summarise, tasks)))
+        assert dict(parallel.end.open).keys() == expected.reads.keys()
+        assert parallel.end.last_xid == expected.last
+        for dialect in DIALECTS:
+            output = path / "~~packed"
+            pack_files(listed, output, dialect)
+            check_all_agree({NAME: output.read_bytes()}, expected)
+        directory = DiskDirectory(path)
+        state = load_queue(
+            directory, plan(directory.names()).queues[NAME], limit, FakeClock()
+        ).state
+        if state.behind is not None:
+            state.behind.close()
+        assert state.items == len(expected.queue)
+        assert {xid: item_data(one) for xid, one in state.open.items()} == expected.reads
+        assert state.last_xid == expected.last
+
+
+def check_all_agree(files: dict[str, bytes], expected: Reading) -> None:
+    """Check that both kinds of readers find the items and open reads of `expected`."""
+    for keeps_xid in (True, False):
+        reading = replayed(files, NAME, keeps_xid=keeps_xid)
+        assert reading.loaded == expected.loaded
+        assert reading.reads == expected.reads
+
+
+follow_up = st.lists(
+    st.one_of(
+        *adds,
+        st.just(Remove()),
+        *[st.just(RemoveTentative())] * 2,
+        *[st.builds(kind, st.integers(0, 9)) for kind in (Unremove, Unremove, ConfirmRemove)],
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=examples(150))
+@given(files_of_records, follow_up)
+def test_packed_files_and_what_follows(files: list[list[Record]], later: list[Record]) -> None:
+    """A packed queue, and one that was imported to, mean the same to all; so does what follows."""
+    with TemporaryDirectory() as name:
+        path = Path(name)
+        write(path, files)
+        directory = DiskDirectory(path)
+        for dialect in ("kestrel-2", *DIALECTS[:1]):
+            pack(directory, plan(directory.names()).queues[NAME], dialect, FakeClock(NOW))
+            written = contents(path)
+            check_all_agree(written, replayed(written, NAME, keeps_xid=True))
+        import_rows(directory, [Row(NAME, 0, b"more", NOW, 0)], FakeClock(NOW), append=True)
+        written = contents(path)
+        check_all_agree(written, replayed(written, NAME, keeps_xid=True))
+        for drawn in later:
+            record = drawn
+            known = replayed(written, NAME, keeps_xid=True)
+            if isinstance(record, RemoveTentative) and known.queue and known.queue[0][3]:
+                continue  # a server sets the counter around this one
+            if isinstance(record, Unremove | ConfirmRemove):
+                if not known.open:
+                    continue
+                record = type(record)(sorted(known.open)[record.xid % len(known.open)])
+            written[NAME] += encode(record)
+            check_all_agree(written, replayed(written, NAME, keeps_xid=True))
+
+
+class Served:
+    """A queue of a server with limits so small that it is rewritten all the time."""
+
+    def __init__(self, path: Path, config: QueueConfig) -> None:
+        self.path = path
+        self.config = config
+        self.clock = FakeClock(NOW)
+        self.number = 0
+        self.come_up()
+
+    def come_up(self) -> None:
+        """Start the server."""
+        self.worker = HeldWorker()
+        server = ServerConfig(queue_path=self.path, default=self.config)
+        self.collection = QueueCollection(server, self.clock)
+        self.collection.commits.worker = self.worker
+        self.collection.open()
+        assert not self.collection.damaged
+
+    @property
+    def queue(self) -> Queue:
+        """The queue."""
+        return self.collection.obtain(NAME)
+
+    def do(self, step: str, number: int) -> None:
+        """Do something, as a turn of its own."""
+        reads = sorted(self.queue.open)
+        match step:
+            case "add":
+                for _ in range(1 + number % 3):
+                    self.number += 1
+                    self.queue.add(b"%d" % self.number + b"x" * (number % 50))
+            case "remove":
+                self.queue.remove()
+            case "open":
+                self.queue.open_read()
+            case "confirm" if reads:
+                self.queue.confirm(reads[number % len(reads)])
+            case "unremove" if reads:
+                self.queue.unremove(reads[number % len(reads)])
+            case "work":
+                self.clock.advance(2.0)
+                self.collection.tick()
+                self.worker.step()
+            case "dialect":
+                dialect = DIALECTS[number % 2]
+                self.config = self.config.model_copy(update={"journal_dialect": dialect})
+                self.queue.configure(self.config)
+            case "restart":
+                self.collection.close()
+                self.come_up()
+        assert not self.collection.commits.commit()
+
+    def check(self) -> None:
+        """Compare what others find in the files with the queue."""
+        queue = self.queue
+        given_back = [queue.open[xid] for xid in sorted(queue.open)]
+        expected = [item_data(one) for one in (*given_back, *self.waiting())]
+        readings = [
+            replayed(contents(self.path), NAME, keeps_xid=keeps_xid) for keeps_xid in (True, False)
+        ]
+        for reading in readings:
+            assert [data for data, _, _ in reading.loaded] == expected
+        assert readings[0].reads == readings[1].reads
+
+    def waiting(self) -> list[bytes]:
+        """Return the items that wait, those on disk too."""
+        copy = self.path / "copy"
+        copy.mkdir(exist_ok=True)
+        for file in copy.iterdir():
+            file.unlink()
+        for name, raw in contents(self.path).items():
+            (copy / name).write_bytes(raw)
+        whole = self.config.model_copy(update={"max_memory_size": 1 << 30})
+        collection = QueueCollection(ServerConfig(queue_path=copy, default=whole), self.clock)
+        collection.open()
+        try:
+            return collection.obtain(NAME).browse(1_000_000)[len(self.queue.open) :]
+        finally:
+            collection.close()
+
+
+weighted = ["add", "add", "open", "open", "unremove", "unremove", "confirm", "remove"]
+steps = st.lists(
+    st.tuples(
+        st.sampled_from([*weighted, "work", "work", "restart", "dialect"]), st.integers(0, 99)
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=examples(60))
+@given(steps, st.sampled_from([1, 60, 10_000]), st.sampled_from([0, 50_000]))
+def test_what_a_server_writes(steps: list[tuple[str, int]], memory: int, at_hand: int) -> None:
+    """After every step, every reader finds the queue that the server has."""
+    config = QueueConfig(
+        max_memory_size=memory,
+        default_journal_size=60,
+        max_journal_size=150,
+        min_journal_compact_delay=0,
+    )
+    before = upkeep.AT_HAND
+    upkeep.AT_HAND = at_hand  # type: ignore[misc] # put back below
+    try:
+        with TemporaryDirectory() as name:
+            served = Served(Path(name), config)
+            for step, number in steps:
+                served.do(step, number)
+                served.check()
+            served.collection.close()
+    finally:
+        upkeep.AT_HAND = before  # type: ignore[misc] # as above
+
+
+def test_reads_of_a_rewritten_journal_are_opened_again() -> None:
+    """What the test above is about, without chance: the journal is rewritten with reads open."""
+    config = QueueConfig(default_journal_size=60, max_journal_size=150, min_journal_compact_delay=0)
+    with TemporaryDirectory() as name:
+        served = Served(Path(name), config)
+        for step in ["add"] * 8 + ["open"] * 3 + ["remove"] * 30 + ["work"] * 4:
+            served.do(step, 30)
+            served.check()
+        assert encode(AddXid(1, NOW, 0, b""))[:1] == contents(served.path)[f"{NAME}.{NOW}"][5:6]
+        for step in ("unremove", "unremove", "open", "open", "confirm", "restart", "open"):
+            served.do(step, 0)
+            served.check()
+        served.collection.close()
