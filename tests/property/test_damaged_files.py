@@ -1,0 +1,255 @@
+"""Torn and damaged journals: the server, every tool and Spark say the same of them.
+
+The same is: whether the queue loads, otherwise which byte of which file is wrong and why; where a
+torn tail is cut; and what is in the queue.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kestrelmq.errors import DamagedJournal
+from kestrelmq.journal.dump import entries
+from kestrelmq.journal.exchange import rows
+from kestrelmq.journal.files import DiskDirectory
+from kestrelmq.journal.loading import load_queue
+from kestrelmq.journal.names import QueuePlan, plan
+from kestrelmq.journal.pack import pack
+from kestrelmq.journal.records import (
+    Add,
+    AddX,
+    AddXid,
+    ConfirmRemove,
+    Continue,
+    Record,
+    Remove,
+    RemoveTentative,
+    RemoveTentativeXid,
+    SaveXid,
+    StateDump,
+    Unremove,
+    encode,
+)
+from kestrelmq.journal.repair import repair
+from kestrelmq.journal.selection import select
+from kestrelmq.journal.verify import verify
+from kestrelmq.spark.packing import pack_files
+from kestrelmq.spark.pipelines.verify import check
+from kestrelmq.spark.planning import Task, replay_in_parallel, summarise
+from kestrelmq.spark.segments import Segment
+from kestrelmq.spark.spool import list_files
+from kestrelmq.testing.clock import FakeClock
+from tests.support.examples import examples
+from tests.support.readings import replayed
+
+NOW = 1_700_000_000_000
+NAME = "q"
+T = TypeVar("T")
+
+xids = st.integers(1, 4)
+older = encode(AddX(NOW - 99, 0, b"of a journal in an item")) * 3
+datas = st.one_of(st.binary(max_size=30), st.sampled_from([older, bytes(40), b"\x08" * 30]))
+times = st.integers(NOW, NOW + 50)
+records: st.SearchStrategy[Record] = st.one_of(
+    *[st.builds(AddX, times, st.sampled_from([0, NOW]), datas)] * 3,
+    st.builds(Add, st.integers(0, 2), datas),
+    st.builds(AddXid, xids, times, st.just(0), datas),
+    *[st.builds(Continue, xids, times, st.just(0), datas)] * 2,
+    st.just(Remove()),
+    st.just(RemoveTentative()),
+    *[st.builds(RemoveTentativeXid, xids)] * 2,
+    *[st.builds(kind, xids) for kind in (SaveXid, Unremove, ConfirmRemove)],
+)
+dumps = st.builds(StateDump, xids, st.one_of(st.integers(0, 40), st.just(1 << 20)))
+files_of_records = st.lists(
+    st.tuples(st.lists(records, max_size=30), st.lists(st.one_of(dumps, records), max_size=4)).map(
+        lambda parts: [*parts[0], *parts[1]]
+    ),
+    min_size=1,
+    max_size=3,
+)
+harms = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["cut", "cut", "zeros", "no tail", "append", "insert", "overwrite", "size", "drop"]
+        ),
+        st.integers(0, 1 << 16),
+        st.one_of(st.binary(min_size=1, max_size=12), st.sampled_from([bytes(70), b"\xff\xff"])),
+    ),
+    max_size=2,
+)
+
+
+def harmed(raw: bytes, harm: str, number: int, data: bytes) -> bytes:
+    """Return a file that something happened to."""
+    at = number % (len(raw) + 1)
+    match harm:
+        case "cut":
+            return raw[:at]
+        case "zeros":
+            return raw + bytes(number % 300)
+        case "no tail":
+            return raw[:at] + bytes(len(raw) - at)
+        case "append":
+            return raw + data
+        case "insert":
+            return raw[:at] + data + raw[at:]
+        case "overwrite":
+            return raw[:at] + data + raw[at + len(data) :]
+        case "size":
+            # The high bytes of a size, of the first record and of what may be one.
+            at = (2, 6, at)[number % 3]
+            return raw[:at] + bytes([number % 5, number % 7, 0]) + raw[at + 3 :]
+        case _:
+            return raw[:at] + raw[at + len(data) :]
+
+
+@dataclass
+class Verdict:
+    """What is said of a queue: damage as file, position and reason; or where it is torn, if at all.
+
+    `contents` are its items: data, add time, expiry.
+    """
+
+    damaged: tuple[str, int, str] | None = None
+    torn: int | None = None
+    contents: Sequence[tuple[bytes, int, int]] = ()
+
+
+def tried(action: Callable[[], T]) -> T | Verdict:
+    """Return what `action` returns, or that the queue is damaged."""
+    try:
+        return action()
+    except DamagedJournal as damage:
+        return Verdict((Path(damage.file or "").name, damage.position, damage.reason))
+
+
+def by_server(path: Path) -> Verdict:
+    """Load the queue as a server does, and see what became of the files."""
+    last = plan(DiskDirectory(path).names()).queues[NAME].files[-1]
+    before = (path / last).stat().st_size
+    loaded = tried(lambda: load_queue(DiskDirectory(path), plans(path), None, FakeClock(NOW)))
+    if isinstance(loaded, Verdict):
+        return loaded
+    state = loaded.state
+    for xid in sorted(state.open, reverse=True):
+        state.unremove(xid)
+    aside = [file for file in path.iterdir() if "~~torn" in file.name]
+    torn = before - aside[0].stat().st_size if aside else None
+    assert torn is None or list(loaded.journal.sizes.values())[-1] == torn
+    found = []
+    for one in state.memory:
+        added, expiry = (int.from_bytes(one[at : at + 8], "little") for at in (5, 13))
+        found.append((bytes(one[21:]), added, expiry))
+    return Verdict(torn=torn, contents=found)
+
+
+def plans(path: Path) -> QueuePlan:
+    """Return the plan of the queue."""
+    return plan(DiskDirectory(path).names()).queues[NAME]
+
+
+def check_tools(path: Path, server: Verdict) -> None:
+    """Compare verify, dump and export."""
+    (selected,) = select([path])
+    report = verify(selected)
+    if server.damaged is None:
+        assert report.is_sound
+        assert report.items + report.open_reads == len(server.contents)
+        assert (None if report.torn is None else report.torn.start) == server.torn
+    else:
+        first = report.damaged[0]
+        assert (first.file, first.start, first.reason) == server.damaged
+    listed = tried(lambda: list(entries(selected)))
+    if isinstance(listed, Verdict):
+        assert listed == server
+    else:
+        assert sum(report.operations.values()) == sum(one.is_replayed for one in listed)
+        assert server.damaged is None
+    exported = tried(lambda: [(row.data, row.add_time, row.expiry) for row in rows(selected)])
+    assert exported == (server if server.damaged is not None else server.contents)
+
+
+def check_spark(path: Path, server: Verdict) -> None:
+    """Compare the summaries, the check of each file, and the pack."""
+    listed = list_files(str(path))
+    plan = tried(lambda: replay_in_parallel([listed], summaries))
+    checks = [check(file) for file in listed]
+    damaged = [one for one in checks if not one.is_good]
+    output = path / "~~packed"
+    packed = tried(lambda: pack_files(listed, output, "documented"))
+    if server.damaged is not None:
+        assert plan == packed == server
+        first = damaged[0]
+        assert (Path(first.file).name, first.damaged_at, first.reason) == server.damaged
+        return
+    assert not damaged
+    assert not isinstance(plan, Verdict)
+    assert not isinstance(packed, Verdict)
+    assert checks[-1].torn_at == server.torn
+    assert (None if packed[1] is None else packed[1].position) == server.torn
+    assert packed[0] == len(server.contents)
+    reading = replayed({NAME: output.read_bytes()}, NAME, keeps_xid=True)
+    assert reading.loaded == server.contents
+    live = plan[0].plan().live
+    assert len(live.given_back) + len(live.head) + live.end - live.first == packed[0]
+    (selected,) = select([path])
+    operations = sum(verify(selected).operations.values())
+    assert sum(one.records for one in checks) == operations
+
+
+def summaries(tasks: Sequence[Task]) -> list[Segment]:
+    """Summarise in this process."""
+    return list(map(summarise, tasks))
+
+
+def check_pack(path: Path, server: Verdict) -> None:
+    """Compare what is left after packing, offline."""
+    packed = tried(lambda: pack(DiskDirectory(path), plans(path), "documented", FakeClock(NOW)))
+    if server.damaged is not None:
+        assert packed == server
+        return
+    files = {file.name: file.read_bytes() for file in path.iterdir()}
+    assert replayed(files, NAME, keeps_xid=True).loaded == server.contents
+
+
+def check_repair(path: Path, server: Verdict) -> None:
+    """A repaired queue loads; one that needs no repair is as it was."""
+    (selected,) = select([path])
+    repair(DiskDirectory(path), selected, FakeClock(NOW))
+    after = by_server(path)
+    assert after.damaged is None
+    if server.damaged is None:
+        assert after.contents == server.contents
+
+
+@settings(max_examples=examples(100))
+@given(files_of_records, harms, st.integers(0, 2))
+def test_all_say_the_same(
+    files: list[list[Record]], harms: list[tuple[str, int, bytes]], where: int
+) -> None:
+    """Whatever happened to which file."""
+    names = [f"{NAME}.{number}" for number in range(1, len(files))] + [NAME]
+    raw = {name: b"".join(map(encode, one)) for name, one in zip(names, files, strict=True)}
+    harmed_name = names[-1 - min(where, len(names) - 1)]
+    for harm in harms:
+        raw[harmed_name] = harmed(raw[harmed_name], *harm)
+    with TemporaryDirectory() as name:
+        paths = [Path(name) / use for use in ("tools", "spark", "pack", "repair", "server")]
+        for path in paths:
+            path.mkdir()
+            for file, content in raw.items():
+                (path / file).write_bytes(content)
+        tools, spark, packed, repaired, served = paths
+        server = by_server(served)
+        check_tools(tools, server)
+        check_spark(spark, server)
+        check_pack(packed, server)
+        check_repair(repaired, server)
+        if server.damaged is not None:
+            assert {file.name: file.read_bytes() for file in served.iterdir()} == raw
