@@ -8,6 +8,7 @@ from kestrelmq.admin import openapi, ostrich
 from kestrelmq.admin.errors import ApiError, Handler
 from kestrelmq.admin.guard import SERVER_ACTION
 from kestrelmq.admin.health import unhealthy_because
+from kestrelmq.admin.large_replies import LargeReplies
 from kestrelmq.admin.prometheus import CONTENT_TYPE, Exposition
 from kestrelmq.admin.serverwide import SECRET_SETTINGS, config_in_force
 from kestrelmq.server.context import ServerContext
@@ -19,10 +20,11 @@ _PLAIN = "text/plain; charset=utf-8"
 class Endpoints:
     """Serves what is no operation of the API."""
 
-    __slots__ = ("_context", "_document", "_exposition", "_ostrich")
+    __slots__ = ("_context", "_document", "_exposition", "_large", "_ostrich")
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
+        self._large = LargeReplies()
         self._ostrich = ostrich.Ostrich(context)
         self._exposition = Exposition(context)
         self._document = json.dumps(openapi.document()).encode()
@@ -47,15 +49,19 @@ class Endpoints:
         ):
             app.router.add_post(path, _marked(change, action))
 
-    async def _stats_json(self, request: web.Request) -> web.Response:
+    async def _stats_json(self, request: web.Request) -> web.StreamResponse:
         period = ostrich.read_period(request.query.get("period"))
-        body = await ostrich.as_json(await self._ostrich.readings(period))
-        return web.Response(body=body, content_type="application/json")
+        return await self._large.send(
+            request,
+            "application/json",
+            lambda: self._ostrich.rendered(period, ostrich.as_json),
+        )
 
-    async def _stats_text(self, request: web.Request) -> web.Response:
+    async def _stats_text(self, request: web.Request) -> web.StreamResponse:
         period = ostrich.read_period(request.query.get("period"))
-        body = await ostrich.as_text(await self._ostrich.readings(period))
-        return web.Response(body=body, headers={"Content-Type": _PLAIN})
+        return await self._large.send(
+            request, _PLAIN, lambda: self._ostrich.rendered(period, ostrich.as_text)
+        )
 
     async def _ping(self, _request: web.Request) -> web.Response:
         return web.Response(text="pong\n")
@@ -75,9 +81,8 @@ class Endpoints:
             return web.json_response(body, status=503)
         return web.json_response({"healthy": True, "status": status, "reasons": []})
 
-    async def _metrics(self, _request: web.Request) -> web.Response:
-        body = await self._exposition.render()
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        return await self._large.send(request, CONTENT_TYPE, self._exposition.render)
 
     async def _openapi(self, _request: web.Request) -> web.Response:
         return web.Response(body=self._document, content_type="application/json")

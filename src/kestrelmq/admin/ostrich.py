@@ -5,22 +5,22 @@ with `period=N` they are of the last finished stretch of at least N seconds. `ga
 now. Statistics of a queue are named `q/NAME/stat`.
 """
 
-import asyncio
 import json
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from kestrelmq.admin.errors import ApiError
+from kestrelmq.admin.slices import emptied, server_stats, slices
 from kestrelmq.engine.metrics import Histogram, Histograms, Summary
 from kestrelmq.engine.stats import QUEUE_STATS
 from kestrelmq.server.context import ServerContext
 from kestrelmq.version import VERSION
 
 _SLICE: Final = 50
-_MANY: Final = 1000
+_MANY: Final = 500
 _MOST_PERIODS: Final = 4
 LONGEST_PERIOD: Final = 86_400
 _COUNTERS: Final = frozenset(
@@ -43,17 +43,6 @@ _COUNTERS: Final = frozenset(
 )
 
 
-Value = TypeVar("Value")
-
-
-async def _sliced(section: dict[str, Value], size: int) -> AsyncIterator[tuple[str, Value]]:
-    """Yield what is in `section`; others may run after every `size` of them."""
-    for number, entry in enumerate(section.items()):
-        if number % size == size - 1:
-            await asyncio.sleep(0)
-        yield entry
-
-
 @dataclass(slots=True)
 class Readings:
     """Every statistic at one time, or over one stretch of time."""
@@ -66,13 +55,18 @@ class Readings:
     async def since(self, earlier: "Readings") -> "Readings":
         """Return what was counted after `earlier`."""
         between = Readings()
-        async for name, value in _sliced(self.counters, _MANY):
-            before = earlier.counters.get(name, 0)
-            # A queue that was deleted and came back counts from 0 again.
-            between.counters[name] = value - before if value >= before else value
-        async for name, histogram in _sliced(self.metrics, _SLICE):
-            between.metrics[name] = histogram.since(earlier.metrics.get(name))
+        async for counters in slices(self.counters.items(), _MANY):
+            for name, value in counters:
+                before = earlier.counters.get(name, 0)
+                # A queue that was deleted and came back counts from 0 again.
+                between.counters[name] = value - before if value >= before else value
+        async for histograms in slices(self.metrics.items(), _SLICE):
+            for name, histogram in histograms:
+                between.metrics[name] = histogram.since(earlier.metrics.get(name))
         return between
+
+
+Render = Callable[[Readings], Awaitable[list[bytes]]]
 
 
 @dataclass(slots=True)
@@ -94,33 +88,38 @@ class Ostrich:
         self._clock = clock
         self._windows: OrderedDict[int, _Window] = OrderedDict()
 
-    async def readings(self, period: int | None) -> Readings:
-        """Return the statistics, over `period` seconds or since the start."""
+    async def rendered(self, period: int | None, render: Render) -> list[bytes]:
+        """Return the statistics, over `period` seconds or since the start, as `render` has them."""
         now = await self._read()
         if period is None:
-            return now
-        found = await self._over(period, now)
-        return Readings(found.counters, found.metrics, now.gauges, now.labels)
+            parts = await render(now)
+            await emptied(now.counters, now.metrics)
+        else:
+            found = await self._over(period, now)
+            parts = await render(Readings(found.counters, found.metrics, now.gauges, now.labels))
+        await emptied(now.gauges)
+        return parts
 
     async def _over(self, period: int, now: Readings) -> Readings:
         begun = self._clock()
         window = self._windows.get(period)
         if window is None:
-            self._windows[period] = _Window(begun, now, now)
+            kept = Readings(now.counters, now.metrics)
+            self._windows[period] = _Window(begun, kept, kept)
             while len(self._windows) > _MOST_PERIODS:
                 self._windows.popitem(last=False)
             return now
         self._windows.move_to_end(period)
         if begun >= window.begun + period:
             start = window.start
-            window.begun, window.start = begun, now
+            window.begun, window.start = begun, Readings(now.counters, now.metrics)
             window.finished = await now.since(start)
         return window.finished
 
     async def _read(self) -> Readings:
         context = self._context
         readings = Readings()
-        for name, value in context.server_stats():
+        for name, value in await server_stats(context):
             if name in _COUNTERS:
                 readings.counters[name] = int(str(value))
             elif name == "version":
@@ -129,9 +128,8 @@ class Ostrich:
                 readings.gauges[name] = float(str(value))
         readings.labels["status"] = context.status.status.value
         _add_metrics(readings, "", context.latencies.server)
-        queues = list(context.collection.queues.items())
-        for start in range(0, len(queues), _SLICE):
-            for name, queue in queues[start : start + _SLICE]:
+        async for queues in slices(list(context.collection.queues.items()), _SLICE):
+            for name, queue in queues:
                 prefix = f"q/{name}/"
                 for stat in QUEUE_STATS:
                     place = readings.counters if stat.kind == "counter" else readings.gauges
@@ -140,7 +138,6 @@ class Ostrich:
                     children = ",".join(child.name for child in queue.children)
                     readings.labels[prefix + "children"] = children
                 _add_metrics(readings, prefix, context.latencies.of(queue))
-            await asyncio.sleep(0)
         return readings
 
 
@@ -158,48 +155,48 @@ def read_period(text: str | None) -> int | None:
     raise ApiError(400, "invalid_query", f"period: allowed: 1 to {LONGEST_PERIOD} seconds")
 
 
-async def as_json(readings: Readings) -> bytes:
-    """Return the statistics as Ostrich's JSON."""
-    metrics = {
-        name: _distribution(histogram.summary())
-        async for name, histogram in _sliced(readings.metrics, _SLICE)
-    }
-    sections: tuple[tuple[str, dict[str, Any]], ...] = (
+async def as_json(readings: Readings) -> list[bytes]:
+    """Return the statistics as Ostrich's JSON, in parts."""
+    parts: list[bytes] = []
+    for title, section in _sections(readings):
+        parts.append(("," if parts else "{").encode() + json.dumps(title).encode() + b":{")
+        comma = b""
+        async for entries in slices(section.items(), _MANY):
+            told = {name: _told(value) for name, value in entries}
+            parts.append(comma + json.dumps(told, ensure_ascii=False)[1:-1].encode())
+            comma = b","
+        parts.append(b"}")
+    return [*parts, b"}\n"]
+
+
+async def as_text(readings: Readings) -> list[bytes]:
+    """Return the statistics as Ostrich's text, in parts."""
+    parts: list[bytes] = []
+    for title, section in _sections(readings):
+        parts.append(f"{title}:\n".encode())
+        async for entries in slices(section.items(), _MANY):
+            lines = [f"  {name}: {_line(_told(value))}\n" for name, value in entries]
+            parts.append("".join(lines).encode())
+    return parts
+
+
+def _sections(readings: Readings) -> tuple[tuple[str, Mapping[str, object]], ...]:
+    return (
         ("counters", readings.counters),
-        ("metrics", metrics),
+        ("metrics", readings.metrics),
         ("gauges", readings.gauges),
         ("labels", readings.labels),
     )
-    parts = []
-    for name, section in sections:
-        encoded = [json.dumps(name) + ":{"]
-        entries = list(section.items())
-        for start in range(0, len(entries), _MANY):
-            text = json.dumps(dict(entries[start : start + _MANY]), ensure_ascii=False)[1:-1]
-            encoded.append(("," if start else "") + text)
-            await asyncio.sleep(0)
-        parts.append("".join(encoded) + "}")
-    return ("{" + ",".join(parts) + "}\n").encode()
 
 
-async def as_text(readings: Readings) -> bytes:
-    """Return the statistics as Ostrich's text."""
-    metrics = {
-        name: ", ".join(f"{key}={v}" for key, v in _distribution(histogram.summary()).items())
-        async for name, histogram in _sliced(readings.metrics, _SLICE)
-    }
-    sections: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("counters", readings.counters),
-        ("metrics", {name: f"({text})" for name, text in metrics.items()}),
-        ("gauges", readings.gauges),
-        ("labels", readings.labels),
-    )
-    lines: list[str] = []
-    for title, section in sections:
-        lines.append(f"{title}:")
-        async for name, value in _sliced(section, _MANY):
-            lines.append(f"  {name}: {value}")
-    return ("\n".join(lines) + "\n").encode()
+def _told(value: object) -> object:
+    return _distribution(value.summary()) if isinstance(value, Histogram) else value
+
+
+def _line(value: object) -> str:
+    if isinstance(value, dict):
+        return f"({', '.join(f'{key}={number}' for key, number in value.items())})"
+    return str(value)
 
 
 def _distribution(summary: Summary) -> dict[str, int]:

@@ -6,7 +6,7 @@ place for as long as it lives. Rendering pauses between slices, so it never hold
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from kestrelmq.admin.slices import server_stats
 from kestrelmq.engine.metrics import Histogram, Latency
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.stats import QUEUE_STATS, QueueStat
@@ -114,23 +115,22 @@ class Exposition:
         self._others: dict[str, tuple[float, float]] = {}
         self._process = ProcessCollector(namespace="kestrelmq", registry=None)
 
-    async def render(self) -> bytes:
-        """Return all metrics as text."""
+    async def render(self) -> list[bytes]:
+        """Return all metrics as text, in parts."""
         parts = []
-        for family in self._families():
+        for family in self._families(dict(await server_stats(self._context))):
             parts.append(generate_latest(_One(family)))
             await asyncio.sleep(0)
         for family in self._queue_families():
             text = generate_latest(_One(family))
             parts.append(text if family.documentation else _without_header(text))
             await asyncio.sleep(0)
-        return b"".join(parts)
+        return parts
 
     # --- the server ---
 
-    def _families(self) -> Iterator[Metric]:
+    def _families(self, stats: Mapping[str, object]) -> Iterator[Metric]:
         context = self._context
-        stats = dict(context.server_stats())
         yield InfoMetricFamily(_PREFIX + "build", "the server", {"version": VERSION})
         yield from self._process.collect()
         uptime = float(str(stats["uptime"]))

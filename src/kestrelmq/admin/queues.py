@@ -24,6 +24,7 @@ from kestrelmq.admin.models import (
     QueueSummary,
 )
 from kestrelmq.admin.sampling import ALL, DAMAGED, LOADING, State, Values, state_of, values_of
+from kestrelmq.admin.slices import slices
 from kestrelmq.config import queue_settings
 from kestrelmq.engine.late import still_loading
 from kestrelmq.engine.metrics import Histograms
@@ -34,6 +35,8 @@ from kestrelmq.names import master_of
 from kestrelmq.server.context import ServerContext
 
 _MOST_FILES: Final = 200
+_LOOKED_AT: Final = 2000
+_SHOWN: Final = 200
 _COLUMN: Final = {
     "items": 0,
     "bytes": 1,
@@ -66,35 +69,47 @@ async def list_queues(call: Call) -> Answer:
     """List queues."""
     query = call.query(ListQuery)
     wanted = query.filter.casefold()
-    found = [
-        entry
-        for entry in _entries(call)
-        if wanted in entry[0].casefold() and query.state in {None, entry[1][7]}
-    ]
-    page = _page(found, query)
+    found: list[Entry] = []
+    async for names in slices(_names(call), _LOOKED_AT):
+        found += [
+            (name, values)
+            for name in names
+            if wanted in name.casefold()
+            and (values := _seen(call, name)) is not None
+            and query.state in {None, values[7]}
+        ]
+    # Sorting takes long for many queues; a thread lets others be served meanwhile.
+    page = await asyncio.to_thread(_page, found, query)
     queues = call.admin.context.collection.queues
-    # A page is small: what it shows is read now.
-    fresh = [
-        (name, values_of(queues[name], values[2], values[3]) if name in queues else values)
-        for name, values in page
-    ]
-    return Answer(
-        QueuePage(
-            total=len(found), offset=query.offset, queues=[_summary(*entry) for entry in fresh]
-        )
-    )
+    summaries: list[QueueSummary] = []
+    async for entries in slices(page, _SHOWN):
+        # What is shown is read now.
+        summaries += [
+            _summary(
+                name, values_of(queues[name], values[2], values[3]) if name in queues else values
+            )
+            for name, values in entries
+        ]
+    return Answer(QueuePage(total=len(found), offset=query.offset, queues=summaries))
 
 
-def _entries(call: Call) -> list[Entry]:
-    """Return every queue there is, as it was seen last, or as it is if it never was."""
-    rows = call.admin.sampler.rows
+def _names(call: Call) -> list[str]:
     collection = call.admin.context.collection
-    entries: list[Entry] = [(name, DAMAGED) for name in collection.damaged]
-    entries += [(name, LOADING) for name in collection.loading]
-    for name, queue in collection.queues.items():
-        row = rows.get(name)
-        entries.append((name, values_of(queue, 0.0, 0.0) if row is None else row.values))
-    return entries
+    return [*collection.damaged, *collection.loading, *collection.queues]
+
+
+def _seen(call: Call, name: str) -> Values | None:
+    """Return how a queue was seen last, or how it is if it never was; None if it is gone."""
+    collection = call.admin.context.collection
+    if name in collection.damaged:
+        return DAMAGED
+    if name in collection.loading:
+        return LOADING
+    queue = collection.queues.get(name)
+    if queue is None:
+        return None
+    row = call.admin.sampler.rows.get(name)
+    return values_of(queue, 0.0, 0.0) if row is None else row.values
 
 
 def _page(found: list[Entry], query: ListQuery) -> list[Entry]:

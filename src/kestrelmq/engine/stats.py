@@ -1,8 +1,8 @@
 """Statistics of the server and of each queue: every one is declared once, here."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import COUNTERS, Counters
@@ -86,26 +86,56 @@ def queue_stats(queue: Queue) -> list[tuple[str, object]]:
     return pairs
 
 
+class QueueSums:
+    """What the global statistics need of all queues together; they may be added in slices.
+
+    Attributes:
+        items, total_items, size: waiting, ever added, and bytes waiting.
+        hits, misses: reads that got an item, and that found none.
+        memory, memory_limit: bytes of data held in memory, and allowed to be.
+    """
+
+    __slots__ = ("hits", "items", "memory", "memory_limit", "misses", "size", "total_items")
+
+    def __init__(self) -> None:
+        self.items = self.total_items = self.size = 0
+        self.hits = self.misses = 0
+        self.memory = self.memory_limit = 0
+
+    def add(self, queues: Iterable[Queue]) -> Self:
+        """Add up `queues`, too; return these sums."""
+        for queue in queues:
+            self.items += len(queue)
+            self.total_items += queue.total_items
+            self.size += queue.size
+            self.hits += queue.get_hits
+            self.misses += queue.get_misses
+            self.memory += queue.memory_bytes
+            self.memory_limit += queue.config.max_memory_size
+        return self
+
+
 def server_stats(
-    collection: QueueCollection, counters: Counters, *, uptime: int, now: int, version: str
+    collection: QueueCollection,
+    counters: Counters,
+    sums: QueueSums,
+    *,
+    uptime: int,
+    now: int,
+    version: str,
 ) -> list[tuple[str, object]]:
     """Return the global statistics, as (name, value); `uptime` and `now` in seconds."""
-    queues = collection.queues.values()
-    memory_limit = sum(queue.config.max_memory_size for queue in queues)
-    reserved = sum(queue.memory_bytes for queue in queues)
-    hits = collection.retired.get_hits + sum(queue.get_hits for queue in queues)
-    misses = collection.retired.get_misses + sum(queue.get_misses for queue in queues)
+    hits = collection.retired.get_hits + sums.hits
+    misses = collection.retired.get_misses + sums.misses
+    ratio = sums.memory / sums.memory_limit if sums.memory_limit else 0
     return [
         ("uptime", uptime),
         ("time", now),
         ("version", version),
-        ("curr_items", sum(map(len, queues))),
-        (
-            "total_items",
-            collection.retired.total_items + sum(queue.total_items for queue in queues),
-        ),
-        ("bytes", sum(queue.size for queue in queues)),
-        ("reserved_memory_ratio", f"{reserved / memory_limit if memory_limit else 0:.3f}"),
+        ("curr_items", sums.items),
+        ("total_items", collection.retired.total_items + sums.total_items),
+        ("bytes", sums.size),
+        ("reserved_memory_ratio", f"{ratio:.3f}"),
         ("cmd_get", hits + misses),
         ("get_hits", hits),
         ("get_misses", misses),

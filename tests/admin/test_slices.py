@@ -1,0 +1,112 @@
+"""Very many queues: whatever lists them lets others be served in between."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from kestrelmq.admin.ostrich import Ostrich, as_json, as_text
+from kestrelmq.admin.prometheus import Exposition
+from kestrelmq.admin.slices import emptied, server_stats, slices
+from kestrelmq.clock import TurnClock
+from kestrelmq.config import ServerConfig
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.counters import Counters
+from kestrelmq.engine.worker import InlineWorker
+from kestrelmq.server.context import ServerContext
+from kestrelmq.server.status import ServerStatus, Status
+from kestrelmq.server.turns import Turns
+
+QUEUES = 4000
+Result = TypeVar("Result")
+
+
+@pytest.fixture
+async def context(tmp_path: Path) -> AsyncIterator[ServerContext]:
+    """What a server with very many queues has."""
+    config = ServerConfig.model_validate(
+        {"queue_path": tmp_path, "default": {"keep_journal": False}}
+    )
+    clock = TurnClock()
+    collection = QueueCollection(config, clock)
+    loop = asyncio.get_running_loop()
+    turns = Turns(clock, collection.commits)
+    status = ServerStatus(None, Status.UP, 0.0, clock, loop.call_later)
+    for number in range(QUEUES):
+        collection.add(f"queue-{number}", b"x" * number, 0)
+    yield ServerContext(
+        config,
+        collection,
+        status,
+        Counters(),
+        turns,
+        InlineWorker(),
+        loop,
+        list,
+        lambda: None,
+    )
+    collection.close()
+    turns.syncs.close()
+    turns.poller.close()
+
+
+async def interrupted(work: Awaitable[Result]) -> tuple[Result, int]:
+    """Do `work`; return its result, and how often something else could run meanwhile."""
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    result = await work
+    task.cancel()
+    return result, turns
+
+
+async def test_statistics_are_rendered_in_slices(context: ServerContext) -> None:
+    """Each rendering of everything is whole, and pauses after few queues."""
+    ostrich = Ostrich(context)
+    parts, turns = await interrupted(ostrich.rendered(None, as_json))
+    stats = json.loads(b"".join(parts))
+    assert stats["gauges"]["curr_items"] == QUEUES
+    assert stats["gauges"]["q/queue-3999/bytes"] == 3999
+    assert stats["counters"]["q/queue-7/put_items"] == 1
+    assert turns > QUEUES / 50
+    parts, turns = await interrupted(ostrich.rendered(None, as_text))
+    assert b"\n  q/queue-3999/bytes: 3999\n" in b"".join(parts)
+    assert turns > QUEUES / 50
+    for _ in range(2):
+        parts, turns = await interrupted(ostrich.rendered(1, as_json))
+        assert json.loads(b"".join(parts))["gauges"].keys() == stats["gauges"].keys()
+        assert turns > QUEUES / 50
+    parts, turns = await interrupted(Exposition(context).render())
+    assert b'kestrelmq_queue_bytes{queue="queue-999"} 999.0' in b"".join(parts)
+    assert turns > QUEUES / 1000
+
+
+async def test_sums_of_all_queues_are_the_same_in_slices(context: ServerContext) -> None:
+    """Added up with pauses or without."""
+    sliced, turns = await interrupted(server_stats(context))
+    at_once = context.server_stats()
+    changing = {"uptime", "time"}
+    assert [pair for pair in sliced if pair[0] not in changing] == [
+        pair for pair in at_once if pair[0] not in changing
+    ]
+    assert dict(sliced)["bytes"] == QUEUES * (QUEUES - 1) // 2
+    assert turns >= QUEUES / 1000
+
+
+async def test_slices_and_what_is_left_over() -> None:
+    """Every entry once, in order; and large dictionaries end up empty."""
+    assert [part async for part in slices(range(7), 3)] == [[0, 1, 2], [3, 4, 5], [6]]
+    nothing: list[int] = []
+    assert [part async for part in slices(nothing, 3)] == []
+    large = {str(number): number for number in range(10_000)}
+    await emptied(large, {})
+    assert not large
