@@ -4,7 +4,6 @@ The data of a member node is the JSON of Twitter's ServerSet, which its readers 
 """
 
 import fcntl
-import ipaddress
 import json
 import socket
 import struct
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from kestrelmq.errors import ConfigError
+from kestrelmq.server.server_actions import is_loopback
 
 # The request for an interface's IPv4 address, as the kernels number it.
 _SIOCGIFADDR: Final = 0xC0206921 if sys.platform == "darwin" else 0x8915
@@ -70,7 +70,7 @@ def advertised_host(
     """
     if listen_address in _WILDCARDS:
         for address in interfaces():
-            if not ipaddress.ip_address(address).is_loopback:
+            if not is_loopback(address):
                 return address
         raise ConfigError(
             f"listen_address: {listen_address!r} is every interface, and none has an address that"
@@ -90,4 +90,4 @@ def _is_loopback(host: str) -> bool:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(f"listen_address: found {host!r}: {error.strerror}") from None
-    return any(ipaddress.ip_address(str(entry[4][0]).split("%")[0]).is_loopback for entry in found)
+    return any(is_loopback(str(entry[4][0])) for entry in found)
