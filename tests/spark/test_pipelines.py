@@ -2,6 +2,7 @@
 
 import random
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from kestrelmq.journal.files import QueuePathLock
 from kestrelmq.journal.records import (
     AddX,
     ConfirmRemove,
+    Continue,
     Record,
     Remove,
     RemoveTentative,
+    RemoveTentativeXid,
     Unremove,
     encode,
 )
@@ -212,7 +215,7 @@ def test_history_tells_the_fate_of_every_item(spark: SparkSession, tmp_path: Pat
         (b"last", "live", 0),
     ]
     bounds = {bytes(row.data): (row.gone_after, row.gone_before) for row in rows}
-    assert bounds[b"removed"] == (NOW + 10, None)
+    assert bounds[b"removed"] == (NOW + 10, NOW + 100)
     assert bounds[b"expires"] == (NOW + 100, NOW + 200)
     assert bounds[b"later"] == (None, None)
 
@@ -226,6 +229,35 @@ def test_history_counts_what_replay_counts(spark: SparkSession, tmp_path: Path) 
     counts = {row.queue: row["count"] for row in rows.groupBy("queue").count().collect()}
 
     assert counts == expected
+
+
+def test_cuts_change_neither_fates_nor_reports(spark: SparkSession, tmp_path: Path) -> None:
+    """The same operations in one file and in many give the same history and the same figures."""
+    rng = random.Random(4)
+    records: list[Record] = []
+    for number in range(300):
+        at = NOW + number * HOUR // 40
+        expiry = rng.choice([0, 0, at + HOUR // 20])
+        records.append(AddX(at, expiry, bytes(rng.randrange(9))))
+        records += rng.choice([[], [Remove()], [Remove(), Remove()], [RemoveTentativeXid(number)]])
+        if rng.random() < 0.5:
+            records.append(Continue(rng.randrange(number + 1), at + 7, 0, b"next"))
+    cuts = [[], sorted(rng.sample(range(len(records)), 9)), range(0, len(records), 40)]
+
+    found = []
+    for number, places in enumerate(cuts):
+        spool = tmp_path / f"spool{number}"
+        for place, (begin, end) in enumerate(pairwise([0, *places, len(records)])):
+            write(spool / f"q.{place + 1}", records[begin:end])
+        rows = history(spark, str(spool)).drop("spool", "file", "position").orderBy("ordinal")
+        output = str(tmp_path / f"out{number}")
+        made = report(spark, str(spool), output)
+        hours = spark.read.parquet(f"{output}/hours").orderBy("hour").collect()
+        found.append((rows.collect(), made.queues, hours))
+
+    assert len({row.fate for row in found[0][0]}) == 5
+    assert found[1] == found[0]
+    assert found[2] == found[0]
 
 
 def test_report_counts_by_hour_and_writes_a_page(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,23 +1,26 @@
 """What became of items: for each file, its items, and what its records did to items of any file.
 
-Removes carry no time. What is known is that one happened between the add before it and the add
-after it, so an event has the add times of its neighbours in the file as bounds; null when the
-file has no such neighbour close by.
+Removes carry no time. What is known is that one happened between the adds around it, so an event
+has as bounds the add times of the nearest adds before and after it that have one, wherever in the
+queue's journal these are: where files are cut changes nothing. A CONTINUE adds an item at the
+moment at which it confirms a read, so its own add time is both bounds. 0 is no time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from kestrelmq.journal.records import STATE_DUMP
 from kestrelmq.spark import columns
 from kestrelmq.spark.scanning import Chunk, FileView, events, open_view
 from kestrelmq.spark.segments import State
 from kestrelmq.spark.spool import SpoolFile
-from kestrelmq.spark.summarising import Fate, Summariser
+from kestrelmq.spark.summarising import Events, Fate, Summariser
 
 ITEM_SCHEMA: Final = pa.schema(
     [
@@ -46,10 +49,75 @@ EVENT_SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """A file to trace, and the state of its queue at its start."""
+    """A file to trace.
+
+    Attributes:
+        file: the file.
+        state: its queue at the file's start.
+        before: the last add time of the queue before the file (ms, 0 if there is none).
+        after: the first add time of the queue after the file (ms, 0 if there is none).
+    """
 
     file: SpoolFile
     state: State
+    before: int = 0
+    after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AddTimes:
+    """The first and the last add time in a file (ms, 0 if there is none)."""
+
+    first: int = 0
+    last: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Events in order: the items, what was done to them, and the bounds (ms, 0 if unknown)."""
+
+    ordinals: NDArray[np.int64]
+    fates: NDArray[np.int32]
+    not_before: NDArray[np.int64]
+    not_after: NDArray[np.int64]
+
+    def part(self, wanted: NDArray[np.bool_]) -> "_Told":
+        return _Told(
+            self.ordinals[wanted],
+            self.fates[wanted],
+            self.not_before[wanted],
+            self.not_after[wanted],
+        )
+
+
+def add_times(file: SpoolFile) -> AddTimes:
+    """Return the first and the last add time in a file.
+
+    Raises:
+        DamagedJournal: it is damaged.
+        JournalError: it is gone or shorter than when it was listed.
+    """
+    view = open_view(file.path, file.size, file.inode)
+    found = AddTimes()
+    for chunk in view.chunks(tail_may_be_torn=file.last):
+        times = _add_times(view, chunk)
+        known = times[times != 0]
+        if len(known):
+            found = AddTimes(found.first or int(known[0]), int(known[-1]))
+    return found
+
+
+def tracings(
+    files: Sequence[SpoolFile], starts: Sequence[State], times: Sequence[AddTimes]
+) -> list[Tracing]:
+    """Return the tracings of a queue's files, from the state at the start and the times of each."""
+    before = list(accumulate(times, lambda last, time: time.last or last, initial=0))
+    after = list(accumulate(reversed(times), lambda first, time: time.first or first, initial=0))
+    after.reverse()
+    return [
+        Tracing(file, state, before[place], after[place + 1])
+        for place, (file, state) in enumerate(zip(files, starts, strict=True))
+    ]
 
 
 def items(tracing: Tracing, *, with_data: bool, rows: int) -> Iterator[pa.RecordBatch]:
@@ -83,47 +151,80 @@ def happenings(tracing: Tracing) -> Iterator[pa.RecordBatch]:
     told: list[tuple[int, int, int]] = []
     summariser = Summariser(state.start(), trace=lambda *event: told.append(event))
     view = open_view(file.path, file.size, file.inode)
-    before: int | None = None
+    before = tracing.before
+    waiting: list[_Told] = []  # for the first add time behind them
     for chunk in view.chunks(tail_may_be_torn=file.last):
         run = events(view, chunk)
         summariser.feed(run)
         times = _add_times(view, chunk)
+        known = times[times != 0]
+        if len(known):
+            yield from (_batch(file, one, int(known[0])) for one in waiting)
+            waiting.clear()
         if told:
-            yield _batch(tracing, told, run.adds_before, times, before)
+            found = _told(state, told, run, times, before)
             told.clear()
-        before = int(times[-1]) if len(times) else before
+            if len(known):
+                yield _batch(file, found.part(found.not_after != 0))
+            waiting.append(found.part(found.not_after == 0))
+        before = int(known[-1]) if len(known) else before
+    yield from (_batch(file, one, tracing.after) for one in waiting)
 
 
 def _add_times(view: FileView, chunk: Chunk) -> NDArray[np.int64]:
+    """Return the add times of a chunk's adds; an ADD has none."""
     adds = chunk.part(chunk.adds)
     found: NDArray[np.int64] = (
         columns.add_times(view, adds).fill_null(0).to_numpy(zero_copy_only=False)
     )
-    return found
+    return np.maximum(found, 0)
 
 
-def _batch(
-    tracing: Tracing,
-    told: list[tuple[int, int, int]],
-    adds_before: NDArray[np.int64],
+def _told(
+    state: State,
+    told: Sequence[tuple[int, int, int]],
+    run: Events,
     times: NDArray[np.int64],
-    before: int | None,
-) -> pa.RecordBatch:
+    before: int,
+) -> _Told:
+    """Return the events of a chunk; `before` is the last add time before it."""
     count = len(told)
-    fates = np.fromiter((fate for fate, _, _ in told), dtype=np.int32, count=count)
-    ordinals = [tracing.state.ordinal(reference) for _, reference, _ in told]
-    places = adds_before[np.fromiter((index for _, _, index in told), np.int64, count)]
-    # An ADD has no add time, so its neighbours learn nothing from it.
-    padded = np.concatenate([[before or 0], times, [0]])
-    earlier, later = padded[places], padded[places + 1]
+    indexes = np.fromiter((index for _, _, index in told), np.int64, count)
+    places = run.adds_before[indexes]
+    not_before, not_after = _nearest(times, before)
+    earlier, later = not_before[places], not_after[places]
+    own = np.append(times, 0)[places]
+    is_dated = (run.kinds[indexes] == STATE_DUMP) & (own != 0)
+    return _Told(
+        np.fromiter((state.ordinal(reference) for _, reference, _ in told), np.int64, count),
+        np.fromiter((fate for fate, _, _ in told), np.int32, count),
+        np.where(is_dated, own, earlier),
+        np.where(is_dated, own, later),
+    )
+
+
+def _nearest(times: NDArray[np.int64], before: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the nearest known time before each place between adds, and the nearest after it."""
+    padded = np.concatenate([[before], times, [0]])
+    places = np.arange(len(padded))
+    last = np.maximum.accumulate(np.where(padded != 0, places, 0))
+    following = np.where(padded != 0, places, len(padded) - 1)[::-1]
+    first = np.minimum.accumulate(following)[::-1]
+    return padded[last[:-1]], padded[first[1:]]
+
+
+def _batch(file: SpoolFile, told: _Told, after: int = 0) -> pa.RecordBatch:
+    """Return events as rows; those without an upper bound get `after`."""
+    count = len(told.ordinals)
+    not_after = np.where(told.not_after == 0, after, told.not_after)
     return pa.RecordBatch.from_arrays(
         [
-            columns.constant(tracing.file.spool, count),
-            columns.constant(tracing.file.queue, count),
-            pa.array(ordinals, pa.int64()),
-            pa.array(fates),
-            pa.array(earlier, mask=earlier == 0),
-            pa.array(later, mask=later == 0),
+            columns.constant(file.spool, count),
+            columns.constant(file.queue, count),
+            pa.array(told.ordinals),
+            pa.array(told.fates),
+            pa.array(told.not_before, mask=told.not_before == 0),
+            pa.array(not_after, mask=not_after == 0),
         ],
         schema=EVENT_SCHEMA,
     )

@@ -4,8 +4,9 @@ What `spark.read` and `df.write` do with the data sources, and what they cannot 
 ask for the needed columns only, push filters down, plan by a Spark job, sort what is written.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -16,15 +17,16 @@ from kestrelmq.spark.options import DEFAULT_DIRECT_BYTES, Mode
 from kestrelmq.spark.planning import (
     Replayed,
     Run,
-    Task,
     replay_in_parallel,
     summarise,
     to_text,
     wanted,
 )
 from kestrelmq.spark.queue_source import QUEUE_FORMAT, QUEUE_SCHEMA, split_by_size
-from kestrelmq.spark.segments import Segment
 from kestrelmq.spark.spool import SpoolFile, list_files
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _SPARKS_NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -46,7 +48,8 @@ def read_journals(
         mode: what damage does: see `kestrelmq.spark.options`.
     """
     pushdown = spark.conf.get(_PUSHDOWN, "false") or "false"
-    reader = spark.read.format(JOURNAL_FORMAT).schema(_pick(JOURNAL_SCHEMA, columns))
+    schema = _pick(JOURNAL_SCHEMA, columns)
+    reader = spark.read.format(JOURNAL_FORMAT).schema(schema)
     return reader.option("mode", mode).option("pushdown", pushdown).load(path)
 
 
@@ -82,12 +85,15 @@ def replay_journals(spark: SparkSession, path: str) -> list[Replayed]:
 
 def run_on(spark: SparkSession) -> Run:
     """Return a way to summarise files by a Spark job, one task a file or a share of small ones."""
+    return partial(on_each, spark, summarise)
 
-    def run(tasks: Sequence[Task]) -> list[Segment]:
-        slices = min(len(tasks), max(spark.sparkContext.defaultParallelism * 4, 1))
-        return spark.sparkContext.parallelize(tasks, slices).map(summarise).collect()
 
-    return run
+def on_each(spark: SparkSession, work: Callable[[A], B], things: Sequence[A]) -> list[B]:
+    """Do something with each of `things` in a Spark job; return the results in order."""
+    if not things:
+        return []
+    slices = min(len(things), max(spark.sparkContext.defaultParallelism * 4, 1))
+    return spark.sparkContext.parallelize(things, slices).map(work).collect()
 
 
 def write_journals(
@@ -95,8 +101,9 @@ def write_journals(
 ) -> None:
     """Write rows to journals that a server loads at start.
 
-    Columns: `queue`, `data`, and if wanted `add_time`, `expiry` (ms or timestamps) and `sequence`,
-    which orders the items of a queue. Rows are sorted by Spark first, so that no merging is left.
+    Columns, in any case: `queue`, `data`, and if wanted `add_time`, `expiry` (ms or timestamps) and
+    `sequence`, which orders the items of a queue. Rows are sorted by Spark first, so that no
+    merging is left.
 
     Args:
         rows: what to write.

@@ -108,7 +108,12 @@ def decoded(option: str) -> list[fates.Tracing]:
     try:
         listed = json.loads(zlib.decompress(base64.b64decode(option, validate=True)))
         return [
-            fates.Tracing(SpoolFile(**tracing["file"]), _state(tracing["state"]))
+            fates.Tracing(
+                SpoolFile(**tracing["file"]),
+                _state(tracing["state"]),
+                int(tracing["before"]),
+                int(tracing["after"]),
+            )
             for tracing in listed
         ]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, zlib.error):

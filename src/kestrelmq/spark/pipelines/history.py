@@ -7,8 +7,9 @@
     live        in the queue
 
 `aborts` counts how often a read of it was given back. A remove has no time in the journal:
-`gone_after` and `gone_before` (ms) are the add times of the neighbouring adds, null if unknown. An
-item counts as expired when even `gone_after` is past its expiry.
+`gone_after` and `gone_before` (ms) are the add times of the nearest adds before and after it that
+have one, in whichever files; null if there is none. An item counts as expired when even
+`gone_after` is past its expiry. Where a journal is cut into files changes none of this.
 
 Packing forgets: items that were gone before a journal was packed are not in it any more.
 """
@@ -20,7 +21,7 @@ from pyspark.sql import functions as f
 
 from kestrelmq.spark import fates
 from kestrelmq.spark.planning import Replayed
-from kestrelmq.spark.reading import replay_journals
+from kestrelmq.spark.reading import on_each, replay_journals
 from kestrelmq.spark.trace_source import trace
 
 _KEY = ["spool", "queue", "ordinal"]
@@ -39,10 +40,11 @@ def history(spark: SparkSession, path: str, *, with_data: bool = False) -> DataF
         with_data: read the items' data; without, `data` is null.
     """
     replayed = replay_journals(spark, path)
+    times = iter(on_each(spark, fates.add_times, [f for queue in replayed for f in queue.files]))
     tracings = [
-        fates.Tracing(file, state)
+        tracing
         for queue in replayed
-        for file, state in zip(queue.files, queue.starts, strict=True)
+        for tracing in fates.tracings(queue.files, queue.starts, [next(times) for _ in queue.files])
     ]
 
     added = trace(spark, tracings, "items with data" if with_data else "items")

@@ -19,7 +19,7 @@ from kestrelmq.spark.pipelines.report_page import Hour, LargeItem, QueueTotals, 
 from kestrelmq.spark.spool import local_path
 
 HOUR_MS = 3_600_000
-_QUANTILES = (0.5, 0.95, 0.99)
+_PERCENTILES = (50, 95, 99)
 _LARGEST = 10
 
 
@@ -47,8 +47,8 @@ def report(spark: SparkSession, path: str, output: str, *, mode: WriteMode = "er
         by_queue(items).write.mode(mode).parquet(f"{output}/queues")
         largest = [
             LargeItem(**row.asDict())
-            for row in items.select("queue", "file", "position", "size", "fate")
-            .orderBy(f.desc("size"), "queue", "file", "position")
+            for row in items.orderBy(f.desc("size"), "queue", "spool", "ordinal")
+            .select("queue", "file", "position", "size", "fate")
             .limit(_LARGEST)
             .collect()
         ]
@@ -93,9 +93,9 @@ def by_hour(items: DataFrame) -> DataFrame:
         f.count("*").alias("items_out"),
         f.sum("size").cast("long").alias("bytes_out"),
         f.count_if(f.col("fate") == "expired").alias("expired"),
-        *_quantiles(f.col("at_least"), "at_least"),
-        *_quantiles(f.col("at_most"), "at_most"),
     )
+    gone = _with_quantiles(gone, left, ["queue", "hour"], "at_least")
+    gone = _with_quantiles(gone, left, ["queue", "hour"], "at_most")
     hours = added.join(gone, ["queue", "hour"], "full").fillna(0, subset=_COUNTS)
     so_far = Window.partitionBy("queue").orderBy("hour")
     return hours.withColumns(
@@ -109,15 +109,16 @@ def by_hour(items: DataFrame) -> DataFrame:
 def by_queue(items: DataFrame) -> DataFrame:
     """Return a row of totals for each queue; sojourn times are bounds, in ms."""
     at_least, at_most = _stays()
-    return items.groupBy("queue").agg(
+    left = items.where(_is_gone()).withColumns({"at_least": at_least, "at_most": at_most})
+    totals = items.groupBy("queue").agg(
         f.count("*").alias("items"),
         f.sum("size").alias("bytes"),
         *(f.count_if(f.col("fate") == fate).alias(fate) for fate in _FATES),
         f.sum("aborts").alias("aborts"),
         f.max("size").alias("largest"),
-        *_quantiles(f.when(_is_gone(), at_least), "at_least"),
-        *_quantiles(f.when(_is_gone(), at_most), "at_most"),
     )
+    totals = _with_quantiles(totals, left, ["queue"], "at_least")
+    return _with_quantiles(totals, left, ["queue"], "at_most")
 
 
 _COUNTS = ["items_in", "bytes_in", "aborted", "items_out", "bytes_out", "expired"]
@@ -149,8 +150,26 @@ def _stays() -> tuple[Column, Column]:
     return f.when(known, since_add("gone_after")), at_most
 
 
-def _quantiles(values: Column, name: str) -> list[Column]:
-    return [
-        f.percentile_approx(values, quantile).alias(f"{name}_p{quantile * 100:.0f}")
-        for quantile in _QUANTILES
-    ]
+def _with_quantiles(totals: DataFrame, items: DataFrame, keys: list[str], name: str) -> DataFrame:
+    """Add the percentiles of the column `name` of `items` to the rows of `totals`.
+
+    They are exact, so that they are the same however Spark's tasks share the items; sorted by
+    Spark, so that they need no memory for all values.
+    """
+    values = items.where(f.col(name).isNotNull()).groupBy(*keys, f.col(name).alias("value")).count()
+    in_group = Window.partitionBy(*keys)
+    ranked = values.withColumns(
+        {
+            "reached": f.sum("count").over(in_group.orderBy("value")),
+            "all": f.sum("count").over(in_group),
+        }
+    )
+    percentiles = ranked.groupBy(*keys).agg(
+        *(
+            f.min(
+                f.when(f.col("reached") * 100 >= f.col("all") * percentile, f.col("value"))
+            ).alias(f"{name}_p{percentile}")
+            for percentile in _PERCENTILES
+        )
+    )
+    return totals.join(percentiles, keys, "left")
