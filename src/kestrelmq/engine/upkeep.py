@@ -41,6 +41,9 @@ AT_HAND: Final = 50_000
 """Items in memory that are copied at once; of more, the journal itself is read."""
 AT_HAND_BYTES: Final = 16 << 20
 """And so many bytes of them, since what is copied is kept until it is written."""
+REST: Final = 256 << 10
+"""Bytes at most that a rotation syncs while the queue waits; more is synced in the worker first."""
+_ROTATES: Final = frozenset({Action.START_EMPTY, Action.ROTATE, Action.REWRITE})
 _STEPS: Final = 16
 _OPENED: Final = ADD_XID_HEADER - ADDX_HEADER + 1
 """Bytes that a read which a file begins with takes besides its item, in either dialect."""
@@ -68,6 +71,7 @@ class Upkeep:
         self._clock = clock
         self._job: Replacement | None = None
         self._stalled = False  # whether the job failed and is to be begun again
+        self._syncing = False  # whether the worker syncs the current file, to be rotated then
         self._reader_base = 0
         self._ahead = 0
         # Bytes in files that were rotated without a checkpoint since the last one.
@@ -85,7 +89,7 @@ class Upkeep:
     def configure(self, limits: Limits) -> None:
         """Put other limits in force."""
         self.limits = limits
-        if self._job is None:
+        if self._job is None and not self._syncing:
             self._look_again(0)
 
     def _look_again(self, size: int) -> None:
@@ -106,7 +110,7 @@ class Upkeep:
         """Whether `tick` may have something to do, now or later."""
         if self._retry_at is not None:
             return True
-        if self._job is not None:
+        if self._job is not None or self._syncing:
             return False
         journal = self._journal
         return journal.suspect or journal.size > min(self.attend_at, self.attend_empty_at)
@@ -128,12 +132,15 @@ class Upkeep:
 
     def attend(self) -> None:
         """Decide, and begin what is to be done. Everything must have been committed."""
-        if self._job is not None or self._retry_at is not None:
+        if self._job is not None or self._syncing or self._retry_at is not None:
             return
         if self._journal.suspect:
             self._rewrite()
             return
-        match decide(self._state(), self.limits):
+        action = decide(self._state(), self.limits)
+        if action in _ROTATES and not self._may_rotate():
+            return
+        match action:
             case Action.NOTHING:
                 self._look_again(self._journal.size)
             case Action.START_EMPTY:
@@ -145,6 +152,26 @@ class Upkeep:
             case Action.REWRITE:
                 self._rewrote_at = self._clock.monotonic()
                 self._rewrite()
+
+    def _may_rotate(self) -> bool:
+        """Whether little of the current file is left to sync; if not, have the worker sync it.
+
+        What is written meanwhile is looked at when it is done, and synced the same way if that is
+        much again: the queue never waits for more than `REST` bytes.
+        """
+        if self._journal.unsynced > REST:
+            self._syncing = True
+            self.attend_at = self.attend_empty_at = NEVER
+            self._worker.run(lambda _pause: self._journal.sync_current(), self._synced)
+        return not self._syncing and self._retry_at is None and self._journal.unsynced <= REST
+
+    def _synced(self, error: BaseException | None) -> None:
+        self._syncing = False
+        if error is not None:
+            self._failed("synced", error)
+        elif self._job is None and self._retry_at is None:
+            # The next commit or tick finds out what is to be done now.
+            self.attend_at = self.attend_empty_at = 0
 
     def _state(self) -> JournalState:
         store, journal = self._store, self._journal
@@ -248,11 +275,6 @@ class Upkeep:
         if self.places is not None:
             self.places.mark(rotated, len(store))
         self._look_again(self._journal.size)
-        self._worker.run(lambda _pause: self._journal.sync_rotated(), self._rotated_synced)
-
-    def _rotated_synced(self, error: BaseException | None) -> None:
-        if error is not None:
-            self._failed("synced", error)
 
     def _start_empty(self) -> None:
         store = self._store
@@ -387,7 +409,13 @@ class Upkeep:
 
     def delete_journal(self) -> None:
         """Give up what is under way, and remove the journal's files. Raises OSError."""
-        nameless = self._journal.delete(self._clock.now(), self.cancel())
+        journal = self._journal
+        before = journal.current_name
+        try:
+            nameless = journal.delete(self._clock.now(), self.cancel())
+        except OSError:
+            self._store.reader_renamed(before, journal.current_name)
+            raise
         if nameless:
             self._worker.run(nameless.free, lambda _error: None)
 

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import mmap
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from threading import Lock
 from typing import Final, Protocol, Self
 
 from kestrelmq.errors import QueuePathLocked
-from kestrelmq.journal.names import LOCK_NAME
+from kestrelmq.journal.names import LOCK_NAME, TEMPORARY_MARK
 from kestrelmq.journal.open_files import MAX_OPEN, OpenFiles
 from kestrelmq.journal.records import Buffer
 
@@ -77,11 +78,20 @@ class Directory(Protocol):
     def rename(self, old: str, new: str) -> None:
         """Rename `old` to `new`, replacing it."""
 
+    def link(self, old: str, new: str) -> None:
+        """Give the file `old` the second name `new`, or make a synced copy where links are not.
+
+        Raises OSError.
+        """
+
     def remove(self, name: str) -> None:
         """Delete `name`; no error when it is not there."""
 
     def truncate(self, name: str, size: int) -> None:
         """Cut `name` to `size` bytes and force that to disk."""
+
+    def sync_file(self, name: str) -> None:
+        """Force what is in `name` to disk. Raises OSError."""
 
     def sync(self) -> None:
         """Force created, renamed and removed names to disk."""
@@ -212,11 +222,7 @@ class DiskFile:
                 os.fsync(descriptor)
             else:
                 # Another descriptor of the file will do: what is synced is the file.
-                descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                sync_path(self.path)
         if self._ended:
             self.release()
 
@@ -274,6 +280,16 @@ class DiskDirectory:
         """Rename `old` to `new`, replacing it."""
         (self.path / old).rename(self.path / new)
 
+    def link(self, old: str, new: str) -> None:
+        """Give the file `old` the second name `new`, or make a synced copy where links are not."""
+        source, target = self.path / old, self.path / new
+        try:
+            target.hardlink_to(source)
+        except OSError:
+            target.unlink(missing_ok=True)
+            shutil.copyfile(source, target)
+            sync_path(target)
+
     def remove(self, name: str) -> None:
         """Delete `name`; no error when it is not there."""
         (self.path / name).unlink(missing_ok=True)
@@ -287,16 +303,38 @@ class DiskDirectory:
         finally:
             os.close(descriptor)
 
+    def sync_file(self, name: str) -> None:
+        """Force what is in `name` to disk. Raises OSError."""
+        sync_path(self.path / name)
+
     def sync(self) -> None:
         """Force created, renamed and removed names to disk."""
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_path(self.path)
 
     def reached(self, point: str) -> None:
         """Do nothing: nobody watches."""
+
+
+def sync_path(path: Path) -> None:
+    """Force a file to disk, or the names in a directory. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(directory: Directory, name: str, content: bytes) -> None:
+    """Have `name` hold `content`; a crash leaves the old content or the new. Raises OSError."""
+    temporary = f"{name}{TEMPORARY_MARK}new"
+    file = directory.create(temporary)
+    try:
+        file.append(content)
+        file.sync()
+    finally:
+        file.close()
+    directory.rename(temporary, name)
+    directory.sync()
 
 
 @contextlib.contextmanager

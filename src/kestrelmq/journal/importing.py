@@ -112,6 +112,7 @@ def _make_loadable(directory: Directory, files: QueuePlan, clock: Clock) -> None
 def _put_in_place(directory: Directory, files: QueuePlan, temporary: str, clock: Clock) -> None:
     if (directory.path / files.queue).exists():  # loading may have rotated it
         stamp = later_timestamp(files.rotated, clock.now())
+        directory.sync_file(files.queue)
         directory.rename(files.queue, rotated_name(files.queue, stamp))
         directory.reached("import: current file rotated")
     directory.rename(temporary, files.queue)

@@ -90,10 +90,12 @@ def load_queue(
     if ends:
         sizes[_rotate(directory, plan, state, clock)] = sizes.pop(plan.queue)
         dialect = None
+    # The current file that comes next must not get to the disk before the end of the last one.
     if ends or kind is End.TORN:
-        # Forces it to disk as well: the file that comes next must not get there first.
         name, size = list(sizes.items())[-1]
-        directory.truncate(name, size)
+        directory.truncate(name, size)  # forces it to disk as well
+    elif files and not plan.has_current:
+        directory.sync_file(files[-1])
     sizes.pop(plan.queue, None)
     return LoadedQueue(state, FileJournal(directory, plan.queue, sizes, dialect))
 
@@ -143,6 +145,9 @@ def clean_up(directory: Directory, plan: QueuePlan) -> None:
         log.info("removing %s: a pack replaces it, or a crash left it", name)
         directory.remove(name)
         directory.reached("clean-up: dead file removed")
+    if plan.dead and plan.rename:
+        # A pack that has its last name already stands for no other file.
+        directory.sync()
     for old, new in plan.rename:
         directory.rename(old, new)
         directory.reached("clean-up: pack renamed")

@@ -5,9 +5,6 @@ by one that holds its whole records. A crash leaves the damaged file, or the rep
 leave the neighbour and a temporary.
 """
 
-import contextlib
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -70,26 +67,10 @@ def _repair_file(directory: Directory, name: str, lost: Sequence[Lost], now: int
             file.sync()
         finally:
             file.close()
-    _keep(directory, name, aside)
+    directory.link(name, aside)
     directory.sync()
     directory.reached("repair: old content kept")
     directory.rename(temporary, name)
     directory.reached("repair: file replaced")
     directory.sync()
     return aside
-
-
-def _keep(directory: Directory, name: str, aside: str) -> None:
-    """Give a file's content a second name, or copy it where the file system has no links."""
-    source, target = directory.path / name, directory.path / aside
-    try:
-        target.hardlink_to(source)
-    except OSError:
-        with contextlib.suppress(FileNotFoundError):
-            target.unlink()
-        shutil.copyfile(source, target)
-        descriptor = os.open(target, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

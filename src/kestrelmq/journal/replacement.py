@@ -2,8 +2,10 @@
 
 The files that are replaced are rotated ones, which do not change. Steps, each a crash point:
 
-1. `place`: write a temporary, sync it, rename it to `NAME.TIMESTAMP.pack`, sync the directory.
-   TIMESTAMP is that of the last file replaced: from now on the pack stands for all of them.
+1. `place`: write a temporary, sync it and the directory, rename it to `NAME.TIMESTAMP.pack`, sync
+   the directory. TIMESTAMP is that of the last file replaced: from now on the pack stands for all
+   of them. The first sync of the directory is for their names: a pack beside a file that has
+   another name yet would repeat what that file holds.
 2. `clear`, once nobody reads the old files: remove them, sync, drop the `.pack`, sync.
 
 A crash leaves the old files, or the pack beside some of them, or the pack alone; loading finishes
@@ -316,6 +318,7 @@ class Replacement:
     def _rename(self) -> None:
         if self._before is not None:
             self._before()
+        self._directory.sync()
         with self._lock:
             if self._cancelled:
                 raise Cancelled

@@ -1,8 +1,9 @@
 """The files of one queue: an ordered list of rotated ones, and the current one, which grows.
 
-Invariant: replaying `files` in order gives the queue's state as of the last append that returned.
+Invariants: replaying `files` in order gives the queue's state as of the last append that returned;
+all files but the last are on disk, whole.
 
-A crash may leave a record cut short at the end of the current file (loading sets it aside), a
+A crash may leave a record cut short at the end of the last file (loading sets it aside), a
 rotated file and no current one, an empty temporary, or a pack beside the files that it replaces.
 """
 
@@ -83,7 +84,7 @@ class FileJournal:
         "_lock",
         "_name",
         "_names_changed",
-        "_unsynced",
+        "_synced",
         "dialect",
         "directory",
         "is_torn",
@@ -120,9 +121,10 @@ class FileJournal:
         self.directory = directory
         self._current: AppendFile | None = None
         self._name = queue
-        # Rotated files that no sync has covered yet; the lock is held for a moment only.
-        self._unsynced: dict[str, AppendFile] = {}
+        # Bytes of the current file that are on disk for certain.
+        self._synced = 0
         self._names_changed = False
+        # Of the current file, what is synced of it, and the names; held for a moment only.
         self._lock = Lock()
 
     @property
@@ -165,29 +167,50 @@ class FileJournal:
     # --- syncing ---
 
     def sync(self) -> None:
-        """Force to disk what was appended, older files first; from any thread. Raises OSError.
+        """Force to disk what was appended; from any thread. Raises OSError.
 
         After a failure the system may have dropped what it could not write, and a later fsync of
         the same file would succeed without it. So a failure makes the journal `suspect`.
         """
         with self._lock:
-            current = self._current
-            older = dict(self._unsynced)
             names_changed, self._names_changed = self._names_changed, False
         if self.suspect:
             raise OSError("an earlier sync failed; the journal is being written anew")
         try:
-            for file in older.values():
-                file.sync()
-            if current is not None:
-                current.sync()
+            self.sync_current()
             if names_changed:
                 self.directory.sync()
         except OSError:
             self.suspect = self._names_changed = True
             raise
         self.syncs += 1
-        self._forget_unsynced(older)
+
+    @property
+    def unsynced(self) -> int:
+        """Bytes of the current file that no sync has covered: what a rotation waits for."""
+        return self.current_size - self._synced
+
+    def sync_current(self) -> None:
+        """Force the current file to disk, as far as it is written; from any thread.
+
+        Raises:
+            OSError: it failed, and the journal is `suspect`.
+        """
+        with self._lock:
+            current = self._current
+        if current is None:
+            return
+        size = current.size
+        try:
+            current.sync()
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and self._current is not current:
+                return  # it was rotated, and so synced, and packed since
+            self.suspect = True
+            raise
+        with self._lock:
+            if self._current is current:
+                self._synced = max(self._synced, size)
 
     def probe(self, now: int) -> None:
         """See whether the disk works: write and remove a little file. Raises OSError."""
@@ -204,29 +227,12 @@ class FileJournal:
             file.close()
             self.directory.remove(name)
 
-    def sync_rotated(self) -> None:
-        """Force rotated files to disk; from any thread. Raises OSError."""
-        with self._lock:
-            older = dict(self._unsynced)
-        try:
-            for file in older.values():
-                file.sync()
-        except OSError:
-            self.suspect = True
-            raise
-        self._forget_unsynced(older)
-
-    def _forget_unsynced(self, names: Iterable[str]) -> None:
-        with self._lock:
-            files = [self._unsynced.pop(name, None) for name in names]
-        for file in files:
-            if file is not None:
-                file.close()
-
     # --- rotating ---
 
     def begin(self, name: str, record: bytes, pause: Callable[[], None]) -> None:
         """Write `record` to a file that is not part of the journal yet; from any thread.
+
+        It is synced, and the current file too, so that `rotate` has little left to sync.
 
         Args:
             name: of the file, a temporary; for `rotate` or `forget`.
@@ -242,8 +248,10 @@ class FileJournal:
                 for start in range(0, len(record), _PIECE):
                     file.append(record[start : start + _PIECE])
                     pause()
+                file.sync()
             finally:
                 file.close()
+            self.sync_current()
         except OSError:
             self.forget(name)
             raise
@@ -257,7 +265,9 @@ class FileJournal:
     def rotate(self, now: int, begun: str | None = None) -> str:
         """Begin a new current file; return the name of the one that was current until now.
 
-        The name has the time `now` (ms), or a later one if the clock stepped back.
+        The name has the time `now` (ms), or a later one if the clock stepped back. What is
+        `unsynced` of the old file is forced to disk first: only the last file of a queue may end
+        in a record that is cut short, and the system writes names and contents in any order.
 
         Args:
             now: see above.
@@ -277,6 +287,7 @@ class FileJournal:
         temporary = begun or temporary_name(self.queue, NEXT, timestamp)
         new = self.directory.append_to(temporary)
         try:
+            self._sync_rest()
             if rotated != old:
                 self.directory.rename(old, rotated)
                 self._name = rotated
@@ -290,22 +301,34 @@ class FileJournal:
         new.renamed(self.queue)
         self.directory.reached("rotate: new file named")
         with self._lock:
-            self._unsynced[rotated] = current
             self._names_changed = True
             self.sizes[rotated] = current.size
             self._current = new
+            self._synced = new.size  # that is what `begin` wrote
             self.size += new.size
+        current.close()
         self._name = self.queue
         self.is_torn = False
         self.rotations += 1
         return rotated
+
+    def _sync_rest(self) -> None:
+        """Sync what is left to sync of the current file. Raises OSError."""
+        if not self.unsynced:
+            return
+        # What a suspect journal lost is written anew, and for that it must go on in a new file.
+        was_suspect = self.suspect
+        try:
+            self.sync_current()
+        except OSError:
+            if not was_suspect:
+                raise
 
     def replaced(self, files: list[str], name: str, size: int) -> None:
         """Take note that the file `name` of `size` bytes stands for the rotated ones of `files`."""
         kept = {file: bytes_ for file, bytes_ in self.sizes.items() if file not in files}
         self.size += size - (sum(self.sizes.values()) - sum(kept.values()))
         self.sizes = {name: size, **kept}
-        self._forget_unsynced(files)
 
     def renamed(self, old: str, new: str) -> None:
         """Take note that the rotated file `old` is called `new` now."""
@@ -325,18 +348,23 @@ class FileJournal:
         Raises:
             OSError: the queue is as it was.
         """
-        if self._current is not None and self._name == self.queue:
-            self.rotate(now)
-        newest = newest_timestamp(list(self.sizes))
+        self._end_current(now)
+        newest = max(newest_timestamp(list(self.sizes)), newest_timestamp([self._name]))
         pack = pack_name(self.queue, newest)
         temporary = temporary_name(self.queue, DELETE, newest)
         self.directory.create(temporary).close()
-        self.directory.rename(temporary, pack)
+        # The pack stands for the files by the names that they have now.
         self.directory.sync()
+        self.directory.rename(temporary, pack)
+        try:
+            self.directory.sync()
+        except OSError:
+            self.directory.remove(pack)
+            raise
         self.directory.reached("delete: empty pack in place")
         files = [*self.files, *also]
         nameless = Nameless()
-        for name, size in self.sizes.items():
+        for name, size in {**self.sizes, self._name: self.current_size}.items():
             if size > _LARGE:
                 nameless.hold(self.directory.path / name)
         self.close()
@@ -352,11 +380,20 @@ class FileJournal:
             log.warning("queue %s is deleted, but not all of its files: %s", self.queue, error)
         return nameless
 
+    def _end_current(self, now: int) -> None:
+        """Give the current file the name of a rotated one; none follows. Raises OSError."""
+        current = self._current
+        if current is not None and self._name == self.queue:
+            rotated = rotated_name(self.queue, later_timestamp(list(self.sizes), now))
+            self.directory.rename(self._name, rotated)
+            current.renamed(rotated)
+            self._name = rotated
+            self._names_changed = True
+            self.directory.reached("delete: current file renamed")
+
     def close(self) -> None:
         """Release the files."""
         with self._lock:
-            files = [*self._unsynced.values(), self._current]
-            self._unsynced, self._current = {}, None
-        for file in files:
-            if file is not None:
-                file.close()
+            current, self._current = self._current, None
+        if current is not None:
+            current.close()

@@ -11,7 +11,6 @@ perhaps a temporary that the next save overwrites.
 """
 
 import logging
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
@@ -20,6 +19,7 @@ from typing import Final, Protocol
 
 from kestrelmq.clock import Clock
 from kestrelmq.errors import KestrelError
+from kestrelmq.journal.files import DiskDirectory, replace_file
 
 _log: Final = logging.getLogger(__name__)
 
@@ -298,23 +298,10 @@ class ServerStatus:
         if self._path is None:
             return
         try:
-            _replace(self._path, f"{self.status.value}\n".encode())
+            directory = DiskDirectory(self._path.parent)
+            replace_file(directory, self._path.name, f"{self.status.value}\n".encode())
         except OSError as error:
             _log.error("%s: not saved: %s", self._path, error)
             raise StatusNotSaved(
                 f"the status is {self.status.value} but could not be saved: {error.strerror}"
             ) from error
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f"{path.name}~~new")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -93,6 +93,9 @@ class Commit:
         if existing.files and not self._overwrite:
             self._check_tail(existing.files[-1])
         single = joined(parts, self._work / f"joined-{next(self._joined)}")
+        if existing.files and not self._overwrite:
+            # Only the last file may end in a record that is cut short, after a crash too.
+            directory.sync_file(existing.files[-1])
         if existing.has_current:
             directory.rename(queue, rotated_name(queue, timestamp))
             directory.sync()

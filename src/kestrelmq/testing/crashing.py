@@ -180,6 +180,12 @@ class CrashingDirectory:
         self._disk.rename(old, new)
         self._names[new] = self._names.pop(old)
 
+    def link(self, old: str, new: str) -> None:
+        """Give the file `old` the second name `new`."""
+        self.step(f"link {old}")
+        self._disk.link(old, new)
+        self._names[new] = self._names[old]
+
     def remove(self, name: str) -> None:
         """Delete `name`; no error when it is not there."""
         self.step(f"remove {name}")
@@ -191,6 +197,12 @@ class CrashingDirectory:
         self.step(f"truncate {name}")
         self._disk.truncate(name, size)
         self._names[name].synced = size
+
+    def sync_file(self, name: str) -> None:
+        """Make what is in `name` safe."""
+        self.step(f"sync {name}")
+        inode = self._names[name]
+        inode.synced = inode.link.stat().st_size
 
     def sync(self) -> None:
         """Make created, renamed and removed names safe."""

@@ -1,0 +1,206 @@
+"""Loads what crashes may leave, and compares it with what a model allows."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from kestrelmq.config import ServerConfig
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.errors import DamagedJournal
+from kestrelmq.journal.files import DiskDirectory
+from kestrelmq.journal.loading import load_queue, remove_left_over
+from kestrelmq.journal.names import plan
+from kestrelmq.journal.records import item, item_data, unremove
+from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.recording import (
+    Bounds,
+    Contents,
+    Crash,
+    Operation,
+    RecordingDirectory,
+    crash_states,
+)
+
+Items = tuple[bytes, ...]
+Queues = tuple[tuple[str, Items], ...]
+"""What a server finds: the items of each queue, by name."""
+Allowed = Callable[[Crash, Contents, Queues], bool]
+"""Whether a crash may leave this, and a server find that in it."""
+ONE_MORE = b"one more"
+STATUS = "~~status"
+DAMAGED: Items = (b"this queue is damaged",)
+"""What a queue that does not load is said to hold."""
+
+
+class WrongState(AssertionError):  # noqa: N818 # says what it is
+    """A crash leaves what it must not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    queues: Queues
+    operations: tuple[Operation, ...]
+
+    @property
+    def is_damaged(self) -> bool:
+        return any(items == DAMAGED for _, items in self.queues)
+
+
+@dataclass
+class Checker:
+    """Loads states, each once.
+
+    Attributes:
+        spool: an empty directory to load them in.
+        bounds: for the crashes of the loading itself.
+        nested_every: of how many states that are loaded one has crashes of its loading tried.
+        states: how many were loaded.
+    """
+
+    spool: Path
+    bounds: Bounds = field(default_factory=Bounds)
+    nested_every: int = 1
+    states: int = 0
+    _cache: dict[Contents, Queues] = field(default_factory=dict)
+
+    def check(self, found: Mapping[Contents, Iterable[Crash]], allowed: Allowed) -> None:
+        """Load each state. Raises WrongState."""
+        for contents, crashes in found.items():
+            queues = self._load(contents)
+            for crash in crashes:
+                if not allowed(crash, contents, queues):
+                    raise WrongState(_told(contents, queues, crash))
+
+    def _load(self, contents: Contents) -> Queues:
+        known = self._cache.get(contents)
+        if known is None:
+            known = self._load_new(contents)
+        return known
+
+    def _load_new(self, contents: Contents) -> Queues:
+        self.states += 1
+        loaded = self._come_up(contents)
+        self._cache[contents] = loaded.queues
+        if self.states % self.nested_every == 0 and not loaded.is_damaged:
+            self._serve(contents, loaded.queues)
+            self._check_crashes_of_loading(contents, loaded)
+        return loaded.queues
+
+    def _come_up(self, contents: Contents) -> _Loaded:
+        """Load everything twice; what is added after the first is all that the second adds."""
+        self._write(contents)
+        directory = RecordingDirectory(self.spool)
+        first = _load(directory)
+        if first.is_damaged:
+            return first
+        second = _load(RecordingDirectory(self.spool))
+        _check_one_more(contents, first.queues, second.queues)
+        return first
+
+    def _serve(self, contents: Contents, wanted: Queues) -> None:
+        """Have a whole server come up, twice."""
+        found = []
+        self._write(contents)
+        for _ in range(2):
+            collection = QueueCollection(
+                _server(self.spool), FakeClock(), DiskDirectory(self.spool)
+            )
+            collection.open()
+            try:
+                if collection.damaged:
+                    raise WrongState(_told(contents, dict(collection.damaged), None))
+                found.append(
+                    tuple(
+                        (name, tuple(map(item_data, queue.browse(10_000))))
+                        for name, queue in sorted(collection.queues.items())
+                    )
+                )
+                for queue in collection.queues.values():
+                    queue.add(ONE_MORE)
+            finally:
+                collection.close()
+        if found[0] != wanted:
+            raise WrongState(_told(contents, found[0], wanted))
+        _check_one_more(contents, *found)
+
+    def _write(self, contents: Contents) -> None:
+        self.spool.mkdir(exist_ok=True)
+        for file in self.spool.iterdir():
+            file.unlink()
+        for name, data in contents:
+            if "/" not in name:
+                (self.spool / name).write_bytes(data)
+
+    def _check_crashes_of_loading(self, contents: Contents, loaded: _Loaded) -> None:
+        states = crash_states(loaded.operations, dict(contents), self.bounds, unread=is_unread)
+        for left in states:
+            if left == contents:
+                continue
+            found = self._cache.get(left)
+            if found is None:
+                self.states += 1
+                found = self._cache[left] = self._come_up(left).queues
+            if found != loaded.queues:
+                raise WrongState(_told(left, found, loaded.queues))
+            _check_nothing_is_lost(contents, left)
+
+
+def _load(directory: RecordingDirectory) -> _Loaded:
+    """Load every queue as a server does, and add an item to each."""
+    clock = FakeClock()
+    spool = plan(directory.names())
+    remove_left_over(directory, spool.dead)
+    found: dict[str, Items] = {}
+    journals = []
+    for name, queue in spool.queues.items():
+        try:
+            loaded = load_queue(directory, queue, None, clock)
+        except DamagedJournal:
+            return _Loaded(((name, DAMAGED),), ())
+        state = loaded.state
+        given_back = sorted(state.open, reverse=True)
+        for xid in given_back:
+            state.unremove(xid)
+        found[name] = tuple(map(item_data, state.memory))
+        loaded.journal.open()
+        journals.append((loaded.journal, b"".join(map(unremove, given_back))))
+    operations = tuple(directory.operations)
+    for journal, prelude in journals:
+        journal.append(prelude + item(clock.now(), 0, ONE_MORE))
+        journal.close()
+    return _Loaded(tuple(sorted(found.items())), operations)
+
+
+def _check_one_more(contents: Contents, first: Queues, second: Queues) -> None:
+    if second != tuple((name, (*items, ONE_MORE)) for name, items in first):
+        raise WrongState(_told(contents, first, second))
+
+
+@cache
+def _server(spool: Path) -> ServerConfig:
+    return ServerConfig(queue_path=spool)
+
+
+def _check_nothing_is_lost(before: Contents, after: Contents) -> None:
+    """What is cut off the end of a file must be in another one."""
+    files = dict(after)
+    kept = [data for name, data in after if "~~torn" in name]
+    for name, data in before:
+        left = files.get(name)
+        is_replaced = f"{name}.pack" in dict(before)
+        if left is not None and not is_replaced and data.startswith(left) and left != data:
+            tail = data[len(left) :]
+            if tail not in kept:
+                raise WrongState(_told(before, tail, after))
+
+
+def is_unread(name: str) -> bool:
+    """Whether nobody reads what is in a file of that name."""
+    is_read = "~~torn" in name or "~~damaged" in name or name == STATUS
+    return "~~" in name and not is_read
+
+
+def _told(contents: Contents, found: object, about: object) -> str:
+    files = "".join(f"\n    {name}: {data!r}" for name, data in contents)
+    return f"found {found}\n  for {about}\n  in{files}"

@@ -1,0 +1,95 @@
+"""Scenarios that are run once and recorded, and the states that their crashes may leave."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.engine import upkeep
+from kestrelmq.journal.files import replace_file
+from kestrelmq.testing.recording import (
+    Bounds,
+    Contents,
+    Crash,
+    Operation,
+    RecordingDirectory,
+    crash_states,
+)
+from tests.support.crash_checks import STATUS, Allowed, Queues, is_unread
+from tests.support.crash_scenarios import SCENARIOS, Promise, Run, kestrel_2
+from tests.support.crash_tools import TOOLS, Anything, Phase, record
+
+QUICK = Bounds(cuts=lambda size: sorted({1, size // 2}), name_sets=16, mixtures=24)
+"""For `make test`."""
+DEEP = Bounds(cuts=lambda size: range(1, min(size, 64)), name_sets=2000, mixtures=5000)
+"""For the soak test."""
+States = dict[Contents, dict[Crash, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a scenario did, and which states it allows."""
+
+    operations: tuple[Operation, ...]
+    allowed: Allowed
+
+    def states(self, bounds: Bounds) -> States:
+        """Return what crashes may leave."""
+        return crash_states(self.operations, {}, bounds, unread=is_unread)
+
+
+def recorded(root: Path, name: str, dialect: str = "documented", *, synced: bool) -> Recording:
+    """Run a scenario of a server, or a tool."""
+    path = root / f"{name}-{dialect}-{synced}"
+    if name in TOOLS:
+        operations = record(TOOLS[name], path).operations
+        return Recording(tuple(operations), partial(_in_phase, TOOLS[name].kept))
+    if name == STATUS:
+        return _recorded_status(path)
+    scenario, config, at_hand = SCENARIOS[name]
+    path.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(upkeep, "AT_HAND", at_hand)
+        run = Run(
+            RecordingDirectory(path),
+            kestrel_2(config) if dialect == "kestrel-2" else config,
+            synced=synced,
+        )
+        scenario(run)
+        run.kill()
+
+    def allowed(crash: Crash, _contents: Contents, queues: Queues) -> bool:
+        promise = crash.mark
+        if not isinstance(promise, Promise):
+            return not queues
+        oldest = promise.committed if crash.killed else promise.safe
+        return dict(queues).get("jobs") in run.states[oldest : promise.noted + 1]
+
+    return Recording(tuple(run.directory.operations), allowed)
+
+
+def _in_phase(kept: bytes, crash: Crash, contents: Contents, queues: Queues) -> bool:
+    phase = crash.mark
+    if not isinstance(phase, Phase):
+        return not queues
+    is_looked_at = kept and not isinstance(phase.killed, Anything)
+    if is_looked_at and all(kept not in data for _, data in contents):
+        return False
+    return dict(queues).get("jobs") in (phase.killed if crash.killed else phase.lost)
+
+
+def _recorded_status(path: Path) -> Recording:
+    """Have a small file replaced a few times."""
+    path.mkdir()
+    directory = RecordingDirectory(path)
+    for number in range(3):
+        directory.mark((number, number + 1))
+        replace_file(directory, STATUS, b"%d" % number)
+        directory.mark((number + 1, number + 1))
+
+    def allowed(crash: Crash, contents: Contents, _queues: Queues) -> bool:
+        first, last = crash.mark if isinstance(crash.mark, tuple) else (0, 0)
+        return dict(contents).get(STATUS) in [None, b"0", b"1", b"2"][first : last + 1]
+
+    return Recording(tuple(directory.operations), allowed)

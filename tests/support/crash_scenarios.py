@@ -1,0 +1,342 @@
+"""Scenarios that change a queue's files, and the states of a model that they go through."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.queue import Queue
+from kestrelmq.journal.records import item
+from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.recording import RecordingDirectory, SimulatedCrash
+from kestrelmq.testing.worker import HeldWorker
+
+State = tuple[bytes, ...] | None
+"""The items of a queue, open reads first; None: there is no queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What may be found after a crash, by the places of states in `Run.states`.
+
+    Attributes:
+        safe: that of the newest state that no loss of power may take back.
+        committed: that of the newest state whose commit returned.
+        noted: that of the newest state there may be.
+    """
+
+    safe: int
+    committed: int
+    noted: int
+
+
+class Run:
+    """A queue and its model, through one scenario.
+
+    Attributes:
+        states: what the model held after each commit, the one under way included.
+    """
+
+    def __init__(
+        self, directory: RecordingDirectory, config: QueueConfig, *, synced: bool = False
+    ) -> None:
+        """`synced`: every commit is followed by a sync, as with `sync_journal = "0ms"`."""
+        self.clock = FakeClock()
+        self.config = config
+        self.directory = directory
+        self.states: list[State] = [None]
+        self.waiting: deque[bytes] = deque()
+        self.open: dict[int, bytes] = {}
+        self.added = 0
+        self._synced = synced
+        self._safe = self._committed = 0
+        self.start()
+
+    def start(self) -> None:
+        """Start a server."""
+        settings = ServerConfig(queue_path=self.directory.path, default=self.config)
+        self.collection = QueueCollection(settings, self.clock, self.directory)
+        self.collection.open()
+
+    def kill(self) -> None:
+        """End the server's process at once; what it wrote is with the system, unsynced."""
+        self.collection._lock.release()
+        self.directory.abandon()
+        # The reads that were open go back to the head.
+        self.waiting.extendleft(self.open[xid] for xid in sorted(self.open, reverse=True))
+        self.open.clear()
+
+    def start_again(self) -> None:
+        """Start after a crash; the model goes on with what is there."""
+        self.start()
+        found = [state for state in self.states[self._committed :] if state is not None]
+        (state,) = [state for state in found if len(state) == len(self.queue)]
+        self.states.append(state)
+        self.waiting = deque(state)
+        self.answered()
+
+    def configure(self, **settings: object) -> None:
+        """Put other settings in force."""
+        self.config = self.config.model_copy(update=settings)
+        config = ServerConfig(queue_path=self.directory.path, default=self.config)
+        self.collection.reload(config)
+
+    @property
+    def queue(self) -> Queue:
+        """The queue, made when it is first asked for."""
+        if self.states[-1] is None:
+            self.states.append(())
+            self._mark()
+        return self.collection.obtain("jobs")
+
+    def _mark(self) -> None:
+        self.directory.mark(Promise(self._safe, self._committed, len(self.states) - 1))
+
+    def note(self) -> None:
+        """Note the state that is about to be written."""
+        reads = (self.open[xid] for xid in sorted(self.open))
+        self.states.append((*reads, *self.waiting))
+        self._mark()
+
+    def commit(self) -> None:
+        """Note the state that is about to be written, and write it."""
+        self.note()
+        self.write()
+
+    def write(self) -> None:
+        """Write what was done."""
+        assert not self.collection.commits.commit()
+        self.answered()
+        if self._synced:
+            self.sync()
+
+    def answered(self, *, safe: bool = False) -> None:
+        """What was noted was answered; `safe`: and is to survive a loss of power."""
+        self._committed = len(self.states) - 1
+        if safe:
+            self._safe = self._committed
+        self._mark()
+
+    def add(self, size: int = 10) -> None:
+        """Add an item of some size."""
+        data = b"%d " % self.added + b"x" * size
+        self.added += 1
+        self.queue.add(data)
+        self.waiting.append(data)
+        self.commit()
+
+    def add_begun(self) -> None:
+        """Add an item that is written before."""
+        data = b"%d large" % self.added
+        self.added += 1
+        record = item(self.clock.now(), 0, data)
+        file = self.queue.new_file()
+        self.queue.begin(file, record, lambda: None)
+        self.waiting.append(data)
+        self.note()
+        self.queue.add_begun(record, file)
+        self.write()
+
+    def remove(self) -> None:
+        """Take the head off."""
+        self.queue.remove()
+        self.waiting.popleft()
+        self.commit()
+
+    def open_read(self) -> int:
+        """Open a read of the head; return its xid."""
+        opened = self.queue.open_read()
+        assert opened is not None
+        self.open[opened[0]] = self.waiting.popleft()
+        self.commit()
+        return opened[0]
+
+    def confirm(self, xid: int) -> None:
+        """Finish an open read."""
+        self.queue.confirm(xid)
+        del self.open[xid]
+        self.commit()
+
+    def unremove(self, xid: int) -> None:
+        """Give an open read back."""
+        self.queue.unremove(xid)
+        self.waiting.appendleft(self.open.pop(xid))
+        self.commit()
+
+    def sync(self) -> None:
+        """Force everything to disk."""
+        self.queue.sync()
+        self.answered(safe=True)
+
+    def delete(self) -> None:
+        """Delete the queue."""
+        self.waiting.clear()
+        self.open.clear()
+        self.states += [(), None]
+        self._mark()
+        self.collection.delete("jobs")
+        self.answered(safe=True)
+
+
+def empty_again(run: Run) -> None:
+    """Goes empty time and again, with reads open, until the journal begins anew."""
+    run.add()
+    held = run.open_read()
+    for number in range(12):
+        run.add()
+        if number % 5 == 0:
+            run.sync()
+        run.remove()
+    run.unremove(held)
+    second = run.open_read()
+    run.add()
+    run.confirm(second)
+    run.remove()
+
+
+def rewritten(run: Run) -> None:
+    """Holds a few items while many pass, until the journal is rewritten."""
+    for _ in range(2):
+        run.add()
+    held = run.open_read()
+    for number in range(70):
+        run.add()
+        run.remove()
+        if number == 7:
+            run.sync()
+    run.unremove(held)
+    run.remove()
+    run.remove()
+
+
+def read_behind(run: Run) -> None:
+    """Grows beyond memory over several files, is drained with reads given back, and packs."""
+    for number in range(24):
+        run.add(15)
+        if number == 10:
+            run.sync()
+    held = [run.open_read() for _ in range(3)]
+    run.unremove(held[1])
+    for number in range(14):
+        run.remove()
+        if number % 4 == 0:
+            run.add(15)
+    run.sync()
+    run.unremove(held[2])
+    again = run.open_read()
+    for _ in range(6):
+        run.remove()
+    run.confirm(again)
+    run.confirm(held[0])
+    while run.waiting:
+        run.remove()
+
+
+def written_ahead(run: Run) -> None:
+    """Has items written before they are added, in memory and behind, among others."""
+    for number in range(8):
+        run.add()
+        run.add_begun()
+        if number == 4:
+            run.sync()
+    held = run.open_read()
+    for number in range(10):
+        run.remove()
+        if number % 3 == 0:
+            run.add_begun()
+    run.unremove(held)
+    run.sync()
+    while run.waiting:
+        run.remove()
+
+
+def deleted(run: Run) -> None:
+    """Is deleted, with several files, and begun again."""
+    for _ in range(10):
+        run.add(15)
+    run.open_read()
+    run.delete()
+    run.add()
+    run.sync()
+    run.add()
+
+
+def behind_beside_a_worker(run: Run) -> None:
+    """As `read_behind`, while a worker packs: its steps come between those of the queue."""
+    worker = HeldWorker()
+    run.collection.commits.worker = worker
+    for number in range(30):
+        run.add(15)
+        if number % 2:
+            run.remove()
+        if number % 5 == 0:
+            worker.step()
+    while run.waiting:
+        run.remove()
+        worker.step()
+    run.add()
+
+
+def killed_in_between(run: Run) -> None:
+    """Is killed at moments of a rotation, comes up again and goes on with what is not synced."""
+    for later in (2, 3, 4, 5, 6):
+        run.directory.crash_at = len(run.directory.operations) + 5 * later
+        try:
+            while True:
+                run.add(15)
+        except SimulatedCrash:
+            run.kill()
+        run.start_again()
+        run.add(15)
+        run.add(15)
+    run.delete()
+    run.add()
+
+
+def new_dialects(run: Run) -> None:
+    """Has its dialect changed to and fro, with reads open."""
+    for dialect in ("kestrel-2", "documented", "kestrel-2"):
+        for _ in range(3):
+            run.add()
+        held = run.open_read()
+        run.configure(journal_dialect=dialect)
+        run.open_read()
+        run.unremove(held)
+        run.remove()
+
+
+TINY = QueueConfig(
+    max_memory_size=100,
+    default_journal_size=200,
+    max_journal_size=100_000,
+    min_journal_compact_delay=0,
+)
+SCENARIOS = {
+    "empty again": (empty_again, TINY, 50_000),
+    "rewritten": (rewritten, TINY.model_copy(update={"max_memory_size": 10_000}), 50_000),
+    "rewritten from files": (rewritten, TINY.model_copy(update={"max_memory_size": 10_000}), 0),
+    "read behind": (
+        read_behind,
+        TINY.model_copy(update={"default_journal_size": 10_000}),
+        50_000,
+    ),
+    "read behind, rewritten": (
+        read_behind,
+        TINY.model_copy(update={"max_journal_size": 900, "max_memory_size": 150}),
+        50_000,
+    ),
+    "written ahead": (written_ahead, TINY, 50_000),
+    "deleted": (deleted, TINY, 50_000),
+    "behind beside a worker": (
+        behind_beside_a_worker,
+        TINY.model_copy(update={"default_journal_size": 10_000}),
+        50_000,
+    ),
+    "killed in between": (killed_in_between, TINY, 50_000),
+    "new dialects": (new_dialects, TINY.model_copy(update={"max_memory_size": 10_000}), 50_000),
+}
+
+
+def kestrel_2(config: QueueConfig) -> QueueConfig:
+    """Return the settings with the other dialect."""
+    return config.model_copy(update={"journal_dialect": "kestrel-2"})

@@ -1,0 +1,236 @@
+"""What changes the files of a queue that no server has: its crashes, and what each may leave."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kestrelmq.journal.exchange import Row
+from kestrelmq.journal.importing import import_rows
+from kestrelmq.journal.loading import load_queue
+from kestrelmq.journal.pack import pack
+from kestrelmq.journal.records import AddX, Remove, RemoveTentative, StateDump, encode
+from kestrelmq.journal.repair import repair
+from kestrelmq.journal.selection import select
+from kestrelmq.spark.journal_commit import Commit
+from kestrelmq.spark.journal_parts import Part
+from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.recording import RecordingDirectory
+from tests.support.crash_checks import DAMAGED, Items
+
+NOW = 1_700_000_000_000
+Found = Items | None
+"""The items of the queue; None: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What may be found after a crash in it.
+
+    Attributes:
+        killed: when the process ends.
+        lost: when the machine does.
+    """
+
+    killed: frozenset[Found]
+    lost: frozenset[Found]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A change of a queue's files.
+
+    Attributes:
+        run: what makes it.
+        files: what a server that was killed left, the last one unsynced.
+        older: what of that may be lost with the machine.
+        before, after: what is found without a crash.
+        between: what else may be found in between.
+        is_safe: whether the last of the files is synced, too.
+        is_synced: whether what the tool did last is.
+        kept: bytes that are in some file, whatever happens.
+    """
+
+    run: Callable[[RecordingDirectory], object]
+    files: Mapping[str, tuple[bytes, ...]]
+    older: tuple[Found, ...]
+    before: Found
+    after: Found
+    between: tuple[Found, ...] = ()
+    is_safe: bool = False
+    is_synced: bool = True
+    kept: bytes = b""
+
+
+def added(*numbers: int) -> bytes:
+    """Return the records of items that are told by their numbers."""
+    return b"".join(encode(AddX(NOW + number, 0, b"%d" % number)) for number in numbers)
+
+
+def items(*numbers: int) -> Items:
+    """Return the items of that numbers."""
+    return tuple(b"%d" % number for number in numbers)
+
+
+def packs(directory: RecordingDirectory) -> None:
+    """Pack the queue."""
+    (one,) = select([directory.path])
+    pack(directory, one.plan, "documented", FakeClock())
+
+
+def imports(directory: RecordingDirectory) -> None:
+    """Add two items to the queue."""
+    rows = [Row("jobs", number, b"%d" % number, NOW, 0) for number in (8, 9)]
+    import_rows(directory, rows, FakeClock(), append=True)
+
+
+def repairs(directory: RecordingDirectory) -> None:
+    """Save what can be read."""
+    (one,) = select([directory.path])
+    repair(directory, one, FakeClock())
+
+
+def loads(directory: RecordingDirectory) -> None:
+    """Load the queue and add an item, as a server does."""
+    (one,) = select([directory.path])
+    loaded = load_queue(directory, one.plan, None, FakeClock())
+    loaded.journal.open()
+    loaded.journal.append(added(9))
+    loaded.journal.close()
+
+
+def commits(directory: RecordingDirectory, *contents: bytes, overwrite: bool = False) -> None:
+    """Commit the parts of a bulk write."""
+    parts = []
+    for number, data in enumerate(contents):
+        path = directory.path / "~~write-1" / str(number)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+        parts.append(Part("jobs", path, 1, len(data)))
+    work = directory.path / "~~write-1"
+    Commit(directory, work, NOW, overwrite=overwrite).run({"jobs": parts})
+
+
+FILES = {
+    "jobs.1": (added(1, 2),),
+    "jobs.2": (encode(Remove()) + encode(RemoveTentative()),),
+    "jobs": (added(3), added(4)),
+}
+OLDER = (items(2), items(2, 3))
+HALF_ROTATED = {"jobs.1": (added(1),), "jobs.2": (added(2), added(3))}
+PACKED = {"jobs.1": (added(1),), "jobs.2.pack": (added(2),), "jobs.3": (added(3),)}
+DAMAGED_FILES = {"jobs": (added(1) + b"cc" + added(2),)}
+TORN = added(2)[:-1]
+UNDECIDED = encode(StateDump(5, 16))
+"""What follows could make it a CONTINUE, and so nothing may."""
+TOOLS = {
+    "pack": Tool(packs, FILES, OLDER, items(2, 3, 4), items(2, 3, 4)),
+    "pack, half rotated": Tool(
+        packs, HALF_ROTATED, (items(1), items(1, 2)), items(1, 2, 3), items(1, 2, 3)
+    ),
+    "pack, again": Tool(packs, PACKED, (items(2),), items(2, 3), items(2, 3)),
+    "import": Tool(imports, FILES, OLDER, items(2, 3, 4), items(2, 3, 4, 8, 9)),
+    "import, half rotated": Tool(
+        imports, HALF_ROTATED, (items(1), items(1, 2)), items(1, 2, 3), items(1, 2, 3, 8, 9)
+    ),
+    "import, again": Tool(imports, PACKED, (items(2),), items(2, 3), items(2, 3, 8, 9)),
+    "import, new": Tool(imports, {}, (), None, items(8, 9)),
+    "repair": Tool(
+        repairs, DAMAGED_FILES, ((), items(1)), DAMAGED, items(1, 2), (items(1), items(1, 2))
+    ),
+    "repair, what is safe": Tool(
+        repairs,
+        DAMAGED_FILES,
+        (),
+        DAMAGED,
+        items(1, 2),
+        is_safe=True,
+        kept=added(1) + b"cc" + added(2),
+    ),
+    "load, torn": Tool(
+        loads,
+        {"jobs": (added(1) + TORN,)},
+        (),
+        items(1),
+        items(1, 9),
+        is_safe=True,
+        is_synced=False,
+        kept=TORN,
+    ),
+    "load, undecided": Tool(
+        loads,
+        {"jobs": (added(1), added(2) + UNDECIDED)},
+        ((), items(1)),
+        items(1, 2),
+        items(1, 2, 9),
+        is_synced=False,
+    ),
+    "Spark, append": Tool(
+        lambda directory: commits(directory, added(8), added(9)),
+        FILES,
+        OLDER,
+        items(2, 3, 4),
+        items(2, 3, 4, 8, 9),
+    ),
+    "Spark, append, half rotated": Tool(
+        lambda directory: commits(directory, added(8)),
+        HALF_ROTATED,
+        (items(1), items(1, 2)),
+        items(1, 2, 3),
+        items(1, 2, 3, 8),
+    ),
+    "Spark, append, again": Tool(
+        lambda directory: commits(directory, added(8)),
+        PACKED,
+        (items(2),),
+        items(2, 3),
+        items(2, 3, 8),
+    ),
+    "Spark, overwrite": Tool(
+        lambda directory: commits(directory, added(8), added(9), overwrite=True),
+        FILES,
+        OLDER,
+        items(2, 3, 4),
+        items(8, 9),
+    ),
+    "Spark, new, one part": Tool(
+        lambda directory: commits(directory, added(8)), {}, (), None, items(8)
+    ),
+    "Spark, new": Tool(
+        lambda directory: commits(directory, added(8), added(9)), {}, (), None, items(8, 9), ((),)
+    ),
+}
+
+
+def record(tool: Tool, path: Path) -> RecordingDirectory:
+    """Run a tool."""
+    path.mkdir()
+    directory = RecordingDirectory(path)
+    _leave(directory, tool)
+    old = frozenset([tool.before, tool.after, *tool.between])
+    directory.mark(Phase(old, old | frozenset(tool.older)))
+    tool.run(directory)
+    new = frozenset([tool.after])
+    directory.mark(Phase(new, new if tool.is_synced else old | frozenset(tool.older)))
+    directory.abandon()
+    return directory
+
+
+def _leave(directory: RecordingDirectory, tool: Tool) -> None:
+    files = tool.files
+    anything = Anything()
+    directory.mark(Phase(anything, anything))
+    for place, (name, pieces) in enumerate(files.items(), 1):
+        file = directory.append_to(name)
+        for piece in pieces:
+            file.append(piece)
+        if place < len(files) or tool.is_safe:
+            file.sync()
+        file.close()
+        directory.sync()
+
+
+class Anything(frozenset[Found]):
+    """What is done before the tool comes is not looked at."""
+
+    def __contains__(self, _found: object) -> bool:
+        return True
