@@ -170,6 +170,15 @@ class RecordingFile:
         """Bytes in the file."""
         return self._file.size
 
+    @property
+    def is_torn(self) -> bool:
+        """Whether nothing can be appended any more, because a failed write left something."""
+        return self._file.is_torn
+
+    def settle(self) -> None:
+        """Make sure that the file ends after the last append that succeeded."""
+        self._file.settle()
+
     def append(self, data: bytes) -> None:
         """Write all of `data`."""
         self._directory.check()
