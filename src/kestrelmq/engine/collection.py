@@ -17,6 +17,7 @@ from kestrelmq.engine.counters import Retired
 from kestrelmq.engine.late import Late, family_of, in_order
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
+from kestrelmq.journal.creation import created_at
 from kestrelmq.journal.files import Directory, DiskDirectory, QueuePathLock
 from kestrelmq.journal.loading import Pace, load_queue, remove_left_over
 from kestrelmq.journal.names import LEFT, QueuePlan, plan, temporary_name
@@ -98,6 +99,7 @@ class QueueCollection:
             return self._new_queue(name, config)
         try:
             memory = config.max_memory_size
+            created = created_at(self._directory.path, queue_plan.present, self._clock.now())
             found = load_queue(self._directory, queue_plan, memory, self._clock, pace)
         except (JournalError, OSError) as error:
             return _cannot_be_loaded(name, error)
@@ -105,7 +107,7 @@ class QueueCollection:
         dialect = found.journal.dialect
         if dialect not in {None, config.journal_dialect}:
             config = config.model_copy(update={"journal_dialect": dialect})
-        return self._new_queue(name, config, found.journal, found.state)
+        return self._new_queue(name, config, found.journal, found.state, created)
 
     def admit(self, name: str, found: Queue | QueueUnavailable) -> None:
         """Let what `load` returned be used, or known as damaged."""
@@ -196,6 +198,7 @@ class QueueCollection:
         config: QueueConfig,
         journal: FileJournal | None = None,
         state: Replay | None = None,
+        created: int | None = None,
     ) -> Queue:
         return Queue(
             name,
@@ -205,6 +208,7 @@ class QueueCollection:
             journal=journal,
             state=state,
             expire_to=self._expire_to,
+            created=created,
         )
 
     def _register(self, queue: Queue) -> Queue:

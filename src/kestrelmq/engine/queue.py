@@ -36,7 +36,7 @@ class Queue(Taking):
     Attributes:
         children: fanout queues that receive every item added here.
         reached: what an add must be written to: the children, and this queue.
-        create_time: when it came into being (ms).
+        create_time: when it came into being (ms), as far as its files can tell.
         restricted: whether only some clients may use it.
         is_draining: whether it takes no items any more, and its journal is to go with the last.
         measured: how long its operations took; it belongs to `metrics`.
@@ -53,6 +53,7 @@ class Queue(Taking):
         journal: FileJournal | NoJournal | None = None,
         state: Replay | None = None,
         expire_to: ExpireTo | None = None,
+        created: int | None = None,
     ) -> None:
         self.children: tuple[Queue, ...] = ()
         self.reached: tuple[Queue, ...] = (self,)
@@ -60,7 +61,7 @@ class Queue(Taking):
         # The header made last, and what for: items are often of one size, and many of one time.
         self._header = b""
         self._header_time = self._header_size = -1
-        self.create_time = clock.now()
+        self.create_time = clock.now() if created is None else created
         self.get_misses = self.discarded = self.total_flushes = 0
         super().__init__(
             name, config, clock, commits, journal or NoJournal(), state or Replay(), expire_to

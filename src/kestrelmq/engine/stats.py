@@ -56,7 +56,7 @@ QUEUE_STATS: Final[tuple[QueueStat, ...]] = (
     ),
     QueueStat("total_flushes", "counter", lambda q: q.total_flushes, "times flushed"),
     QueueStat("age_msec", "gauge", lambda q: q.age, "wait of the item read last (ms)"),
-    QueueStat("create_time", "gauge", lambda q: q.create_time, "when it came up (ms)"),
+    QueueStat("create_time", "gauge", lambda q: q.create_time, "when it came into being (ms)"),
     QueueStat("put_items", "counter", lambda q: q.total_items, "items added", admin_only=True),
     QueueStat(
         "put_bytes", "counter", lambda q: q.put_bytes, "bytes of data added", admin_only=True

@@ -16,6 +16,7 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.engine.commits import Commits
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import ConfigError, InvalidQueueName, QueuePathLocked
+from kestrelmq.journal.creation import created_at
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import LOCK_NAME, QueuePlan, plan
@@ -101,9 +102,19 @@ def open_queue(
     try:
         directory = DiskDirectory(path)
         files = plan(directory.names()).queues.get(name, QueuePlan(name))
+        created = created_at(path, files.present, clock.now())
         loaded = load_queue(directory, files, config.max_memory_size, clock)
         loaded.journal.open()
     except BaseException:
         lock.release()
         raise
-    return Queue(name, config, clock, commits, journal=loaded.journal, state=loaded.state), lock
+    queue = Queue(
+        name,
+        config,
+        clock,
+        commits,
+        journal=loaded.journal,
+        state=loaded.state,
+        created=created,
+    )
+    return queue, lock

@@ -1,0 +1,63 @@
+"""When a queue came into being: what its files tell, and what is made of it."""
+
+import os
+from pathlib import Path
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.journal.creation import created_at
+from kestrelmq.journal.records import item
+from kestrelmq.testing.clock import FakeClock
+
+HOUR = 3_600_000
+
+
+def write(path: Path, name: str, data: bytes, written: int) -> None:
+    """Make a file that was last written at a time (ms)."""
+    (path / name).write_bytes(data)
+    os.utime(path / name, ns=(written * 1_000_000, written * 1_000_000))
+
+
+def test_the_earliest_of_what_is_known_counts(tmp_path: Path) -> None:
+    """The first item of the oldest file, its timestamp, or when a file was last written."""
+    now = FakeClock().now()
+    assert created_at(tmp_path, [], now) == now
+    write(tmp_path, "jobs", b"", now - HOUR)
+    assert created_at(tmp_path, ["jobs"], now) == now - HOUR
+    write(tmp_path, "jobs", item(now - 3 * HOUR, 0, b"x"), now - HOUR)
+    assert created_at(tmp_path, ["jobs"], now) == now - 3 * HOUR
+    old = f"jobs.{now - 5 * HOUR}"
+    write(tmp_path, old, b"\x02", now - 2 * HOUR)
+    assert created_at(tmp_path, [old, "jobs"], now) == now - 5 * HOUR
+
+
+def test_impossible_times_do_not_count(tmp_path: Path) -> None:
+    """An add time of another epoch, a small timestamp, a file from the future."""
+    now = FakeClock().now()
+    write(tmp_path, "jobs.7", item(1, 0, b"x"), now + HOUR)
+    assert created_at(tmp_path, ["jobs.7"], now) == now
+
+
+def test_a_queue_is_as_old_after_a_restart(tmp_path: Path) -> None:
+    """And so it is deleted when it is empty and past its `max_queue_age`."""
+    clock = FakeClock()
+    config = ServerConfig(queue_path=tmp_path, default=QueueConfig(max_queue_age=7200))
+    collection = QueueCollection(config, clock)
+    collection.open()
+    queue = collection.obtain("jobs")
+    created = queue.create_time
+    queue.add(b"x")
+    assert not collection.commits.commit()
+    clock.advance(3600)
+    queue.remove()
+    collection.close()
+    collection = QueueCollection(config, clock)
+    collection.open()
+    assert collection.obtain("jobs").create_time == created
+    clock.advance(3599)
+    collection.sweep()
+    assert "jobs" in collection.queues
+    clock.advance(2)
+    collection.sweep()
+    assert "jobs" not in collection.queues
+    collection.close()
