@@ -25,8 +25,8 @@ from kestrelmq.server.text_session import TextSession
 from kestrelmq.server.thrift_reads import ThriftReads
 from kestrelmq.server.thrift_session import ThriftSession
 from kestrelmq.server.turns import Turns
+from tests.support.patience import PATIENCE
 
-PATIENCE: Final = 30.0
 _SENT_AT_ONCE: Final = 1 << 16
 
 

@@ -7,7 +7,7 @@ import pytest
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.stats import all_stats
+from kestrelmq.engine.stats import stats_of
 from kestrelmq.journal.records import REMOVE_TENTATIVE, REMOVE_TENTATIVE_XID, item_data
 from kestrelmq.journal.scanning import scan
 from kestrelmq.testing.clock import FakeClock
@@ -195,9 +195,9 @@ def test_the_statistics_show_what_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "queues").mkdir()
     (tmp_path / "queues" / "bad").write_bytes(b"no journal")
     fixture = Fixture(tmp_path)
-    found = [(name, str(text)) for name, text in all_stats(fixture.collection, [])]
+    found = [(name, str(text)) for name, text in stats_of(fixture.collection, "bad")]
     fixture.collection.close()
-    assert [name for name, _ in found] == ["queue_bad_failure"]
+    assert [name for name, _ in found] == ["failure"]
     assert "queue bad cannot be loaded" in found[0][1]
 
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kestrelmq.admin.errors import ApiError
-from kestrelmq.admin.slices import emptied, server_stats, slices
+from kestrelmq.admin.slices import emptied, slices
 from kestrelmq.engine.metrics import Histogram, Histograms, Summary
 from kestrelmq.engine.stats import QUEUE_STATS
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.long_reply import in_slices
 from kestrelmq.version import VERSION
 
 _SLICE: Final = 50
@@ -119,7 +120,7 @@ class Ostrich:
     async def _read(self) -> Readings:
         context = self._context
         readings = Readings()
-        for name, value in await server_stats(context):
+        for name, value in await in_slices(context.server_stats()):
             if name in _COUNTERS:
                 readings.counters[name] = int(str(value))
             elif name == "version":

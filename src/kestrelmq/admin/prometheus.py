@@ -20,11 +20,11 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from kestrelmq.admin.slices import server_stats
 from kestrelmq.engine.metrics import Histogram, Latency
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.stats import QUEUE_STATS, QueueStat
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.status import Status
 from kestrelmq.version import VERSION
 
@@ -118,7 +118,8 @@ class Exposition:
     async def render(self) -> list[bytes]:
         """Return all metrics as text, in parts."""
         parts = []
-        for family in self._families(dict(await server_stats(self._context))):
+        stats = dict(await in_slices(self._context.server_stats()))
+        for family in self._families(stats):
             parts.append(generate_latest(_One(family)))
             await asyncio.sleep(0)
         for family in self._queue_families():

@@ -5,10 +5,10 @@ from typing import Any, Final
 from kestrelmq.admin.calls import Answer, Call
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.models import ConfigAnswer, NewStatus, Reloaded, ServerAnswer, StatusAnswer
-from kestrelmq.admin.slices import server_stats
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.stats import damaged_queues
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.status import ServerStatus, Status
 from kestrelmq.version import VERSION
 
@@ -26,7 +26,7 @@ async def show_server(call: Call) -> Answer:
             version=VERSION,
             stats={
                 name: value if isinstance(value, int) else str(value)
-                for name, value in await server_stats(context)
+                for name, value in await in_slices(context.server_stats())
             },
             status=_status(context.status),
             damaged=dict(damaged_queues(context.collection)),

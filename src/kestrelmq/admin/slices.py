@@ -5,11 +5,8 @@ from collections.abc import AsyncIterator, Iterable
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from kestrelmq.engine.stats import QueueSums
-from kestrelmq.server.context import ServerContext
-
-_SUMMED: Final = 1000
-"""Queues added up in a slice: about a millisecond."""
+_DROPPED: Final = 4000
+"""Entries dropped in a slice: about a millisecond."""
 
 One = TypeVar("One")
 
@@ -22,18 +19,10 @@ async def slices(entries: Iterable[One], size: int) -> AsyncIterator[list[One]]:
         await asyncio.sleep(0)
 
 
-async def server_stats(context: ServerContext) -> list[tuple[str, object]]:
-    """Return the global statistics, as (name, value)."""
-    sums = QueueSums()
-    async for some in slices(list(context.collection.queues.values()), _SUMMED):
-        sums.add(some)
-    return context.server_stats(sums)
-
-
 async def emptied(*sections: dict[str, Any]) -> None:
     """Empty dictionaries that are no longer needed: to drop a large one at once takes long."""
     for section in sections:
         while section:
-            for _ in range(min(len(section), 4 * _SUMMED)):
+            for _ in range(min(len(section), _DROPPED)):
                 section.popitem()
             await asyncio.sleep(0)

@@ -1,14 +1,19 @@
 """Statistics of the server and of each queue: every one is declared once, here."""
 
-from collections.abc import Callable, Iterable, Mapping
+import heapq
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import COUNTERS, Counters
 from kestrelmq.engine.queue import Queue
 
 Kind = Literal["counter", "gauge"]
+_SLICE: Final = 200
+"""Queues that are added up at once."""
+_SORTED: Final = 1000
+"""Names that are sorted at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,59 +91,68 @@ def queue_stats(queue: Queue) -> list[tuple[str, object]]:
     return pairs
 
 
-class QueueSums:
-    """What the global statistics need of all queues together; they may be added in slices.
+@dataclass(slots=True)
+class _Totals:
+    """All queues together, and those that were deleted."""
 
-    Attributes:
-        items, total_items, size: waiting, ever added, and bytes waiting.
-        hits, misses: reads that got an item, and that found none.
-        memory, memory_limit: bytes of data held in memory, and allowed to be.
+    items: int = 0
+    bytes: int = 0
+    memory_bytes: int = 0
+    memory_limit: int = 0
+    total_items: int = 0
+    hits: int = 0
+    misses: int = 0
+
+
+def _totals(collection: QueueCollection) -> Generator[None, None, _Totals]:
+    """Add all queues up; yield now and then.
+
+    A queue that is deleted meanwhile still counts, and one that was before counts once: what only
+    grows never falls from one time to the next.
     """
-
-    __slots__ = ("hits", "items", "memory", "memory_limit", "misses", "size", "total_items")
-
-    def __init__(self) -> None:
-        self.items = self.total_items = self.size = 0
-        self.hits = self.misses = 0
-        self.memory = self.memory_limit = 0
-
-    def add(self, queues: Iterable[Queue]) -> Self:
-        """Add up `queues`, too; return these sums."""
-        for queue in queues:
-            self.items += len(queue)
-            self.total_items += queue.total_items
-            self.size += queue.size
-            self.hits += queue.get_hits
-            self.misses += queue.get_misses
-            self.memory += queue.memory_bytes
-            self.memory_limit += queue.config.max_memory_size
-        return self
+    retired = collection.retired
+    totals = _Totals(
+        total_items=retired.total_items, hits=retired.get_hits, misses=retired.get_misses
+    )
+    queues = list(collection.queues.values())
+    for start in range(0, len(queues), _SLICE):
+        for queue in queues[start : start + _SLICE]:
+            totals.items += len(queue)
+            totals.bytes += queue.size
+            totals.memory_bytes += queue.memory_bytes
+            totals.memory_limit += queue.config.max_memory_size
+            totals.total_items += queue.total_items
+            totals.hits += queue.get_hits
+            totals.misses += queue.get_misses
+        yield
+    return totals
 
 
 def server_stats(
-    collection: QueueCollection,
-    counters: Counters,
-    sums: QueueSums,
-    *,
-    uptime: int,
-    now: int,
-    version: str,
-) -> list[tuple[str, object]]:
-    """Return the global statistics, as (name, value); `uptime` and `now` in seconds."""
-    hits = collection.retired.get_hits + sums.hits
-    misses = collection.retired.get_misses + sums.misses
-    ratio = sums.memory / sums.memory_limit if sums.memory_limit else 0
+    collection: QueueCollection, counters: Counters, *, uptime: int, now: int, version: str
+) -> Generator[None, None, list[tuple[str, object]]]:
+    """Return the global statistics, as (name, value); yield after each small piece of work.
+
+    Args:
+        collection: the queues.
+        counters: what the server counts.
+        uptime: in seconds.
+        now: in seconds since the epoch.
+        version: the server's.
+    """
+    totals = yield from _totals(collection)
+    memory_used = totals.memory_bytes / totals.memory_limit if totals.memory_limit else 0
     return [
         ("uptime", uptime),
         ("time", now),
         ("version", version),
-        ("curr_items", sums.items),
-        ("total_items", collection.retired.total_items + sums.total_items),
-        ("bytes", sums.size),
-        ("reserved_memory_ratio", f"{ratio:.3f}"),
-        ("cmd_get", hits + misses),
-        ("get_hits", hits),
-        ("get_misses", misses),
+        ("curr_items", totals.items),
+        ("total_items", totals.total_items),
+        ("bytes", totals.bytes),
+        ("reserved_memory_ratio", f"{memory_used:.3f}"),
+        ("cmd_get", totals.hits + totals.misses),
+        ("get_hits", totals.hits),
+        ("get_misses", totals.misses),
         *((name, getattr(counters, name)) for name in COUNTERS),
         ("queue_creates", collection.creates),
         ("queue_deletes", collection.deletes),
@@ -147,18 +161,17 @@ def server_stats(
     ]
 
 
-def all_stats(
-    collection: QueueCollection, server: list[tuple[str, object]]
-) -> list[tuple[str, object]]:
-    """Return `server` and every queue's statistics, named `queue_NAME_stat`.
+def sorted_names(collection: QueueCollection) -> Generator[None, None, Iterator[str]]:
+    """Return the names of all queues in order, the damaged ones too; yield now and then.
 
-    A queue that could not be loaded has one only: its failure.
+    Sorting 100,000 names at once would take 50 ms.
     """
-    return server + [
-        (f"queue_{name}_{stat}", content)
-        for name in sorted({*collection.queues, *collection.damaged})
-        for stat, content in stats_of(collection, name)
-    ]
+    names = [*collection.queues, *collection.damaged]
+    runs = []
+    for start in range(0, len(names), _SORTED):
+        runs.append(sorted(names[start : start + _SORTED]))
+        yield
+    return heapq.merge(*runs)
 
 
 def stats_of(collection: QueueCollection, name: str) -> list[tuple[str, object]]:

@@ -39,19 +39,15 @@ def server_error(reason: str) -> bytes:
     return b"SERVER_ERROR " + _one_line(reason) + b"\r\n"
 
 
-def stats(pairs: list[tuple[str, object]]) -> bytes:
-    """Return STAT lines and END."""
-    return b"".join(f"STAT {name} {content}\r\n".encode() for name, content in pairs) + END
+def stats(pairs: list[tuple[str, object]], prefix: str = "") -> bytes:
+    """Return STAT lines, without END; `prefix` comes before each name."""
+    return "".join(f"STAT {prefix}{name} {content}\r\n" for name, content in pairs).encode()
 
 
-def dump(groups: list[tuple[str, list[tuple[str, object]]]]) -> bytes:
-    """Return names and values grouped by queue, and END."""
-    lines = []
-    for queue, pairs in groups:
-        lines.append(f"queue '{queue}' {{\r\n")
-        lines.extend(f"  {name}={content}\r\n" for name, content in pairs)
-        lines.append("}\r\n")
-    return "".join(lines).encode() + END
+def dump(queue: str, pairs: list[tuple[str, object]]) -> bytes:
+    """Return what a dump has of one queue, without END."""
+    lines = "".join(f"  {name}={content}\r\n" for name, content in pairs)
+    return f"queue '{queue}' {{\r\n{lines}}}\r\n".encode()
 
 
 def line(text: str) -> bytes:

@@ -33,6 +33,9 @@ READ_AHEAD: Final = 65_536
 """Bytes received behind a request that waits, before reading stops."""
 OUTPUT_LIMIT: Final = 1 << 20
 """Bytes of replies that may be due before no further request is applied."""
+SLOW: Final = 2048
+"""Bytes that the reply to a request counts as at least, unless it is one that is served quickly:
+so a connection has a bounded time of each turn, too."""
 
 _IN: Final = selectors.EVENT_READ
 _OUT: Final = selectors.EVENT_WRITE
@@ -89,6 +92,8 @@ STALLED: Final = 2
 """The client has too many replies to read first."""
 WRITING: Final = 4
 """An item is being written in a thread; what follows it waits."""
+YIELDING: Final = 8
+"""Others are served first, for the next request is slow, or the rest of the present one."""
 
 
 class Connection(TurnConnection):
@@ -98,7 +103,8 @@ class Connection(TurnConnection):
         out: replies to send at the end of the turn, in order.
         touched: for each of them, what must have been written first: a queue, several, or None;
             or `PART`, for more of the one before.
-        paused: why no request is applied at present; WAITING, STALLED and WRITING, or 0.
+        paused: why no request is applied at present; WAITING, STALLED, WRITING and
+            YIELDING, or 0.
         closing: whether the connection ends once everything is sent.
         last_served: number of the event it was last served in; see `Turns`.
         peer: the client's address.
@@ -200,9 +206,10 @@ class Connection(TurnConnection):
 
     def resume(self) -> None:
         """Go on with what was interrupted, and with input that was received before."""
+        self.paused &= ~YIELDING
         if self._is_closed or self.closing or self.paused:
             return
-        self._session.resume()
+        self.guard(self._session.resume)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -227,6 +234,18 @@ class Connection(TurnConnection):
             self._session.broken()
             self.closing = True
             self.push(b"", None)
+
+    def stall(self) -> None:
+        """Apply no further request until the client has read what is due."""
+        if self.out:
+            self.paused |= STALLED
+        else:
+            self.yield_turn()
+
+    def yield_turn(self) -> None:
+        """Go on with the session's request, or with the input, when others were served."""
+        self.paused |= YIELDING
+        self._turns.resuming.append(self)
 
     def push(self, reply: bytes, touched: Touched) -> None:
         """Send `reply` at the end of the turn; for replies outside of `feed`."""
@@ -368,11 +387,11 @@ class Connection(TurnConnection):
     # --- the end ---
 
     def _end_of_input(self) -> None:
-        if self.paused & WRITING:
-            # It is seen again when the item is written, and what came after it applied.
+        if self.paused and not self.paused & WAITING:
+            # It is seen again when the request is done and what came after it applied.
             self._watch(self._events & ~_IN)
             return
-        if self.paused & WAITING or not (self.out or self._unsent or self._held):
+        if self.paused or not (self.out or self._unsent or self._held):
             self.close()
             return
         self.closing = True

@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.metrics import Latencies
-from kestrelmq.engine.stats import QueueSums, server_stats
+from kestrelmq.engine.stats import server_stats
 from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.server.server_actions import ServerActions
@@ -105,12 +105,11 @@ class ServerContext:
             or self.config.connection_limit_refuse_writes is not None
         )
 
-    def server_stats(self, sums: QueueSums | None = None) -> list[tuple[str, object]]:
-        """Return the global statistics, as (name, value); `sums` are those of all queues."""
+    def server_stats(self) -> Generator[None, None, list[tuple[str, object]]]:
+        """Return the global statistics, as (name, value); as `engine.stats.server_stats`."""
         return server_stats(
             self.collection,
             self.counters,
-            sums or QueueSums().add(self.collection.queues.values()),
             uptime=int(time.monotonic() - self.started),
             now=int(time.time()),
             version=VERSION,

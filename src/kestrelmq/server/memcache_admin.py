@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from kestrelmq.config import queue_settings
-from kestrelmq.engine.stats import all_stats, stats_of
+from kestrelmq.engine.stats import sorted_names, stats_of
 from kestrelmq.errors import ConfigError, InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.memcache import (
@@ -25,6 +25,7 @@ from kestrelmq.protocol.memcache import (
 )
 from kestrelmq.server.connection import Touched
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.long_reply import Pieces
 from kestrelmq.server.server_actions import Action, RemoteAdminRefused
 from kestrelmq.server.status import Status as ServerStatusValue
 from kestrelmq.server.status import StatusNotSaved
@@ -79,10 +80,6 @@ def _serve(context: ServerContext, request: Request) -> Answer:  # one case a re
             _check_writable(context)
             count = collection.flush_expired(queue)
             return memcache.line(str(count)), collection.queues.get(queue)
-        case Stats(queue):
-            return memcache.stats(_stats(context, queue)), None
-        case Dump(what, queues):
-            return memcache.dump(_dump(context, what, queues)), None
         case Status(new):
             return _status(context, new), None
         case Simple("version"):
@@ -114,25 +111,45 @@ def _check_writable(context: ServerContext) -> None:
         raise Forbidden(refusal)
 
 
-def _stats(context: ServerContext, name: str | None) -> list[tuple[str, object]]:
+def listing(context: ServerContext, request: Stats | Dump) -> Pieces:
+    """Return the reply to a request about all queues, or some, in pieces."""
+    match request:
+        case Stats(None):
+            yield from _all_stats(context)
+        case Stats(str(name)):
+            try:
+                yield memcache.stats(_stats(context, name))
+            except QueueUnavailable as error:
+                yield memcache.server_error(str(error))
+                return
+        case Dump(what, names):
+            yield from _dump(context, what, names)
+    yield END
+
+
+def _stats(context: ServerContext, name: str) -> list[tuple[str, object]]:
     collection = context.collection
-    if name is None:
-        return all_stats(collection, context.server_stats())
     if name not in collection.queues:
         collection.loading.check((name,))  # nothing at all would say that there is no such queue
     return stats_of(collection, name)
 
 
-def _dump(
-    context: ServerContext, what: str, names: tuple[str, ...]
-) -> list[tuple[str, list[tuple[str, object]]]]:
+def _all_stats(context: ServerContext) -> Pieces:
     collection = context.collection
-    if what == "stats":
-        every = names or sorted({*collection.queues, *collection.damaged})
-        return [(name, found) for name in every if (found := stats_of(collection, name))]
-    queues = collection.queues
-    chosen = [queues[name] for name in names or sorted(queues) if name in queues]
-    return [(queue.name, [*queue_settings(queue.config)]) for queue in chosen]
+    yield memcache.stats((yield from context.server_stats()))
+    for name in (yield from sorted_names(collection)):
+        yield memcache.stats(stats_of(collection, name), f"queue_{name}_")
+
+
+def _dump(context: ServerContext, what: str, names: tuple[str, ...]) -> Pieces:
+    collection = context.collection
+    for name in names or (yield from sorted_names(collection)):
+        if what == "stats":
+            found = stats_of(collection, name)
+        else:
+            queue = collection.queues.get(name)
+            found = [] if queue is None else [*queue_settings(queue.config)]
+        yield memcache.dump(name, found) if found else None
 
 
 def _status(context: ServerContext, new: str | None) -> bytes:

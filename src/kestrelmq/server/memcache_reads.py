@@ -12,7 +12,7 @@ from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.memcache import END, ERROR, Get, Key, Monitor
-from kestrelmq.server.connection import OUTPUT_LIMIT, STALLED, WAITING, Connection
+from kestrelmq.server.connection import OUTPUT_LIMIT, STALLED, Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.reads import OpenReads
 from kestrelmq.server.waiting import EmptyWait, WaitingRead
@@ -91,7 +91,10 @@ class MemcacheFetch:
         while self._index < len(keys):
             if self._size > OUTPUT_LIMIT:
                 self._send(self._values())
-                self._connection.paused |= STALLED
+                self._connection.stall()
+                return False
+            if self._several and self._context.turns.share_is_over():
+                self._connection.yield_turn()
                 return False
             if not self._serve(keys[self._index]) or self.is_done:
                 return False
@@ -142,8 +145,6 @@ class MemcacheFetch:
     def _finish(self, reply: bytes) -> None:
         self.is_done = True
         self._send(reply)
-        if self._connection.paused & WAITING:
-            self._connection.unpause(WAITING)
 
     def _close_with(self, reply: bytes) -> bool:
         self._connection.closing = True
@@ -349,6 +350,8 @@ class MemcacheMonitor:
         if self._left <= 0 or remaining <= 0:
             self._time_out()
             return
+        if self._connection.paused & STALLED:
+            return  # what is due is read first
         self._waiting = waiting
         waiting.begin(self._context.loop, remaining)
 
@@ -374,8 +377,6 @@ class MemcacheMonitor:
         self.is_done = True
         self._waiting = None
         self._connection.push(reply, None)
-        if self._connection.paused & WAITING:
-            self._connection.unpause(WAITING)
 
     def cancel(self) -> None:
         """The client is gone."""

@@ -22,6 +22,7 @@ from kestrelmq.protocol.memcache import (
     STORED,
     TOUCHED,
     Confirm,
+    Dump,
     Get,
     Monitor,
     Parser,
@@ -29,6 +30,7 @@ from kestrelmq.protocol.memcache import (
     Request,
     Set,
     Simple,
+    Stats,
     TouchRead,
     value_header,
 )
@@ -36,7 +38,7 @@ from kestrelmq.server.ahead import Outcome, one_ahead
 from kestrelmq.server.connection import (
     OUTPUT_LIMIT,
     PART,
-    STALLED,
+    SLOW,
     WRITING,
     Connection,
     Session,
@@ -44,7 +46,8 @@ from kestrelmq.server.connection import (
 )
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.large_item import AHEAD, LARGE, ArrivingItem, LargeItem, UnwantedItem
-from kestrelmq.server.memcache_admin import Forbidden, serve_admin
+from kestrelmq.server.long_reply import LongReply
+from kestrelmq.server.memcache_admin import Forbidden, listing, serve_admin
 from kestrelmq.server.memcache_reads import MemcacheFetch, MemcacheMonitor
 from kestrelmq.server.reads import OpenReads
 
@@ -62,6 +65,7 @@ class MemcacheSession(Session):
     def __init__(self, connection: Connection, context: ServerContext, parser: Parser) -> None:
         self._connection = connection
         self._context = context
+        self._turns = context.turns
         self._counters = context.counters
         self._status = context.status
         # With a limit on connections every request is looked at in full.
@@ -72,7 +76,7 @@ class MemcacheSession(Session):
         self._parse_long = parser.parse_long
         self._epoch_expiry = _EPOCH_EXPIRY[context.config.memcache_dialect]
         self._reads = OpenReads()
-        self._fetch: MemcacheFetch | MemcacheMonitor | None = None
+        self._fetch: MemcacheFetch | MemcacheMonitor | LongReply | None = None
         self._produced = 0
         # The VALUE line made last, and what for: items of a queue are often of one size.
         self._header = b""
@@ -116,6 +120,9 @@ class MemcacheSession(Session):
                 self._get(request)
             elif isinstance(request, Refused):
                 position = self._refuse(request, data, body)
+            elif self._turns.share_is_over():
+                connection.yield_turn()
+                return data[position:]
             else:
                 position = body
                 self._serve(request)
@@ -194,7 +201,7 @@ class MemcacheSession(Session):
             out.append(b"".join((self._header, memoryview(record)[ADDX_HEADER:], _AFTER_VALUE)))
             touched.append(queue)
         if self._produced > OUTPUT_LIMIT:
-            self._connection.paused |= STALLED
+            self._connection.stall()
 
     # --- input that is not whole ---
 
@@ -287,6 +294,9 @@ class MemcacheSession(Session):
     def _answer(self, reply: bytes, touched: Touched = None) -> None:
         self._out.append(reply)
         self._touched.append(touched)
+        self._produced += len(reply)
+        if self._produced > OUTPUT_LIMIT:
+            self._connection.stall()
 
     def _answer_error(self, error: Exception, *, noreply: bool = False) -> None:
         if not noreply:
@@ -356,15 +366,18 @@ class MemcacheSession(Session):
         before = len(self._out)
         self._fetch = MemcacheFetch(self._connection, self._context, self._reads, request)
         self._fetch.proceed()
-        self._produced += sum(map(len, self._out[before:]))
+        self._produced += max(sum(map(len, self._out[before:])), SLOW)
         if self._produced > OUTPUT_LIMIT:
-            self._connection.paused |= STALLED
+            self._connection.stall()
 
     def _serve(self, request: Request) -> None:
         match request:
             case Monitor():
                 self._fetch = MemcacheMonitor(self._connection, self._context, self._reads, request)
                 self._fetch.proceed()
+            case Stats() | Dump():
+                pieces = listing(self._context, request)
+                self._fetch = LongReply(self._connection, self._turns, pieces)
             case Confirm(queue, count):
                 self._confirm(queue, count)
             case TouchRead(queue, milliseconds):

@@ -12,7 +12,7 @@ from kestrelmq.errors import KestrelError
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.protocol import text
 from kestrelmq.protocol.text_commands import Get, Monitor, Peek
-from kestrelmq.server.connection import WAITING, Connection, Touched
+from kestrelmq.server.connection import OUTPUT_LIMIT, STALLED, Connection, Touched
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.reads import OpenReads
 from kestrelmq.server.waiting import EmptyWait, WaitingRead
@@ -32,6 +32,7 @@ class TextRead:
         "_deadline",
         "_left",
         "_reads",
+        "_stalled",
         "_waiting",
         "_wanted",
     )
@@ -50,6 +51,7 @@ class TextRead:
         self._wanted = Wanted.PEEK if isinstance(command, Peek) else Wanted.OPEN
         self._left = 0
         self._deadline = 0.0
+        self._stalled = False
         self._waiting: WaitingRead | EmptyWait | None = None
 
     def begin(self) -> None:
@@ -76,6 +78,16 @@ class TextRead:
             self._wait(EmptyWait(self._connection, self._end_alias), self._end_alias)
         else:
             self._collect(context.collection.obtain(name))
+
+    def resume(self) -> None:
+        """Go on, now that the client has read what was sent."""
+        if not self._stalled:
+            return
+        self._stalled = False
+        try:
+            self._collect(self._context.collection.obtain(self._command.queue))
+        except KestrelError as error:
+            self._end(text.error(str(error)))
 
     def cancel(self) -> None:
         """The client is gone."""
@@ -117,13 +129,19 @@ class TextRead:
             queue.confirm(xid)
 
     def _collect(self, queue: Queue) -> None:
-        """Send what is there."""
+        """Send what is there, as far as the client has to read that now."""
+        size = 0
         while self._left > 0:
+            if size > OUTPUT_LIMIT:
+                self._stalled = True
+                self._connection.stall()
+                return
             record, xid = queue.take_as(self._wanted)
             if record is None:
                 break
             if not self._send(queue, record, xid):
                 return
+            size += len(record)
         self._go_on(queue)
 
     def _go_on(self, queue: Queue) -> None:
@@ -132,6 +150,9 @@ class TextRead:
         def end() -> None:
             self._end_empty(queue)
 
+        if self._connection.paused & STALLED and self._left > 0:
+            self._stalled = True  # what is due is read first
+            return
         waiting = WaitingRead(
             self._connection,
             queue,
@@ -194,5 +215,3 @@ class TextRead:
         self._waiting = None
         if reply is not None:
             self._connection.push(reply, touched)
-        if self._connection.paused & WAITING:
-            self._connection.unpause(WAITING)

@@ -30,7 +30,7 @@ from kestrelmq.protocol.text_commands import (
     Shutdown,
     Version,
 )
-from kestrelmq.server.connection import OUTPUT_LIMIT, STALLED, Connection, Session, Touched
+from kestrelmq.server.connection import OUTPUT_LIMIT, SLOW, Connection, Session, Touched
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.puts import PutItems
 from kestrelmq.server.reads import OpenReads
@@ -40,6 +40,9 @@ from kestrelmq.server.text_reads import TextRead
 from kestrelmq.version import VERSION
 
 _DONE: Final = text.counted(0)
+
+_SLOW: Final = (Flush, FlushAll, FlushExpired, Delete, SetStatus, Reload)
+"""Commands that may take long: they share a part of each turn."""
 
 Answer = tuple[bytes, Touched]
 
@@ -61,6 +64,7 @@ class TextSession(Session):
         parser.receive(data)
         produced = 0
         while True:
+            command: Command | None = None
             try:
                 command = parser.next_command()
                 if command is None:
@@ -71,9 +75,11 @@ class TextSession(Session):
                 connection.closing |= fault.closes
             except (KestrelError, ValueError) as error:
                 connection.push(text.error(str(error)), None)
-            produced += len(connection.out[-1]) if connection.out else 0
+            produced += max(len(connection.out[-1]) if connection.out else 0, SLOW)
             if produced > OUTPUT_LIMIT:
-                connection.paused |= STALLED
+                connection.stall()
+            elif isinstance(command, _SLOW) and self._context.turns.share_is_over():
+                connection.yield_turn()
             if connection.paused or connection.closing:
                 return parser.take_back()
 
@@ -85,6 +91,11 @@ class TextSession(Session):
         """Reply to a command that failed because of a bug."""
         self._connection.push(text.error("internal error"), None)
         self._connection.closing = True
+
+    def resume(self) -> None:
+        """Go on with a monitor that was interrupted because the client had much to read."""
+        if self._read is not None:
+            self._read.resume()
 
     def closed(self) -> None:
         """Give back what the connection holds."""

@@ -14,7 +14,7 @@ from kestrelmq.engine.waiters import Wanted
 from kestrelmq.errors import KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.protocol.thrift_messages import Get, Item
-from kestrelmq.server.connection import WAITING, Connection
+from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.waiting import EmptyWait, WaitingRead
 
@@ -250,8 +250,6 @@ class ThriftGet:
             return
         self._waiting = None
         self._refuse(error)
-        if self._connection.paused & WAITING:
-            self._connection.unpause(WAITING)
 
     def _finish(self) -> None:
         self._waiting = None
@@ -260,8 +258,6 @@ class ThriftGet:
         if queue is not None:
             queue.get_misses += not items and self._most > 0
         self._answer(items, queue)
-        if self._connection.paused & WAITING:
-            self._connection.unpause(WAITING)
 
     def _kept(self, queue: Queue) -> list[Item]:
         """Make what was read the client's, save what ended while other items were waited for."""

@@ -34,7 +34,7 @@ from kestrelmq.protocol.thrift_messages import (
     SetStatus,
     ThriftStatus,
 )
-from kestrelmq.server.connection import OUTPUT_LIMIT, STALLED, Connection, Session, Touched
+from kestrelmq.server.connection import OUTPUT_LIMIT, SLOW, Connection, Session, Touched
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.puts import PutItems
 from kestrelmq.server.status import Status
@@ -56,6 +56,8 @@ _MEANT: Final = {
     ThriftStatus.READ_ONLY: Status.READ_ONLY,
     ThriftStatus.QUIESCENT: Status.QUIESCENT,
 }
+_SLOW: Final = (FlushQueue, FlushAllQueues, DeleteQueue, SetStatus)
+"""Requests that may take long: they share a part of each turn."""
 _NO_QUEUE: Final = QueueInfo(None, 0, 0, 0, 0, 0, 0)
 
 
@@ -80,9 +82,13 @@ class ThriftSession(Session):
         self._produced = 0
         try:
             while (frame := parser.next_frame()) is not None:
-                self._serve(*thrift.decode(frame))
+                head, request = thrift.decode(frame)
+                self._serve(head, request)
+                self._produced += SLOW
+                if isinstance(request, _SLOW) and self._context.turns.share_is_over():
+                    connection.yield_turn()
                 if self._produced > OUTPUT_LIMIT:
-                    connection.paused |= STALLED
+                    connection.stall()
                 if connection.paused or connection.closing:
                     self.wanted = 0
                     return parser.take_back()

@@ -29,6 +29,8 @@ from kestrelmq.server.syncs import Syncs
 # turn itself. A short pause lets requests gather, so that one write and one wait serve more of
 # them; docs/performance.md has the measurements.
 GATHER: Final = 100e-6
+SHARE: Final = 2e-3
+"""Seconds of each turn in which slow requests are served; all others have the rest."""
 _FOR_EVER: Final = -1.0
 _FEW: Final = 8
 _MANY: Final = 16
@@ -110,6 +112,7 @@ class Turns:
         self._connections: dict[int, TurnConnection] = {}
         self._gather = False
         self._began = 0.0
+        self._share_ends = 0.0
         self._after_commit: list[AfterCommit] = []
 
     def add(self, descriptor: int, connection: TurnConnection, events: int) -> None:
@@ -125,6 +128,17 @@ class Turns:
         """Serve the connection of `descriptor` no more."""
         if self._connections.pop(descriptor, None) is not None:
             self.poller.unregister(descriptor)
+
+    def share_is_over(self) -> bool:
+        """Whether slow requests have had their time of this turn; asked before each piece of them.
+
+        The first to ask in a turn never hears so: something slow is done in every turn.
+        """
+        now = time.perf_counter()
+        if not self._share_ends:
+            self._share_ends = now + SHARE
+            return False
+        return now > self._share_ends
 
     async def committed(self, *queues: Committable) -> None:
         """Wait until what was changed so far is in the journals; no sync is waited for.
@@ -178,6 +192,7 @@ class Turns:
         events = self._busy_poll.wait(wait, MAX_EVENTS)
         self.clock.tick()
         self._began = time.perf_counter()
+        self._share_ends = 0.0
         others: list[tuple[int, int]] = []
         connections = self._connections
         served = self.served

@@ -64,20 +64,25 @@ class WaitingRead:
             self._timer.cancel()
             self._timer = None
 
-    def _serve(self, record: bytes | None, xid: int) -> None:
+    def _go_on(self) -> None:
+        """Wait no longer; whatever is called next may wait again."""
         self._end()
+        self._connection.unpause(WAITING)
+
+    def _serve(self, record: bytes | None, xid: int) -> None:
+        self._go_on()
         if record is None:
             self._connection.guard(self._timed_out)  # the queue went away
         else:
             self._connection.guard(lambda: self._served(record, xid))
 
     def _fail(self, error: KestrelError) -> None:
-        self._end()
+        self._go_on()
         self._connection.guard(lambda: self._failed(error))
 
     def _time_out(self) -> None:
         waiter = self._waiter
-        self._end()
+        self._go_on()
         if waiter is not None and self._queue.waiters.cancel(waiter):
             self._connection.guard(self._timed_out)
 
@@ -105,4 +110,5 @@ class EmptyWait:
 
     def _time_out(self) -> None:
         self._timer = None
+        self._connection.unpause(WAITING)
         self._connection.guard(self._timed_out)

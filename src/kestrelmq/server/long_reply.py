@@ -1,0 +1,70 @@
+"""Replies that take long to make: a listing of all queues.
+
+They are made a slice at a time: others are served between two slices, and a client that does not
+read gets no further slice. So they cost others little, and little memory.
+"""
+
+import asyncio
+from collections.abc import Generator, Iterator
+from typing import Final, TypeVar
+
+from kestrelmq.server.connection import STALLED, Connection
+from kestrelmq.server.turns import Turns
+
+SLICE: Final = 65_536
+"""Bytes of a reply from which on a slice is sent."""
+
+Pieces = Iterator[bytes | None]
+"""The pieces of a reply, each made in a small part of a millisecond; None is work without one."""
+Result = TypeVar("Result")
+
+
+class LongReply:
+    """A reply on its way; what follows its request waits."""
+
+    __slots__ = ("_connection", "_pieces", "_turns", "is_done")
+
+    def __init__(self, connection: Connection, turns: Turns, pieces: Pieces) -> None:
+        """Have the first slice made when everybody else was served in this turn."""
+        self._connection = connection
+        self._turns = turns
+        self._pieces = pieces
+        self.is_done = False
+        connection.yield_turn()
+
+    def resume(self) -> None:
+        """Make a slice: as much as there is time for in this turn, `SLICE` bytes at most."""
+        slice_: list[bytes] = []
+        size = 0
+        while not self.is_done and size < SLICE and not self._turns.share_is_over():
+            try:
+                piece = next(self._pieces)
+            except StopIteration:
+                self.is_done = True
+                break
+            if piece:
+                slice_.append(piece)
+                size += len(piece)
+        if slice_:
+            self._connection.push(b"".join(slice_), None)
+        if self.is_done:
+            return
+        if slice_:
+            self._connection.paused |= STALLED
+        else:
+            self._connection.yield_turn()
+
+    def cancel(self) -> None:
+        """The client is gone."""
+        self.is_done = True
+
+
+async def in_slices(work: Generator[None, None, Result]) -> Result:
+    """Do `work`, and let others be served wherever it yields; return its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        await asyncio.sleep(0)
