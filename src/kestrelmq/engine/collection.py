@@ -176,6 +176,20 @@ class QueueCollection:
         queue = self.queues.get(name)
         return queue.config if queue is not None else effective(self.config, name)
 
+    def max_item_size(self, name: str) -> int | None:
+        """Return how large an item may be that an add to `name` stores anywhere; None: any size.
+
+        That is known before the queue is there: its settings are.
+        """
+        largest = 0
+        for leaf in self.leaves(name):
+            for reached in (leaf, *self._children.get(leaf, ())):
+                limit = self.settings(reached).max_item_size
+                if limit is None:
+                    return None
+                largest = max(largest, limit)
+        return largest
+
     def destinations(self, name: str) -> list[Queue]:
         """Return the queues that are up and that an add to `name` reaches."""
         found = [self.queues[leaf] for leaf in self.leaves(name) if leaf in self.queues]

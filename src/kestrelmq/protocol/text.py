@@ -59,6 +59,8 @@ MAX_PUT_ITEMS: Final = 100_000
 
 # Times and counts: more digits than any sensible number has, fewer than cost time to convert.
 _MOST_DIGITS: Final = 18
+LargestItem = Callable[[str], int | None]
+"""Returns how many bytes an item of a queue may have; None is any number."""
 _PUT: Final = "put QUEUE [EXPIRY_MS]:"
 
 
@@ -66,12 +68,12 @@ class _Draft:
     """A `put` whose items are still coming.
 
     Attributes:
-        room: how many bytes the next item may have; 0 once `fault` says what is wrong.
+        room: how many bytes the next item may have; 0 once no item more is wanted.
     """
 
-    __slots__ = ("_expiry", "_fault", "_items", "_queue", "room")
+    __slots__ = ("_expiry", "_fault", "_items", "_limit", "_queue", "_room", "room")
 
-    def __init__(self, words: list[bytes]) -> None:
+    def __init__(self, words: list[bytes], largest: LargestItem) -> None:
         """`words` are those of the line, without the colon. Raises ClientFault."""
         _expect(words, _PUT, 1, 2)
         self._queue = _name(words[0])
@@ -79,12 +81,25 @@ class _Draft:
         self._items: list[bytes] = []
         # Not an exception: once raised, that would know this draft, and what its caller received.
         self._fault: str | None = None
-        self.room = MAX_PUT_BYTES
+        self._limit = largest(self._queue)
+        self.room = self._room = MAX_PUT_BYTES
+        self._make_room(0)
+
+    def _make_room(self, size: int) -> None:
+        self._room -= size
+        self.room = self._room if self._limit is None else min(self._room, self._limit)
 
     def add(self, item: bytes) -> None:
-        self.room -= len(item)
+        self._make_room(len(item))
         self._items.append(item)
         if len(self._items) > MAX_PUT_ITEMS:
+            self.refuse()
+
+    def drop(self) -> None:
+        """Drop an item that is too large, and all after it; the put as a whole, if it is that."""
+        if self._limit is not None and self._limit <= self._room:
+            self.room = 0
+        else:
             self.refuse()
 
     def refuse(self) -> None:
@@ -106,9 +121,19 @@ class TextParser:
     received and not yet asked for.
     """
 
-    __slots__ = ("_buffer", "_draft", "_dropping", "_overlong", "_overlong_put", "_scanned")
+    __slots__ = (
+        "_buffer",
+        "_draft",
+        "_dropping",
+        "_largest",
+        "_overlong",
+        "_overlong_put",
+        "_scanned",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, largest: LargestItem = lambda _: None) -> None:
+        """`largest` tells which items of a `put` need not be kept: a `put` ends with the first."""
+        self._largest = largest
         self._buffer = bytearray()
         self._scanned = 0
         self._overlong = False
@@ -139,7 +164,7 @@ class TextParser:
                 if command := self._parse(line):
                     return command
             elif overlong:
-                draft.refuse()
+                draft.drop()
             elif line:
                 draft.add(line)
             else:
@@ -203,7 +228,7 @@ class TextParser:
             if words[0].lower() != b"put" or not words[-1].endswith(b":"):
                 raise _fault(f"usage: {_PUT}")
             last = words.pop()[:-1]
-            self._draft = _Draft([*words[1:], last] if last else words[1:])
+            self._draft = _Draft([*words[1:], last] if last else words[1:], self._largest)
         except ClientFault:
             self._dropping = True
             raise

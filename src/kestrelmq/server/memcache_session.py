@@ -212,7 +212,10 @@ class MemcacheSession(Session):
             return body_end + 1
         if not ending or ending == b"\r":
             queue = self._queues.get(request.queue)
-            limit = queue.config.max_item_size if queue is not None else None
+            if queue is None or queue.children:
+                limit = self._context.collection.max_item_size(request.queue)
+            else:
+                limit = queue.config.max_item_size
             if limit is not None and request.size > limit:
                 reply = b"" if request.noreply else NOT_STORED
                 return -self._take(UnwantedItem(request.size, reply), data, body)

@@ -53,7 +53,7 @@ class TextSession(Session):
     def __init__(self, connection: Connection, context: ServerContext) -> None:
         self._connection = connection
         self._context = context
-        self._parser = TextParser()
+        self._parser = TextParser(context.collection.max_item_size)
         self._reads = OpenReads()
         self._read: TextRead | None = None
         self.wanted = 0
