@@ -1,7 +1,10 @@
 """Clients that are slow, greedy, silent or many: bounded memory, and nobody else suffers."""
 
+import contextlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -130,3 +133,28 @@ def test_connection_limits(tmp_path: Path) -> None:
         first.ask(b"get work/close\r\n", b"END\r\n")
         second.close()
         third.close()
+
+
+def test_a_server_stops_while_clients_flood_it(tmp_path: Path) -> None:
+    """A signal is answered however much is waiting to be served."""
+    requests = {
+        "memcache": b"set work 0 0 4\r\nxxxx\r\nget work\r\n" * 5000,
+        "text": b"put work:\nx\n\nget work\n" * 5000,
+    }
+    stopped = Event()
+
+    def flood(server: ServerProcess, listener: str) -> None:
+        with Wire(server, listener) as wire, contextlib.suppress(OSError):
+            while not stopped.is_set():
+                wire.send(requests[listener])
+                wire.socket.recv(1 << 20)
+
+    with running_server(tmp_path) as server, ThreadPoolExecutor(4) as threads:
+        for listener in (*requests, *requests):
+            threads.submit(flood, server, listener)
+        with Wire(server) as wire:
+            wire.ask(b"version\r\n", b"VERSION ")
+        try:
+            assert server.stop() == 0
+        finally:
+            stopped.set()
