@@ -62,6 +62,7 @@ class QueueMachine(RuleBasedStateMachine):
         lazy=st.booleans(),
         dialect=st.sampled_from(["documented", "kestrel-2"]),
         at_hand=st.sampled_from([0, 50_000]),
+        at_once=st.sampled_from([0, 100_000]),
     )
     def begin(
         self,
@@ -72,6 +73,7 @@ class QueueMachine(RuleBasedStateMachine):
         lazy: bool,  # noqa: FBT001 # drawn
         dialect: str,
         at_hand: int,
+        at_once: int,
     ) -> None:
         """Draw the limits, and start on an empty queue path."""
         self.config = QueueConfig(
@@ -82,8 +84,9 @@ class QueueMachine(RuleBasedStateMachine):
             disable_aggressive_rewrites=lazy,
             journal_dialect=dialect,
         )
-        self._at_hand = upkeep.AT_HAND
+        self._at_hand, self._at_once = upkeep.AT_HAND, upkeep.AT_ONCE
         upkeep.AT_HAND = at_hand  # type: ignore[misc] # put back by `teardown`
+        upkeep.AT_ONCE = at_once  # type: ignore[misc] # as above
         (self.root / "0").mkdir()
         self.come_up()
 
@@ -451,6 +454,7 @@ class QueueMachine(RuleBasedStateMachine):
             found = [item_data(record) for record in self.everything()]
             assert found == [entry.data for entry in self.waiting]
             upkeep.AT_HAND = self._at_hand  # type: ignore[misc] # as above
+            upkeep.AT_ONCE = self._at_once  # type: ignore[misc] # as above
         rmtree(self.root)
 
 

@@ -6,8 +6,10 @@
 """
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from itertools import islice
+from typing import Final
 
 from kestrelmq.engine.behind import READ_AHEAD, Behind
 from kestrelmq.engine.commits import Committable
@@ -16,6 +18,9 @@ from kestrelmq.journal.memory import limit_for_now
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal, NoJournal
+
+_COUNTED: Final = 100_000
+"""Items that are counted in a few milliseconds."""
 
 log = logging.getLogger(__name__)
 
@@ -156,6 +161,48 @@ class Items(Committable):
             return items, size
         self.write_now()  # what is left has not been written yet
         return behind.read(self.journal.files, wanted)
+
+    @property
+    def behind_items(self) -> int:
+        """Items that are on disk only."""
+        return self._behind.items if self._behind is not None else 0
+
+    def fitting_items(self) -> int:
+        """Return how many items at the head memory may hold: one at least, if there are any.
+
+        Of a great many it may be fewer, so that it takes a short time to count them.
+        """
+        held = count = 0
+        for record in islice(self._memory, _COUNTED):
+            held += len(record) - ADDX_HEADER
+            if count and held > self._memory_most:
+                break
+            count += 1
+        return count
+
+    def drop_from_memory(
+        self, kept: int, files: Sequence[str], position: int, skip: int
+    ) -> deque[bytes]:
+        """Hold the first `kept` items in memory only; return those that it held before.
+
+        The others are read back in their turn: the first of them stands `skip` items after
+        `position` in the first of `files`.
+
+        Raises:
+            OSError, JournalError: the files cannot be read; nothing was dropped.
+        """
+        assert isinstance(self.journal, FileJournal)  # noqa: S101 # else there are no files
+        behind = self._behind or Behind(self.journal.reader(files[0], position))
+        behind.move(files, position, skip)
+        before = self._memory
+        self._memory = deque(islice(before, kept))
+        size = sum(map(len, self._memory)) - ADDX_HEADER * kept
+        behind.items += len(before) - kept
+        behind.bytes += self.memory_bytes - size
+        self._behind, self.memory_bytes = behind, size
+        self._has_room(0)
+        self._plan_refill()
+        return before
 
     def _recall_all(self) -> None:
         """Read everything back into memory. Raises JournalError and OSError: nothing was."""

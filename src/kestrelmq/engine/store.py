@@ -7,6 +7,7 @@ write, before any reply leaves. If that fails the changes are taken back, newest
 import contextlib
 import logging
 from collections import deque
+from collections.abc import Sequence
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig
@@ -43,6 +44,7 @@ class Store(Items):
         last_xid: the last-used xid.
         dialect: that of the records that are written.
         total_items, put_bytes: added since the queue came up.
+        given_back: how many open reads were given back at most since then.
         failure: why the journal could not be written when that was last tried; None when it was.
     """
 
@@ -59,7 +61,7 @@ class Store(Items):
             state.unremove(xid)
         super().__init__(name, journal, state)
         self.failure: JournalError | None = None
-        self.total_items = self.put_bytes = 0
+        self.total_items = self.put_bytes = self.given_back = 0
         self._clock = clock
         self._commits = commits
         # Header of the item that was read last, and when; read at the commit, for the statistics.
@@ -95,6 +97,7 @@ class Store(Items):
 
     def _configure_journal(self, config: QueueConfig) -> None:
         """Put the settings that concern the journal in force."""
+        lowered = config.max_memory_size < self._memory_most
         self._memory_limit = self._memory_most = config.max_memory_size
         self._sync_each = config.sync_journal == 0
         self._sync_period = config.sync_journal or None
@@ -114,6 +117,10 @@ class Store(Items):
                 # Reads are numbered from the last one, which the other dialect need not tell.
                 self._prelude += save_xid(self.last_xid)
         journal.dialect = self.dialect = wanted
+        if lowered and self.memory_bytes > self._memory_most:
+            with contextlib.suppress(JournalError):  # then it is done later
+                self.write_now()
+            self._upkeep.trim_memory()
 
     def begin_journal(self, directory: Directory, config: QueueConfig) -> None:
         """Keep a journal from now on, which begins with what the queue holds.
@@ -174,6 +181,11 @@ class Store(Items):
         self.journal, self._upkeep, self.failure = NoJournal(), None, None
         self._prelude = b""
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether records wait to be written."""
+        return bool(self._pending)
+
     def _change_dialect(self) -> bool:
         """Begin a new file, for a file keeps to one dialect; False if it failed."""
         if self._pending:
@@ -211,6 +223,10 @@ class Store(Items):
             self._upkeep.places.drop(count)
         self._let_go()
         return count
+
+    def trim_memory(self, kept: int, files: Sequence[str], position: int, skip: int) -> None:
+        """Hold the first `kept` items in memory only; as `drop_from_memory`."""
+        self._commits.worker.let_go(self.drop_from_memory(kept, files, position, skip))
 
     def _let_go(self) -> None:
         """Forget every waiting item; there may be millions."""
@@ -376,6 +392,7 @@ class Store(Items):
 
     def _given_back(self, xid: int, record: bytes) -> bytes:
         """Return `record`, which was open under `xid`, as the item to put back on the queue."""
+        self.given_back += 1
         upkeep = self._upkeep
         if upkeep is None or xid not in upkeep.named:
             return record

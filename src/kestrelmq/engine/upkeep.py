@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from kestrelmq.clock import Clock
 from kestrelmq.engine.places import Checkpoint, Places
 from kestrelmq.engine.policy import Action, JournalState, Limits, decide
-from kestrelmq.engine.worker import Worker
+from kestrelmq.engine.worker import InlineWorker, Worker
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import ADD_XID_HEADER, ADDX_HEADER
 from kestrelmq.journal.replacement import (
@@ -44,6 +44,8 @@ AT_HAND_BYTES: Final = 16 << 20
 REST: Final = 256 << 10
 """Bytes at most that a rotation syncs while the queue waits; more is synced in the worker first."""
 _ROTATES: Final = frozenset({Action.START_EMPTY, Action.ROTATE, Action.REWRITE})
+AT_ONCE: Final = 256 << 10
+"""Bytes of a journal that is read and written at once when memory is to hold less of the queue."""
 _STEPS: Final = 16
 _OPENED: Final = ADD_XID_HEADER - ADDX_HEADER + 1
 """Bytes that a read which a file begins with takes besides its item, in either dialect."""
@@ -74,6 +76,10 @@ class Upkeep:
         self._syncing = False  # whether the worker syncs the current file, to be rotated then
         self._reader_base = 0
         self._ahead = 0
+        # How many items there were when the replacement began, had been added, and given back.
+        self._waited = self._added = self._given_back = 0
+        # When memory is to hold less of the queue (monotonic seconds); None when it need not.
+        self._trim_at: float | None = None
         # Bytes in files that were rotated without a checkpoint since the last one.
         self._unmarked = 0
         self._checkpoint: Checkpoint | None = None
@@ -113,7 +119,11 @@ class Upkeep:
         if self._job is not None or self._syncing:
             return False
         journal = self._journal
-        return journal.suspect or journal.size > min(self.attend_at, self.attend_empty_at)
+        return (
+            journal.suspect
+            or self._trim_at is not None
+            or journal.size > min(self.attend_at, self.attend_empty_at)
+        )
 
     def tick(self) -> None:
         """Do what only time brings about: try again what failed, rewrite when the delay is over."""
@@ -127,7 +137,11 @@ class Upkeep:
                 return
             self._look_again(0)
         journal = self._journal
-        if journal.suspect or journal.size > min(self.attend_at, self.attend_empty_at):
+        if (
+            journal.suspect
+            or self._is_trim_due
+            or journal.size > min(self.attend_at, self.attend_empty_at)
+        ):
             self.attend()
 
     def attend(self) -> None:
@@ -136,6 +150,10 @@ class Upkeep:
             return
         if self._journal.suspect:
             self._rewrite()
+            return
+        if self._is_trim_due:
+            if self._may_rotate():
+                self._rewrite()
             return
         action = decide(self._state(), self.limits)
         if action in _ROTATES and not self._may_rotate():
@@ -294,7 +312,8 @@ class Upkeep:
         self._journal.rewrites += 1
         log.info("rewriting the journal of queue %s, %d bytes", store.name, self._journal.size)
         if (
-            not store.read_behind
+            self._trim_at is None
+            and not store.read_behind
             and store.memory_items <= AT_HAND
             and store.memory_bytes <= AT_HAND_BYTES
         ):
@@ -321,6 +340,8 @@ class Upkeep:
         store = self._store
         self._ahead = store.memory_items
         self._reader_base = store.behind_read
+        self._waited, self._added = len(store), store.total_items
+        self._given_back = store.given_back
         self._begin(Replacement(self._directory, store.name, list(self._journal.sizes), source))
 
     def _pack(self) -> None:
@@ -352,7 +373,10 @@ class Upkeep:
         if job.pack in self._journal.sizes:
             self._clear(job)
         else:
-            self._worker.run(job.place, lambda error: self._placed(job, error))
+            # What is asked for and short is done at once.
+            is_short = self._trim_at is not None and self._journal.size <= AT_ONCE
+            worker = InlineWorker() if is_short else self._worker
+            worker.run(job.place, lambda error: self._placed(job, error))
 
     def _placed(self, job: Replacement, error: BaseException | None) -> None:
         if isinstance(error, Cancelled) or self._job is not job:
@@ -384,10 +408,62 @@ class Upkeep:
             except (OSError, JournalError) as error:
                 return error
         journal.replaced(list(job.files), job.pack, job.size)
+        if self._checkpoint is None:
+            self._trim(job)
         return None
 
     def _clear(self, job: Replacement) -> None:
         self._worker.run(job.clear, lambda error: self._cleared(job, error))
+
+    # --- memory that is to hold less ---
+
+    def trim_memory(self) -> None:
+        """Have memory hold only what the settings allow, the newest items on disk only.
+
+        Nobody knows where in the journal an item in memory stands. So the journal is rewritten,
+        and then it is known of every item in the new file.
+        """
+        self._trim_at = self._clock.monotonic()
+        if not self._store.has_pending:
+            self.attend()
+
+    @property
+    def _is_trim_due(self) -> bool:
+        return self._trim_at is not None and self._clock.monotonic() >= self._trim_at
+
+    def _trim(self, job: Replacement) -> None:
+        """Drop from memory what it may not hold, now that `job` wrote all there was to one file."""
+        if self._trim_at is None:
+            return
+        try:
+            done = self._drop_newest(job)
+        except (OSError, JournalError) as error:
+            log.warning("queue %s still holds more in memory: %s", self._store.name, error)
+            done = False
+        self._trim_at = None if done else self._clock.monotonic() + RETRY_UNREADABLE
+
+    def _drop_newest(self, job: Replacement) -> bool:
+        """Drop the newest items that memory holds; False if the new file does not have them.
+
+        Items are numbered as they stand in the new file; those that were added since go on from
+        there, in the files after it. Items that were given back since may stand at the head.
+        """
+        store = self._store
+        store.write_now()
+        in_memory, given_back = store.memory_items, store.given_back - self._given_back
+        kept = max(store.fitting_items(), given_back)
+        if kept >= in_memory:
+            return True
+        end = self._waited + store.total_items - self._added - store.behind_items
+        first = min(end - (in_memory - kept), self._waited)
+        kept = in_memory - (end - first)
+        if kept < given_back:
+            return False
+        number, position = job.mark_before(first)
+        files = self._journal.files
+        files = files[files.index(job.pack) :]
+        store.trim_memory(kept, files, position, first - number)
+        return True
 
     def _cleared(self, job: Replacement, error: BaseException | None) -> None:
         if isinstance(error, Cancelled) or self._job is not job:
