@@ -9,9 +9,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from kestrelmq.clock import SystemClock
+from kestrelmq.config.model import ServerConfig
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.errors import QueuePathLocked
 from kestrelmq.journal.files import QueuePathLock
 from kestrelmq.spark.reading import write_journals
+from tests.spark.processes import SparkProcess
 from tests.spark.spools import NOW, Loaded, adds, load, write
+from tests.support.patience import until
 
 
 def save(rows: DataFrame, path: Path, mode: str = "append") -> None:
@@ -164,18 +170,74 @@ def test_no_rows_are_no_queues(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_queue_path_in_use_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """While a server holds the lock, nothing is written."""
-    lock = QueuePathLock(tmp_path)
+    """While a server holds the lock, no task runs and nothing is written."""
+    spool, ran = tmp_path / "spool", tmp_path / "ran"
+    spool.mkdir()
+    lock = QueuePathLock(spool)
     lock.acquire()
-    rows = spark.createDataFrame([("a", "2")], "queue string, data string")
+
+    def noted(number: int) -> str:
+        ran.touch()
+        return str(number)
+
+    rows = spark.range(3).select(
+        f.lit("a").alias("queue"),
+        f.udf(noted, "string", useArrow=False)("id").alias("data"),
+    )
     try:
         with pytest.raises(PySparkException, match="is in use by another server"):
-            save(rows, tmp_path)
+            save(rows, spool)
+        with pytest.raises(QueuePathLocked, match="is in use by another server"):
+            write_journals(rows.withColumn("sequence", f.lit(1)), str(spool))
     finally:
         lock.release()
 
-    assert data(tmp_path) == {}
+    assert not ran.exists()
+    assert data(spool) == {}
+    assert leftovers(spool) == []
+
+
+def test_a_server_start_ends_a_write(spark: SparkSession, tmp_path: Path) -> None:
+    """A server that comes and goes while tasks run takes their parts; no queue is changed."""
+    write(tmp_path / "a", adds([b"1"]))
+    spool = str(tmp_path)
+
+    def served(number: int) -> str:
+        if number == 39:
+            collection = QueueCollection(ServerConfig(queue_path=Path(spool)), SystemClock())
+            collection.open()
+            collection.close()
+        return str(number)
+
+    rows = spark.range(0, 40, 1, 2).select(
+        f.when(f.col("id") < 20, "a").otherwise("b").alias("queue"),
+        f.udf(served, "string", useArrow=False)("id").alias("data"),
+    )
+    with pytest.raises(PySparkException, match="is gone"):
+        save(rows, tmp_path)
+
+    assert data(tmp_path) == {"a": [b"1"]}
     assert leftovers(tmp_path) == []
+
+
+def test_what_a_killed_write_leaves_goes_with_the_next(spark: SparkSession, tmp_path: Path) -> None:
+    """While its driver runs, another write leaves it alone; the one after its end removes it."""
+    spool = tmp_path / "spool"
+    rows = spark.createDataFrame([("a", "2")], "queue string, data string")
+    killed = SparkProcess("tests.spark.write_session", tmp_path, str(spool))
+    killed.wait_until_reached()
+    try:
+        (left,) = leftovers(spool)
+        until(lambda: any((spool / left).iterdir()))
+        save(rows, spool)
+        assert leftovers(spool) == [left]
+    finally:
+        killed.kill9()
+
+    assert leftovers(spool) == [left]
+    save(rows, spool)
+    assert leftovers(spool) == []
+    assert data(spool) == {"a": [b"2", b"2"]}
 
 
 @pytest.mark.parametrize(

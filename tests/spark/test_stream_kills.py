@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 from kestrelmq.client import Client
 from kestrelmq.spark.live_plan import batch_of
 from kestrelmq.spark.stream import LiveSource
+from tests.spark.processes import SparkProcess
 from tests.spark.producing import Producer
-from tests.spark.stream_session import StreamSession
 from tests.spark.streams import QUEUE, drain, stream
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
@@ -34,6 +34,12 @@ STEPS = (
     "deleting",
 )
 TASK_STEPS = STEPS[:7]
+
+
+def session_of(servers: str, root: Path, step: str, nth: int = 1) -> SparkProcess:
+    """Start a stream that stands still where it comes to a step for the n-th time."""
+    words = (servers, QUEUE, step, str(nth))
+    return SparkProcess("tests.spark.stream_session", root, *words)
 
 
 def rows_in(spark: SparkSession, root: Path) -> list[tuple[bytes, int]]:
@@ -62,7 +68,7 @@ def test_a_session_that_is_killed_within_the_protocol_loses_nothing(
         sent = [b"%d" % number for number in range(1500)]
         client.put_many(QUEUE, sent)
         for step in ("synced", "linked"):
-            session = StreamSession(server.address, QUEUE, tmp_path, step)
+            session = session_of(server.address, tmp_path, step)
             session.wait_until_reached()
             session.kill9()
         drain(stream(spark, server.address, tmp_path), tmp_path)
@@ -132,7 +138,7 @@ def test_a_hundred_kills(spark: SparkSession, tmp_path: Path) -> None:
         begun = time.monotonic()
         while kills.total() < 100:
             step = STEPS[kills["session"] % len(STEPS)]
-            session = StreamSession(addresses, QUEUE, tmp_path, step, rng.randint(1, 6))
+            session = session_of(addresses, tmp_path, step, rng.randint(1, 6))
             stack.callback(session.kill9)
             deadline = time.monotonic() + PATIENCE
             while not session.has_reached():

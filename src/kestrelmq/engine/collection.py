@@ -17,6 +17,7 @@ from kestrelmq.engine.counters import Retired
 from kestrelmq.engine.late import Late, family_of, in_order
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
+from kestrelmq.journal import write_directories
 from kestrelmq.journal.creation import created_at
 from kestrelmq.journal.files import Directory, DiskDirectory, QueuePathLock
 from kestrelmq.journal.loading import Pace, load_queue, remove_left_over
@@ -83,6 +84,7 @@ class QueueCollection:
         for name in spool.unknown:
             log.warning("%s is no journal; it is left alone", self._directory.path / name)
         remove_left_over(self._directory, spool.dead)
+        write_directories.remove_all(self._directory.path)
         for name in spool.queues:
             self.loading.expect(name)
         return in_order(self._directory.path, spool.queues.values())

@@ -1,9 +1,9 @@
 """Parts: what the tasks of a write leave in the queue path before it is committed.
 
-All parts of a job are in one directory of the queue path, `~~write-JOB`, which servers do not look
-into. A part holds the records of one queue from one task, in order of `sequence` if there is one;
-beside it lies an index, the sequence number and length of each record. A job that dies leaves
-its directory, and nothing else.
+All parts of a job are in one directory of the queue path, `~~write-...`, which the driver made and
+servers do not look into. A part holds the records of one queue from one task, in order of
+`sequence` if there is one; beside it lies an index, the sequence number and length of each record.
+A job that dies leaves its directory, and nothing else.
 """
 
 import os
@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from kestrelmq.errors import JournalError
 from kestrelmq.spark.encoding import Encoded
 
 _INDEX: Final = np.dtype([("sequence", "<i8"), ("length", "<i8")])
@@ -55,7 +56,7 @@ class PartWriter:
     """Writes the parts of one task."""
 
     def __init__(self, directory: Path, task: str) -> None:
-        """Write to `directory`; `task` tells this attempt of this task from all others."""
+        """Write to `directory`, which is there; `task` tells this attempt of it from all others."""
         self._directory = directory
         self._task = task
         self._parts: dict[str, Part] = {}
@@ -90,7 +91,6 @@ class PartWriter:
 
     def _part(self, queue: str) -> Part:
         if queue not in self._parts:
-            self._directory.mkdir(parents=True, exist_ok=True)
             path = self._directory / f"{self._task}-{len(self._parts)}"
             self._parts[queue] = Part(queue, path)
         return self._parts[queue]
@@ -119,9 +119,18 @@ class PartWriter:
         if handle is None:
             if len(self._handles) >= _OPEN_FILES:
                 self._handles.popitem(last=False)[1].close()
-            handle = path.open("ab", buffering=_BUFFERED)
+            handle = self._opened(path)
         self._handles[path] = handle
         return handle
+
+    def _opened(self, path: Path) -> BinaryIO:
+        try:
+            return open(path, "ab", buffering=_BUFFERED, opener=_open_no_link)  # has an opener
+        except FileNotFoundError:
+            raise JournalError(
+                f"{self._directory} is gone: the write failed elsewhere, or a server was started "
+                "on the queue path"
+            ) from None
 
 
 def in_order(parts: Sequence[Part], merged: Path) -> list[Part]:
@@ -197,6 +206,10 @@ def _records(part: Part, lengths: NDArray[np.int64]) -> pa.Array:
 
 def _index_path(path: Path) -> Path:
     return path.with_name(path.name + ".index")
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _sync(path: Path) -> None:

@@ -2,14 +2,16 @@
 
 Tasks write parts to a directory that servers ignore; the driver gives them their names when all
 are there. A failed job removes its parts, a task that is run again writes parts of its own, and
-only those of the attempt that Spark counts are used. The queue path must be one that the driver
-and every executor see, and no server may run on it.
+only those of the attempt that Spark counts are used. The parts of a killed driver are removed by
+the next write or server start: see `journal.write_directories`. The queue path must be one that the
+driver and every executor see, and no server may run on it.
 """
 
-import shutil
-from collections.abc import Iterator, Sequence
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from uuid import uuid4
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -17,13 +19,18 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from kestrelmq.clock import SystemClock
-from kestrelmq.errors import InvalidQueueName
-from kestrelmq.journal.files import DiskDirectory, QueuePathLock
+from kestrelmq.errors import InvalidQueueName, JournalError, QueuePathLocked
+from kestrelmq.journal import write_directories
+from kestrelmq.journal.files import DiskDirectory, QueuePathLock, is_locked
 from kestrelmq.names import queue_name_error
 from kestrelmq.spark.encoding import Encoded, check_columns, encode
 from kestrelmq.spark.journal_commit import Commit
 from kestrelmq.spark.journal_parts import Part, PartWriter, in_order
 from kestrelmq.spark.options import JournalWriteOptions
+
+_PATIENCE: Final = 10.0
+"""Seconds that a commit waits for the queue path: another write may be committing."""
+_PAUSE: Final = 0.05
 
 
 class PartsWritten(WriterCommitMessage):
@@ -40,14 +47,21 @@ class JournalWriter(DataSourceArrowWriter):
     def __init__(
         self, options: JournalWriteOptions, schema: StructType, *, overwrite: bool
     ) -> None:
-        """Prepare a job.
+        """Begin a job: make the directory that its tasks write to.
+
+        Spark makes a writer on the driver before it starts the tasks that write.
 
         Raises:
             ConfigError: the columns cannot be written.
+            QueuePathLocked: a server uses the queue path.
+            OSError: the directory cannot be made.
         """
         check_columns(schema)
         self._path = Path(options.path).absolute()
-        self._work = self._path / f"~~write-{uuid4().hex[:16]}"
+        self._path.mkdir(parents=True, exist_ok=True)
+        check_not_served(self._path)
+        write_directories.remove_abandoned(self._path)
+        self._work = write_directories.create(self._path, _driver())
         self._overwrite = overwrite
         # Rows without an add time get that of the job, so that a task run again writes the same.
         self._now = SystemClock().now()
@@ -67,28 +81,83 @@ class JournalWriter(DataSourceArrowWriter):
 
     def commit(self, messages: "list[WriterCommitMessage | None]") -> None:
         """Make the parts of all tasks the queues' contents, queue by queue."""
-        self._path.mkdir(parents=True, exist_ok=True)
         by_queue: dict[str, list[Part]] = {}
         written = [message for message in messages if isinstance(message, PartsWritten)]
         for message in sorted(written, key=lambda message: message.partition):
             for part in message.parts:
                 by_queue.setdefault(part.queue, []).append(part)
-        lock = QueuePathLock(self._path)
-        lock.acquire()
+        lock = _locked(self._path)
         try:
+            _check_complete(by_queue)
             ordered = {
                 queue: in_order(parts, self._work / f"merged-{place}")
                 for place, (queue, parts) in enumerate(by_queue.items())
             }
             directory = DiskDirectory(self._path)
             Commit(directory, self._work, self._now, overwrite=self._overwrite).run(ordered)
-            shutil.rmtree(self._work, ignore_errors=True)
+            write_directories.remove(self._work)
         finally:
             lock.release()
 
     def abort(self, messages: "list[WriterCommitMessage | None]") -> None:  # noqa: ARG002
         """Remove all parts of the job."""
-        shutil.rmtree(self._work, ignore_errors=True)
+        write_directories.remove(self._work)
+
+
+def check_not_served(path: Path) -> None:
+    """Check that no server, and no write that is committing, has the queue path now.
+
+    Raises:
+        QueuePathLocked: one has.
+    """
+    if is_locked(path):
+        raise QueuePathLocked(
+            f"queue path {path} is in use by another server: journals are written while none runs"
+        )
+
+
+def _locked(path: Path) -> QueuePathLock:
+    """Take the queue path; wait a while for another write that has it."""
+    deadline = time.monotonic() + _PATIENCE
+    lock = QueuePathLock(path)
+    while True:
+        try:
+            lock.acquire()
+        except QueuePathLocked:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_PAUSE)
+        else:
+            return lock
+
+
+def _check_complete(by_queue: Mapping[str, Sequence[Part]]) -> None:
+    """Check that all parts are there, before the first queue is changed.
+
+    Raises:
+        JournalError: one is not.
+    """
+    for part in (part for parts in by_queue.values() for part in parts):
+        if not part.path.exists() or part.path.stat().st_size != part.size:
+            raise JournalError(
+                f"{part.path} is gone or not whole: was a server started on the queue path "
+                "meanwhile? Nothing was changed; write again"
+            )
+
+
+def _driver() -> write_directories.Owner:
+    """Return the process that runs the job: the first above this one that is no Python worker."""
+    process = write_directories.process_above(os.getpid())
+    while process is not None and _is_python(process):
+        process = write_directories.process_above(process)
+    return write_directories.Owner.of(process or os.getppid())
+
+
+def _is_python(process: int) -> bool:
+    try:
+        return "python" in Path(f"/proc/{process}/exe").readlink().name
+    except OSError:
+        return False
 
 
 def _check_names(encoded: Encoded, known: set[str]) -> None:

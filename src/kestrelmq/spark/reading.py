@@ -6,6 +6,7 @@ ask for the needed columns only, push filters down, plan by a Spark job, sort wh
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Literal, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
@@ -13,6 +14,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from kestrelmq.spark.journal_source import JOURNAL_FORMAT, JOURNAL_SCHEMA
+from kestrelmq.spark.journal_writer import check_not_served
 from kestrelmq.spark.options import DEFAULT_DIRECT_BYTES, Mode
 from kestrelmq.spark.planning import (
     Replayed,
@@ -23,7 +25,7 @@ from kestrelmq.spark.planning import (
     wanted,
 )
 from kestrelmq.spark.queue_source import QUEUE_FORMAT, QUEUE_SCHEMA, split_by_size
-from kestrelmq.spark.spool import SpoolFile, list_files
+from kestrelmq.spark.spool import SpoolFile, list_files, local_path
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -111,6 +113,9 @@ def write_journals(
         mode: `append` puts items behind what queues hold; `overwrite` replaces what the queues
             that occur in `rows` hold, and leaves other queues alone.
     """
+    target = Path(local_path(path)).absolute()
+    # Sorting takes tasks, and Spark makes the writer, which checks this too, after these.
+    check_not_served(target)
     if "sequence" in rows.columns:
         rows = rows.repartition("queue").sortWithinPartitions("queue", "sequence")
     rows.write.format(JOURNAL_FORMAT).mode(mode).save(path)

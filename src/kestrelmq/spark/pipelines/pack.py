@@ -1,24 +1,25 @@
 """`pack`: the journals of many queues packed offline, in parallel, one task a queue.
 
 Every queue is replaced at one rename. A crash leaves each queue packed or as it was, and may leave
-a directory `~~write-...`, which servers ignore. No server may run on the queue path.
+a directory `~~write-...`, which the next write or server start removes. No server may run on the
+queue path.
 """
 
 import os
-import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
 from kestrelmq.clock import Clock, SystemClock
+from kestrelmq.journal import write_directories
 from kestrelmq.journal.files import DiskDirectory, QueuePathLock, mapped
 from kestrelmq.journal.loading import save_tail
 from kestrelmq.journal.walk import Ending
+from kestrelmq.journal.write_directories import Owner
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.journal_commit import Commit
 from kestrelmq.spark.journal_parts import Part
@@ -77,32 +78,30 @@ def pack(
         if len(list_files(path)) < len(files):
             raise ValueError(f"{path} is only some files of a queue path; packing needs all of it")
         queues = list(by_queue(files))
-        work = f"~~write-{uuid4().hex[:16]}"
-        try:
-            written = _pack_all(spark, queues, work, dialect)
-            for spool, group in groupby(written, key=lambda one: one.packed.spool):
-                _commit(Path(spool), work, list(group), now)
-        finally:
-            for spool in spools:
-                shutil.rmtree(Path(spool) / work, ignore_errors=True)
+        work: dict[str, Path] = {}
+        for spool in spools:
+            write_directories.remove_abandoned(Path(spool))
+            work[spool] = write_directories.create(Path(spool), Owner.of(os.getpid()))
+            locks.callback(write_directories.remove, work[spool])
+        written = _pack_all(spark, queues, work, dialect)
+        for spool, group in groupby(written, key=lambda one: one.packed.spool):
+            _commit(Path(spool), work[spool], list(group), now)
     return [one.packed for one in written]
 
 
 def _pack_all(
-    spark: SparkSession, queues: Sequence[list[SpoolFile]], work: str, dialect: Dialect
+    spark: SparkSession, queues: Sequence[list[SpoolFile]], work: dict[str, Path], dialect: Dialect
 ) -> list[_Written]:
     if not queues:
         return []
     slices = min(len(queues), spark.sparkContext.defaultParallelism * 4)
-    tasks = [(files, f"{work}/{place}") for place, files in enumerate(queues)]
+    tasks = [(files, work[files[0].spool] / f"{place}") for place, files in enumerate(queues)]
     packing = spark.sparkContext.parallelize(tasks, slices)
     return packing.map(lambda task: _pack_one(*task, dialect)).collect()
 
 
-def _pack_one(files: list[SpoolFile], name: str, dialect: Dialect) -> _Written:
+def _pack_one(files: list[SpoolFile], target: Path, dialect: Dialect) -> _Written:
     spool, queue = files[0].spool, files[0].queue
-    target = Path(spool) / name
-    target.parent.mkdir(exist_ok=True)
     items, torn = pack_files(files, target, dialect)
     descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -118,7 +117,7 @@ def _pack_one(files: list[SpoolFile], name: str, dialect: Dialect) -> _Written:
     )
 
 
-def _commit(spool: Path, work: str, done: list[_Written], now: int) -> None:
+def _commit(spool: Path, work: Path, done: list[_Written], now: int) -> None:
     directory = DiskDirectory(spool)
     for one in done:
         if one.torn is not None:
@@ -127,4 +126,4 @@ def _commit(spool: Path, work: str, done: list[_Written], now: int) -> None:
             with mapped(last) as buffer:
                 save_tail(directory, last.name, buffer, one.torn, now)
     parts = {one.packed.queue: [one.part] for one in done}
-    Commit(directory, spool / work, now, overwrite=True).run(parts)
+    Commit(directory, work, now, overwrite=True).run(parts)

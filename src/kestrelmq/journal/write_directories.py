@@ -1,0 +1,176 @@
+"""Directories of a queue path in which bulk writes collect files until they are committed.
+
+    ~~write-MACHINE-BOOT-PROCESS-STARTED-ID    files of a write
+    ~~removed-ID                               what is being deleted
+
+The name says which process the write belongs to, so it has its owner from the moment it exists. A
+write that fails removes its directory. What a killed one leaves is removed by the next write, if it
+can tell that the owner has ended, and by the next server start, whoever the owner is: a write is
+committed only while no server runs, so one that a server start interrupts fails and changes
+nothing. Links are removed and not followed.
+"""
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+from uuid import uuid4
+
+from kestrelmq.clock import Clock, SystemClock
+
+WRITE_MARK: Final = "~~write-"
+_REMOVED_MARK: Final = "~~removed-"
+_NAME: Final = re.compile(
+    WRITE_MARK + r"(?P<machine>[0-9a-f]{8})-(?P<boot>[0-9a-f]{8})-"
+    r"(?P<process>[0-9]{1,10})-(?P<started>[0-9]{1,20})-[0-9a-f]{16}"
+)
+_LONGEST_SILENCE: Final = 24 * 3600
+"""Seconds without a change after which a write of another machine counts as ended."""
+_STATE, _PARENT, _STARTED = 0, 1, 19
+"""Of the fields behind the command in `/proc/PID/stat`."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The process that a write belongs to.
+
+    Attributes:
+        machine: names the machine, or the container, whose processes are counted together.
+        boot: names the time since the machine was started.
+        process: its id.
+        started: when it was started, in clock ticks since then; an id alone may be used again.
+    """
+
+    machine: str
+    boot: str
+    process: int
+    started: int
+
+    @classmethod
+    def of(cls, process: int) -> Self:
+        """Describe a process of this machine; one that is not there never runs."""
+        machine, boot = _this_machine()
+        return cls(machine, boot, process, _started(process) or 0)
+
+    def may_run(self) -> bool:
+        """Whether it runs, or that cannot be told here: it is of another machine."""
+        machine, boot = _this_machine()
+        if self.machine != machine or _started(os.getpid()) is None:
+            return True
+        return self.boot == boot and _started(self.process) == self.started
+
+
+def create(path: Path, owner: Owner) -> Path:
+    """Create a directory for a write in the queue path `path`. Raises OSError."""
+    place = f"{owner.machine}-{owner.boot}-{owner.process}-{owner.started}"
+    directory = path / f"{WRITE_MARK}{place}-{uuid4().hex[:16]}"
+    directory.mkdir()
+    return directory
+
+
+def remove(directory: Path) -> None:
+    """Remove the directory of a write; nothing can be added to it from the first moment on.
+
+    What cannot be removed stays, and the log says so.
+    """
+    removed = directory.with_name(f"{_REMOVED_MARK}{uuid4().hex[:16]}")
+    try:
+        directory.rename(removed)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        _log.warning("%s cannot be removed: %s", directory, error)
+        return
+    _delete(removed)
+
+
+def remove_abandoned(path: Path, clock: Clock | None = None) -> None:
+    """Remove what writes left whose owner has ended, for a write that begins."""
+    now = (clock or SystemClock()).now()
+    _remove_if(path, lambda directory: not _may_go_on(directory, now))
+
+
+def remove_all(path: Path) -> None:
+    """Remove what all writes left or collect, for a server that holds the queue path."""
+    _remove_if(path, lambda _: True)
+
+
+def process_above(process: int) -> int | None:
+    """Return the id of a process's parent, None when that cannot be told."""
+    fields = _fields(process)
+    return int(fields[_PARENT]) if fields is not None else None
+
+
+def _remove_if(path: Path, unwanted: Callable[[Path], bool]) -> None:
+    for entry in sorted(path.iterdir()) if path.is_dir() else ():
+        if entry.name.startswith(_REMOVED_MARK):
+            _delete(entry)
+        elif entry.name.startswith(WRITE_MARK) and unwanted(entry):
+            _log.info("removing %s: a write left it", entry)
+            remove(entry)
+
+
+def _may_go_on(directory: Path, now: int) -> bool:
+    match = _NAME.fullmatch(directory.name)
+    if match is None or not directory.is_dir() or directory.is_symlink():
+        return False
+    owner = Owner(match["machine"], match["boot"], int(match["process"]), int(match["started"]))
+    if owner.machine == _this_machine()[0]:
+        return owner.may_run()
+    return now / 1000 - _last_change(directory) < _LONGEST_SILENCE
+
+
+def _last_change(directory: Path) -> float:
+    """Return when a file in it, or the directory itself, was changed last (s)."""
+    times = [directory.lstat().st_mtime]
+    with os.scandir(directory) as entries:
+        times += [entry.stat(follow_symlinks=False).st_mtime for entry in entries]
+    return max(times)
+
+
+def _delete(path: Path) -> None:
+    try:
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        _log.warning("%s cannot be removed: %s", path, error)
+
+
+def _this_machine() -> tuple[str, str]:
+    """Return what names this machine, or container, and its last start."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        processes = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        boot = processes = ""
+    return _short(f"{os.uname().nodename} {processes}"), _short(boot)
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _started(process: int) -> int | None:
+    """Return when a process was started (clock ticks); None when it does not run."""
+    fields = _fields(process)
+    return int(fields[_STARTED]) if fields is not None and fields[_STATE] not in "ZX" else None
+
+
+def _fields(process: int) -> list[str] | None:
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return None
+    # The command, in parentheses, may hold anything.
+    return text.rpartition(")")[2].split()

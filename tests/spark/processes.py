@@ -1,0 +1,66 @@
+"""A Spark session in a process of its own, which stands still at a step for a test to kill it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.support.patience import PATIENCE
+
+
+class SparkProcess:
+    """The process, and every process that it starts."""
+
+    def __init__(self, module: str, root: Path, *words: str) -> None:
+        """Run `module` with `root` and `words`; it touches `ROOT/reached` where it stands still."""
+        self._reached = root / "reached"
+        self._reached.unlink(missing_ok=True)
+        self._log = (root / "session.log").open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, str(root), *words],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def has_reached(self) -> bool:
+        """Whether it stands still at its step."""
+        if self.process.poll() is not None:
+            raise RuntimeError(f"the process ended: {self._log.name}")
+        return self._reached.exists()
+
+    def wait_until_reached(self) -> None:
+        """Wait until it stands still at its step."""
+        deadline = time.monotonic() + PATIENCE
+        while not self.has_reached():
+            if time.monotonic() > deadline:
+                self.kill9()
+                raise RuntimeError(f"the process never came to its step: {self._log.name}")
+            time.sleep(0.05)
+
+    def kill9(self) -> None:
+        """Kill the driver, the JVM and the workers at once."""
+        for process in _processes_of(self.process.pid):
+            try:
+                os.kill(process, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait()
+        self._log.close()
+
+
+def _processes_of(session: int) -> list[int]:
+    """Return the processes of a session; Spark's workers have process groups of their own."""
+    found = []
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdecimal():
+            try:
+                # After the command, in parentheses: state, parent, group, session.
+                fields = (directory / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[3]) == session:
+                found.append(int(directory.name))
+    return found

@@ -1,0 +1,136 @@
+"""Directories of bulk writes: whose they are, and what is removed when."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.clock import SystemClock
+from kestrelmq.config.model import ServerConfig
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.journal.write_directories import (
+    Owner,
+    create,
+    process_above,
+    remove,
+    remove_abandoned,
+    remove_all,
+)
+from kestrelmq.testing.clock import FakeClock
+
+DAY_MS = 24 * 3_600_000
+
+
+@pytest.fixture
+def other() -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a process that waits to be ended."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def names(path: Path) -> list[str]:
+    """Return what is in a directory."""
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def test_a_directory_stays_while_its_process_runs(
+    tmp_path: Path, other: "subprocess.Popen[bytes]"
+) -> None:
+    """Another write leaves it alone, and removes it when the process was killed."""
+    directory = create(tmp_path, Owner.of(other.pid))
+    mine = create(tmp_path, Owner.of(os.getpid()))
+    (directory / "part").write_bytes(b"x")
+
+    remove_abandoned(tmp_path)
+    assert names(tmp_path) == sorted([directory.name, mine.name])
+    # Killed and not yet waited for: a process is dead from then on.
+    other.kill()
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+    remove_abandoned(tmp_path)
+    assert names(tmp_path) == [mine.name]
+    remove(mine)
+    remove(mine)
+    assert names(tmp_path) == []
+
+
+def test_an_id_that_is_used_again_is_another_process(tmp_path: Path) -> None:
+    """So is one of before the machine was started again."""
+    me = Owner.of(os.getpid())
+    create(tmp_path, replace(me, started=me.started - 1))
+    create(tmp_path, replace(me, boot="00000000"))
+    kept = create(tmp_path, me)
+
+    remove_abandoned(tmp_path)
+
+    assert names(tmp_path) == [kept.name]
+
+
+def test_a_write_of_another_machine_is_left_for_a_day(tmp_path: Path) -> None:
+    """Whether its process runs cannot be told here; a file that changes says that it does."""
+    create(tmp_path, replace(Owner.of(os.getpid()), machine="00000000"))
+    (written,) = tmp_path.iterdir()
+    (written / "part").write_bytes(b"x")
+    clock = FakeClock(now=SystemClock().now() + DAY_MS - 60_000)
+
+    remove_abandoned(tmp_path, clock)
+    assert names(tmp_path) == [written.name]
+    os.utime(written, (0, 0))
+    remove_abandoned(tmp_path, clock)
+    assert names(tmp_path) == [written.name]
+    os.utime(written / "part", (0, 0))
+    remove_abandoned(tmp_path, clock)
+    assert names(tmp_path) == []
+
+
+def test_a_directory_without_an_owner_is_nobodys(tmp_path: Path) -> None:
+    """Those of earlier versions say no owner; half of a removal goes on; the rest is untouched."""
+    for name in ("~~write-0123456789abcdef", "~~removed-5", "~~other", "write-1"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+
+    remove_abandoned(tmp_path)
+
+    assert names(tmp_path) == ["write-1", "~~other"]
+
+
+def test_links_are_removed_and_not_followed(tmp_path: Path) -> None:
+    """What they lead to is somebody else's, be they in the place of a directory or within one."""
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_bytes(b"kept")
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    (spool / "~~write-1").symlink_to(precious)
+    (spool / "~~removed-1").symlink_to(precious)
+    (create(spool, Owner.of(os.getpid())) / "link").symlink_to(precious)
+
+    remove_all(spool)
+
+    assert names(spool) == []
+    assert names(precious) == ["file"]
+
+
+def test_a_server_start_removes_all(tmp_path: Path, other: "subprocess.Popen[bytes]") -> None:
+    """A write is committed while no server runs: one that a start interrupts has to fail."""
+    create(tmp_path, Owner.of(other.pid))
+    (tmp_path / "~~write-0123456789abcdef").mkdir()
+    (tmp_path / "~~write-0123456789abcdef" / "part").write_bytes(b"x")
+    collection = QueueCollection(ServerConfig(queue_path=tmp_path), SystemClock())
+
+    collection.open()
+    collection.close()
+
+    assert names(tmp_path) == ["~~lock"]
+
+
+def test_a_process_has_one_above(other: "subprocess.Popen[bytes]") -> None:
+    """Until it is gone."""
+    assert process_above(other.pid) == os.getpid()
+    other.kill()
+    other.wait()
+    assert process_above(other.pid) is None
