@@ -24,7 +24,8 @@ from kestrelmq.journal.records import (
 )
 from kestrelmq.spark.journal_source import JOURNAL_SCHEMA, JournalPartition, JournalReader
 from kestrelmq.spark.options import JournalReadOptions
-from kestrelmq.spark.reading import read_journals
+from kestrelmq.spark.pipelines import replay, restore
+from kestrelmq.spark.reading import read_journals, read_queues, write_journals
 from tests.spark.spools import NOW, adds, random_spool, write
 
 EVERY_RECORD: list[Record] = [
@@ -41,6 +42,49 @@ EVERY_RECORD: list[Record] = [
     RemoveTentativeXid(6),
 ]
 DAMAGE = b"\x63 is no opcode"
+
+
+def test_a_name_with_brackets_is_no_glob(spark: SparkSession, tmp_path: Path) -> None:
+    """What is there under the very name is meant; a glob of it is written with brackets too."""
+    write(tmp_path / "a[bc]" / "right", adds([b"1"]))
+    write(tmp_path / "ab" / "wrong", adds([b"2"]))
+    write_journals(
+        spark.createDataFrame([("more", "3")], "queue string, data string"),
+        str(tmp_path / "a[bc]"),
+    )
+
+    def queues(path: str) -> list[str]:
+        operations = spark.read.format("kestrel.journal").load(str(tmp_path / path)).collect()
+        items = spark.read.format("kestrel.queue").load(str(tmp_path / path)).collect()
+        assert sorted(row.queue for row in items) == sorted(row.queue for row in operations)
+        return sorted(row.queue for row in items)
+
+    assert queues("a[bc]") == ["more", "right"]
+    assert queues("a[[]bc]") == ["more", "right"]
+    assert queues("a[b]") == ["wrong"]
+    replay(spark, str(tmp_path / "a[bc]"), str(tmp_path / "out[1]"))
+    assert restore(spark, str(tmp_path / "out[1]"), str(tmp_path / "back")) == 2
+
+
+def test_several_spools_are_told_apart(spark: SparkSession, tmp_path: Path) -> None:
+    """A glob over queue paths gives the column `spool`; one queue path has it when asked."""
+    for name in ("one", "two"):
+        write(tmp_path / name / "q", adds([name.encode()]))
+    expected = [(str(tmp_path / name), name.encode()) for name in ("one", "two")]
+
+    for form in ("kestrel.journal", "kestrel.queue"):
+        rows = spark.read.format(form).load(str(tmp_path / "*"))
+        assert rows.columns[-1] == "spool"
+        found = rows.select("spool", "data").orderBy("spool").collect()
+        assert [(row.spool, bytes(row.data)) for row in found] == expected
+        single = spark.read.format(form).load(str(tmp_path / "one"))
+        assert "spool" not in single.columns
+        asked = spark.read.format(form).schema("SPOOL string, Queue string")
+        assert [tuple(row) for row in asked.load(str(tmp_path / "one")).collect()] == [
+            (str(tmp_path / "one"), "q")
+        ]
+    assert read_queues(spark, str(tmp_path / "*"), ["spool"]).distinct().count() == 2
+    assert read_journals(spark, str(tmp_path / "*")).columns[-1] == "spool"
 
 
 def test_every_operation_is_a_row(spark: SparkSession, tmp_path: Path) -> None:

@@ -63,6 +63,37 @@ def test_rows_are_loaded_as_they_were_written(spark: SparkSession, tmp_path: Pat
     assert leftovers(tmp_path) == []
 
 
+def test_names_in_any_case_and_the_types_that_spark_casts(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Numbers of every width, decimals, dates, times without a zone; a queue may be a number."""
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    try:
+        rows = spark.sql(
+            f"SELECT 7S AS QUEUE, 'wide' AS Data, {NOW}BD AS Add_Time, "
+            "DATE '2024-05-01' AS EXPIRY, 1Y AS Sequence "
+            f"UNION ALL SELECT 7S, CAST('byte' AS CHAR(4)), {NOW} + 0.75BD, DATE '2024-05-02', 0Y"
+        )
+        save(rows.coalesce(1), tmp_path)
+        local = spark.sql(
+            "SELECT 'zone' AS queue, X'00FF' AS data, TIMESTAMP_NTZ '2024-05-01 05:30:00' AS "
+            "add_time, 1.7e12D AS expiry, CAST(5 AS DECIMAL(38, 0)) AS sequence"
+        )
+        write_journals(local, str(tmp_path))
+    finally:
+        spark.conf.unset("spark.sql.session.timeZone")
+
+    midnight = int(datetime(2024, 5, 1, tzinfo=UTC).timestamp() * 1000)
+    kolkata = midnight - int(5.5 * 3_600_000)
+    assert load(tmp_path) == {
+        "7": [
+            Loaded(None, NOW, kolkata + 86_400_000, b"byte"),
+            Loaded(None, NOW, kolkata, b"wide"),
+        ],
+        "zone": [Loaded(None, midnight, 1_700_000_000_000, b"\x00\xff")],
+    }
+
+
 @pytest.mark.parametrize("sort_first", [True, False])
 def test_the_sequence_orders_a_queue(
     spark: SparkSession,
@@ -246,6 +277,7 @@ def test_what_a_killed_write_leaves_goes_with_the_next(spark: SparkSession, tmp_
         ("queue string", ("q",), "column 'data' is missing"),
         ("queue string, data int", ("q", 1), "column 'data' cannot be int"),
         ("queue string, data string, when date", ("q", "x", None), "column 'when' is unknown"),
+        ("queue string, data string, Expiry string", ("q", "x", ""), "'Expiry' cannot be string"),
         ("queue string, data string", ("q", None), "column 'data' has a row without a value"),
         ("queue string, data string", (None, "x"), "column 'queue' has a row without a value"),
     ],

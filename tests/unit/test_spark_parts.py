@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import item_data
 from kestrelmq.journal.scanning import scan
 from kestrelmq.spark.encoding import encode
@@ -54,3 +55,20 @@ def test_parts_come_in_the_order_of_their_sequence_numbers(
     parts = [written(tmp_path, task, rows) for task, rows in enumerate(tasks)]
 
     assert [data_of(part) for part in in_order(parts, tmp_path / "merged")] == expected
+
+
+def test_a_part_is_not_written_through_a_link(tmp_path: Path) -> None:
+    """Nor is a directory made that is gone: the write was ended."""
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"kept")
+    directory = tmp_path / "write"
+    directory.mkdir()
+    (directory / "1-0").symlink_to(precious)
+
+    with pytest.raises(OSError, match="symbolic links"):
+        written(directory, 1, [(1, "x")])
+    with pytest.raises(JournalError, match="gone"):
+        written(tmp_path / "absent", 1, [(1, "x")])
+
+    assert precious.read_bytes() == b"kept"
+    assert not (tmp_path / "absent").exists()

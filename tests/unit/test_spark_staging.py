@@ -319,3 +319,20 @@ def test_the_lock_of_a_killed_process_is_free(location: Path) -> None:
     lock = StagingLock(location)
     lock.acquire(0.0, SystemClock(), lambda _: None)
     lock.release()
+
+
+def test_links_in_a_staging_location_are_not_followed(tmp_path: Path) -> None:
+    """Neither its lock nor its identity is written to where a link leads."""
+    precious = tmp_path / "precious"
+    location = tmp_path / "staging"
+    location.mkdir()
+    for name in ("lock", "identity"):
+        (location / name).symlink_to(precious)
+    clock = FakeClock()
+
+    with pytest.raises(OSError, match="symbolic links"):
+        StagingLock(location).acquire(0.0, clock, clock.advance)
+    with pytest.raises(FileNotFoundError):
+        Staging(location).identity()
+
+    assert not precious.exists()

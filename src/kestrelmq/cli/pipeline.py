@@ -112,10 +112,11 @@ def history(
     """Write every item that the journals still tell of, with its fate, to Parquet."""
     with spark_session(master, "history") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
+        from kestrelmq.spark.reading import read_parquet  # noqa: PLC0415 # as above
 
         items = pipelines.history(spark, path, with_data=with_data)
         items.write.mode(_mode(overwrite=overwrite)).parquet(output)
-        counted = spark.read.parquet(output).groupBy("queue", "fate").count()
+        counted = read_parquet(spark, output).groupBy("queue", "fate").count()
         rows = [[str(value) for value in row] for row in counted.orderBy("queue", "fate").collect()]
     print_table(["queue", "fate", "items"], rows)
 

@@ -10,20 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyspark.sql.types import (
-    BinaryType,
-    ByteType,
-    DataType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
 from kestrelmq.errors import ConfigError
 from kestrelmq.journal.records import ADDX, ADDX_HEADER, NO_EXPIRY
+from kestrelmq.spark import written_columns
 
 _HEADER: Final = np.dtype(
     [("opcode", "u1"), ("size", "<i4"), ("add_time", "<i8"), ("expiry", "<i8")]
@@ -32,17 +23,7 @@ _TIMES_SIZE: Final = ADDX_HEADER - 5
 # What Arrow can address in one array of records, headers included.
 _MAX_JOINED: Final = 2**31 - 1 - (1 << 20)
 
-_WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
-_TIME: Final = (LongType, IntegerType, TimestampType)
-WRITE_COLUMNS: Final[dict[str, tuple[type[DataType], ...]]] = {
-    "queue": (StringType,),
-    "data": (BinaryType, StringType),
-    "add_time": _TIME,
-    "expiry": _TIME,
-    "sequence": _WHOLE,
-}
-"""Columns that can be written, and the types each may have."""
-_REQUIRED: Final = ("queue", "data")
+_COLUMNS: Final = ("queue", "data", "add_time", "expiry", "sequence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,38 +51,33 @@ def check_columns(schema: StructType) -> None:
     Raises:
         ConfigError: a column is missing, unknown or of a type that is not allowed.
     """
-    for field in schema:
-        allowed = WRITE_COLUMNS.get(field.name)
-        if allowed is None:
-            raise ConfigError(
-                f"writing kestrel.journal: column {field.name!r} is unknown: "
-                f"allowed are {', '.join(WRITE_COLUMNS)}"
-            )
-        if not isinstance(field.dataType, allowed):
-            names = ", ".join(kind.typeName() for kind in allowed)
-            raise ConfigError(
-                f"writing kestrel.journal: column {field.name!r} cannot be "
-                f"{field.dataType.simpleString()}: allowed are {names}"
-            )
-    missing = [name for name in _REQUIRED if name not in schema.names]
-    if missing:
-        raise ConfigError(f"writing kestrel.journal: column {missing[0]!r} is missing")
+    written_columns.check("writing kestrel.journal", schema, _COLUMNS)
+    if "queue" not in (name.lower() for name in schema.names):
+        raise ConfigError("writing kestrel.journal: column 'queue' is missing")
 
 
-def encode(batch: pa.RecordBatch, now: int) -> list[Encoded]:
-    """Encode a batch; rows without an add time were added `now` (ms).
+def encode(batch: pa.RecordBatch, now: int, zone: str = "UTC") -> list[Encoded]:
+    """Encode a batch.
+
+    Args:
+        batch: rows of a schema that was checked.
+        now: when rows without an add time were added (ms).
+        zone: the time zone of dates, and of times without one.
 
     Raises:
-        ValueError: a row has no queue or no data, or its data is too long for the format.
+        ValueError: a row has no queue or no data, or its data is too long for the format; or a
+            number cannot be cast.
     """
-    if batch.num_rows == 0:
-        return []
+    return _encode(written_columns.cast(batch, zone), now) if batch.num_rows else []
+
+
+def _encode(batch: pa.RecordBatch, now: int) -> list[Encoded]:
     data = _column(batch, "data")
     if data.nbytes + batch.num_rows * ADDX_HEADER > _MAX_JOINED:
         if batch.num_rows == 1:
             raise ValueError("column 'data': an item of 2 GiB and more fits no journal")
         half = batch.num_rows // 2
-        return [*encode(batch.slice(0, half), now), *encode(batch.slice(half), now)]
+        return [*_encode(batch.slice(0, half), now), *_encode(batch.slice(half), now)]
     queues = _column(batch, "queue").dictionary_encode()
     codes: NDArray[np.int32] = queues.indices.to_numpy(zero_copy_only=False)
     names: list[str] = queues.dictionary.to_pylist()
@@ -131,7 +107,7 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
     column = batch.column(name)
     if column.null_count:
         raise ValueError(f"column {name!r} has a row without a value")
-    return column.cast(pa.binary()) if name == "data" else column
+    return column
 
 
 def _headers(batch: pa.RecordBatch, data: pa.Array, now: int) -> pa.Array:
@@ -149,19 +125,13 @@ def _headers(batch: pa.RecordBatch, data: pa.Array, now: int) -> pa.Array:
 def _milliseconds(batch: pa.RecordBatch, name: str, default: int) -> Any:
     if name not in batch.schema.names:
         return default
-    column = batch.column(name)
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
-    return column.cast(pa.int64()).fill_null(default).to_numpy()
+    return batch.column(name).fill_null(default).to_numpy()
 
 
 def _whole(batch: pa.RecordBatch, name: str) -> NDArray[np.int64] | None:
     if name not in batch.schema.names:
         return None
-    column = batch.column(name)
-    if column.null_count:
-        raise ValueError(f"column {name!r} has a row without a value")
-    return column.cast(pa.int64()).to_numpy()  # type: ignore[no-any-return]
+    return _column(batch, name).to_numpy()  # type: ignore[no-any-return]
 
 
 assert _HEADER.itemsize == ADDX_HEADER  # noqa: S101 # the format

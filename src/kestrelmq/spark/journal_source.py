@@ -42,7 +42,14 @@ from kestrelmq.spark.options import (
 from kestrelmq.spark.scanning import FileView, open_view
 from kestrelmq.spark.sharing import shares
 from kestrelmq.spark.spool import SpoolFile, list_files
-from kestrelmq.spark.tables import Makers, Table, arrow_schema, rows
+from kestrelmq.spark.tables import (
+    SPOOL_COLUMN,
+    Makers,
+    Table,
+    arrow_schema,
+    rows,
+    with_spool,
+)
 
 JOURNAL_FORMAT: Final = "kestrel.journal"
 JOURNAL_SCHEMA: Final = StructType(
@@ -75,6 +82,11 @@ class JournalSource(Table):
 
     format_name = JOURNAL_FORMAT
     table = JOURNAL_SCHEMA
+    on_demand = SPOOL_COLUMN
+
+    def schema(self) -> StructType:
+        """Return the columns; with several queue paths, `spool` says which."""
+        return with_spool(self.table, journal_read_options(self.options).path)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the columns of `schema`."""
@@ -161,6 +173,7 @@ class JournalReader(DataSourceReader):
         names = {
             "queue": partial(columns.constant, file.queue, count),
             "file": partial(columns.constant, file.name, count),
+            "spool": partial(columns.constant, file.spool, count),
         }
         return rows(self._schema, {**names, **made})
 

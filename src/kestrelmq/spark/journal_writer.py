@@ -27,6 +27,8 @@ from kestrelmq.spark.encoding import Encoded, check_columns, encode
 from kestrelmq.spark.journal_commit import Commit
 from kestrelmq.spark.journal_parts import Part, PartWriter, in_order
 from kestrelmq.spark.options import JournalWriteOptions
+from kestrelmq.spark.spool import local_path
+from kestrelmq.spark.written_columns import session_zone
 
 _PATIENCE: Final = 10.0
 """Seconds that a commit waits for the queue path: another write may be committing."""
@@ -59,7 +61,7 @@ class JournalWriter(DataSourceArrowWriter):
         check_columns(schema)
         self._path = Path(options.path).absolute()
         self._path.mkdir(parents=True, exist_ok=True)
-        check_not_served(self._path)
+        check_not_served(options.path)
         write_directories.remove_abandoned(self._path)
         self._work = write_directories.create(self._path, _driver())
         self._overwrite = overwrite
@@ -73,8 +75,9 @@ class JournalWriter(DataSourceArrowWriter):
             raise RuntimeError("a part is written by a Spark task")
         writer = PartWriter(self._work, f"{context.partitionId()}-{context.taskAttemptId()}")
         known: set[str] = set()
+        zone = session_zone()
         for batch in iterator:
-            for encoded in encode(batch, self._now):
+            for encoded in encode(batch, self._now, zone):
                 _check_names(encoded, known)
                 writer.write(encoded)
         return PartsWritten(context.partitionId(), writer.finish())
@@ -104,13 +107,13 @@ class JournalWriter(DataSourceArrowWriter):
         write_directories.remove(self._work)
 
 
-def check_not_served(path: Path) -> None:
+def check_not_served(path: str) -> None:
     """Check that no server, and no write that is committing, has the queue path now.
 
     Raises:
         QueuePathLocked: one has.
     """
-    if is_locked(path):
+    if is_locked(Path(local_path(path))):
         raise QueuePathLocked(
             f"queue path {path} is in use by another server: journals are written while none runs"
         )

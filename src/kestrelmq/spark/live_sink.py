@@ -15,21 +15,12 @@ from itertools import groupby
 from typing import Final, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.types import (
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
 from kestrelmq.client import Client
 from kestrelmq.client.options import Expiry
@@ -43,13 +34,10 @@ from kestrelmq.errors import (
     ServerRefused,
 )
 from kestrelmq.names import queue_name_error
+from kestrelmq.spark import written_columns
 from kestrelmq.spark.live_options import LiveWriteOptions
 
-_COLUMNS: Final[dict[str, tuple[type[DataType], ...]]] = {
-    "queue": (StringType,),
-    "data": (BinaryType, StringType),
-    "expiry": (LongType, IntegerType, TimestampType),
-}
+_COLUMNS: Final = ("queue", "data", "expiry")
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
 
@@ -157,8 +145,9 @@ class _RowWriter:
         items = 0
         with Client(self._options.cluster.membership()) as client:
             sender = Sender(client, self._options.patience)
+            zone = written_columns.session_zone()
             for batch in iterator:
-                for queue, expiry, data in grouped(batch, self._options.queue):
+                for queue, expiry, data in grouped(batch, self._options.queue, zone):
                     sender.send(queue, data, expiry)
                 items += batch.num_rows
         return ItemsWritten(items)
@@ -178,38 +167,30 @@ def check_columns(schema: StructType, *, queue_given: bool) -> None:
     Raises:
         ConfigError: a column is missing, unknown or of a type that is not allowed.
     """
-    for field in schema:
-        allowed = _COLUMNS.get(field.name)
-        if allowed is None:
-            raise ConfigError(
-                f"writing kestrel: column {field.name!r} is unknown: "
-                f"allowed are {', '.join(_COLUMNS)}"
-            )
-        if not isinstance(field.dataType, allowed):
-            names = ", ".join(kind.typeName() for kind in allowed)
-            raise ConfigError(
-                f"writing kestrel: column {field.name!r} cannot be "
-                f"{field.dataType.simpleString()}: allowed are {names}"
-            )
-    if "data" not in schema.names:
-        raise ConfigError("writing kestrel: column 'data' is missing")
-    if queue_given == ("queue" in schema.names):
+    written_columns.check("writing kestrel", schema, _COLUMNS)
+    if queue_given == ("queue" in (name.lower() for name in schema.names)):
         raise ConfigError(
             "writing kestrel: give the queue either as option 'queue' or as column 'queue'"
         )
 
 
 def grouped(
-    batch: pa.RecordBatch, queue: str | None
+    batch: pa.RecordBatch, queue: str | None, zone: str = "UTC"
 ) -> Iterator[tuple[str, datetime | None, list[bytes]]]:
     """Yield a batch's items by queue and expiry, in the batch's order within each queue.
+
+    Args:
+        batch: rows of a schema that was checked.
+        queue: the queue of all rows; None takes it from the column.
+        zone: the time zone of dates, and of times without one.
 
     Raises:
         ValueError: a row has no queue or no data.
         InvalidQueueName: no queue can have that name.
     """
+    batch = written_columns.cast(batch, zone)
     names = batch.schema.names
-    data = batch.column("data").cast(pa.binary()).to_pylist()
+    data = batch.column("data").to_pylist()
     queues = [queue] * len(data) if queue else batch.column("queue").to_pylist()
     expiries = _expiries(batch.column("expiry")) if "expiry" in names else [None] * len(data)
     rows: dict[str, list[tuple[datetime | None, bytes]]] = {}
@@ -226,9 +207,7 @@ def grouped(
 
 
 def _expiries(column: pa.Array) -> list[datetime | None]:
-    """Return when items expire; 0 (of whole ms) and null are never."""
-    if pa.types.is_timestamp(column.type):
-        column = pc.cast(column, pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
+    """Return when items expire, from ms; 0 and null are never."""
     return [
         datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms else None
         for time_ms in column.to_pylist()

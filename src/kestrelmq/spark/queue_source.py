@@ -44,7 +44,14 @@ from kestrelmq.spark.scanning import Chunk, FileView, open_view
 from kestrelmq.spark.segments import Segment
 from kestrelmq.spark.sharing import shares
 from kestrelmq.spark.spool import SpoolFile, by_queue, list_files
-from kestrelmq.spark.tables import Makers, Table, arrow_schema, rows
+from kestrelmq.spark.tables import (
+    SPOOL_COLUMN,
+    Makers,
+    Table,
+    arrow_schema,
+    rows,
+    with_spool,
+)
 
 QUEUE_FORMAT: Final = "kestrel.queue"
 QUEUE_SCHEMA: Final = StructType(
@@ -76,6 +83,11 @@ class QueueSource(Table):
 
     format_name = QUEUE_FORMAT
     table = QUEUE_SCHEMA
+    on_demand = SPOOL_COLUMN
+
+    def schema(self) -> StructType:
+        """Return the columns; with several queue paths, `spool` says which."""
+        return with_spool(self.table, queue_read_options(self.options).path)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the columns of `schema`."""
@@ -182,6 +194,7 @@ def _makers(view: FileView, plan: Wanted, batch: Chunk, ordinals: NDArray[np.int
     """How to make the columns, each only if it is asked for."""
     return {
         "queue": lambda: columns.constant(plan.file.queue, len(batch)),
+        "spool": lambda: columns.constant(plan.file.spool, len(batch)),
         "position": lambda: pa.array(_positions(plan, ordinals)),
         "xid": lambda: pa.array(_open_xids(plan, ordinals), pa.int32()),
         # An ADD has no add time: it is 0, the oldest there is, as in replay.

@@ -6,7 +6,6 @@ ask for the needed columns only, push filters down, plan by a Spark job, sort wh
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Literal, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
@@ -25,12 +24,14 @@ from kestrelmq.spark.planning import (
     wanted,
 )
 from kestrelmq.spark.queue_source import QUEUE_FORMAT, QUEUE_SCHEMA, split_by_size
-from kestrelmq.spark.spool import SpoolFile, list_files, local_path
+from kestrelmq.spark.spool import SpoolFile, is_pattern, list_files
+from kestrelmq.spark.tables import SPOOL_COLUMN, with_spool
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_GLOBS = "__globPaths__"
 _SPARKS_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -50,7 +51,7 @@ def read_journals(
         mode: what damage does: see `kestrelmq.spark.options`.
     """
     pushdown = spark.conf.get(_PUSHDOWN, "false") or "false"
-    schema = _pick(JOURNAL_SCHEMA, columns)
+    schema = _pick(JOURNAL_SCHEMA, path, columns)
     reader = spark.read.format(JOURNAL_FORMAT).schema(schema)
     return reader.option("mode", mode).option("pushdown", pushdown).load(path)
 
@@ -68,7 +69,7 @@ def read_queues(
     `direct_bytes`, a Spark job plans first, file by file.
     """
     files = list_files(path)
-    reader = spark.read.format(QUEUE_FORMAT).schema(_pick(QUEUE_SCHEMA, columns))
+    reader = spark.read.format(QUEUE_FORMAT).schema(_pick(QUEUE_SCHEMA, path, columns))
     small, large = split_by_size(files, direct_bytes)
     if large:
         replayed = replay_in_parallel([*small, *large], run_on(spark))
@@ -113,12 +114,18 @@ def write_journals(
         mode: `append` puts items behind what queues hold; `overwrite` replaces what the queues
             that occur in `rows` hold, and leaves other queues alone.
     """
-    target = Path(local_path(path)).absolute()
     # Sorting takes tasks, and Spark makes the writer, which checks this too, after these.
-    check_not_served(target)
-    if "sequence" in rows.columns:
+    check_not_served(path)
+    if "sequence" in (name.lower() for name in rows.columns):
         rows = rows.repartition("queue").sortWithinPartitions("queue", "sequence")
     rows.write.format(JOURNAL_FORMAT).mode(mode).save(path)
+
+
+def read_parquet(spark: SparkSession, path: str, schema: StructType | None = None) -> DataFrame:
+    """Return a Parquet table; the path is a glob only if nothing has that very name."""
+    reader = spark.read if schema is None else spark.read.schema(schema)
+    globs = is_pattern(path.removeprefix("file:"))
+    return reader.option(_GLOBS, "true" if globs else "false").parquet(path)
 
 
 def read_partitioned(spark: SparkSession, path: str, schema: StructType) -> DataFrame:
@@ -129,14 +136,15 @@ def read_partitioned(spark: SparkSession, path: str, schema: StructType) -> Data
         path: the table.
         schema: its columns; without it Spark would guess, and take a queue called 007 for a number.
     """
-    rows = spark.read.schema(schema).parquet(path)
+    rows = read_parquet(spark, path, schema)
     # A queue may have the name of the directory in which Spark keeps rows without one.
     return rows.withColumn("queue", f.coalesce("queue", f.lit(_SPARKS_NULL)))
 
 
-def _pick(schema: StructType, columns: Sequence[str] | None) -> StructType:
+def _pick(table: StructType, path: str, columns: Sequence[str] | None) -> StructType:
     if columns is None:
-        return schema
+        return with_spool(table, path)
+    schema = StructType([*table, *SPOOL_COLUMN])
     unknown = [name for name in columns if name not in schema.names]
     if unknown:
         raise ValueError(f"no column {unknown[0]!r}: there are {', '.join(schema.names)}")

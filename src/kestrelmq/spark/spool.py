@@ -1,6 +1,7 @@
 """Which journal files a path means, in the order in which a server replays them.
 
-A path is a queue path (a directory), one journal file, or a glob of either. Sizes are taken when
+A path is a queue path (a directory), one journal file, or a glob of either; what is there under the
+very name is no glob, whatever characters it has. Sizes are taken when
 the files are listed: what is appended later belongs to the next listing.
 """
 
@@ -69,6 +70,11 @@ def local_path(written: str, option: str = "path") -> str:
     return path
 
 
+def is_pattern(path: str) -> bool:
+    """Whether a path is a glob: what is there under that very name is not."""
+    return glob.has_magic(path) and not Path(path).exists()
+
+
 def list_files(pattern: str) -> list[SpoolFile]:
     """Return the journal files that `pattern` means; within a queue, in replay order.
 
@@ -77,7 +83,7 @@ def list_files(pattern: str) -> list[SpoolFile]:
         ConfigError: `pattern` is a URL of something that is no file system.
     """
     pattern = local_path(pattern)
-    is_glob = glob.has_magic(pattern)
+    is_glob = is_pattern(pattern)
     # Path.glob takes no absolute patterns.
     matches = sorted(glob.glob(pattern)) if is_glob else [pattern]  # noqa: PTH207
     paths = [path for path in matches if not (is_glob and TEMPORARY_MARK in Path(path).name)]
@@ -101,6 +107,15 @@ def list_files(pattern: str) -> list[SpoolFile]:
     return files
 
 
+def has_several_spools(pattern: str) -> bool:
+    """Whether `pattern` means journals of more than one queue path.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+    """
+    return len({file.spool for file in list_files(pattern)}) > 1
+
+
 def list_spool(spool: str) -> list[SpoolFile]:
     """Return all journal files of one queue path, which no glob can be."""
     return list(_files_in(spool, None, spool))
@@ -115,7 +130,7 @@ def by_queue(files: Iterable[SpoolFile]) -> Iterator[list[SpoolFile]]:
 def _fixed_part(pattern: str) -> str:
     """The directory that everything `pattern` can match is in; that itself, if it is one."""
     absolute = os.path.abspath(pattern)  # noqa: PTH100 # as above
-    if glob.has_magic(pattern):
+    if is_pattern(pattern):
         parts = absolute.split("/")
         first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
         return "/".join(parts[:first]) or "/"

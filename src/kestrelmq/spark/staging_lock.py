@@ -38,7 +38,7 @@ class StagingLock:
             StagingInUse: another query runs.
         """
         self._path.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(self._path / _LOCK, flags, 0o640)
         deadline = clock.monotonic() + patience
         while not _locked(descriptor):

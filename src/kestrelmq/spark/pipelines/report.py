@@ -16,6 +16,7 @@ from pyspark.sql import functions as f
 from kestrelmq.spark.pipelines.history import history
 from kestrelmq.spark.pipelines.replay import WriteMode
 from kestrelmq.spark.pipelines.report_page import Hour, LargeItem, QueueTotals, page
+from kestrelmq.spark.reading import read_parquet
 from kestrelmq.spark.spool import local_path
 
 HOUR_MS = 3_600_000
@@ -56,14 +57,14 @@ def report(spark: SparkSession, path: str, output: str, *, mode: WriteMode = "er
         items.unpersist()
     hours = [
         Hour(**row.asDict())
-        for row in spark.read.parquet(f"{output}/hours")
+        for row in read_parquet(spark, f"{output}/hours")
         .select(*(field.name for field in fields(Hour)))
         .orderBy("queue", "hour")
         .collect()
     ]
     queues = tuple(
         QueueTotals(**row.asDict())
-        for row in spark.read.parquet(f"{output}/queues").orderBy("queue").collect()
+        for row in read_parquet(spark, f"{output}/queues").orderBy("queue").collect()
     )
     target = Path(output) / "report.html"
     target.write_text(page(queues, hours, largest), encoding="utf-8")

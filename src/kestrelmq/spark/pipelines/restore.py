@@ -8,8 +8,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
+from kestrelmq.spark.journal_writer import check_not_served
 from kestrelmq.spark.queue_source import QUEUE_SCHEMA
-from kestrelmq.spark.reading import read_partitioned, write_journals
+from kestrelmq.spark.reading import read_parquet, read_partitioned, write_journals
 
 _KEPT = ("queue", "data", "add_time", "expiry")
 
@@ -40,7 +41,9 @@ def restore(
 
     Raises:
         ValueError: the table has items, but no data.
+        QueuePathLocked: a server uses the queue path.
     """
+    check_not_served(path)
     rows = in_time_range(with_data(read_items(spark, source), source), since, until)
     order = next((name for name in ("ordinal", "position") if name in rows.columns), None)
     kept = [f.col(name) for name in _KEPT if name in rows.columns]
@@ -86,7 +89,7 @@ def read_items(spark: SparkSession, source: str) -> DataFrame:
     """Return the rows of a table of items."""
     if _is_without_rows(source):
         return spark.createDataFrame([], QUEUE_SCHEMA)
-    guessed = spark.read.parquet(source).schema
+    guessed = read_parquet(spark, source).schema
     schema = StructType(
         [
             StructField("queue", StringType()) if field.name == "queue" else field
