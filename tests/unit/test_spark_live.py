@@ -390,6 +390,8 @@ def test_rows_are_grouped_by_queue_and_expiry_in_order() -> None:
         ("a", datetime.fromtimestamp(2, UTC), [b"4"]),
         ("b", datetime.fromtimestamp(1, UTC), [b"2"]),
     ]
+    upper = pa.RecordBatch.from_pydict({"DATA": ["1"], "Queue": pa.array([7])})
+    assert list(grouped(upper, None)) == [("7", None, [b"1"])]
     with pytest.raises(InvalidQueueName):
         list(grouped(pa.RecordBatch.from_pydict({"queue": ["a/b"], "data": [b""]}), None))
     with pytest.raises(ValueError, match="'data' must not be null"):

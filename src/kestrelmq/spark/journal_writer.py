@@ -30,8 +30,8 @@ from kestrelmq.spark.options import JournalWriteOptions
 from kestrelmq.spark.spool import local_path
 from kestrelmq.spark.written_columns import session_zone
 
-_PATIENCE: Final = 10.0
-"""Seconds that a commit waits for the queue path: another write may be committing."""
+_PATIENCE: Final = 3600.0
+"""Seconds that a commit waits for the queue path: another write may be committing a lot."""
 _PAUSE: Final = 0.05
 
 
@@ -89,7 +89,7 @@ class JournalWriter(DataSourceArrowWriter):
         for message in sorted(written, key=lambda message: message.partition):
             for part in message.parts:
                 by_queue.setdefault(part.queue, []).append(part)
-        lock = _locked(self._path)
+        lock = _locked(self._path, self._work)
         try:
             _check_complete(by_queue)
             ordered = {
@@ -119,15 +119,21 @@ def check_not_served(path: str) -> None:
         )
 
 
-def _locked(path: Path) -> QueuePathLock:
-    """Take the queue path; wait a while for another write that has it."""
+def _locked(path: Path, work: Path) -> QueuePathLock:
+    """Take the queue path; wait for another write that has it.
+
+    A server does not let it go, but removes the directories of writes when it takes it.
+
+    Raises:
+        QueuePathLocked: a server has it, or another write for too long.
+    """
     deadline = time.monotonic() + _PATIENCE
     lock = QueuePathLock(path)
     while True:
         try:
             lock.acquire()
         except QueuePathLocked:
-            if time.monotonic() >= deadline:
+            if not work.exists() or time.monotonic() >= deadline:
                 raise
             time.sleep(_PAUSE)
         else:
