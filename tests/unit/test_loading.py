@@ -175,6 +175,15 @@ def test_state_dump_near_the_end(tmp_path: Path) -> None:
     assert listing(tmp_path) == {f"q.{NOW}": whole, "q": b""}
 
 
+@pytest.mark.parametrize("cut", [10, 16])
+def test_an_opcode_8_and_nothing_else(tmp_path: Path, cut: int) -> None:
+    """Too little is left to see what it is, and no record before it tells."""
+    raw = encode(Continue(1, NOW, 0, b"torn"))[:cut]
+    (tmp_path / "q").write_bytes(raw)
+    assert load(tmp_path) == ([], {}, cut)
+    assert listing(tmp_path) == {f"q.{NOW}": raw, "q": b""}
+
+
 def test_torn_tail_of_a_rotated_file(tmp_path: Path) -> None:
     """When the last file is a rotated one, its tail may be torn as well."""
     (tmp_path / "q.7").write_bytes(journal("a") + b"\x02\x15")

@@ -123,19 +123,11 @@ class Walk(Generic[Found_co]):
         """Yield the records from `position` on, some at a time; then the ending is known."""
         self._ending = None
         self._begin = position
-        buffer, size, find = self._buffer, len(self._buffer), self._find
-        while position < size:
-            end = min(size, position + self._step(position))
-            found, stopped = find(buffer, position, end, more=end < size)
-            if stopped == position:
-                # Unless one record is longer than what was looked at, this is the end.
-                length = _whole_length(buffer, position)
-                if length is None:
-                    break
-                found, stopped = find(buffer, position, position + length, more=False)
-            yield found
-            position = stopped
-        self._ending = self._classify(position)
+        end = position
+        for batch in _whole(self._buffer, self._find, position, self._step):
+            end = batch[1]
+            yield batch[0]
+        self._ending = self._classify(end)
 
     @property
     def reached(self) -> Ending:
@@ -205,12 +197,11 @@ class Walk(Generic[Found_co]):
     def _names_xids(self, end: int) -> bool:
         """Whether the last tentative remove before `end` says its xid, as Kestrel 2.x does."""
         opcode = REMOVE_TENTATIVE
-        walk = Walk(self._buffer, find_records, last=True, step=self._step, forgets=False)
-        for batch in walk.batches(self._begin):
+        for batch, stopped in _whole(self._buffer, find_records, self._begin, self._step):
             for start in () if batch.is_added else batch.starts:
                 if self._buffer[start] in {REMOVE_TENTATIVE, REMOVE_TENTATIVE_XID}:
                     opcode = self._buffer[start]
-            if batch.end == end:
+            if stopped == end:
                 break
         return opcode == REMOVE_TENTATIVE_XID
 
@@ -226,6 +217,24 @@ class Walk(Generic[Found_co]):
                 return False
             position = end
         return True
+
+
+def _whole(
+    buffer: Buffer, find: Finder[Found_co], position: int, step: Step
+) -> Iterator[tuple[Found_co, int]]:
+    """Yield the whole records that count from `position` on, some at a time, and where they end."""
+    size = len(buffer)
+    while position < size:
+        end = min(size, position + step(position))
+        found, stopped = find(buffer, position, end, more=end < size)
+        if stopped == position:
+            # Unless one record is longer than what was looked at, this is the end.
+            length = _whole_length(buffer, position)
+            if length is None:
+                return
+            found, stopped = find(buffer, position, position + length, more=False)
+        yield found, stopped
+        position = stopped
 
 
 def _whole_length(buffer: Buffer, position: int) -> int | None:
