@@ -60,7 +60,7 @@ def entries(selected: Selected, *, with_data: bool = True) -> Iterator[Entry]:
     for name in selected.files:
         path = selected.path / name
         with mapped(path) as buffer:
-            walk = Walk(buffer, find_records, last=selected.is_last(name))
+            walk = Walk(buffer, find_records, last=selected.is_last(name), path=path)
             position, is_replayed = 0, True
             while position < len(buffer):
                 for batch in walk.batches(position):

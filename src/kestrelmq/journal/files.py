@@ -349,6 +349,21 @@ def mapped(path: Path) -> Iterator[mmap.mmap | bytes]:
             yield buffer
 
 
+def data_after(path: Path, position: int) -> int:
+    """Return where the data of a file goes on behind a hole at `position`, which reads as zeros.
+
+    That is `position` itself when there is no hole, or the system cannot tell.
+    """
+    seek_data = getattr(os, "SEEK_DATA", None)
+    if seek_data is None:
+        return position
+    with path.open("rb") as file:
+        try:
+            return os.lseek(file.fileno(), position, seek_data)
+        except OSError as error:
+            return os.fstat(file.fileno()).st_size if error.errno == errno.ENXIO else position
+
+
 def forget(buffer: Buffer, start: int, end: int) -> int:
     """Have a map hold no memory for what is before `end`, all before `start` being forgotten.
 

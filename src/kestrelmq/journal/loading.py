@@ -271,7 +271,7 @@ def fold(
     Raises:
         DamagedJournal: the file is damaged.
     """
-    walk = Walk(buffer, find_records, last=last, step=step)
+    walk = Walk(buffer, find_records, last=last, step=step, path=path)
     for batch in walk.batches():
         state.feed_batch(buffer, batch, files)
     return walk.end(path)

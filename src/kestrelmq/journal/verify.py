@@ -93,7 +93,8 @@ def _check(
         done = max(done, at)
         return WINDOW
 
-    walk = Walk(buffer, find_records, last=selected.is_last(name), step=step)
+    path = selected.path / name
+    walk = Walk(buffer, find_records, last=selected.is_last(name), step=step, path=path)
     while position < size:
         for batch in walk.batches(position):
             state.feed_batch(buffer, batch, files)

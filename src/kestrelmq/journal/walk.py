@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, Generic, Protocol, TypeVar
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.files import forget
+from kestrelmq.journal.files import data_after, forget
 from kestrelmq.journal.records import (
     REMOVE_TENTATIVE,
     REMOVE_TENTATIVE_XID,
@@ -99,6 +99,7 @@ class Walk(Generic[Found_co]):
         *,
         last: bool,
         step: Step = _window,
+        path: Path | None = None,
         forgets: bool = True,
     ) -> None:
         """Walk over `buffer`, which is all of the file.
@@ -108,6 +109,7 @@ class Walk(Generic[Found_co]):
             find: finds the records.
             last: whether this is the last file of its queue, which may be torn.
             step: called before each piece of work.
+            path: where the file is, if it is worth while to pass over its holes.
             forgets: whether to give back the memory of a map behind the walk.
         """
         self._ending: Ending | None = None
@@ -115,6 +117,7 @@ class Walk(Generic[Found_co]):
         self._find = find
         self._last = last
         self._given_step = step
+        self._path = path
         self._forgets = forgets
         self._forgotten = 0
         self._begin = 0
@@ -212,6 +215,8 @@ class Walk(Generic[Found_co]):
             return False
         zeros = bytes(WINDOW)
         while position < size:
+            if self._path is not None:
+                position = max(position, data_after(self._path, position))
             end = min(size, position + min(WINDOW, self._step(position)))
             if buffer[position:end] != zeros[: end - position]:
                 return False
