@@ -1,0 +1,185 @@
+"""What a queue waits for when its journal is rotated or deleted."""
+
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine import upkeep
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.worker import Done, InlineWorker, Job, Pause
+from kestrelmq.errors import JournalError
+from kestrelmq.journal.records import item, item_data
+from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.testing.recording import Append, RecordingDirectory, Rename, SyncFile
+from kestrelmq.testing.worker import HeldWorker
+from tests.support.crash_sites import function
+
+REST = 1000
+SETTINGS = QueueConfig(
+    max_memory_size=20_000, default_journal_size=10_000, min_journal_compact_delay=0
+)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RecordingDirectory:
+    """Return a directory that records what is synced."""
+    (tmp_path / "queues").mkdir()
+    return RecordingDirectory(tmp_path / "queues")
+
+
+class LateWorker(HeldWorker):
+    """Does its work at once, and tells late that it is done."""
+
+    def run(self, job: Job, done: Done) -> None:
+        """Do `job`; `step` reports it."""
+        InlineWorker().run(job, lambda _error: super(LateWorker, self).run(_nothing, done))
+
+
+def _nothing(_pause: Pause) -> None:
+    """What is left to do."""
+
+
+def opened(directory: RecordingDirectory | CrashingDirectory) -> QueueCollection:
+    """Return queues on it."""
+    config = ServerConfig(queue_path=directory.path, default=SETTINGS)
+    collection = QueueCollection(config, FakeClock(), directory)
+    collection.open()
+    return collection
+
+
+def in_rotations(directory: RecordingDirectory) -> list[int]:
+    """Return how many bytes each rotation had to sync while the queue waited."""
+    written: dict[int, int] = {}
+    found = []
+    for operation in directory.operations:
+        match operation:
+            case Append(file, data):
+                written[file] = written.get(file, 0) + len(data)
+            case SyncFile(file):
+                rest = written.pop(file, 0)
+                if function(operation.caller) == "_sync_rest":
+                    found.append(rest)
+    return found
+
+
+def rotations(directory: RecordingDirectory) -> int:
+    """Return how often a current file got another name."""
+    steps = [step for step in directory.operations if isinstance(step, Rename)]
+    return sum(step.old == "jobs" for step in steps)
+
+
+@pytest.mark.parametrize("held", [1, 3, 7])
+def test_a_rotation_waits_for_the_last_records_only(
+    directory: RecordingDirectory, monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    """All that came before them is synced by the worker, which takes its time."""
+    monkeypatch.setattr(upkeep, "REST", REST)
+    collection = opened(directory)
+    worker = collection.commits.worker = HeldWorker()
+    queue = collection.obtain("jobs")
+    for number in range(900):
+        queue.add(bytes(100))
+        assert not collection.commits.commit()
+        if number % held == 0:
+            worker.step()
+    while worker.step():
+        collection.tick()
+    collection.close()
+    assert rotations(directory) > 2
+    assert 0 < max(in_rotations(directory)) <= REST
+
+
+def test_a_worker_that_falls_behind_puts_a_rotation_off(
+    directory: RecordingDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written while it synced is synced by it again, if that is much."""
+    monkeypatch.setattr(upkeep, "REST", REST)
+    collection = opened(directory)
+    worker = collection.commits.worker = LateWorker()
+    queue = collection.obtain("jobs")
+    for _ in range(20):
+        for _ in range(50):
+            queue.add(bytes(100))
+            queue.remove()
+            assert not collection.commits.commit()
+        worker.step()
+    assert rotations(directory) == 0
+    collection.tick()
+    while worker.step():
+        collection.tick()
+    assert rotations(directory) > 0
+    assert max(in_rotations(directory), default=0) <= REST
+    collection.close()
+
+
+def test_a_large_item_is_synced_before_it_is_added(directory: RecordingDirectory) -> None:
+    """And so is all that came before; adding it waits for what came in between."""
+    collection = opened(directory)
+    queue = collection.obtain("jobs")
+    for number in range(3):
+        queue.add(bytes(3000))
+        assert not collection.commits.commit()
+        record, file = item(1000, 0, bytes(5000)), queue.new_file()
+        queue.begin(file, record, lambda: None)
+        queue.add(b"%d between" % number)
+        assert queue.add_begun(record, file)
+        assert not collection.commits.commit()
+    collection.close()
+    assert in_rotations(directory) == [30, 30, 30]
+
+
+def test_a_deletion_syncs_no_contents(directory: RecordingDirectory) -> None:
+    """They are not wanted any more."""
+    collection = opened(directory)
+    queue = collection.obtain("jobs")
+    queue.add(bytes(3000))
+    assert not collection.commits.commit()
+    collection.delete("jobs")
+    assert not [step for step in directory.operations if isinstance(step, SyncFile)]
+    collection.close()
+
+
+def test_a_sync_that_fails_puts_a_rotation_off(tmp_path: Path) -> None:
+    """The old file must not be followed by another one before it is on disk."""
+    for part in ("queues", "links"):
+        (tmp_path / part).mkdir()
+    directory = CrashingDirectory(tmp_path / "queues", tmp_path / "links")
+    collection = opened(directory)
+    queue = collection.obtain("jobs")
+    directory.fail = lambda point: point == "sync jobs"
+    for _ in range(200):
+        queue.add(bytes(100))
+        queue.remove()
+        assert not collection.commits.commit()
+    assert [name for name in directory.names() if "~~lock" not in name] == ["jobs"]
+    collection.close()
+
+
+def test_a_deletion_that_fails_leaves_the_queue(tmp_path: Path) -> None:
+    """Whatever fails: what is added afterwards is there at the next start, too."""
+    for part in ("queues", "links"):
+        (tmp_path / part).mkdir()
+    directory = CrashingDirectory(tmp_path / "queues", tmp_path / "links")
+    collection = opened(directory)
+    for step in range(5):
+        name = f"jobs{step}"
+        queue = collection.obtain(name)
+        queue.add(b"one")
+        assert not collection.commits.commit()
+        seen = iter(range(100))
+        directory.fail = lambda _point, step=step, seen=seen: next(seen) == step  # type: ignore[misc]
+        with pytest.raises(JournalError):
+            collection.delete(name)
+        directory.fail = lambda _point: False
+        queue.add(b"two")
+        assert not collection.commits.commit()
+    collection.close()
+    again = opened(directory)
+    found = {
+        name: [item_data(record) for record in queue.browse(99)]
+        for name, queue in again.queues.items()
+    }
+    again.close()
+    assert found == {f"jobs{step}": [b"one", b"two"] for step in range(5)}
