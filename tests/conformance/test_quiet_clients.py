@@ -9,10 +9,13 @@ import pylibmc
 import pymemcache
 import pytest
 
+from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats, wait_for
 
 ITEMS: Final = [b"item %d" % number for number in range(50)]
+_PATIENT: Final = {"_poll_timeout": PATIENCE * 1000}
+"""What libmemcached waits for a reply, in milliseconds."""
 MONTH: Final = 30 * 24 * 60 * 60
 
 
@@ -34,7 +37,7 @@ def wire(server: ServerProcess) -> Iterator[Wire]:
 
 def test_pymemcache(server: ServerProcess, wire: Wire) -> None:
     """It asks for no reply unless it is told otherwise, and is never a reply behind."""
-    client = pymemcache.Client(("127.0.0.1", server.ports["memcache"]), timeout=30)
+    client = pymemcache.Client(("127.0.0.1", server.ports["memcache"]), timeout=PATIENCE)
     orders: list[Callable[[], object]] = [
         lambda: client.add("other", b"flush_all\r\n"),
         lambda: client.replace("other", b"x" * 100_000),
@@ -65,7 +68,7 @@ def test_pymemcache(server: ServerProcess, wire: Wire) -> None:
 
 def test_python_memcached(server: ServerProcess, wire: Wire) -> None:
     """It can be told to read no replies."""
-    client = memcache.Client([server.address], socket_timeout=30)
+    client = memcache.Client([server.address], socket_timeout=PATIENCE)
     for item in ITEMS:
         assert client.set("work", item, noreply=True)
         client.add("other", b"x", noreply=True)
@@ -80,7 +83,7 @@ def test_python_memcached(server: ServerProcess, wire: Wire) -> None:
 
 def test_pylibmc(server: ServerProcess, wire: Wire) -> None:
     """And so can libmemcached."""
-    client = pylibmc.Client([server.address], behaviors={"_noreply": True, "receive_timeout": 30})
+    client = pylibmc.Client([server.address], behaviors={"_noreply": True, **_PATIENT})
     for number, item in enumerate(ITEMS, start=1):
         assert client.set("work", item)
         with contextlib.suppress(pylibmc.Error):
@@ -110,7 +113,7 @@ def test_expiries_up_to_a_month(server: ServerProcess, wire: Wire, seconds: int)
 
 def test_binary(server: ServerProcess, wire: Wire) -> None:
     """A client that speaks binary gets an error, and does not wait for an answer."""
-    client = pylibmc.Client([server.address], binary=True)
+    client = pylibmc.Client([server.address], binary=True, behaviors=_PATIENT)
     with pytest.raises(pylibmc.Error):
         client.set("work", b"x")
     with pytest.raises(pylibmc.Error):

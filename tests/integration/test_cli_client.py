@@ -194,6 +194,16 @@ def test_a_queue_that_is_not_there_is_said(
     assert client.get("typo_open") == b"x"
 
 
+def test_a_queue_can_be_made_by_reading_it(client: Client, server: ServerProcess) -> None:
+    """A fanout queue has to be there before the first item that it shall get."""
+    result = run(server, "get", "orders+audit", "--create")
+    assert (result.returncode, result.stdout, result.stderr) == (1, b"", b"")
+    assert run(server, "monitor", "orders+billing", "0", "--create").returncode == 1
+    client.put("orders", b"x")
+    assert answer(server, "get", "orders+audit") == b"x"
+    assert answer(server, "get", "orders+billing") == b"x"
+
+
 def test_a_queue_is_looked_for_on_every_server(tmp_path: Path) -> None:
     """One that has it is enough; without one, a server that cannot be asked is an error."""
     with running_server(tmp_path / "a") as first, running_server(tmp_path / "b") as second:
@@ -228,7 +238,7 @@ def on_a_terminal(server: ServerProcess, *arguments: str, typed: bytes = b"") ->
         while part := os.read(ours, 4096):
             shown += part
     os.close(ours)
-    return process.wait(60), shown
+    return process.wait(PATIENCE), shown
 
 
 @pytest.mark.parametrize(

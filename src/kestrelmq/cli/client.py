@@ -38,6 +38,14 @@ DelimiterFlag = Annotated[
     ),
 ]
 
+CreateFlag = Annotated[
+    bool,
+    typer.Option(
+        "--create",
+        help="Create a queue that is not there, such as a fanout queue before its first item.",
+    ),
+]
+
 
 def put(
     queue: QueueArgument,
@@ -87,7 +95,7 @@ def put(
             raise ServerRefused(f"queue {queue!r} is full, or the item is too large")
 
 
-def get(
+def get(  # noqa: PLR0913 # one parameter a flag
     queue: QueueArgument,
     *,
     timeout: Annotated[str | None, typer.Option(help=_TIMEOUT_HELP)] = None,
@@ -100,6 +108,7 @@ def get(
             help="Confirm an item once it is written; without, it is gone as soon as it is sent."
         ),
     ] = True,
+    create: CreateFlag = False,
     delimiter: DelimiterFlag = None,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
@@ -122,7 +131,8 @@ def get(
     after = _delimiter(delimiter, several=count != 1)
     taken = 0
     with connect(servers, zookeeper, path_prefix) as client:
-        check_exists(client, queue)
+        if not create:
+            check_exists(client, queue)
         with closing(_items(client, queue, wait, count, confirm=confirm)) as items:
             for item in items:
                 _write(item, after)
@@ -160,6 +170,7 @@ def monitor(
         int | None, typer.Argument(metavar="MAX", min=1, help="Stop after so many items.")
     ] = None,
     *,
+    create: CreateFlag = False,
     delimiter: DelimiterFlag = None,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
@@ -177,7 +188,8 @@ def monitor(
     wait = duration(seconds) or 0.0
     after = _delimiter(delimiter, several=True)
     with connect(servers, zookeeper, path_prefix) as client:
-        check_exists(client, queue)
+        if not create:
+            check_exists(client, queue)
         with client.monitor(queue, wait, max_items) as items:
             for item in items:
                 _write(item, after)
