@@ -97,7 +97,7 @@ def test_an_empty_queue_keeps_a_small_journal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dialect", "expected"), [("documented", [4, 7, 3, 7, 3]), ("kestrel-2", [2, 9, 2, 9])]
+    ("dialect", "expected"), [("documented", [4, 7, 3, 4, 7, 3, 4]), ("kestrel-2", [2, 9, 2, 9])]
 )
 def test_a_new_file_begins_with_the_open_reads(
     tmp_path: Path, dialect: str, expected: list[int]
