@@ -1,6 +1,7 @@
 """Slows down who guesses tokens: a peer may fail a few times, and then once a second."""
 
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -41,7 +42,7 @@ class SignIns:
                 429,
                 "too_many_failures",
                 "too many wrong tokens; wait a moment",
-                {"Retry-After": str(int(wait) + 1)},
+                {"Retry-After": str(math.ceil(wait))},
             )
 
     def failed(self, peer: str, address: str) -> None:
@@ -52,4 +53,4 @@ class SignIns:
             self._failures.popitem(last=False)
         count = self._throttle.count(peer)
         if count:
-            log.warning("%s showed a wrong admin token; %d failures lately", address, count)
+            log.warning("%s showed a wrong admin token (failures lately: %d)", address, count)
