@@ -26,6 +26,7 @@ REACHED = {
     "deleted": {"rotate", "delete"},
     "behind beside a worker": {"rotate", "_remove_old"},
     "killed in between": {"rotate", "delete"},
+    "journal switched": {"begin_journal", "_set_aside_files", "delete"},
     "new dialects": {"rotate"},
 }
 

@@ -33,6 +33,7 @@ SHARED = "journal/writer.py FileJournal.sync_current: current.sync()"
 LOADING = "loading does what is left of it, and the queue is the same before and after"
 TEMPORARY = "a temporary that stays means nothing, and the next start removes it"
 OTHER = "the two are about different files, one of them a temporary"
+FOLLOWER = "for whoever follows a file by its length; the queue is the same"
 DISK = "what a directory on disk does; tests/unit/test_disk_syncs.py watches the system calls"
 TASKS = "files that the tasks of a Spark job write before its commit is told of them"
 UNSEEN = {
@@ -53,12 +54,17 @@ UNSEEN = {
     "journal/writer.py FileJournal.delete: self.directory.remove(pack)": (
         "only after a sync that failed; tests/unit/test_rotation.py"
     ),
+    "engine/store.py Store.forget: self._directory.remove(file)": TEMPORARY,
+    "engine/store.py Store.begin_journal: directory.remove(name)": TEMPORARY,
+    "journal/loading.py save_tail: directory.truncate(aside, size - end)": "a hole beyond 1 MiB",
+    "journal/loading.py _rotate: directory.sync()": FOLLOWER,
     "spark/pipelines/archive.py _check_same_queues: unfinished.rename(staging)": TASKS,
 }
 UNSEEN_IN = {
     "journal/files.py Disk": DISK,
     "journal/files.py sync_path": DISK,
     "server/status.py": "what it calls is looked at",
+    "journal/write_directories.py remove": "it goes with all that is in it, and is not read",
     "spark/journal_parts.py": TASKS,
     "spark/pipelines/pack.py": TASKS,
     "spark/staging.py": TASKS,
@@ -70,7 +76,8 @@ UNSEEN_SWAPS = {
     (f"{SHARED} < begin", "FileJournal.rotate: self.directory.rename(old, rotated)"): ENDED,
     ("sync_file(files.queue)", "rename(files.queue, rotated_name(files.queue, stamp))"): ENDED,
     ("sync_file(existing.files[-1])", "rename(queue, rotated_name(queue, timestamp))"): ENDED,
-    ("truncate(plan.queue, size)", "rename(plan.queue, rotated)"): ENDED,
+    ("rename(plan.queue, rotated)", "_rotate: directory.sync()"): FOLLOWER,
+    ("save_tail: directory.sync()", "rename(plan.queue, rotated)"): "another sync follows",
     ("remove(name)", "Replacement._remove_old: self._directory.sync()"): (
         "the pack is there until the sync, and while it is, an old file means nothing"
     ),

@@ -184,15 +184,13 @@ def _server(spool: Path) -> ServerConfig:
 
 def _check_nothing_is_lost(before: Contents, after: Contents) -> None:
     """What is cut off the end of a file must be in another one."""
-    files = dict(after)
-    kept = [data for name, data in after if "~~torn" in name]
+    files = [data for name, data in after if not is_unread(name)]
+    dead = [name for queue in plan(dict(before)).queues.values() for name in queue.dead]
     for name, data in before:
-        left = files.get(name)
-        is_replaced = f"{name}.pack" in dict(before)
-        if left is not None and not is_replaced and data.startswith(left) and left != data:
-            tail = data[len(left) :]
-            if tail not in kept:
-                raise WrongState(_told(before, tail, after))
+        if "~~" in name or name in dead or any(one.startswith(data) for one in files):
+            continue
+        if not any(data.startswith(one) and data[len(one) :] in files for one in files):
+            raise WrongState(_told(before, data, after))
 
 
 def is_unread(name: str) -> bool:

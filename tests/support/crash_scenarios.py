@@ -81,6 +81,25 @@ class Run:
         config = ServerConfig(queue_path=self.directory.path, default=self.config)
         self.collection.reload(config)
 
+    def configure_journal(self, *, keep_journal: bool) -> None:
+        """Switch the journal on or off; in between, any earlier state may be found."""
+        self._safe = self._committed = 0
+        if keep_journal:
+            self.note()
+        else:
+            self.states += [(), None]
+            self._mark()
+        self.configure(keep_journal=keep_journal)
+        self.answered(safe=True)
+
+    def add_in_memory(self) -> None:
+        """Add an item while there is no journal."""
+        data = b"%d in memory" % self.added
+        self.added += 1
+        self.collection.obtain("jobs").add(data)
+        self.waiting.append(data)
+        assert not self.collection.commits.commit()
+
     @property
     def queue(self) -> Queue:
         """The queue, made when it is first asked for."""
@@ -305,6 +324,29 @@ def new_dialects(run: Run) -> None:
         run.remove()
 
 
+def journal_switched(run: Run) -> None:
+    """Has its journal switched off and on again, and files left from before it was off."""
+    for _ in range(8):
+        run.add(15)
+    run.configure_journal(keep_journal=False)
+    run.add_in_memory()
+    run.configure_journal(keep_journal=True)
+    for _ in range(8):
+        run.add(15)
+    run.kill()
+    run.directory.append_to("jobs.2.pack").close()
+    run.directory.sync()
+    file = run.directory.append_to("jobs.1")
+    file.append(item(run.clock.now(), 0, b"what a pack replaced"))
+    file.close()
+    run.config = run.config.model_copy(update={"keep_journal": False})
+    run.start()
+    run.waiting.clear()
+    run.add_in_memory()
+    run.configure_journal(keep_journal=True)
+    run.add(15)
+
+
 TINY = QueueConfig(
     max_memory_size=100,
     default_journal_size=200,
@@ -333,6 +375,11 @@ SCENARIOS = {
         50_000,
     ),
     "killed in between": (killed_in_between, TINY, 50_000),
+    "journal switched": (
+        journal_switched,
+        TINY.model_copy(update={"max_memory_size": 150}),
+        50_000,
+    ),
     "new dialects": (new_dialects, TINY.model_copy(update={"max_memory_size": 10_000}), 50_000),
 }
 

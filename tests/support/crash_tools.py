@@ -156,6 +156,16 @@ TOOLS = {
         is_synced=False,
         kept=TORN,
     ),
+    "load, torn, half rotated": Tool(
+        loads,
+        {"jobs.1": (added(1) + TORN,)},
+        (),
+        items(1),
+        items(1, 9),
+        is_safe=True,
+        is_synced=False,
+        kept=TORN,
+    ),
     "load, undecided": Tool(
         loads,
         {"jobs": (added(1), added(2) + UNDECIDED)},

@@ -474,19 +474,22 @@ class QueueCollection:
     def _set_aside_files(self, name: str) -> None:
         """Have files of a queue that kept no journal not be taken for its journal. Raises OSError.
 
-        The newest goes first: a crash on the way leaves what the journal once was.
+        What a pack replaces goes first, and then the newest, each on disk before the next: a crash
+        on the way leaves what the journal once was.
         """
         found = plan(self._directory.names()).queues.get(name)
         if found is None:
             return
         now = self._clock.now()
+        for file in found.dead:
+            self._directory.remove(file)
+        if found.dead:
+            self._directory.sync()
         for file in reversed(found.present):
             aside = temporary_name(file, LEFT, now)
             log.warning("queue %s begins a journal; %s is kept as %s", name, file, aside)
             self._directory.rename(file, aside)
-        for file in found.dead:
-            self._directory.remove(file)
-        self._directory.sync()
+            self._directory.sync()
 
     @staticmethod
     def _end_if_drained(queue: Queue) -> None:
