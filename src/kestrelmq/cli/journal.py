@@ -20,6 +20,7 @@ from kestrelmq.journal import exchange
 from kestrelmq.journal.files import DiskDirectory, QueuePathLock, is_locked
 from kestrelmq.journal.importing import import_rows
 from kestrelmq.journal.pack import pack as pack_queue
+from kestrelmq.journal.regular import make_queue_path
 from kestrelmq.journal.repair import repair as repair_queue
 from kestrelmq.journal.selection import Selected, select, steady, whole_queues
 from kestrelmq.journal.verify import Report
@@ -253,7 +254,7 @@ def import_(
 
     Each queue gets all of its items, or none of them.
     """
-    path.mkdir(parents=True, exist_ok=True)
+    make_queue_path(path)
     with _alone(path):
         clock = SystemClock()
         counts = import_rows(DiskDirectory(path), _read(file, clock.now()), clock, append=append)

@@ -16,6 +16,7 @@ from typing import Final
 
 from kestrelmq.journal.names import parse_name
 from kestrelmq.journal.records import ADDX, ADDX_HEADER, YEAR_2000, YEAR_2100, item_add_time
+from kestrelmq.journal.regular import open_regular
 
 _NANOSECONDS: Final = 1_000_000
 
@@ -35,13 +36,13 @@ def created_at(path: Path, files: Sequence[str], now: int) -> int:
         return now
     # There may be a hundred thousand queues: no path object for each.
     folder = str(path)
-    descriptor = os.open(f"{folder}/{files[0]}", os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_regular(f"{folder}/{files[0]}", os.O_RDONLY)
     try:
         known = [os.fstat(descriptor).st_mtime_ns // _NANOSECONDS]
         first = os.pread(descriptor, ADDX_HEADER, 0)
     finally:
         os.close(descriptor)
-    known += [os.stat(f"{folder}/{name}").st_mtime_ns // _NANOSECONDS for name in files[1:]]  # noqa: PTH116
+    known += [os.lstat(f"{folder}/{name}").st_mtime_ns // _NANOSECONDS for name in files[1:]]
     if "." in files[0]:
         oldest = parse_name(files[0])
         if oldest is not None and oldest.timestamp is not None:

@@ -75,7 +75,10 @@ def load_queue(
         OSError: a file could not be read, or a clean-up failed.
     """
     clean_up(directory, plan)
-    state = Replay(memory_limit, lambda file, at: JournalReader(directory.path, file, at))
+    state = Replay(
+        memory_limit,
+        lambda file, at: JournalReader(directory.path, file, at, open_file=directory.open),
+    )
     files = plan.files
     progress = _Progress(directory, plan, clock, pace)
     sizes: dict[str, int] = {}
@@ -119,7 +122,7 @@ class _Progress:
         self, directory: Directory, plan: QueuePlan, clock: Clock, pace: Pace | None
     ) -> None:
         self._path = directory.path / plan.queue
-        self._total = sum((directory.path / name).stat().st_size for name in plan.files)
+        self._total = sum((directory.path / name).lstat().st_size for name in plan.files)
         self._clock = clock
         self._before = 0
         self._tell_at = clock.monotonic() + _TELL
@@ -140,7 +143,12 @@ class _Progress:
 
 
 def clean_up(directory: Directory, plan: QueuePlan) -> None:
-    """Remove temporaries and files that a pack replaces, then give the pack its place."""
+    """Remove temporaries and files that a pack replaces, then give the pack its place.
+
+    Raises OSError: nothing was removed, when the pack is no file, or something was.
+    """
+    for old, _ in plan.rename:
+        os.close(directory.open(old))
     for name in plan.dead:
         log.info("removing %s: a pack replaces it, or a crash left it", name)
         directory.remove(name)
@@ -180,7 +188,7 @@ def _replay_file(
     """
     name = files[-1]
     path = directory.path / name
-    with mapped(path) as buffer, _read_ahead(path) as fetch:
+    with mapped(path, directory.open) as buffer, _read_ahead(directory, name) as fetch:
 
         def step(position: int) -> int:
             if not progress.at(position):
@@ -207,12 +215,12 @@ def _replay_file(
 
 
 @contextlib.contextmanager
-def _read_ahead(path: Path) -> Iterator[Callable[[int], None]]:
+def _read_ahead(directory: Directory, name: str) -> Iterator[Callable[[int], None]]:
     """Give what brings a file into memory, from a position on, before its map is looked at there.
 
     A thread that waits for the disk in a map holds up all the others; one that reads does not.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = directory.open(name)
     done = 0
 
     def fetch(position: int) -> None:
@@ -239,7 +247,7 @@ def replay_whole(directory: Directory, state: Replay, files: Sequence[str], paus
     """
     for index, name in enumerate(files):
         path = directory.path / name
-        with mapped(path) as buffer, _read_ahead(path) as fetch:
+        with mapped(path, directory.open) as buffer, _read_ahead(directory, name) as fetch:
 
             def step(position: int, fetch: Callable[[int], None] = fetch) -> int:
                 pause()

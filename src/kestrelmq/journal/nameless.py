@@ -7,7 +7,6 @@ for a long one. A crash frees it, too.
 import contextlib
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 
 class Nameless:
@@ -19,10 +18,10 @@ class Nameless:
     def __len__(self) -> int:
         return len(self._descriptors)
 
-    def hold(self, path: Path) -> None:
-        """Hold a file, if that can be done."""
+    def hold(self, name: str, open_file: Callable[[str], int]) -> None:
+        """Hold a file, which `open_file` opens, if that can be done."""
         with contextlib.suppress(OSError):
-            self._descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            self._descriptors.append(open_file(name))
 
     def free(self, pause: Callable[[], None]) -> None:
         """Let the files go, which may take long; `pause` is called after each."""

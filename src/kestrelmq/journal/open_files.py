@@ -2,6 +2,7 @@
 
 import resource
 from collections import OrderedDict
+from collections.abc import Collection
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
@@ -50,6 +51,27 @@ class OpenFiles:
                     del self._files[file]
                     return True
         return False
+
+    def recheck(self, names: Collection[str] | None) -> None:
+        """Take the descriptor of each file that is not there any more, or is another; None: all.
+
+        Only files that are called one of `names` are looked at.
+        """
+        with self._lock:
+            files = [one for one in self._files if names is None or one.path.name in names]
+        self._take([file for file in files if not file.is_there])
+
+    def release_all(self) -> None:
+        """Take every descriptor."""
+        with self._lock:
+            files = list(self._files)
+        self._take(files)
+
+    def _take(self, files: "list[DiskFile]") -> None:
+        for file in files:
+            # Not under the lock: a sync that is waited for may have to make room for itself.
+            file.release(wait=True)
+            self.closed(file)
 
     def _most(self) -> int:
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -5,7 +5,7 @@ It serves read-behind: what memory cannot hold is read back when its turn comes.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from struct import Struct
 from typing import Final
@@ -21,6 +21,7 @@ from kestrelmq.journal.records import (
     added_item,
     is_state_dump,
 )
+from kestrelmq.journal.regular import open_regular
 from kestrelmq.journal.runs import WORTH, uniform_run
 from kestrelmq.journal.scanning import record_length, scan
 
@@ -49,8 +50,17 @@ class JournalReader:
         item_bytes: bytes of the items that were handed out so far.
     """
 
-    def __init__(self, path: Path, file: str, position: int, chunk: int = CHUNK) -> None:
+    def __init__(
+        self,
+        path: Path,
+        file: str,
+        position: int,
+        chunk: int = CHUNK,
+        open_file: Callable[[str], int] | None = None,
+    ) -> None:
+        """`open_file` opens a file by its name; by default, it is opened by its path."""
         self._path = path
+        self._open_file = open_file
         self._size = chunk
         self.file = file
         self.position = position
@@ -223,7 +233,7 @@ class JournalReader:
 
     def _pread(self, size: int) -> bytes:
         if self._descriptor is None:
-            self._descriptor = os.open(self._path / self.file, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = self._open(self.file)
         return os.pread(self._descriptor, size, self.position)
 
     def _next_file(self, files: Sequence[str]) -> bool:
@@ -233,6 +243,11 @@ class JournalReader:
         self._move_to(files[files.index(self.file) + 1])
         return True
 
+    def _open(self, file: str) -> int:
+        if self._open_file is not None:
+            return self._open_file(file)
+        return open_regular(self._path / file, os.O_RDONLY)
+
     def _move_to(self, file: str) -> None:
         self.close()
         self.file = file
@@ -240,12 +255,12 @@ class JournalReader:
 
     def copy(self) -> "JournalReader":
         """Return another reader of the same files."""
-        return JournalReader(self._path, self.file, self.position, self._size)
+        return JournalReader(self._path, self.file, self.position, self._size, self._open_file)
 
     def seek(self, file: str, position: int) -> None:
         """Stand at `position` in `file`, which is opened at once. Raises OSError."""
         self.close()
-        self._descriptor = os.open(self._path / file, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = self._open(file)
         self.file = file
         self.position = position
         self._chunk, self._found, self._next, self._length = b"", 0, 0, 0

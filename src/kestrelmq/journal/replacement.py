@@ -146,7 +146,8 @@ class FromFiles:
                 state.behind.close()
 
     def _reader(self, file: str, position: int) -> JournalReader:
-        return JournalReader(self._directory.path, file, position, _READ)
+        directory = self._directory
+        return JournalReader(directory.path, file, position, _READ, directory.open)
 
     def _check(self, state: Replay) -> None:
         expected = self._expected

@@ -8,6 +8,7 @@ from pathlib import Path
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.names import QueuePlan, parse_name, plan
 from kestrelmq.journal.reader import JournalReader
+from kestrelmq.journal.regular import file_names
 from kestrelmq.journal.replay import Replay
 
 _MEMORY = 8 << 20
@@ -37,7 +38,7 @@ class Selected:
     @property
     def size(self) -> int:
         """Bytes in the files."""
-        return sum((self.path / name).stat().st_size for name in self.files)
+        return sum((self.path / name).lstat().st_size for name in self.files)
 
     def is_last(self, name: str) -> bool:
         """Whether the file `name` is the queue's last: of all its files, not only of `files`."""
@@ -119,8 +120,7 @@ def _select(path: Path) -> Iterator[Selected]:
 
 
 def _plans(path: Path) -> Iterable[QueuePlan]:
-    names = [entry.name for entry in path.iterdir() if entry.is_file()]
-    return plan(names).queues.values()
+    return plan(file_names(path)).queues.values()
 
 
 def whole_queues(selected: Sequence[Selected]) -> list[Selected]:

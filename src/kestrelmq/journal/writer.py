@@ -162,7 +162,8 @@ class FileJournal:
 
     def reader(self, file: str, position: int) -> JournalReader:
         """Return a reader that stands at `position` in `file`."""
-        return JournalReader(self.directory.path, file, position)
+        directory = self.directory
+        return JournalReader(directory.path, file, position, open_file=directory.open)
 
     # --- syncing ---
 
@@ -366,7 +367,7 @@ class FileJournal:
         nameless = Nameless()
         for name, size in {**self.sizes, self._name: self.current_size}.items():
             if size > _LARGE:
-                nameless.hold(self.directory.path / name)
+                nameless.hold(name, self.directory.open)
         self.close()
         try:
             for name in files:

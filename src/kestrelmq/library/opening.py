@@ -9,7 +9,6 @@ Two locks, held by the process and gone with it, however it ends:
 import fcntl
 import os
 from pathlib import Path
-from typing import Final
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig
@@ -20,10 +19,8 @@ from kestrelmq.journal.creation import created_at
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import LOCK_NAME, QueuePlan, plan
+from kestrelmq.journal.regular import make_queue_path, open_regular
 from kestrelmq.names import queue_name_error
-
-_LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-_MODE: Final = 0o640
 
 
 def check_queue(name: str, config: QueueConfig) -> None:
@@ -67,7 +64,7 @@ class QueueLock:
             raise
 
     def _take(self, file: str, how: int, problem: str) -> None:
-        descriptor = os.open(self._path / file, _LOCK_FLAGS, _MODE)
+        descriptor = open_regular(self._path / file, os.O_RDWR | os.O_CREAT)
         self._descriptors.append(descriptor)
         try:
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)
@@ -96,7 +93,7 @@ def open_queue(
     """
     if not config.keep_journal:
         return Queue(name, config, clock, commits), None
-    path.mkdir(parents=True, exist_ok=True)
+    make_queue_path(path)
     lock = QueueLock(path, name)
     lock.acquire()
     try:

@@ -53,7 +53,7 @@ class LogFile(logging.FileHandler):
 
     def _open(self) -> TextIOWrapper:
         descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _MODE)
-        return open(descriptor, "a", encoding=self.encoding)  # noqa: PTH123 # it is open already
+        return open(descriptor, "a", encoding=self.encoding, errors=self.errors)  # noqa: PTH123 # it is open already
 
 
 class Throttle:
@@ -82,7 +82,7 @@ def set_up_logging(config: ServerConfig) -> None:
     if config.log_file is None:
         handler: logging.Handler = logging.StreamHandler(sys.stderr)
     else:
-        handler = LogFile(config.log_file, encoding="utf-8")
+        handler = LogFile(config.log_file, encoding="utf-8", errors="backslashreplace")
     text = _TEXT if current_process().name == _ONLY else _TEXT_OF_ONE
     handler.setFormatter(JsonFormatter() if config.log_format == "json" else TextFormatter(text))
     root = logging.getLogger()

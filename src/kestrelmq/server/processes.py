@@ -19,6 +19,7 @@ from kestrelmq.config import ServerConfig
 from kestrelmq.config.model import LISTENERS
 from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.journal.names import plan
+from kestrelmq.journal.regular import file_names
 
 PORT_STEP: Final = 10
 """Between the ports of one server and the next; the default ports are nearer to each other."""
@@ -136,7 +137,7 @@ def _layout(queue_path: Path) -> tuple[list[str], dict[int, str]]:
     subs = {}
     for entry in queue_path.iterdir():
         match = _SUB_PATH.fullmatch(entry.name)
-        if entry.is_file():
+        if entry.is_file() and not entry.is_symlink():
             files.append(entry.name)
         elif match is not None and entry.is_dir() and _queues(entry):
             subs[int(match[1])] = entry.name
@@ -144,7 +145,7 @@ def _layout(queue_path: Path) -> tuple[list[str], dict[int, str]]:
 
 
 def _queues(path: Path) -> list[str]:
-    return list(plan(entry.name for entry in path.iterdir() if entry.is_file()).queues)
+    return list(plan(file_names(path)).queues)
 
 
 def _some(names: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ perhaps a temporary that the next save overwrites.
 """
 
 import logging
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
@@ -142,6 +143,7 @@ class ServerStatus:
         "_acting",
         "_clock",
         "_default",
+        "_directory",
         "_grace_period",
         "_listener_limit",
         "_path",
@@ -180,6 +182,8 @@ class ServerStatus:
             listener_limit: seconds that listeners may take to act on a stricter status.
         """
         self._path = status_file
+        # Held from its first use on: nothing is written to another that is put in its place.
+        self._directory = DiskDirectory(status_file.parent if status_file else Path())
         self._default = default
         self._grace_period = grace_period
         self._clock = clock
@@ -282,7 +286,7 @@ class ServerStatus:
         if self._path is None:
             return self._default
         try:
-            with self._path.open("rb") as file:
+            with os.fdopen(self._directory.open(self._path.name), "rb") as file:
                 status = Status.parse(file.read(_MOST_READ).decode())
         except FileNotFoundError:
             return self._default
@@ -298,8 +302,7 @@ class ServerStatus:
         if self._path is None:
             return
         try:
-            directory = DiskDirectory(self._path.parent)
-            replace_file(directory, self._path.name, f"{self.status.value}\n".encode())
+            replace_file(self._directory, self._path.name, f"{self.status.value}\n".encode())
         except OSError as error:
             _log.error("%s: not saved: %s", self._path, error)
             raise StatusNotSaved(

@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from kestrelmq.errors import JournalError
+from kestrelmq.journal.regular import open_regular, open_stream
 from kestrelmq.spark.encoding import Encoded
 
 _INDEX: Final = np.dtype([("sequence", "<i8"), ("length", "<i8")])
@@ -125,7 +126,7 @@ class PartWriter:
 
     def _opened(self, path: Path) -> BinaryIO:
         try:
-            return open(path, "ab", buffering=_BUFFERED, opener=_open_no_link)  # has an opener
+            return open_stream(path, "ab", _BUFFERED)
         except FileNotFoundError:
             raise JournalError(
                 f"{self._directory} is gone: the write failed elsewhere, or a server was started "
@@ -156,7 +157,7 @@ def merge(parts: Sequence[Part], merged: Path) -> Part:
     records = pa.chunked_array(
         [_records(part, index["length"]) for part, index in zip(parts, indexes, strict=True)]
     )
-    with merged.open("wb") as file:
+    with open_stream(merged, "wb") as file:
         for begin in range(0, len(order), _MERGED_AT_ONCE):
             taken = records.take(pa.array(order[begin : begin + _MERGED_AT_ONCE]))
             for chunk in taken.chunks:
@@ -165,7 +166,8 @@ def merge(parts: Sequence[Part], merged: Path) -> Part:
                 low, high = bounds[chunk.offset], bounds[chunk.offset + len(chunk)]
                 file.write(memoryview(values)[low:high])
     entries = np.concatenate(indexes)[order]
-    entries.tofile(_index_path(merged))
+    with open_stream(_index_path(merged), "wb") as file:
+        entries.tofile(file)
     _sync(merged)
     return Part(
         queue=parts[0].queue,
@@ -182,9 +184,9 @@ def joined(parts: Sequence[Part], path: Path) -> Path:
     """Return one file with all of `parts`: the only one, or `path`, written and synced."""
     if len(parts) == 1:
         return parts[0].path
-    with path.open("wb") as target:
+    with open_stream(path, "wb") as target:
         for part in parts:
-            with part.path.open("rb") as source:
+            with open_stream(part.path, "rb") as source:
                 left = part.size
                 while left > 0:
                     copied = os.sendfile(target.fileno(), source.fileno(), None, left)
@@ -208,12 +210,8 @@ def _index_path(path: Path) -> Path:
     return path.with_name(path.name + ".index")
 
 
-def _open_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-
 def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_regular(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kestrelmq.journal.contents import open_read_records
 from kestrelmq.journal.records import ADD_XID, ADDX_HEADER, STATE_DUMP, added_item
+from kestrelmq.journal.regular import open_stream
 from kestrelmq.journal.walk import Ending
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.planning import Wanted, replay_in_order, wanted
@@ -42,7 +43,7 @@ def pack_files(
     plan = replayed.plan()
     plans = wanted(plan)
     front = {item: record for part in plans for item, record in _front(part)}
-    with output.open("wb") as target:
+    with open_stream(output, "wb") as target:
         reads = [(xid, _as_addx(front[item])) for item, xid in plan.live.given_back]
         if reads or replayed.end.last_xid:
             target.writelines(open_read_records(dialect, replayed.end.last_xid, reads))

@@ -26,6 +26,7 @@ from kestrelmq.journal.records import (
     STATE_DUMP_SIZE,
     Buffer,
 )
+from kestrelmq.journal.regular import open_stream
 from kestrelmq.journal.walk import End, Ending, Walk
 from kestrelmq.spark.boundaries import boundaries
 from kestrelmq.spark.summarising import Events
@@ -175,7 +176,7 @@ def open_view(path: str, size: int, inode: int | None = None) -> FileView:
 def _opened(path: str, inode: int | None) -> BinaryIO:
     for name in _names_since(path, inode):
         with contextlib.suppress(FileNotFoundError):
-            file = Path(name).open("rb")  # noqa: SIM115 # the caller closes it
+            file = open_stream(name, "rb")
             if inode is None or os.fstat(file.fileno()).st_ino == inode:
                 return file
             file.close()

@@ -17,7 +17,7 @@ with `tears`, half of what was to be appended is written.
 import errno
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -153,8 +153,20 @@ class CrashingDirectory:
         return inode
 
     def names(self) -> list[str]:
-        """Return the names of the regular files in it."""
+        """Return the names of all in it that is no directory."""
         return self._disk.names()
+
+    def open(self, name: str) -> int:
+        """Open `name` to read it; return the descriptor."""
+        return self._disk.open(name)
+
+    def recheck(self, names: Collection[str] | None) -> None:
+        """See whether files that are appended to are still there; None means all."""
+        self._disk.recheck(names)
+
+    def refuse(self, reason: str | None) -> None:
+        """Let every step fail from now on, for that reason; None ends that."""
+        self._disk.refuse(reason)
 
     def append_to(self, name: str) -> CrashingFile:
         """Open `name` for appending; it is created if it is not there."""

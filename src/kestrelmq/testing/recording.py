@@ -20,7 +20,7 @@ from data.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, product
 from math import gcd
@@ -256,8 +256,20 @@ class RecordingDirectory:
         return RecordingFile(self, file, number)
 
     def names(self) -> list[str]:
-        """Return the names of the regular files in it."""
+        """Return the names of all in it that is no directory."""
         return self._disk.names()
+
+    def open(self, name: str) -> int:
+        """Open `name` to read it; return the descriptor."""
+        return self._disk.open(name)
+
+    def recheck(self, names: Collection[str] | None) -> None:
+        """See whether files that are appended to are still there; None means all."""
+        self._disk.recheck(names)
+
+    def refuse(self, reason: str | None) -> None:
+        """Let every step fail from now on, for that reason; None ends that."""
+        self._disk.refuse(reason)
 
     def append_to(self, name: str) -> RecordingFile:
         """Open `name` for appending; it is created if it is not there."""
