@@ -11,6 +11,8 @@ def unhealthy_because(context: ServerContext) -> list[str]:
     if not status.reads_allowed and not status.writes_allowed:
         reasons.append(f"the status is {status.status.value}")
     collection = context.collection
+    if collection.guard.lost is not None:
+        reasons.append(collection.guard.lost)
     failing = [name for name, queue in collection.queues.items() if queue.failure is not None]
     for names, what in ((failing, "cannot be written"), (sorted(collection.damaged), "is damaged")):
         if names:

@@ -7,7 +7,7 @@ known but unusable; its files are not touched. Queues may be loaded while others
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from kestrelmq.clock import Clock
@@ -15,6 +15,7 @@ from kestrelmq.config import QueueConfig, ServerConfig, config_warnings, effecti
 from kestrelmq.engine.commits import Commits
 from kestrelmq.engine.counters import Retired
 from kestrelmq.engine.late import Late, family_of, in_order
+from kestrelmq.engine.path_guard import PathGuard
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.journal import write_directories
@@ -22,6 +23,7 @@ from kestrelmq.journal.creation import created_at
 from kestrelmq.journal.files import Directory, DiskDirectory, QueuePathLock
 from kestrelmq.journal.loading import Pace, load_queue, remove_left_over
 from kestrelmq.journal.names import LEFT, QueuePlan, plan, temporary_name
+from kestrelmq.journal.regular import directory_names, make_queue_path
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.names import queue_name_error
@@ -39,6 +41,7 @@ class QueueCollection:
         commits: which queues changed since the last commit.
         creates, deletes, expires: queues that came and went since start.
         retired: what deleted queues had counted.
+        guard: whether the queue path is the one that was taken.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class QueueCollection:
         self._clock = clock
         self._directory = directory or DiskDirectory(Path(config.queue_path))
         self._lock = QueuePathLock(self._directory.path)
+        self.guard = PathGuard(self._directory, self._lock)
 
     # --- start and stop ---
 
@@ -76,18 +80,33 @@ class QueueCollection:
             QueuePathLocked: another server has it.
             OSError: it cannot be created or read.
         """
-        self._directory.path.mkdir(parents=True, exist_ok=True)
+        make_queue_path(self._directory.path)
         self._lock.acquire()
         spool = plan(self._directory.names())
         for warning in config_warnings(self.config, spool.queues):
             log.warning("%s", warning)
         for name in spool.unknown:
             log.warning("%s is no journal; it is left alone", self._directory.path / name)
+        for name in directory_names(self._directory.path):
+            if queue_name_error(name) is None:
+                log.warning("%s is a directory, not a queue", self._directory.path / name)
         remove_left_over(self._directory, spool.dead)
         write_directories.remove_all(self._directory.path)
         for name in spool.queues:
             self.loading.expect(name)
         return in_order(self._directory.path, spool.queues.values())
+
+    def check_path(self, names: Collection[str] | None = ()) -> None:
+        """See whether the queue path, and files in it, are still there; see `PathGuard.check`."""
+        if self.guard.check(names):
+            # What was written ahead within this turn may be nowhere, too.
+            failure = JournalError(self.guard.lost)
+            for queue in self._everything():
+                if isinstance(queue.journal, FileJournal):
+                    self.commits.failures[queue] = failure
+
+    def _everything(self) -> list[Queue]:
+        return [*self.queues.values(), *self._masked.values()]
 
     def load(self, queue_plan: QueuePlan, pace: Pace | None = None) -> Queue | QueueUnavailable:
         """Return a queue as its files tell it, or why it cannot be loaded; from any thread.
@@ -130,7 +149,7 @@ class QueueCollection:
     def close(self) -> None:
         """Write what was collected, stop every queue, and give the queue path back."""
         self.commits.commit()
-        for queue in [*self.queues.values(), *self._masked.values()]:
+        for queue in self._everything():
             queue.close()
         self.commits.worker.close()
         self._lock.release()
@@ -383,7 +402,8 @@ class QueueCollection:
 
     def tick(self) -> None:
         """Do what upkeep of the journals the passing of time brings about; about once a second."""
-        for queue in [*self.queues.values(), *self._masked.values()]:
+        self.check_path()
+        for queue in self._everything():
             try:
                 queue.tick()
                 if queue.is_draining:

@@ -79,7 +79,7 @@ def steady(selected: Selected) -> Iterator[None]:
 
 
 def _inodes(selected: Selected) -> list[int]:
-    return [(selected.path / name).stat().st_ino for name in selected.files]
+    return [(selected.path / name).lstat().st_ino for name in selected.files]
 
 
 def select(paths: Sequence[Path], queues: Sequence[str] = ()) -> list[Selected]:

@@ -71,7 +71,7 @@ def create(path: Path, owner: Owner) -> Path:
     """Create a directory for a write in the queue path `path`. Raises OSError."""
     place = f"{owner.machine}-{owner.boot}-{owner.process}-{owner.started}"
     directory = path / f"{WRITE_MARK}{place}-{uuid4().hex[:16]}"
-    directory.mkdir()
+    directory.mkdir(mode=0o750)
     return directory
 
 

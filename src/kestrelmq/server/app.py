@@ -23,6 +23,7 @@ from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.startup import StartUp
 from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
 from kestrelmq.errors import ConfigError, KestrelError
+from kestrelmq.journal.path_watch import PathWatch
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.memcache import Parser
 from kestrelmq.server.advertise import advertised_host, member_data
@@ -33,6 +34,7 @@ from kestrelmq.server.listener import Listener, SessionFactory
 from kestrelmq.server.logs import set_up_logging
 from kestrelmq.server.membership import Membership
 from kestrelmq.server.memcache_session import MemcacheSession
+from kestrelmq.server.path_watcher import PathWatcher
 from kestrelmq.server.poller import Loop
 from kestrelmq.server.server_actions import warn_if_open
 from kestrelmq.server.services import Service
@@ -99,6 +101,8 @@ class Server:
         self._ports: dict[str, int] = {}
         self._stopping: asyncio.Event = asyncio.Event()
         self._wait = wait
+        self._watch = PathWatch(config.queue_path)
+        self._watcher = PathWatcher(self._turns, self._watch, self._path_changed)
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or a client's `shutdown`.
@@ -129,6 +133,7 @@ class Server:
             start_up.begin()
         except OSError as error:
             raise KestrelError(f"the queue path cannot be used: {error}") from error
+        self._collection.guard.watched = self._watcher.open()
         try:
             for name in ("SIGTERM", "SIGINT"):
                 loop.add_signal_handler(getattr(signal, name), self._stopping.set)
@@ -171,7 +176,11 @@ class Server:
         gc.freeze()
         log.info("every queue is loaded")
 
+    def _path_changed(self) -> None:
+        self._collection.check_path(self._watch.names())
+
     def _stop(self) -> None:
+        self._watcher.close()
         for listener in self._listeners:
             listener.close()
         self._writer.close()

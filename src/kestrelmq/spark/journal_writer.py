@@ -22,6 +22,7 @@ from kestrelmq.clock import SystemClock
 from kestrelmq.errors import InvalidQueueName, JournalError, QueuePathLocked
 from kestrelmq.journal import write_directories
 from kestrelmq.journal.files import DiskDirectory, QueuePathLock, is_locked
+from kestrelmq.journal.regular import make_queue_path
 from kestrelmq.names import queue_name_error
 from kestrelmq.spark.encoding import Encoded, check_columns, encode
 from kestrelmq.spark.journal_commit import Commit
@@ -60,7 +61,7 @@ class JournalWriter(DataSourceArrowWriter):
         """
         check_columns(schema)
         self._path = Path(options.path).absolute()
-        self._path.mkdir(parents=True, exist_ok=True)
+        make_queue_path(self._path)
         check_not_served(options.path)
         write_directories.remove_abandoned(self._path)
         self._work = write_directories.create(self._path, _driver())
