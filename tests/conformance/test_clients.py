@@ -11,6 +11,8 @@ from tests.conformance.clients import CLIENTS, Client
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats, wait_for
 
+pytestmark = pytest.mark.compiled
+
 CONFIG = """
 memcache_dialect = "memcached"
 [queues.full]

@@ -13,6 +13,8 @@ from tests.support.limits import largest_file
 from tests.support.patience import until
 from tests.support.server import running_server
 
+pytestmark = pytest.mark.compiled
+
 SIZE = 2 << 20
 CONFIG = """
 [default]

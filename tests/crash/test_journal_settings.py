@@ -15,6 +15,8 @@ from kestrelmq.journal.writer import FileJournal
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory, Loss, SimulatedCrash
 
+pytestmark = pytest.mark.compiled
+
 EVERYTHING = [b"opened", b"0", b"1", b"2"]
 
 

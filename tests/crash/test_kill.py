@@ -28,6 +28,8 @@ import pytest
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 
+pytestmark = pytest.mark.compiled
+
 CONFIG: Final = """
 expiration_timer_frequency = "20ms"
 [default]

@@ -17,6 +17,8 @@ from kestrelmq.journal.selection import select
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory, Loss, SimulatedCrash
 
+pytestmark = pytest.mark.compiled
+
 NOW = 1_700_000_000_000
 Tool = Callable[[CrashingDirectory], object]
 Contents = dict[str, list[bytes]]

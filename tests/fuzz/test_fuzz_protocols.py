@@ -15,7 +15,10 @@ import pytest
 from tests.support.fuzzing import Corpus, fuzz, soak
 from tests.support.server import ServerProcess, running_server
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [
+    pytest.mark.compiled,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
 
 CONFIG: Final = """
 max_monitor_transactions = 50

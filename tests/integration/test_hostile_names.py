@@ -12,6 +12,8 @@ from kestrelmq.journal.records import item
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, value
 
+pytestmark = pytest.mark.compiled
+
 ADDED = item(1_700_000_000_000, 0, b"elsewhere")
 
 

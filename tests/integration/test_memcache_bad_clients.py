@@ -11,6 +11,8 @@ import pytest
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, wait_for
 
+pytestmark = pytest.mark.compiled
+
 QUIET = ("--text-port", "none", "--thrift-port", "none", "--admin-port", "none")
 
 

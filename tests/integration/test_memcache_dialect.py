@@ -10,6 +10,8 @@ from kestrelmq.version import VERSION
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, value
 
+pytestmark = pytest.mark.compiled
+
 CONFIG = """
 memcache_dialect = "memcached"
 [queues.full]

@@ -15,6 +15,8 @@ from kestrelmq.testing.clock import FakeClock
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats
 
+pytestmark = pytest.mark.compiled
+
 CONFIG: Final = """
 [queues.full]
 max_items = 1

@@ -13,6 +13,8 @@ from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, value, wait_for
 
+pytestmark = pytest.mark.compiled
+
 QUIET = ("--text-port", "none", "--thrift-port", "none", "--admin-port", "none")
 
 

@@ -11,6 +11,8 @@ from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats, wait_for
 
+pytestmark = pytest.mark.compiled
+
 CONFIG = """
 expiration_timer_frequency = "20ms"
 [queues.itself]

@@ -9,6 +9,8 @@ from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, wait_for
 
+pytestmark = pytest.mark.compiled
+
 CONFIG = """
 expiration_timer_frequency = "20ms"
 [queues.limited]

@@ -8,6 +8,8 @@ import pytest
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, arrived, put, stats, value, wait_for
 
+pytestmark = pytest.mark.compiled
+
 CONFIG = """
 max_monitor_transactions = 3
 [queues.short]

@@ -11,6 +11,8 @@ from kestrelmq.version import VERSION
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats
 
+pytestmark = pytest.mark.compiled
+
 CONFIG = """
 [queues.full]
 max_items = 1

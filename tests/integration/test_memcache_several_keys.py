@@ -8,6 +8,8 @@ import pytest
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, value, wait_for
 
+pytestmark = pytest.mark.compiled
+
 CONFIG = """
 [queues.short]
 open_transaction_timeout = "100ms"

@@ -11,7 +11,10 @@ from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [
+    pytest.mark.compiled,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
 
 SIZE: Final = 60_000_000
 CLIENTS: Final = 6

@@ -13,6 +13,8 @@ from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, value
 
+pytestmark = pytest.mark.compiled
+
 CONFIGS = ["", '[default]\nsync_journal = "0ms"\n']
 
 

@@ -13,6 +13,8 @@ from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire
 
+pytestmark = pytest.mark.compiled
+
 CONFIG = """
 [aliases.both]
 destination_queues = ["short", "zebra"]

@@ -3,10 +3,14 @@
 from pathlib import Path
 from threading import Barrier, Thread
 
+import pytest
+
 from kestrelmq.client import Client
 from tests.crash.test_kill import Wire
 from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
+
+pytestmark = pytest.mark.compiled
 
 CONNECTIONS = 100
 ROUNDS = 20

@@ -12,6 +12,8 @@ from tests.support.limits import largest_file
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
+pytestmark = pytest.mark.compiled
+
 CONFIG = """
 max_monitor_transactions = 5
 [queues.small]

@@ -20,6 +20,8 @@ from tests.support.limits import largest_file
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 
+pytestmark = pytest.mark.compiled
+
 # The library has types for some of this, and none for the rest.
 PROTOCOLS: Any = thriftpy2_protocol
 TRANSPORTS: Any = thriftpy2_transport

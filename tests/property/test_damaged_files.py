@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +47,8 @@ from kestrelmq.spark.spool import list_files
 from kestrelmq.testing.clock import FakeClock
 from tests.support.examples import examples
 from tests.support.readings import replayed
+
+pytestmark = pytest.mark.compiled
 
 NOW = 1_700_000_000_000
 NAME = "q"

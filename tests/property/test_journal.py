@@ -6,6 +6,7 @@ from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,8 @@ from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.scanning import decode, scan
 from kestrelmq.journal.walk import Walk, find_records
 from kestrelmq.testing.clock import FakeClock
+
+pytestmark = pytest.mark.compiled
 
 NOW = 1_700_000_000_000
 i32 = st.integers(-(2**31), 2**31 - 1)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +47,8 @@ from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.worker import HeldWorker
 from tests.support.examples import examples
 from tests.support.readings import Reading, replayed
+
+pytestmark = pytest.mark.compiled
 
 NOW = 1_700_000_000_000
 NAME = "q"

@@ -8,6 +8,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -21,6 +22,8 @@ from hypothesis.stateful import (
 from kestrelmq import Item, JournalError, PersistentQueue, QueueConfig
 from kestrelmq.testing.clock import FakeClock
 from tests.support.examples import examples
+
+pytestmark = pytest.mark.compiled
 
 texts = st.binary(max_size=6)
 expiries = st.one_of(st.none(), st.none(), st.integers(1, 30))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -26,6 +27,8 @@ from kestrelmq.testing.crashing import CrashingDirectory, Loss
 from kestrelmq.testing.worker import HeldWorker
 from tests.support.examples import examples
 from tests.support.readings import replayed
+
+pytestmark = pytest.mark.compiled
 
 NAME = "jobs"
 

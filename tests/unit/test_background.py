@@ -17,6 +17,8 @@ from kestrelmq.server.background import kept_running
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
 
+pytestmark = pytest.mark.compiled
+
 
 class Reader:
     """A reader that waits, and what it was told."""

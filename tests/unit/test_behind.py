@@ -7,6 +7,8 @@ import pytest
 from kestrelmq.engine.behind import READ_AHEAD, READY, Behind
 from kestrelmq.journal.reader import JournalReader
 
+pytestmark = pytest.mark.compiled
+
 MIB = 1 << 20
 
 

@@ -4,7 +4,11 @@ import select
 import socket
 import time
 
+import pytest
+
 from kestrelmq.server.busy_poll import LOOK, BusyPoll, Events
+
+pytestmark = pytest.mark.compiled
 
 EVENT = [(7, 1)]
 MOST = 512

@@ -32,6 +32,8 @@ from kestrelmq.server.waiting import WaitingRead
 from kestrelmq.testing.worker import HeldWorker
 from tests.support.turning import Turning, alive, no_collector
 
+pytestmark = pytest.mark.compiled
+
 OWNED: Final = (
     Connection,
     MemcacheSession,

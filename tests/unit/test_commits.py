@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.testing.clock import FakeClock
+
+pytestmark = pytest.mark.compiled
 
 
 def opened(path: Path, clock: FakeClock, **settings: object) -> tuple[QueueCollection, list[str]]:

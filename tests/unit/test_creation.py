@@ -3,11 +3,15 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.journal.creation import created_at
 from kestrelmq.journal.records import item
 from kestrelmq.testing.clock import FakeClock
+
+pytestmark = pytest.mark.compiled
 
 HOUR = 3_600_000
 

@@ -9,6 +9,8 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.testing.clock import FakeClock
 
+pytestmark = pytest.mark.compiled
+
 
 def opened(path: Path) -> QueueCollection:
     """Return the queues of `path`, whose journals are soon too long."""

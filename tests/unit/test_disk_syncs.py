@@ -9,6 +9,8 @@ import pytest
 
 from kestrelmq.journal.files import DiskDirectory, DiskFile
 
+pytestmark = pytest.mark.compiled
+
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:

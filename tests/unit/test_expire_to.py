@@ -12,6 +12,8 @@ from kestrelmq.engine.waiters import Waiter, Wanted
 from kestrelmq.journal.records import item_data
 from kestrelmq.testing.clock import FakeClock
 
+pytestmark = pytest.mark.compiled
+
 LATER = "later"
 
 

@@ -19,6 +19,8 @@ from kestrelmq.testing.crashing import CrashingDirectory, Loss, SimulatedCrash
 from tests.support.following import Follower
 from tests.support.limits import largest_file
 
+pytestmark = pytest.mark.compiled
+
 NAME = "jobs"
 NOW = 1_700_000_000_000
 

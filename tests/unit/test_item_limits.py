@@ -12,6 +12,8 @@ from kestrelmq.protocol.text_commands import Put, Version
 from kestrelmq.server.large_item import LargeItem, UnwantedItem
 from tests.support.turning import Turning, alive
 
+pytestmark = pytest.mark.compiled
+
 LIMIT: Final = 1000
 SIZE: Final = 300_000
 

@@ -10,6 +10,8 @@ from kestrelmq.journal.records import item
 from kestrelmq.protocol.memcache import Set
 from kestrelmq.server.large_item import LargeItem
 
+pytestmark = pytest.mark.compiled
+
 
 def feed(large: LargeItem, pieces: list[bytes]) -> bytes:
     """Hand the pieces over, until the item is whole or bad; return what it left."""

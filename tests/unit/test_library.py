@@ -26,6 +26,8 @@ from kestrelmq.testing.clock import FakeClock
 from tests.support.limits import largest_file
 from tests.support.patience import PATIENCE, until
 
+pytestmark = pytest.mark.compiled
+
 LONG = PATIENCE
 """Seconds that nothing here takes unless it is broken."""
 

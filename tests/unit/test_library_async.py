@@ -19,6 +19,8 @@ from kestrelmq.journal.writer import FileJournal
 from kestrelmq.testing.clock import FakeClock
 from tests.support.patience import PATIENCE
 
+pytestmark = pytest.mark.compiled
+
 LONG = PATIENCE
 
 

@@ -17,6 +17,8 @@ from kestrelmq import (
 from kestrelmq.library import BlockingQueue
 from kestrelmq.testing.clock import FakeClock
 
+pytestmark = pytest.mark.compiled
+
 
 @pytest.fixture
 def clock() -> FakeClock:

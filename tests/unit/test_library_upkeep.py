@@ -15,6 +15,8 @@ from kestrelmq.library import BlockingQueue
 from kestrelmq.testing.clock import FakeClock
 from tests.support.patience import PATIENCE, until
 
+pytestmark = pytest.mark.compiled
+
 LONG = PATIENCE
 """Seconds that nothing here takes unless it is broken."""
 

@@ -13,6 +13,8 @@ from kestrelmq.spark.scanning import open_view
 from kestrelmq.spark.spool import list_files
 from tests.integration.test_cli_journal import run
 
+pytestmark = pytest.mark.compiled
+
 ADDED = item(1_700_000_000_000, 0, b"x")
 
 

@@ -13,6 +13,8 @@ from kestrelmq.server.connection import OUTPUT_LIMIT
 from kestrelmq.server.long_reply import SLICE, in_slices
 from tests.support.turning import Turning
 
+pytestmark = pytest.mark.compiled
+
 QUEUES: Final = 2000
 
 

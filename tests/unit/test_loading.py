@@ -29,6 +29,8 @@ from kestrelmq.journal.records import (
 )
 from kestrelmq.testing.clock import FakeClock
 
+pytestmark = pytest.mark.compiled
+
 NOW = 1_700_000_000_000
 DATA = Path(__file__).parent.parent / "data"
 

@@ -26,6 +26,8 @@ from kestrelmq.protocol.memcache_requests import (
     TouchRead,
 )
 
+pytestmark = pytest.mark.compiled
+
 DIALECTS: list[Dialect] = ["kestrel", "memcached"]
 
 

@@ -12,6 +12,8 @@ from kestrelmq.journal.records import item_data
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.worker import HeldWorker
 
+pytestmark = pytest.mark.compiled
+
 
 class Spool:
     """A queue whose `max_memory_size` changes."""

@@ -18,6 +18,8 @@ from kestrelmq.engine.metrics import (
 )
 from kestrelmq.testing.clock import FakeClock
 
+pytestmark = pytest.mark.compiled
+
 
 @pytest.fixture
 def clock() -> FakeClock:

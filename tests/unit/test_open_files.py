@@ -10,6 +10,8 @@ import pytest
 
 from kestrelmq.journal.files import DiskDirectory
 
+pytestmark = pytest.mark.compiled
+
 
 @pytest.fixture
 def few_descriptors() -> Iterator[int]:

@@ -23,6 +23,8 @@ from kestrelmq.spark.spool import list_files
 from kestrelmq.testing.clock import FakeClock
 from tests.support.readings import Reading
 
+pytestmark = pytest.mark.compiled
+
 NOW = 1_700_000_000_000
 DATA = Path(__file__).parent.parent / "data"
 

@@ -1,8 +1,12 @@
 """The places of items, by which older files are packed."""
 
+import pytest
+
 from kestrelmq.engine.places import Places
 from kestrelmq.engine.undo import Confirmed, GivenBack, Opened
 from kestrelmq.journal.records import item
+
+pytestmark = pytest.mark.compiled
 
 ITEM = item(0, 0, b"")
 

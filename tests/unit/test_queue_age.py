@@ -8,6 +8,8 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.testing.clock import FakeClock
 
+pytestmark = pytest.mark.compiled
+
 
 @pytest.mark.parametrize("read", ["remove", "open", "open and confirm", "confirm another"])
 def test_age_is_of_the_last_item_that_was_read(tmp_path: Path, read: str) -> None:

@@ -14,6 +14,8 @@ from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.worker import HeldWorker
 
+pytestmark = pytest.mark.compiled
+
 LIMITS = QueueConfig(max_memory_size=20_000, default_journal_size=10_000, max_journal_size=100_000)
 
 

@@ -13,6 +13,8 @@ from kestrelmq.journal.records import (
     item,
 )
 
+pytestmark = pytest.mark.compiled
+
 FIRST, LAST = item(1, 0, b"first"), item(2, 0, b"last" * CHUNK)
 RELIABLE = b"".join(REMOVE_TENTATIVE_RECORD + confirm_remove(xid) for xid in range(1, 30_000))
 

@@ -37,6 +37,8 @@ from kestrelmq.journal.records import (
 )
 from kestrelmq.journal.scanning import data_size, decode, decode_whole, scan
 
+pytestmark = pytest.mark.compiled
+
 ADD_TIME = 1_700_000_000_000  # 0x18bcfe56800
 EXPIRY = 1_700_000_060_000  # 0x18bcfe65260
 TIMES = bytes.fromhex("0068e5cf8b010000 6052e6cf8b010000")

@@ -8,6 +8,8 @@ from kestrelmq.journal.records import item
 from kestrelmq.journal.replacement import FromMemory, Replacement
 from kestrelmq.testing.crashing import CrashingDirectory
 
+pytestmark = pytest.mark.compiled
+
 
 def no_pause() -> None:
     """Nobody waits."""

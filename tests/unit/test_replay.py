@@ -27,6 +27,8 @@ from kestrelmq.journal.records import (
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.walk import Walk, find_records
 
+pytestmark = pytest.mark.compiled
+
 NOW = 1_700_000_000_000
 State = tuple[str, dict[int, str], int]
 """Data of the items in the queue, that of open reads by xid, and the last xid."""

@@ -17,6 +17,8 @@ from kestrelmq.journal.selection import select
 from kestrelmq.journal.verify import verify
 from kestrelmq.testing.clock import FakeClock
 
+pytestmark = pytest.mark.compiled
+
 NOW = 1_700_000_000_000
 HUGE = 100 << 30
 LARGEST = b"\x02\xff\xff\xff\x7f" + item(NOW, 0, b"")[5:]

@@ -14,6 +14,8 @@ from kestrelmq.journal.records import item, item_data
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.worker import HeldWorker
 
+pytestmark = pytest.mark.compiled
+
 CLOCK = FakeClock()
 NOW = CLOCK.now()
 

@@ -17,6 +17,8 @@ from kestrelmq.journal.records import AddX, Continue, Remove, StateDump, encode,
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory, Loss, SimulatedCrash
 
+pytestmark = pytest.mark.compiled
+
 Dialect = Literal["documented", "kestrel-2"]
 NOW = 1_700_000_000_000
 DUMP = encode(StateDump(5, 16))

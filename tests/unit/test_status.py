@@ -9,6 +9,8 @@ import pytest
 from kestrelmq.server.status import ServerStatus, Status, StatusNotSaved
 from kestrelmq.testing.clock import FakeClock
 
+pytestmark = pytest.mark.compiled
+
 GRACE = 10.0
 LIMIT = 5.0
 

@@ -8,6 +8,8 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.server.thrift_reads import ThriftReads
 from kestrelmq.testing.clock import FakeClock
 
+pytestmark = pytest.mark.compiled
+
 
 @pytest.fixture
 def reads() -> ThriftReads:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,8 @@ from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import REMOVE_RECORD, Add, encode, item
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.runs import added_run, uniform_run
+
+pytestmark = pytest.mark.compiled
 
 
 @given(

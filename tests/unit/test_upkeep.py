@@ -23,6 +23,8 @@ from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.worker import HeldWorker
 
+pytestmark = pytest.mark.compiled
+
 
 @contextmanager
 def queues(

@@ -12,6 +12,8 @@ import pytest
 from kestrelmq.engine.worker import Pause, ThreadWorker
 from tests.support.patience import PATIENCE
 
+pytestmark = pytest.mark.compiled
+
 LONG = PATIENCE
 """Seconds that nothing here takes unless it is broken."""
 

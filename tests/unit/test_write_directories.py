@@ -22,6 +22,8 @@ from kestrelmq.journal.write_directories import (
 )
 from kestrelmq.testing.clock import FakeClock
 
+pytestmark = pytest.mark.compiled
+
 DAY_MS = 24 * 3_600_000
 
 

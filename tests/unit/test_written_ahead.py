@@ -13,6 +13,8 @@ from kestrelmq.journal.records import item, item_data
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
 
+pytestmark = pytest.mark.compiled
+
 CONFIG = ServerConfig(
     queues={
         "full": QueueConfig(max_items=1),
