@@ -62,7 +62,6 @@ UNSEEN = {
 }
 UNSEEN_IN = {
     "journal/files.py Disk": DISK,
-    "journal/files.py sync_path": DISK,
     "server/status.py": "what it calls is looked at",
     "journal/write_directories.py remove": "it goes with all that is in it, and is not read",
     "spark/journal_parts.py": TASKS,

@@ -30,6 +30,7 @@ from kestrelmq.server.thrift_reads import ThriftGet
 from kestrelmq.server.thrift_session import ThriftSession
 from kestrelmq.server.waiting import WaitingRead
 from kestrelmq.testing.worker import HeldWorker
+from tests.support.patience import until
 from tests.support.turning import Turning, alive, no_collector
 
 pytestmark = pytest.mark.compiled
@@ -196,7 +197,7 @@ def test_memory_of_a_closed_connection(tmp_path: Path, state: str) -> None:
 
     with Turning(tmp_path, configured(tmp_path)) as turning, no_collector():
         turning.run(scenario())
-        assert alive(*OWNED) == []
+        until(lambda: not alive(*OWNED))  # a thread that wrote for one may still be ending
 
 
 @pytest.mark.parametrize("protocol", ["memcache", "text", "thrift"])
@@ -223,7 +224,7 @@ def test_memory_of_a_connection_whose_item_was_being_written(tmp_path: Path, pro
     worker = HeldWorker()
     with Turning(tmp_path, writer=worker) as turning, no_collector():
         turning.run(scenario())
-        assert alive(*OWNED) == []
+        until(lambda: not alive(*OWNED))  # a thread that wrote for one may still be ending
 
 
 class SlowFile(DiskFile):
@@ -271,7 +272,7 @@ def test_memory_of_a_connection_whose_replies_waited_for_a_sync(tmp_path: Path) 
 
     with Turning(tmp_path, config, directory=directory) as turning, no_collector():
         turning.run(scenario())
-        assert alive(*OWNED) == []
+        until(lambda: not alive(*OWNED))  # a thread that wrote for one may still be ending
 
 
 def test_memory_of_connections_whose_requests_failed(tmp_path: Path) -> None:
@@ -302,4 +303,4 @@ def test_memory_of_connections_whose_requests_failed(tmp_path: Path) -> None:
     with Turning(tmp_path, directory=FullDirectory(tmp_path)) as turning, no_collector():
         turning.run(scenario())
         assert turning.collection.queues["work"].failure is not None
-        assert alive(*OWNED) == []
+        until(lambda: not alive(*OWNED))  # a thread that wrote for one may still be ending

@@ -56,7 +56,7 @@ def test_a_copy_is_synced(
 ) -> None:
     """Where the file system has no links."""
 
-    def refuse(*_paths: object) -> None:
+    def refuse(*_paths: object, **_directories: object) -> None:
         raise OSError(errno.EPERM, "no links here")
 
     monkeypatch.setattr("os.link", refuse)
