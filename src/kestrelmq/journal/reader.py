@@ -254,8 +254,11 @@ class JournalReader:
         self.position = 0
 
     def copy(self) -> "JournalReader":
-        """Return another reader of the same files."""
-        return JournalReader(self._path, self.file, self.position, self._size, self._open_file)
+        """Return another reader that stands in the same file, whatever that is called by now."""
+        reader = JournalReader(self._path, self.file, self.position, self._size, self._open_file)
+        if self._descriptor is not None:
+            reader._descriptor = os.dup(self._descriptor)
+        return reader
 
     def seek(self, file: str, position: int) -> None:
         """Stand at `position` in `file`, which is opened at once. Raises OSError."""
