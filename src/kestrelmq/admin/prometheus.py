@@ -56,6 +56,7 @@ _NAMES: Final[dict[str, tuple[str, float]]] = {
     "put_bytes": ("queue_added_bytes", 1),
     "logsize": ("queue_journal_bytes", 1),
     "expired_items": ("queue_expired_items", 1),
+    "expired_set_aside": ("queue_expired_set_aside", 1),
     "mem_items": ("queue_memory_items", 1),
     "mem_bytes": ("queue_memory_bytes", 1),
     "age_msec": ("queue_last_wait_seconds", 1e-3),
