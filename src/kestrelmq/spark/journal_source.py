@@ -131,7 +131,7 @@ class JournalReader(DataSourceReader):
     def _file(self, file: SpoolFile) -> Iterator[pa.RecordBatch]:
         view = open_view(file.path, file.size, file.inode)
         try:
-            for chunk in view.chunks(tail_may_be_torn=file.last):
+            for chunk in view.chunks(tail_may_be_torn=file.last, replayed_only=False):
                 wanted = chunk
                 if "operation" in self._allowed:
                     codes = columns.operation_codes(chunk)

@@ -103,25 +103,31 @@ class FileView:
         """Where a record begins that the end of the file cuts short."""
         return None if self.torn is None else self.torn.position
 
-    def chunks(self, *, tail_may_be_torn: bool) -> Iterator[Chunk]:
+    def chunks(self, *, tail_may_be_torn: bool, replayed_only: bool = True) -> Iterator[Chunk]:
         """Cut the file into chunks of whole records, in order.
 
-        A STATE_DUMP is the last one: it ends the file in replay.
+        A STATE_DUMP is the last one, for it ends the file in replay; without `replayed_only` the
+        whole records behind it come, too.
 
         Raises:
             DamagedJournal: after the last good record: the file is damaged there, or torn and
                 `tail_may_be_torn` is not set.
         """
         walk = Walk(self.buffer, _find, last=tail_may_be_torn, step=_step, forgets=False)
-        for starts, end in walk.batches():
-            yield self._chunk(starts, end)
-        ending = walk.reached
-        if ending.kind is End.STATE_DUMP:
-            dump = [np.array([ending.position], dtype=np.int64)]
-            yield self._chunk(dump, ending.position + STATE_DUMP_SIZE)
-        if ending.kind is End.DAMAGED:
+        position, is_replayed = 0, True
+        while True:
+            for starts, end in walk.batches(position):
+                yield self._chunk(starts, end)
+            ending = walk.reached
+            if ending.kind is not End.STATE_DUMP:
+                break
+            position, is_replayed = ending.position + STATE_DUMP_SIZE, False
+            yield self._chunk([np.array([ending.position], dtype=np.int64)], position)
+            if replayed_only:
+                break
+        if ending.kind is End.DAMAGED and is_replayed:
             raise DamagedJournal(ending.position, ending.reason)
-        self.torn = ending if ending.kind is End.TORN else None
+        self.torn = ending if ending.kind is End.TORN and is_replayed else None
 
     def _chunk(self, starts: list[NDArray[np.int64]], end: int) -> Chunk:
         begins = np.concatenate(starts)
