@@ -19,7 +19,7 @@ _FOLDERS: Final = ("spark", "e2e", "crash", "integration")
 """Where the longest groups of tests are: they come first, for the last one to end early."""
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep together, in one process, what shares something that is costly to start."""
     items.sort(key=_rank)
