@@ -16,8 +16,6 @@ from tests.support.crash_scenarios import SCENARIOS
 from tests.support.crash_sites import function
 from tests.support.crash_tools import TOOLS
 
-pytestmark = pytest.mark.compiled
-
 REACHED = {
     "empty again": {"rotate", "_remove_old"},
     "rewritten": {"rotate", "_remove_old"},

@@ -33,8 +33,6 @@ from kestrelmq.testing.worker import HeldWorker
 from tests.support.patience import until
 from tests.support.turning import Turning, alive, no_collector
 
-pytestmark = pytest.mark.compiled
-
 OWNED: Final = (
     Connection,
     MemcacheSession,
@@ -184,6 +182,7 @@ def configured(path: Path) -> ServerConfig:
     return ServerConfig(queue_path=path, queues={"small": QueueConfig(max_item_size=1000)})
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("state", STATES)
 def test_memory_of_a_closed_connection(tmp_path: Path, state: str) -> None:
     """Its last reference goes with it, whatever the connection was in the middle of."""

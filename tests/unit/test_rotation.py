@@ -16,8 +16,6 @@ from kestrelmq.testing.recording import Append, RecordingDirectory, Rename, Sync
 from kestrelmq.testing.worker import HeldWorker
 from tests.support.crash_sites import function
 
-pytestmark = pytest.mark.compiled
-
 REST = 1000
 SETTINGS = QueueConfig(
     max_memory_size=20_000, default_journal_size=10_000, min_journal_compact_delay=0
