@@ -17,7 +17,7 @@ SOURCES := $(shell find src -name '*.py')
 # Half of what a test does is wait, so there are two processes a core; the tests that share something
 # stay in one (tests/conftest.py).
 WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
-IN_PARALLEL = -n $(WORKERS) --dist loadgroup
+IN_PARALLEL = -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve check format test bench bench-all bench-picture bench-peers soak clean

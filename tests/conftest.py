@@ -4,6 +4,8 @@ from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # A run of the suite says the same each time, on every machine; `make soak` draws new examples.
 settings.register_profile(
@@ -19,16 +21,29 @@ _FOLDERS: Final = ("spark", "e2e", "crash", "integration")
 """Where the longest groups of tests are: they come first, for the last one to end early."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
+class Groups(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
+    """Keeps together, in one process, what shares something that is costly to start.
+
+    That is the Spark session, or the server of a module. The marks of xdist's own "loadgroup" are
+    lost with pytest 9.2, whose items have no `_nodeid`.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        folder = path.split("/")[-2]
+        if folder in {"unit", "property"}:
+            return nodeid
+        return folder if folder == "spark" else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
+    """Spread the tests over the processes of `-n`."""
+    return Groups(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep together, in one process, what shares something that is costly to start."""
+    """Begin with the longest groups."""
     items.sort(key=_rank)
-    for item in items:
-        folder = item.path.parent.name
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
-        elif folder not in {"unit", "property"}:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
 def _rank(item: pytest.Item) -> int:
