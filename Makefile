@@ -20,7 +20,7 @@ WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 IN_PARALLEL = -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve check format test bench bench-all bench-picture bench-peers soak clean
+.PHONY: help setup serve check promises format test bench bench-all bench-picture bench-peers soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
@@ -30,11 +30,15 @@ setup: $(STAMPS)/dev ## install everything a developer needs into .venv
 serve: $(HOT)/stamp ## run the server in the foreground; ARGS="--memcache-port 0 ..."
 	@PYTHONPATH=$(HOT) exec $(BIN)/kestrelmq serve $(ARGS)
 
-check: $(STAMPS)/dev ## formatting, lint, strict types, import rules
+check: $(STAMPS)/dev ## formatting, lint, strict types, import rules, promises
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict src tests bench
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/promises --check
+
+promises: $(STAMPS)/venv ## make docs/promises.md: what is promised, and the tests that prove it
+	$(BIN)/python scripts/promises
 
 format: $(STAMPS)/dev ## reformat the code and fix what lint can fix
 	$(BIN)/ruff format .
