@@ -60,7 +60,7 @@ bench-all: $(HOT)/stamp ## run every benchmark at modest sizes and write build/b
 
 bench-picture: $(HOT)/stamp ## measure a flood and draw docs/images/flood.svg from it
 	PYTHONPATH=$(HOT) $(BIN)/python -m bench.flood --json build/flood.json $(ARGS)
-	$(BIN)/python -m bench.picture build/flood.json docs/images/flood.svg
+	$(BIN)/python -m bench.report.picture build/flood.json docs/images/flood.svg
 
 bench-peers: ## install the peers from Debian, and leave none of their services running
 	scripts/install-debian --no-service redis-server memcached beanstalkd nats-server

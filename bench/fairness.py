@@ -14,13 +14,14 @@ import time
 from dataclasses import dataclass
 from statistics import median
 
-from bench import load, peers
-from bench.load import Load
-from bench.loadgen import Phase
-from bench.peers import Peer, Running
-from bench.session import Session, parser
-from bench.table import Column, ratio
-from bench.workload import Operation
+from bench import servers
+from bench.load import process
+from bench.load.generator import Phase
+from bench.load.process import Load
+from bench.load.workload import Operation
+from bench.report.session import Session, parser
+from bench.report.table import Column, ratio
+from bench.servers import Peer, Running
 
 HEAD_START = 0.7
 """Seconds that the large items flow before the small ones are measured."""
@@ -69,9 +70,9 @@ def measure(peer: Peer, options: argparse.Namespace) -> Round:
         prefix="small",
         time_limit=options.time_limit,
     )
-    with peers.running(peer, load.cpus()[0], options.dir) as server:
-        load.run(Load((Operation.SET,), 5000, size=options.size, prefix="small"), peer, server)
-        (alone,) = load.run(small, peer, server)
+    with servers.running(peer, process.cpus()[0], options.dir) as server:
+        process.run(Load((Operation.SET,), 5000, size=options.size, prefix="small"), peer, server)
+        (alone,) = process.run(small, peer, server)
         return Round(alone, *beside_large(small, peer, server, options))
 
 
@@ -88,13 +89,13 @@ def beside_large(
         prefix="large",
         time_limit=options.time_limit,
     )
-    process = load.start(large, peer, server, low_priority=True)
+    beside = process.start(large, peer, server, low_priority=True)
     try:
         time.sleep(HEAD_START)
-        (phase,) = load.run(small, peer, server)
-        return phase, load.phases(process, options.time_limit)[0]
+        (phase,) = process.run(small, peer, server)
+        return phase, process.phases(beside, options.time_limit)[0]
     finally:
-        process.kill()
+        beside.kill()
 
 
 def row(server: str, rounds: list[Round], large_size: int) -> Row:

@@ -12,13 +12,14 @@ import sys
 from dataclasses import dataclass
 from statistics import median
 
-from bench import load, peers
-from bench.load import Load
-from bench.loadgen import Phase
-from bench.peers import Peer
-from bench.session import Session, numbers, parser
-from bench.table import Column, ratio
-from bench.workload import Operation, Protocol
+from bench import servers
+from bench.load import process
+from bench.load.generator import Phase
+from bench.load.process import Load
+from bench.load.workload import Operation, Protocol
+from bench.report.session import Session, numbers, parser
+from bench.report.table import Column, ratio
+from bench.servers import Peer
 
 ABLE = (Protocol.MEMCACHE, Protocol.RESP, Protocol.NATS)
 GOAL = 3.0
@@ -53,7 +54,7 @@ class Row:
 def measure(peer: Peer, depth: int, options: argparse.Namespace) -> Pair:
     """One round of one server; raises `PeerError`."""
     phases = []
-    with peers.running(peer, load.cpus()[0], options.dir) as server:
+    with servers.running(peer, process.cpus()[0], options.dir) as server:
         for prefix, copies in (("plain", 0), ("fanout", options.children)):
             wanted = Load(
                 (Operation.SET,),
@@ -65,7 +66,7 @@ def measure(peer: Peer, depth: int, options: argparse.Namespace) -> Pair:
                 copies=copies,
                 time_limit=options.time_limit,
             )
-            phases += load.run(wanted, peer, server)
+            phases += process.run(wanted, peer, server)
     return Pair(*phases)
 
 
@@ -102,7 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = made.parse_args(arguments)
     if options.quick:
         options.rounds, options.operations = 1, min(options.operations, 10_000)
-    able = [peer for peer in peers.queues() if peer.protocol in ABLE]
+    able = [peer for peer in servers.queues() if peer.protocol in ABLE]
     session = Session("fanout", options, able)
     for depth in options.depth:
         _table(session, depth)

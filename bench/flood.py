@@ -16,12 +16,14 @@ import argparse
 import sys
 from dataclasses import asdict, dataclass
 
-from bench import load, loadgen, peers, report
-from bench.load import Load
-from bench.loadgen import Phase
-from bench.peers import Peer
-from bench.session import Session, numbers, parser
-from bench.workload import Operation
+from bench import servers
+from bench.load import generator, process
+from bench.load.generator import Phase
+from bench.load.process import Load
+from bench.load.workload import Operation
+from bench.report import medians
+from bench.report.session import Session, numbers, parser
+from bench.servers import Peer
 
 BASELINE = "redis"
 
@@ -48,8 +50,8 @@ def measure(peer: Peer, shape: Shape, options: argparse.Namespace) -> list[Phase
         processes=options.processes,
         time_limit=options.time_limit,
     )
-    with peers.running(peer, load.cpus()[0], options.dir) as server:
-        return load.run(wanted, peer, server)
+    with servers.running(peer, process.cpus()[0], options.dir) as server:
+        return process.run(wanted, peer, server)
 
 
 def run_shape(session: Session, shape: Shape, baseline: str) -> None:
@@ -59,27 +61,27 @@ def run_shape(session: Session, shape: Shape, baseline: str) -> None:
     results, failures = session.in_turn(
         title, lambda peer: measure(peer, shape, options), options.rounds
     )
-    rows: list[report.Row] = []
+    rows: list[medians.Row] = []
     for operation in ("set", "get"):
         found = []
         for name, rounds in results.items():
             phases = [phase for one in rounds for phase in one if phase.operation == operation]
-            found.append(report.medians(name, shape.connections, shape.depth, phases))
-        rows += report.compared(found, baseline)
+            found.append(medians.medians(name, shape.connections, shape.depth, phases))
+        rows += medians.compared(found, baseline)
     raw = [
         {"server": name, **asdict(phase)}
         for name, rounds in results.items()
         for one in rounds
         for phase in one
     ]
-    remarks = report.remarks(rows, options.processes) + failures
-    session.show(title, report.columns(baseline), rows, remarks, raw)
+    remarks = medians.remarks(rows, options.processes) + failures
+    session.show(title, medians.columns(baseline), rows, remarks, raw)
 
 
 def run_shapes(session: Session, baseline: str) -> int:
     """Every shape that the options ask for; the exit status."""
     options = session.options
-    loadgen.raise_open_files(max(options.connections) + 2000)
+    generator.raise_open_files(max(options.connections) + 2000)
     for connections in options.connections:
         for depth in options.depth:
             run_shape(session, Shape(connections, depth), baseline)

@@ -12,8 +12,8 @@ import socket
 import sys
 import time
 
-from bench.accounting import cpu_seconds, memory
-from bench.peers import known_peers, running
+from bench.load.accounting import cpu_seconds, memory
+from bench.servers import known_peers, running
 
 
 def main() -> int:

@@ -14,12 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
-from bench import accounting, load, peers
-from bench.load import Load
-from bench.peers import Peer, PeerError
-from bench.session import Session, parser
-from bench.table import Column, mebibytes
-from bench.workload import Operation
+from bench import servers
+from bench.load import accounting, process
+from bench.load.process import Load
+from bench.load.workload import Operation
+from bench.report.session import Session, parser
+from bench.report.table import Column, mebibytes
+from bench.servers import Peer, PeerError
 
 BOUND = (128 * 3 // 2 + 64) * 1024
 """KiB: what ours may use at its peak with `max_memory_size` of 128 MiB."""
@@ -44,7 +45,7 @@ class Row:
 
 def measure(peer: Peer, options: argparse.Namespace) -> Row:
     """One round of one server; raises `PeerError`."""
-    with peers.running(peer, load.cpus()[0], options.dir) as server:
+    with servers.running(peer, process.cpus()[0], options.dir) as server:
         empty = accounting.memory(server.pid).resident
         phases = []
         for operation in Operation:
@@ -52,7 +53,7 @@ def measure(peer: Peer, options: argparse.Namespace) -> Row:
                 (operation,), options.items, depth=16, size=options.size,
                 time_limit=max(options.time_limit, options.items / 2000),
             )  # fmt: skip
-            phases += load.run(wanted, peer, server)
+            phases += process.run(wanted, peer, server)
         time.sleep(options.settle)
         after = accounting.memory(server.pid)
     filling, draining = phases
@@ -109,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = made.parse_args(arguments)
     if options.quick:
         options.rounds, options.items = 1, min(options.items, 50_000)
-    session = Session("memory", options, peers.queues())
+    session = Session("memory", options, servers.queues())
     title = f"{options.items:,} items of {options.size} bytes in, then out"
     results, failures = session.in_turn(title, lambda peer: measure(peer, options), options.rounds)
     rows = [middle(rounds) for rounds in results.values()]

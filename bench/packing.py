@@ -13,13 +13,15 @@ import sys
 from dataclasses import dataclass
 from statistics import median
 
-from bench import load, peers, report
-from bench.load import Load
-from bench.loadgen import Phase
-from bench.peers import Peer, Running
-from bench.session import Session, numbers, parser
-from bench.table import Column, mebibytes, ratio
-from bench.workload import Operation
+from bench import servers
+from bench.load import process
+from bench.load.generator import Phase
+from bench.load.process import Load
+from bench.load.workload import Operation
+from bench.report import medians
+from bench.report.session import Session, numbers, parser
+from bench.report.table import Column, mebibytes, ratio
+from bench.servers import Peer, Running
 
 CHUNK = 1_000_000
 """A backlog is filled by so many items at a time, each with its own time limit."""
@@ -48,7 +50,7 @@ class Point:
     def is_load_bound(self) -> bool:
         """Whether the load generator bounded the pairs per second, and not the server."""
         rate = self.pairs_per_second / 1e6
-        return report.is_load_bound(self.pair_cpu * rate, 2 * self.load_cpu * rate)
+        return medians.is_load_bound(self.pair_cpu * rate, 2 * self.load_cpu * rate)
 
     @property
     def pair_cpu(self) -> float:
@@ -59,14 +61,14 @@ class Point:
 def measure(peer: Peer, options: argparse.Namespace) -> list[Point]:
     """One round of one server: every backlog, from the shortest; raises `PeerError`."""
     points = []
-    with peers.running(peer, load.cpus()[0], options.dir) as server:
+    with servers.running(peer, process.cpus()[0], options.dir) as server:
         there = 0
         cycle(peer, server, options, 1)
         for backlog in sorted(options.backlogs):
             while there < backlog:
                 count = min(CHUNK, backlog - there)
                 filling = Load((Operation.SET,), count, depth=16, size=options.size)
-                there += load.run(filling, peer, server)[0].operations
+                there += process.run(filling, peer, server)[0].operations
             phases = cycle(peer, server, options, options.cycles)
             points.append(point(peer.name, backlog, phases))
     return points
@@ -83,7 +85,7 @@ def cycle(peer: Peer, server: Running, options: argparse.Namespace, repeat: int)
         repeat=repeat,
         time_limit=options.time_limit,
     )
-    return load.run(wanted, peer, server)
+    return process.run(wanted, peer, server)
 
 
 def point(server: str, backlog: int, phases: list[Phase]) -> Point:
@@ -156,7 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.quick:
         options.rounds, options.cycles, options.operations = 1, 2, 5_000
         options.backlogs = [0, min(100_000, max(options.backlogs))]
-    session = Session("packing", options, peers.queues())
+    session = Session("packing", options, servers.queues())
     title = f"sets and gets of {options.size} bytes over a backlog, depth {options.depth}"
     results, failures = session.in_turn(title, lambda peer: measure(peer, options), options.rounds)
     rows = [point for rounds in results.values() for point in middle(rounds)]

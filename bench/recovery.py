@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from bench import accounting, load, peers
-from bench.load import Load
-from bench.peers import Peer, PeerError, Running
-from bench.session import Session, parser
-from bench.table import Column, mebibytes, ratio, whole
-from bench.worker import LoadError, Plan, Worker
-from bench.workload import Operation
+from bench import servers
+from bench.load import accounting, process
+from bench.load.process import Load
+from bench.load.worker import LoadError, Plan, Worker
+from bench.load.workload import Operation
+from bench.report.session import Session, parser
+from bench.report.table import Column, mebibytes, ratio, whole
+from bench.servers import Peer, PeerError, Running
 
 CHUNK = 1_000_000
 """Items of one load, which has a time limit."""
@@ -58,16 +59,16 @@ class Row:
 
 def measure(peer: Peer, options: argparse.Namespace) -> Row:
     """One round of one server; raises `PeerError`."""
-    with peers.home(peer, options.dir) as directory:
-        with peers.started(peer, None, directory):
+    with servers.home(peer, options.dir) as directory:
+        with servers.started(peer, None, directory):
             pass  # From here on the program itself is in the page cache.
-        with peers.started(peer, None, directory) as server:
+        with servers.started(peer, None, directory) as server:
             empty, empty_cpu = server.start_seconds, accounting.cpu_seconds(server.pid)
             fill(peer, server, options)
         files = sorted(path for path in (directory / "data").rglob("*") if path.is_file())
         size = sum(path.stat().st_size for path in files)
         cat = min(reading_takes(files) for _ in range(3))
-        with peers.started(peer, None, directory, options.start_limit) as server:
+        with servers.started(peer, None, directory, options.start_limit) as server:
             full = server.start_seconds + first_item_takes(peer, server, options)
             full_cpu = accounting.cpu_seconds(server.pid)
             resident = accounting.memory(server.pid).resident
@@ -80,7 +81,7 @@ def fill(peer: Peer, server: Running, options: argparse.Namespace) -> None:
         count = min(CHUNK, options.items - begin)
         limit = max(options.time_limit, count / 2000)
         filling = Load((Operation.SET,), count, depth=16, size=options.size, time_limit=limit)
-        load.run(filling, peer, server)
+        process.run(filling, peer, server)
 
 
 def reading_takes(files: list[Path]) -> float:
@@ -155,7 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = made.parse_args(arguments)
     if options.quick:
         options.rounds, options.items = 1, min(options.items, 50_000)
-    session = Session("recovery", options, peers.queues())
+    session = Session("recovery", options, servers.queues())
     title = f"start with {options.items:,} items of {options.size} bytes"
     results, failures = session.in_turn(title, lambda peer: measure(peer, options), options.rounds)
     session.show(title, COLUMNS, [middle(rows) for rows in results.values()], failures, results)

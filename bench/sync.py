@@ -15,13 +15,14 @@ import sys
 from dataclasses import dataclass
 from statistics import median
 
-from bench import load, peers
-from bench.load import Load
-from bench.loadgen import Phase
-from bench.peers import Peer
-from bench.session import Session, parser
-from bench.table import Column, whole
-from bench.workload import Operation, Protocol
+from bench import servers
+from bench.load import process
+from bench.load.generator import Phase
+from bench.load.process import Load
+from bench.load.workload import Operation, Protocol
+from bench.report.session import Session, parser
+from bench.report.table import Column, whole
+from bench.servers import Peer
 from kestrelmq.client import Client
 
 
@@ -60,8 +61,8 @@ def measure(peer: Peer, options: argparse.Namespace) -> Round:
         size=options.size,
         time_limit=options.time_limit,
     )
-    with peers.running(peer, load.cpus()[0], options.dir) as server:
-        (phase,) = load.run(adds, peer, server)
+    with servers.running(peer, process.cpus()[0], options.dir) as server:
+        (phase,) = process.run(adds, peer, server)
         return Round(phase, _syncs(server.port) if peer.protocol is Protocol.MEMCACHE else None)
 
 
@@ -107,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = made.parse_args(arguments)
     if options.quick:
         options.rounds, options.operations = 1, min(options.operations, 2_000)
-    session = Session("sync", options, peers.synced(options.settings))
+    session = Session("sync", options, servers.synced(options.settings))
     title = f"{options.connections} connections, {options.size} bytes an item"
     results, failures = session.in_turn(title, lambda peer: measure(peer, options), options.rounds)
     rows = [row(name, rounds) for name, rounds in results.items()]

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import sys
 
-from bench import peers
+from bench import servers
 from bench.flood import flood_options, run_shapes
-from bench.session import Session
-from bench.workload import Protocol
+from bench.load.workload import Protocol
+from bench.report.session import Session
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line. Exit status 1 when a protocol could not be measured."""
     options = flood_options("thrift", __doc__, arguments)
     protocols = (Protocol.MEMCACHE, Protocol.TEXT, Protocol.THRIFT)
-    session = Session("thrift", options, [peers.ours(protocol) for protocol in protocols])
+    session = Session("thrift", options, [servers.ours(protocol) for protocol in protocols])
     return run_shapes(session, "kestrelmq")
 
 

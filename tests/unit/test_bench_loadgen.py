@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from bench.latency import Latency, histogram, summary
-from bench.replies import BatchReplies, ReplyError
-from bench.wires import WIRES
-from bench.workload import Batch, Operation, Protocol, Workload, item_of
+from bench.load.latency import Latency, histogram, summary
+from bench.load.replies import BatchReplies, ReplyError
+from bench.load.wires import WIRES
+from bench.load.workload import Batch, Operation, Protocol, Workload, item_of
 from kestrelmq.protocol import thrift
 from kestrelmq.protocol.thrift import ThriftParser
 from kestrelmq.protocol.thrift_messages import Answer, Get, Item, Put, Request

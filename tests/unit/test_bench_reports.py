@@ -9,10 +9,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from bench import fairness, packing, picture, recovery, report, session, table
-from bench.loadgen import Phase
-from bench.peers import PeerError, custom_peer, known_peers, ours, synced
-from bench.workload import Protocol
+from bench import fairness, packing, recovery
+from bench.load.generator import Phase
+from bench.load.workload import Protocol
+from bench.report import medians, picture, session, table
+from bench.servers import PeerError, custom_peer, known_peers, ours, synced
 
 PHASE = Phase(
     operation="set",
@@ -54,11 +55,11 @@ def test_a_table_has_names_to_the_left_and_numbers_to_the_right() -> None:
 def test_a_row_is_the_median_of_its_rounds_and_its_ratio_to_the_baseline() -> None:
     """One slow round does not move the result; without the baseline there is no ratio."""
     rows = [
-        report.medians("ours", 50, 1, rounds_of(4.0, 5.0, 90.0)),
-        report.medians("redis", 50, 1, rounds_of(10.0, 10.0, 1.0)),
+        medians.medians("ours", 50, 1, rounds_of(4.0, 5.0, 90.0)),
+        medians.medians("redis", 50, 1, rounds_of(10.0, 10.0, 1.0)),
     ]
-    assert [row.ratio for row in report.compared(rows, "redis")] == [0.5, 1.0]
-    assert [row.ratio for row in report.compared(rows, "absent")] == [None, None]
+    assert [row.ratio for row in medians.compared(rows, "redis")] == [0.5, 1.0]
+    assert [row.ratio for row in medians.compared(rows, "absent")] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -74,13 +75,13 @@ def test_a_row_that_the_server_did_not_bound_is_marked(
 ) -> None:
     """At 100,000 operations a second 10 us each are one whole CPU."""
     phase = replace(PHASE, server_cpu=server_cpu, load_cpu=load_cpu)
-    assert report.remarks([report.medians("x", 50, 1, [phase])], 1) == said
+    assert medians.remarks([medians.medians("x", 50, 1, [phase])], 1) == said
 
 
 def test_misses_are_told() -> None:
     """A get that found nothing is no measurement of a get."""
-    row = report.medians("x", 50, 1, [replace(PHASE, misses=2), replace(PHASE, misses=1)])
-    assert report.remarks([row], 1) == ["x set: 3 misses"]
+    row = medians.medians("x", 50, 1, [replace(PHASE, misses=2), replace(PHASE, misses=1)])
+    assert medians.remarks([row], 1) == ["x set: 3 misses"]
 
 
 def test_packing_compares_with_the_empty_queue_of_the_same_round() -> None:

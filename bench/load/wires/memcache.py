@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import socket
 
-from bench.replies import Parser, ReplyError, expect, line_end, shown
-from bench.wires.wire import Wire, ask
-from bench.workload import Batch, Operation, Workload, repeated
+from bench.load.replies import Parser, ReplyError, expect, line_end, shown
+from bench.load.wires.wire import Wire, ask
+from bench.load.workload import Batch, Operation, Workload, repeated
 
 
 def batch(wanted: Batch) -> Workload:

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Self
 
-from bench import latency
-from bench.replies import BatchReplies, ReplyError, exactly
-from bench.wires import WIRES
-from bench.wires.wire import greet
-from bench.workload import Batch, Follow, Operation, Protocol, Workload, item_of
+from bench.load import latency
+from bench.load.replies import BatchReplies, ReplyError, exactly
+from bench.load.wires import WIRES
+from bench.load.wires.wire import greet
+from bench.load.workload import Batch, Follow, Operation, Protocol, Workload, item_of
 
 MAX_EVENTS = 512
 """Connections served at a time: with thousands, the server gets work while others are read."""

@@ -11,9 +11,9 @@ import json
 import re
 import socket
 
-from bench.replies import ReplyError, expect, line_end, shown
-from bench.wires.wire import Wire, ask, greet
-from bench.workload import Batch, Operation, Workload, repeated
+from bench.load.replies import ReplyError, expect, line_end, shown
+from bench.load.wires.wire import Wire, ask, greet
+from bench.load.workload import Batch, Operation, Workload, repeated
 
 INBOX = b"_INBOX.bench."
 CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true}\r\n'

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bench.wires import beanstalk, memcache, nats, resp, text, thrift
-from bench.wires.wire import Wire
-from bench.workload import Protocol
+from bench.load.wires import beanstalk, memcache, nats, resp, text, thrift
+from bench.load.wires.wire import Wire
+from bench.load.workload import Protocol
 
 WIRES: dict[Protocol, Wire] = {
     Protocol.MEMCACHE: memcache.WIRE,

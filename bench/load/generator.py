@@ -1,6 +1,6 @@
 """A load generator that is never the bottleneck, and that shows its own cost.
 
-    python -m bench.loadgen --port 22133 --op set --op get --connections 50 --depth 16 --json
+    python -m bench.load.generator --port 22133 --op set --op get --connections 50 --depth 16 --json
 
 The phases (`--op`, in order, `--repeat` times) run over the same connections. With `--server-pid`
 the server's CPU time is read directly before the first request and after the last reply of each
@@ -24,11 +24,11 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from multiprocessing.connection import Connection
 
-from bench import accounting, latency
-from bench.replies import ReplyError
-from bench.wires import WIRES
-from bench.worker import LoadError, Plan, Report, Worker
-from bench.workload import Operation, Protocol
+from bench.load import accounting, latency
+from bench.load.replies import ReplyError
+from bench.load.wires import WIRES
+from bench.load.worker import LoadError, Plan, Report, Worker
+from bench.load.workload import Operation, Protocol
 
 Runner = Callable[[Operation, int, float | None], list[Report]]
 """Runs one phase on every worker at the same time: so many operations in all, or for so long."""
@@ -196,7 +196,7 @@ def _receive(pipe: Connection) -> Report | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bench.loadgen", description=__doc__)
+    parser = argparse.ArgumentParser(prog="bench.load.generator", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--host", default="127.0.0.1")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from bench.replies import MAX_LINE, Parser, ReplyError, shown
-from bench.wires.wire import Wire
-from bench.workload import Batch, Operation, Workload, repeated
+from bench.load.replies import MAX_LINE, Parser, ReplyError, shown
+from bench.load.wires.wire import Wire
+from bench.load.workload import Batch, Operation, Workload, repeated
 
 
 def batch(wanted: Batch) -> Workload:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from bench.loadgen import Phase
-from bench.table import Column, mebibytes, ratio
+from bench.load.generator import Phase
+from bench.report.table import Column, mebibytes, ratio
 
 BUSY = 0.9
 """A process that used less of its CPU than this was not what bounded the throughput."""

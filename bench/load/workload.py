@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from bench.replies import Parser
+from bench.load.replies import Parser
 
 
 class Protocol(Enum):

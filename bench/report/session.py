@@ -16,9 +16,10 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench import peers, table
-from bench.peers import Peer, PeerError
-from bench.table import Column
+from bench import servers
+from bench.report import table
+from bench.report.table import Column
+from bench.servers import Peer, PeerError
 
 Result = TypeVar("Result")
 Row = TypeVar("Row")
@@ -134,9 +135,9 @@ def _machine(present: Sequence[Peer]) -> dict[str, object]:
 def _choose(
     name: str, options: argparse.Namespace, candidates: Sequence[Peer] | None
 ) -> list[Peer]:
-    every = list(peers.known_peers() if candidates is None else candidates)
+    every = list(servers.known_peers() if candidates is None else candidates)
     for number, words in enumerate(options.server, 1):
-        every.append(peers.custom_peer("custom" if number == 1 else f"custom{number}", words))
+        every.append(servers.custom_peer("custom" if number == 1 else f"custom{number}", words))
     if not options.only:
         return every
     names = [peer.name for peer in every]

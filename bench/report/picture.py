@@ -1,6 +1,6 @@
 """A picture of measured CPU per operation, as SVG: a pure function of what `bench.flood` wrote.
 
-    python -m bench.picture flood.json docs/images/flood.svg
+    python -m bench.report.picture flood.json docs/images/flood.svg
 
 The file may be one of `bench.flood --json` or of `bench.suite --json`. There is a panel for each
 operation of each table, the tables of one depth to one scale. It follows the reader's light or
@@ -134,7 +134,7 @@ def _text(x: float, y: float, text: str, kind: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """The command line. Exit status 1 when the file holds no flood."""
     parser = argparse.ArgumentParser(
-        prog="bench.picture", description=(__doc__ or "").split("\n")[0]
+        prog="bench.report.picture", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("results", type=Path, help="what bench.flood or bench.suite wrote")
     parser.add_argument("picture", type=Path, help="the SVG to write")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from bench.replies import ReplyError, expect, line_end, shown
-from bench.wires.wire import Wire
-from bench.workload import Batch, Operation, Workload, repeated
+from bench.load.replies import ReplyError, expect, line_end, shown
+from bench.load.wires.wire import Wire
+from bench.load.workload import Batch, Operation, Workload, repeated
 
 DELETED = b"DELETED\r\n"
 

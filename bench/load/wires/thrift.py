@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 import struct
 
-from bench.replies import Parser, ReplyError, shown
-from bench.wires.wire import Wire
-from bench.workload import Batch, Operation, Workload, repeated
+from bench.load.replies import Parser, ReplyError, shown
+from bench.load.wires.wire import Wire
+from bench.load.workload import Batch, Operation, Workload, repeated
 
 CALL, REPLY = 1, 2
 I32, I64, STRING, STRUCT, LIST = 8, 10, 11, 12, 15

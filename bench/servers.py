@@ -20,10 +20,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.replies import ReplyError
-from bench.wires import WIRES
-from bench.wires.wire import greet
-from bench.workload import Protocol
+from bench.load.replies import ReplyError
+from bench.load.wires import WIRES
+from bench.load.wires.wire import greet
+from bench.load.workload import Protocol
 
 START_LIMIT = 15.0
 STOP_LIMIT = 10.0

@@ -7,8 +7,8 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.replies import ReplyError, shown
-from bench.workload import Batch, Workload
+from bench.load.replies import ReplyError, shown
+from bench.load.workload import Batch, Workload
 
 MOST_GREETED = 65536
 REFUSAL = b"-"

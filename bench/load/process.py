@@ -9,11 +9,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.loadgen import Phase
-from bench.peers import Peer, PeerError, Running
-from bench.workload import Operation
+from bench.load.generator import Phase
+from bench.load.workload import Operation
+from bench.servers import Peer, PeerError, Running
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def command(load: Load, peer: Peer, server: Running) -> list[str]:
         arguments["seconds"] = load.seconds
     if load_cpus := cpus()[1]:
         arguments["cpus"] = ",".join(map(str, load_cpus))
-    words = [sys.executable, "-m", "bench.loadgen", "--json"]
+    words = [sys.executable, "-m", "bench.load.generator", "--json"]
     for operation in load.operations:
         words += ["--op", operation.value]
     for name, value in arguments.items():

@@ -1,0 +1,1 @@
+"""The load generator: requests of every protocol, the loop that sends them, what came back."""
