@@ -50,7 +50,7 @@ async def context(tmp_path: Path) -> AsyncIterator[ServerContext]:
         lambda: None,
     )
     collection.close()
-    turns.syncs.close()
+    turns.close()
     turns.poller.close()
 
 

@@ -84,7 +84,7 @@ class Turning:
         for connection in list(self.connections.values()):
             connection.close()
         self._writer.close()
-        self.turns.syncs.close()
+        self.turns.close()
         self.collection.close()
         self._loop.close()
 

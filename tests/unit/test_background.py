@@ -8,7 +8,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.commits import Commits
+from kestrelmq.engine.durability import Commits
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import Waiter, Wanted
 from kestrelmq.errors import JournalError, KestrelError

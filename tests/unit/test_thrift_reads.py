@@ -3,7 +3,7 @@
 import pytest
 
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.commits import Commits
+from kestrelmq.engine.durability import Commits
 from kestrelmq.engine.queue import Queue
 from kestrelmq.server.thrift_reads import ThriftReads
 from kestrelmq.testing.clock import FakeClock

@@ -166,7 +166,7 @@ def test_its_reply_waits_for_a_sync(
     queue = collection.obtain("synced")
     assert queue.add_begun(*begin(queue, b"large"))
     assert not collection.commits.commit()
-    assert collection.commits.take_unsynced() == {queue}
+    assert collection.commits.syncs.take_unsynced() == {queue}
 
 
 def test_two_queues_of_one_name_begin_different_files(

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig, ServerConfig, config_warnings, effective
-from kestrelmq.engine.commits import Commits
 from kestrelmq.engine.counters import Retired
+from kestrelmq.engine.durability import Commits
 from kestrelmq.engine.late import Late, family_of, in_order
 from kestrelmq.engine.path_guard import PathGuard
 from kestrelmq.engine.queue import Queue

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final
 
 from kestrelmq.engine.behind import READ_AHEAD, Behind
-from kestrelmq.engine.commits import Committable
+from kestrelmq.engine.durability import Committable
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.memory import limit_for_now
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from kestrelmq.engine.commits import Committable
+from kestrelmq.engine.durability import Committable
 from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.records import ADDX, REMOVE, REMOVE_TENTATIVE, REMOVE_TENTATIVE_XID
 

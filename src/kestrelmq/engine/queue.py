@@ -12,7 +12,7 @@ Not thread-safe: the server's loop, or the library's lock, goes around it.
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.commits import Commits
+from kestrelmq.engine.durability import Commits
 from kestrelmq.engine.taking import ExpireTo, Taking
 from kestrelmq.engine.waiters import Waiter, Wanted
 from kestrelmq.errors import JournalError

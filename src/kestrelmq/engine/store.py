@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.commits import Commits
+from kestrelmq.engine.durability import Commits
 from kestrelmq.engine.items import Items
 from kestrelmq.engine.policy import Limits
 from kestrelmq.engine.undo import Change, Confirmed, Dropped, GivenBack, Opened
@@ -305,7 +305,7 @@ class Store(Items):
     def _sync_in_time(self) -> None:
         """Have what was written synced when the settings say so."""
         if self._sync_each:
-            self._commits.unsynced.add(self)
+            self._commits.syncs.unsynced.add(self)
         elif self._sync_period is not None:
             self._commits.sync_later(self, self._clock.monotonic() + self._sync_period)
 

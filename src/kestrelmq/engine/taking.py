@@ -7,8 +7,8 @@ from typing import Final
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.commits import Commits
 from kestrelmq.engine.deadlines import Deadlines
+from kestrelmq.engine.durability import Commits
 from kestrelmq.engine.store import Store
 from kestrelmq.engine.undo import Change, Confirmed, Dropped, GivenBack, Opened
 from kestrelmq.engine.waiters import Waiters

@@ -42,7 +42,7 @@ class InlineWorker:
         """Run `job`, then call `done`."""
         error: BaseException | None = None
         try:
-            job(_no_pause)
+            job(no_pause)
         except Exception as failure:  # noqa: BLE001 # it is passed on
             error = failure
         done(error)
@@ -63,9 +63,23 @@ class ThreadWorker:
     a pause ends, it waits for a processor until the owner's thread leaves one.
     """
 
-    def __init__(self, call: Callable[[Callable[[], None]], object]) -> None:
-        """`call`, from any thread, has its argument called in the thread of the queues."""
+    def __init__(
+        self,
+        call: Callable[[Callable[[], None]], object],
+        name: str = "journal",
+        *,
+        in_background: bool = True,
+    ) -> None:
+        """Prepare; no thread begins yet.
+
+        Args:
+            call: from any thread, has its argument called in the thread of the queues.
+            name: the thread's.
+            in_background: whether its waking may wait; False where clients wait for each job.
+        """
         self._call = call
+        self._name = name
+        self._initializer = _interrupt_nobody if in_background else None
         self._executor: ThreadPoolExecutor | None = None
         self._useless: deque[deque[bytes]] = deque()
         self._worked_from = 0.0
@@ -86,7 +100,7 @@ class ThreadWorker:
 
     def _submit(self, job: Job) -> Future[None]:
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, "journal", _interrupt_nobody)
+            self._executor = ThreadPoolExecutor(1, self._name, self._initializer)
         return self._executor.submit(self._work, job)
 
     def let_go(self, items: deque[bytes]) -> None:
@@ -135,5 +149,5 @@ def _interrupt_nobody() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def _no_pause() -> None:
+def no_pause() -> None:
     """Nobody waits."""

@@ -1,28 +1,30 @@
 """`AsyncPersistentQueue`: a durable queue for the tasks of one event loop.
 
 Journal writes are short and happen on the loop; an fsync, where one is wanted, happens in a thread
-and serves every task that waits for one. Journals are rewritten and packed in a thread, too, which
-begins when that is first needed and ends with `close`. A task that is cancelled while it waits for
-an item takes none: until the task has it, the item is an open read.
+and serves every task that waits for one (see `durability.Syncs`). Journals are rewritten and packed
+in a thread, too. Both threads begin when they are first needed, and end with `close`. A task that
+is cancelled while it waits for an item takes none: until the task has it, the item is an open read.
 """
 
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.commits import Commits
+from kestrelmq.engine.durability import Commits, Committable
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import Waiter, Wanted
-from kestrelmq.engine.worker import ThreadWorker
+from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
+from kestrelmq.library.gate import UPKEEP_PERIOD
 from kestrelmq.library.items import Expiry, Item, expiry_time
 from kestrelmq.library.opening import QueueLock, check_queue, open_queue
-from kestrelmq.library.syncing import UPKEEP_PERIOD, SyncRound
 
 # ruff: noqa: ASYNC109 # a time-out of a wait is an answer here, not an error
 
@@ -31,6 +33,19 @@ _Served = asyncio.Future[tuple[bytes | None, int]]
 _Answer = tuple[_Served, bytes | None, int]
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What waits for a round of fsyncs.
+
+    Attributes:
+        on_disk: done when it has ended; JournalError when it failed.
+        served: what tasks were served with, and hear of then.
+    """
+
+    on_disk: asyncio.Future[None]
+    served: list[_Answer]
 
 
 class AsyncPersistentQueue:
@@ -58,9 +73,9 @@ class AsyncPersistentQueue:
         self._opened: Queue | None = None
         self._lock: QueueLock | None = None
         self._served: list[_Answer] = []
-        self._syncing = asyncio.Lock()
-        self._round = SyncRound()
-        self._syncs: set[asyncio.Task[None]] = set()
+        self._syncs = self._commits.syncs
+        self._sync_worker: Worker = InlineWorker()
+        self._held: dict[int, _Held] = {}
         self._periodic: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._upkeep: asyncio.TimerHandle | None = None
@@ -76,15 +91,15 @@ class AsyncPersistentQueue:
         """Load the queue; as `PersistentQueue.setup`."""
         if self._opened is not None:
             return
-        self._commits.worker = ThreadWorker(_caller(asyncio.get_running_loop()))
+        call = _caller(asyncio.get_running_loop())
+        self._commits.worker = ThreadWorker(call)
+        self._sync_worker = ThreadWorker(call, "fsync", in_background=False)
         self._opened, self._lock = open_queue(
             self._name, self._path, self._config, self._clock, self._commits
         )
         self._watch_time(self._opened)
         if self._config.sync_journal:
-            self._periodic = asyncio.create_task(
-                self._sync_now_and_then(self._opened, self._config.sync_journal)
-            )
+            self._periodic = asyncio.create_task(self._sync_now_and_then(self._config.sync_journal))
 
     @property
     def is_closed(self) -> bool:
@@ -102,20 +117,18 @@ class AsyncPersistentQueue:
         self._timer = self._upkeep = None
         if self._periodic is not None:
             self._periodic.cancel()
-        failure = None
         try:
-            await asyncio.gather(*self._syncs, return_exceptions=True)
             if self._config.sync_journal is not None:
-                failure = await asyncio.to_thread(_sync, queue)
+                # The last round: when it has ended, so have those that tasks wait for.
+                await asyncio.shield(self._sync(queue))
         finally:
             await self._release(queue)
-        if failure is not None:
-            raise failure
 
     async def _release(self, queue: Queue) -> None:
         queue.close()
-        self._settle(None)
+        _settle(self._take_served(), None)
         try:
+            await asyncio.to_thread(self._sync_worker.close)
             await asyncio.to_thread(self._commits.worker.close)
         finally:
             if self._lock is not None:
@@ -151,7 +164,7 @@ class AsyncPersistentQueue:
         return None if record is None else Item.of(record, xid)
 
     async def _hand_over(
-        self, queue: Queue, wanted: Wanted, xid: int, syncing: asyncio.Task[None]
+        self, queue: Queue, wanted: Wanted, xid: int, syncing: asyncio.Future[None]
     ) -> None:
         """Wait for the sync of a read, so that no item is lost with a task that is cancelled.
 
@@ -278,55 +291,64 @@ class AsyncPersistentQueue:
 
     def _apply(
         self, queue: Queue, operation: Callable[[Queue], T]
-    ) -> tuple[T, asyncio.Task[None] | None]:
-        """Apply `operation` and write it; return its result, and the fsync it waits for."""
+    ) -> tuple[T, asyncio.Future[None] | None]:
+        """Apply `operation` and write it; return its result, and the sync that it waits for."""
         syncing = None
         try:
             result = operation(queue)
         finally:
             failure = self._commits.commit().get(queue)
-            if self._commits.take_unsynced():
-                syncing = self._begin_sync(queue)
+            if self._syncs.take_unsynced():
+                syncing = self._sync(queue)
             else:
-                self._settle(failure)
+                _settle(self._take_served(), failure)
         if failure is not None:
             raise failure
         self._watch_deadlines(queue)
         self._watch_time(queue)
         return result, syncing
 
-    def _settle(self, failure: JournalError | None) -> None:
+    def _take_served(self) -> list[_Answer]:
         served, self._served = self._served, []
-        _settle(served, failure)
+        return served
 
-    def _begin_sync(self, queue: Queue) -> asyncio.Task[None]:
-        served, self._served = self._served, []
-        self._round.queues.add(queue)
-        task = asyncio.create_task(self._sync(queue, self._round, served))
-        self._syncs.add(task)
-        task.add_done_callback(self._synced)
-        return task
+    def _sync(self, queue: Committable) -> asyncio.Future[None]:
+        """Have the queue forced to disk; return what is done then, JournalError if that failed.
 
-    async def _sync(self, queue: Queue, covering: SyncRound, served: list[_Answer]) -> None:
-        async with self._syncing:
-            if not covering.is_done:
-                self._round = SyncRound()
-                await asyncio.to_thread(covering.run)
-        failure = covering.failures.get(queue)
-        _settle(served, failure)
-        if failure is not None:
-            raise failure
+        A round begins when those who are ready to run have run: they may have something to sync.
+        """
+        covering = self._syncs.request({queue})
+        assert covering is not None  # noqa: S101 # it covers the queue
+        loop = asyncio.get_running_loop()
+        held = self._held.get(covering.number)
+        if held is None:
+            held = self._held[covering.number] = _Held(loop.create_future(), [])
+            loop.call_soon(self._begin_round)
+        held.served.extend(self._take_served())
+        return held.on_disk
 
-    def _synced(self, task: asyncio.Task[None]) -> None:
-        self._syncs.discard(task)
-        if not task.cancelled():
-            task.exception()  # who asked for it has it
+    def _begin_round(self) -> None:
+        begun = self._syncs.begin()
+        if begun is not None:
+            self._sync_worker.run(begun.run, self._end_round)
 
-    @staticmethod
-    async def _sync_now_and_then(queue: Queue, period: float) -> None:
+    def _end_round(self, error: BaseException | None) -> None:
+        ended = self._syncs.end(error)
+        failure = next(iter(ended.failures.values()), None)
+        held = self._held.pop(ended.number, None)
+        if held is not None:
+            _settle(held.served, failure)
+            _tell(held.on_disk, None, failure)
+        if failure is not None and self._opened is not None:
+            self._watch_time(self._opened)  # the journal has to be written anew
+        self._begin_round()
+
+    async def _sync_now_and_then(self, period: float) -> None:
         while True:
             await asyncio.sleep(period)
-            await asyncio.to_thread(_sync, queue)
+            # What was written since the last time, whatever its period.
+            for queue in self._syncs.take_due(math.inf):
+                await asyncio.wait([self._sync(queue)])
 
     def _watch_deadlines(self, queue: Queue) -> None:
         """Have the next overdue read given back in time."""
@@ -381,19 +403,12 @@ def _refuse(served: _Served, error: KestrelError) -> None:
 def _settle(served: list[_Answer], failure: JournalError | None) -> None:
     """Tell tasks what they were served with, or that it was taken back."""
     for future, record, xid in served:
-        if failure is None:
-            future.set_result((record, xid))
-        else:
-            future.set_exception(failure)
-            future.exception()  # a task that was cancelled does not ask
+        _tell(future, (record, xid), failure)
 
 
-def _sync(queue: Queue) -> JournalError | None:
-    try:
-        queue.sync()
-    except OSError as error:
-        return queue.failed(error)
-    except Exception as error:
-        log.exception("queue %s was not synced", queue.name)
-        return queue.failed(OSError(repr(error)))
-    return None
+def _tell(future: asyncio.Future[T], result: T, failure: JournalError | None) -> None:
+    if failure is None:
+        future.set_result(result)
+    else:
+        future.set_exception(failure)
+        future.exception()  # a task that was cancelled does not ask

@@ -17,15 +17,14 @@ from typing import Self, TypeVar
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.commits import Commits
+from kestrelmq.engine.durability import Commits, sync_now
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import Wanted
 from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
-from kestrelmq.library.gate import Gate, Waiting
+from kestrelmq.library.gate import UPKEEP_PERIOD, Gate, Ticker, Waiting
 from kestrelmq.library.items import Expiry, Item, expiry_time
 from kestrelmq.library.opening import QueueLock, check_queue, open_queue
-from kestrelmq.library.syncing import UPKEEP_PERIOD, Ticker
 
 T = TypeVar("T")
 
@@ -261,13 +260,8 @@ class PersistentQueue(BlockingQueue):
                 log.exception("queue %s: upkeep failed", self.name)
 
     def _sync(self) -> None:
-        queue = self._opened
-        if queue is not None:
-            try:
-                queue.sync()
-            except OSError as error:
-                queue.failed(error)  # logs it
-                self._gate.change(self._keep_time)
+        if self._gate.sync_written():
+            self._gate.change(self._keep_time)
 
     @property
     def is_closed(self) -> bool:
@@ -294,10 +288,7 @@ class PersistentQueue(BlockingQueue):
         if queue is None:
             return tickers, failure
         if self._config.sync_journal is not None:
-            try:
-                queue.sync()
-            except OSError as error:
-                failure = queue.failed(error)
+            failure = sync_now(queue)
         queue.close()
         self._commits.worker.close()
         if self._lock is not None:

@@ -16,9 +16,8 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import ConfigError, InvalidQueueName, QueueUnavailable
 from kestrelmq.library.blocking import BlockingQueue
-from kestrelmq.library.gate import Gate
+from kestrelmq.library.gate import UPKEEP_PERIOD, Gate, Ticker
 from kestrelmq.library.items import Expiry, expiry_time
-from kestrelmq.library.syncing import UPKEEP_PERIOD, Ticker
 from kestrelmq.names import queue_name_error
 
 T = TypeVar("T")
@@ -86,7 +85,7 @@ class QueueCollection:
         configured = (self._config.default, *self._config.queues.values())
         periods = [config.sync_journal for config in configured if config.sync_journal]
         if periods:
-            sync = Ticker(min(periods), self._sync_periodic, "kestrelmq-sync")
+            sync = Ticker(min(periods), self._sync, "kestrelmq-sync")
             self._tickers.append(sync)
             sync.start()
         if self._sweep_period is not None or any(
@@ -102,7 +101,7 @@ class QueueCollection:
     def close(self) -> None:
         """Stop every queue and give the path back; those who wait get QueueUnavailable."""
         if self._is_open:
-            self._sync_periodic()
+            self._sync()
         tickers, _ = self._gate.change(self._shut)
         # None begins any more; one may have to go through the gate before it ends.
         for ticker in tickers:
@@ -207,16 +206,9 @@ class QueueCollection:
                 self.sweep()
             self._change(lambda queues: queues.tick())
 
-    def _sync_periodic(self) -> None:
-        due = self._change(
-            lambda queues: [queue for queue in queues.queues.values() if queue.config.sync_journal]
-        )
-        for queue in due:
-            try:
-                queue.sync()
-            except OSError as error:
-                queue.failed(error)  # logs it
-                self._gate.change(self._keep_time)
+    def _sync(self) -> None:
+        if self._gate.sync_written():
+            self._gate.change(self._keep_time)
 
 
 class _CollectionQueue(BlockingQueue):

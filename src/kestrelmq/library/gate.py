@@ -1,27 +1,31 @@
-"""One thread at a time changes queues, and nobody hears of a change before it is in the journal.
+"""Queues for threads: one at a time changes them, and hears of it when the change is durable.
 
 `Gate.change` holds the lock while it applies an operation and writes its records. An fsync, where
-one is wanted, happens after the lock is given up, and one serves every thread that waits. Readers
-that were served by the operation hear of it last.
+one is wanted, happens after the lock is given up: of the threads that wait for one, the first to
+come syncs for all (see `durability.Syncs`). Readers that were served by the operation hear of it
+last.
 
 What a journal's upkeep reports from its thread is taken note of under the same lock, by whoever has
 it: the thread never waits for it, and so whoever has it may wait for the thread.
 """
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from kestrelmq.engine.commits import Commits, Committable
+from kestrelmq.engine.durability import Commits, Committable, SyncRound
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import Waiter, Wanted
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.library.items import Item
-from kestrelmq.library.syncing import SyncRound
 
 T = TypeVar("T")
+
+UPKEEP_PERIOD: Final = 1.0
+"""Seconds between looks for what only the passing of time brings about."""
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +84,10 @@ class Gate:
     def __init__(self, commits: Commits) -> None:
         self.served: list[Waiting] = []
         self._commits = commits
+        self._syncs = commits.syncs
         self._lock = threading.Lock()
         self._reports: deque[Callable[[], None]] = deque()
         self._syncing = threading.Lock()
-        self._round = SyncRound()
 
     def change(self, operation: Callable[[], T]) -> tuple[T, dict[Committable, JournalError]]:
         """Apply `operation` and write it; return its result, and the queues that failed and why.
@@ -92,7 +96,7 @@ class Gate:
         """
         failures: dict[Committable, JournalError] = {}
         served: list[Waiting] = []
-        waits_for: SyncRound | None = None
+        covering: SyncRound | None = None
         try:
             with self._lock:
                 try:
@@ -100,27 +104,37 @@ class Gate:
                 finally:
                     failures |= self._commits.commit()
                     served, self.served = self.served, []
-                    unsynced = self._commits.take_unsynced()
-                    if unsynced:
-                        waits_for = self._round
-                        waits_for.queues |= unsynced
+                    covering = self._syncs.request(self._syncs.take_unsynced())
         finally:
             self._catch_up()
-            if waits_for is not None:
-                self._sync(waits_for)
-                failures |= waits_for.failures
+            failures |= self._wait_for(covering)
             for waiting in served:
                 waiting.settle(failures.get(waiting.queue))
         return result, failures
 
-    def _sync(self, waits_for: SyncRound) -> None:
+    def sync_written(self) -> dict[Committable, JournalError]:
+        """Sync what was written to queues whose period is not over yet, too; return what failed."""
+        with self._lock:
+            covering = self._syncs.request(self._syncs.take_due(math.inf))
+        self._catch_up()
+        return self._wait_for(covering)
+
+    def _wait_for(self, covering: SyncRound | None) -> dict[Committable, JournalError]:
+        """Return what failed of a round of fsyncs when it has ended; run it if nobody else does."""
+        if covering is None:
+            return {}
         with self._syncing:
-            if waits_for.is_done:
-                return
-            with self._lock:
-                self._round = SyncRound()
-            self._catch_up()
-            waits_for.run()
+            while not covering.has_ended:
+                with self._lock:
+                    # One that runs was interrupted (by a signal, in the thread that had it).
+                    begun = self._syncs.running or self._syncs.begin()
+                    assert begun is not None  # noqa: S101 # `covering` at the latest
+                self._catch_up()
+                begun.run()
+                with self._lock:
+                    self._syncs.end()
+                self._catch_up()
+        return covering.failures
 
     # --- what upkeep reports ---
 
@@ -143,3 +157,37 @@ class Gate:
                 self._reports.popleft()()
             except Exception:
                 log.exception("the upkeep of a journal failed")
+
+
+class Ticker:
+    """Calls a function now and then, in a thread of its own that never keeps a program alive.
+
+    `start` and `stop` are for one thread at a time.
+    """
+
+    def __init__(self, period: float, function: Callable[[], None], name: str) -> None:
+        """`period` is in seconds. Nothing runs before `start`."""
+        self._period = period
+        self._function = function
+        self._began = False
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin, unless it has begun."""
+        if not self._began:
+            self._began = True
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._period):
+            try:
+                self._function()
+            except Exception:
+                log.exception("%s failed", self._thread.name)
+
+    def stop(self) -> None:
+        """End; a call that runs is waited for."""
+        self._stopped.set()
+        if self._began:
+            self._thread.join()

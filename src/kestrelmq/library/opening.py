@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.commits import Commits
+from kestrelmq.engine.durability import Commits
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import ConfigError, InvalidQueueName, QueuePathLocked
 from kestrelmq.journal.creation import created_at

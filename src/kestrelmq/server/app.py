@@ -184,7 +184,7 @@ class Server:
         for listener in self._listeners:
             listener.close()
         self._writer.close()
-        self._turns.syncs.close()
+        self._turns.close()
         self._collection.close()
 
     def _new_context(self, loop: asyncio.AbstractEventLoop) -> ServerContext:
@@ -296,9 +296,7 @@ class Server:
                 await timed.wait()
             await asyncio.sleep(_DEADLINES)
             self._collection.abort_overdue()
-            due = commits.take_due(loop.time())
-            if due:
-                self._turns.syncs.request(due)
+            self._turns.sync(commits.syncs.take_due(loop.time()))
 
     async def _keep_up(self) -> None:
         """Look after the journals, and keep the collector from looking at long queues.

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from kestrelmq.engine.commits import Committable
 from kestrelmq.engine.counters import Counters
+from kestrelmq.engine.durability import Committable
 from kestrelmq.errors import JournalError
 from kestrelmq.server.turns import TurnConnection, Turns
 

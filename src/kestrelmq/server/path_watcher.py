@@ -3,7 +3,7 @@
 import selectors
 from collections.abc import Callable, Collection, Mapping
 
-from kestrelmq.engine.commits import Committable
+from kestrelmq.engine.durability import Committable
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.path_watch import PathWatch
 from kestrelmq.server.turns import TurnConnection, Turns

@@ -9,21 +9,25 @@ ahead of the reply.
 What callbacks of asyncio change is committed before the next wait. Turns follow each other, without
 going back to asyncio, until a timer is due, another descriptor is ready, or a callback of asyncio
 was scheduled (see `poller.Loop`).
+
+Replies that wait for a sync are held by their connections. A thread runs the rounds of fsyncs, one
+at a time (see `durability.Syncs`).
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from kestrelmq.clock import TurnClock
-from kestrelmq.engine.commits import Commits, Committable
+from kestrelmq.engine.durability import Commits, Committable
 from kestrelmq.engine.metrics import Latencies
+from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import JournalError
 from kestrelmq.server.busy_poll import BusyPoll
 from kestrelmq.server.poller import MAX_EVENTS, READABLE, Poller
-from kestrelmq.server.syncs import Syncs
 
 # When many clients are busy but each turn finds few of them ready, most of the cost is that of the
 # turn itself. A short pause lets requests gather, so that one write and one wait serve more of
@@ -36,6 +40,8 @@ _FEW: Final = 8
 _MANY: Final = 16
 
 AfterCommit = Callable[[Mapping[Committable, JournalError]], None]
+
+log = logging.getLogger(__name__)
 
 
 class TurnConnection:
@@ -92,7 +98,6 @@ class Turns:
         clock: read once a turn.
         replying: connections that have something to send at the end of this turn.
         resuming: connections that have input left to apply in the next turn.
-        syncs: the fsyncs that replies wait for.
         latencies: how long operations take; about one a millisecond is measured.
         served: how many times a connection was served.
         turns: how many turns there were.
@@ -103,12 +108,14 @@ class Turns:
         self.clock = clock
         self.replying: list[TurnConnection] = []
         self.resuming: list[TurnConnection] = []
-        self.syncs = Syncs()
         self.latencies = Latencies()
         self.served = 0
         self.turns = 0
         self._busy_poll = BusyPoll(self.poller.poll)
         self._commits = commits
+        self._syncs = commits.syncs
+        self._sync_thread: ThreadWorker | None = None
+        self._held: dict[TurnConnection, None] = {}
         self._connections: dict[int, TurnConnection] = {}
         self._gather = False
         self._began = 0.0
@@ -229,15 +236,15 @@ class Turns:
         now = self.clock.now()
         sample = self.latencies.look(now, commits.dirty) if now != self.latencies.looked else None
         failures = commits.commit()
-        unsynced = commits.take_unsynced()
-        sync = self.syncs.request(unsynced) if unsynced else 0
+        unsynced = self._syncs.take_unsynced()
+        sync = self.sync(unsynced) if unsynced else 0
         self.turns += 1
         if replying:
             self.replying = []
             for connection in replying:
                 connection.reply(failures, unsynced, sync)
                 if unsynced and connection.is_held:
-                    self.syncs.hold(connection)
+                    self._held[connection] = None
         if sample is not None:
             took = time.perf_counter() - self._began
             self.latencies.measured(sample, int(took * 1e6))
@@ -245,3 +252,41 @@ class Turns:
             callbacks, self._after_commit = self._after_commit, []
             for callback in callbacks:
                 callback(failures)
+
+    # --- syncs ---
+
+    def sync(self, queues: set[Committable]) -> int:
+        """Have `queues` forced to disk; return the number of the round that covers them, or 0."""
+        covering = self._syncs.request(queues)
+        self._begin_round()
+        return 0 if covering is None else covering.number
+
+    def _begin_round(self) -> None:
+        begun = self._syncs.begin()
+        if begun is not None:
+            if self._sync_thread is None:
+                call = asyncio.get_running_loop().call_soon_threadsafe
+                self._sync_thread = ThreadWorker(call, "fsync", in_background=False)
+            self._sync_thread.run(begun.run, self._end_round)
+
+    def _end_round(self, error: BaseException | None) -> None:
+        """Send what waited for the round, and begin the next one a turn later.
+
+        Those who are answered now may have more to write, and are covered too. Otherwise clients
+        fall into two groups that wait for each other's rounds.
+        """
+        ended = self._syncs.end(error)
+        for connection in list(self._held):
+            try:
+                connection.synced(ended.number, ended.failures)
+            except Exception:
+                log.exception("a connection was not told of a sync")
+            if not connection.is_held:
+                del self._held[connection]
+        if self._syncs.has_next:
+            asyncio.get_running_loop().call_soon(self._begin_round)
+
+    def close(self) -> None:
+        """Wait for the round of fsyncs that runs, if any."""
+        if self._sync_thread is not None:
+            self._sync_thread.close()

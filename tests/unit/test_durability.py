@@ -58,8 +58,8 @@ def test_periodic_sync_is_timed(tmp_path: Path) -> None:
         collection.add("work", data)
         collection.commits.commit()
     assert calls == ["timed"]
-    assert collection.commits.take_due(clock.monotonic()) == set()
-    assert collection.commits.take_due(clock.monotonic() + 1) == {collection.obtain("work")}
+    assert collection.commits.syncs.take_due(clock.monotonic()) == set()
+    assert collection.commits.syncs.take_due(clock.monotonic() + 1) == {collection.obtain("work")}
     assert not collection.commits.is_timed
     collection.close()
 
