@@ -137,7 +137,7 @@ class Events:
         elif gone:
             events.append(_event("gone", gone))
         for rows in sampler.changed(seen):
-            events.append(_event("rows", [[name, *values] for name, values in rows]))
+            events.append(_event("rows", [[name, *row] for name, row in rows]))
             await asyncio.sleep(0)
         events.append(_event("server", self._server()))
         return events

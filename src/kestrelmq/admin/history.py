@@ -7,22 +7,15 @@ change for longest are forgotten.
 
 from array import array
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 POINTS: Final = 360
 MOST: Final = 400_000
-_FIELDS: Final = 5
 _SPARE: Final = 40
 """Points dropped at once when there are too many."""
 
 
-Fields = tuple[int, int, float, float, int]
-"""A point as it is stored: time, items, adds and reads a second, when the oldest was added."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """How a queue was from `time` on.
 
     Attributes:
@@ -39,6 +32,9 @@ class Point:
     oldest: int
 
 
+_FIELDS: Final = len(Point._fields)
+
+
 class History:
     """Points by queue name."""
 
@@ -48,8 +44,8 @@ class History:
         self._points: OrderedDict[str, array[float]] = OrderedDict()
         self._count = 0
 
-    def add(self, name: str, point: Fields) -> None:
-        """Remember how queue `name` is from a time on; the fields of a `Point`."""
+    def add(self, name: str, point: Point) -> None:
+        """Remember how queue `name` is from a time on."""
         points = self._points.get(name)
         if points is None:
             points = self._points[name] = array("d")

@@ -15,7 +15,8 @@ from typing import Final
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.slices import emptied, slices
 from kestrelmq.engine.metrics import Histogram, Histograms, Summary
-from kestrelmq.engine.stats import QUEUE_STATS
+from kestrelmq.engine.stats import Pairs, queue_texts, read_counters, read_gauges
+from kestrelmq.protocol.stats import SERVER_STATS
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.version import VERSION
@@ -24,24 +25,7 @@ _SLICE: Final = 50
 _MANY: Final = 500
 _MOST_PERIODS: Final = 4
 LONGEST_PERIOD: Final = 86_400
-_COUNTERS: Final = frozenset(
-    {
-        "bytes_read",
-        "bytes_written",
-        "cmd_get",
-        "cmd_monitor",
-        "cmd_monitor_get",
-        "cmd_peek",
-        "cmd_set",
-        "get_hits",
-        "get_misses",
-        "queue_creates",
-        "queue_deletes",
-        "queue_expires",
-        "total_connections",
-        "total_items",
-    }
-)
+_KINDS: Final = {stat.name: stat.kind for stat in SERVER_STATS}
 
 
 @dataclass(slots=True)
@@ -121,25 +105,27 @@ class Ostrich:
         context = self._context
         readings = Readings()
         for name, value in await in_slices(context.server_stats()):
-            if name in _COUNTERS:
-                readings.counters[name] = int(str(value))
-            elif name == "version":
-                readings.labels[name] = str(value)
-            else:
-                readings.gauges[name] = float(str(value))
+            match _KINDS[name]:
+                case "counter":
+                    readings.counters[name] = value
+                case "text":
+                    readings.labels[name] = value
+                case _:
+                    readings.gauges[name] = float(value)
         readings.labels["status"] = context.status.status.value
         _add_metrics(readings, "", context.latencies.server)
         async for queues in slices(list(context.collection.queues.items()), _SLICE):
             for name, queue in queues:
                 prefix = f"q/{name}/"
-                for stat in QUEUE_STATS:
-                    place = readings.counters if stat.kind == "counter" else readings.gauges
-                    place[prefix + stat.name] = stat.read(queue)
-                if queue.children:
-                    children = ",".join(child.name for child in queue.children)
-                    readings.labels[prefix + "children"] = children
+                readings.counters.update(_prefixed(prefix, read_counters(queue)))
+                readings.gauges.update(_prefixed(prefix, read_gauges(queue)))
+                readings.labels.update(_prefixed(prefix, queue_texts(queue)))
                 _add_metrics(readings, prefix, context.latencies.of(queue))
         return readings
+
+
+def _prefixed(prefix: str, pairs: Pairs) -> Pairs:
+    return [(prefix + name, value) for name, value in pairs]
 
 
 def _add_metrics(readings: Readings, prefix: str, histograms: Histograms) -> None:

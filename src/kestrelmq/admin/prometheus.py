@@ -6,9 +6,10 @@ place for as long as it lives. Rendering pauses between slices, so it never hold
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from operator import attrgetter
+from typing import Any, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -17,12 +18,12 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     InfoMetricFamily,
 )
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from kestrelmq.engine.metrics import Histogram, Latency
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.stats import QUEUE_STATS, QueueStat
+from kestrelmq.protocol.stats import QUEUE_STATS, SERVER_STATS, Metric, Statistic
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.status import Status
@@ -48,58 +49,17 @@ _WAITING: Final = (
     86_400_000_000,
 )
 
-# Statistics of a queue by their metric, with what one unit is there.
-_NAMES: Final[dict[str, tuple[str, float]]] = {
-    "items": ("queue_items", 1),
-    "bytes": ("queue_bytes", 1),
-    "put_items": ("queue_added_items", 1),
-    "put_bytes": ("queue_added_bytes", 1),
-    "logsize": ("queue_journal_bytes", 1),
-    "expired_items": ("queue_expired_items", 1),
-    "expired_set_aside": ("queue_expired_set_aside", 1),
-    "mem_items": ("queue_memory_items", 1),
-    "mem_bytes": ("queue_memory_bytes", 1),
-    "age_msec": ("queue_last_wait_seconds", 1e-3),
-    "discarded": ("queue_discarded_items", 1),
-    "waiters": ("queue_waiters", 1),
-    "open_transactions": ("queue_open_reads", 1),
-    "transactions": ("queue_transactions", 1),
-    "canceled_transactions": ("queue_canceled_transactions", 1),
-    "total_flushes": ("queue_flushes", 1),
-    "create_time": ("queue_created_timestamp_seconds", 1e-3),
-    "get_items_hit": ("queue_get_hits", 1),
-    "get_items_miss": ("queue_get_misses", 1),
-    "journal_rewrites": ("queue_journal_rewrites", 1),
-    "journal_syncs": ("queue_journal_syncs", 1),
-    "journal_rotations": ("queue_journal_rotations", 1),
-}
-LEFT_OUT: Final = frozenset({"total_items", "age"})
-"""Statistics of a queue that are second names of others."""
 
-# Of queues that are added up, these have no sum.
-_NO_SUM: Final = frozenset({"age_msec", "create_time"})
-
-_SERVER: Final = (
-    ("curr_connections", "connections", "gauge", "clients connected"),
-    ("total_connections", "accepted_connections", "counter", "clients ever connected"),
-    ("bytes_read", "received_bytes", "counter", "bytes read from clients"),
-    ("bytes_written", "sent_bytes", "counter", "bytes written to clients"),
-    ("queue_creates", "queue_creates", "counter", "queues created"),
-    ("queue_deletes", "queue_deletes", "counter", "queues deleted, those that expired included"),
-    ("queue_expires", "queue_expires", "counter", "queues that expired"),
-    ("total_items", "added_items", "counter", "items added"),
-    ("cmd_monitor_get", "monitored_items", "counter", "items sent to monitors"),
-)
-_COMMANDS: Final = ("get", "set", "peek", "monitor")
+Samples = CounterMetricFamily | GaugeMetricFamily
 
 
 @dataclass(frozen=True, slots=True)
 class _One(Collector):
     """A collector of one family."""
 
-    family: Metric
+    family: Family
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[Family]:
         """Return the family."""
         return [self.family]
 
@@ -131,23 +91,17 @@ class Exposition:
 
     # --- the server ---
 
-    def _families(self, stats: Mapping[str, object]) -> Iterator[Metric]:
+    def _families(self, stats: Mapping[str, Any]) -> Iterator[Family]:
         context = self._context
         yield InfoMetricFamily(_PREFIX + "build", "the server", {"version": VERSION})
         yield from self._process.collect()
-        uptime = float(str(stats["uptime"]))
-        yield GaugeMetricFamily(_PREFIX + "uptime_seconds", "seconds since the start", uptime)
-        for name, metric, kind, meaning in _SERVER:
-            family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
-            yield family(_PREFIX + metric, meaning, float(str(stats[name])))
-        commands = CounterMetricFamily(_PREFIX + "commands", "requests", labels=["command"])
-        for command in _COMMANDS:
-            commands.add_metric([command], float(str(stats[f"cmd_{command}"])))
-        yield commands
-        reads = CounterMetricFamily(_PREFIX + "gets", "reads, by result", labels=["result"])
-        reads.add_metric(["hit"], float(str(stats["get_hits"])))
-        reads.add_metric(["miss"], float(str(stats["get_misses"])))
-        yield reads
+        families: dict[Metric, Samples] = {}
+        for stat in SERVER_STATS:
+            if stat.metric is not None:
+                family = families.setdefault(stat.metric, _family(stat, stat.metric.label))
+                labels = [stat.label] if stat.metric.label else []
+                family.add_metric(labels, float(stats[stat.name]))
+        yield from families.values()
         status = GaugeMetricFamily(
             _PREFIX + "status", "1 for the status the server is in", labels=["status"]
         )
@@ -167,14 +121,11 @@ class Exposition:
 
     # --- queues ---
 
-    def _queue_families(self) -> Iterator[Metric]:
+    def _queue_families(self) -> Iterator[Family]:
         own, others = self._chosen_queues()
         for stat in QUEUE_STATS:
-            if stat.name in _NAMES:
+            if stat.metric is not None:
                 yield from self._of_stat(stat, own, others)
-        yield from _gauge("queue_oldest_item_timestamp_seconds", _OLDEST, own, _oldest)
-        yield from _gauge("queue_read_behind", _BEHIND, own, lambda q: float(q.read_behind))
-        yield from _gauge("queue_failing", _FAILING, own, lambda q: float(q.failure is not None))
         latencies = self._context.latencies
         measured = [
             (queue.name, histograms[Latency.DELIVERY])
@@ -186,20 +137,19 @@ class Exposition:
             family.documentation = family.documentation if first else ""
             yield family
 
-    def _of_stat(self, stat: QueueStat, own: list[Queue], others: list[Queue]) -> Iterator[Metric]:
-        name, unit = _NAMES[stat.name]
-        is_counter = stat.kind == "counter"
-        kind = CounterMetricFamily if is_counter else GaugeMetricFamily
-        meaning = stat.meaning.replace("(ms)", "(seconds)")
+    def _of_stat(self, stat: Statistic, own: list[Queue], others: list[Queue]) -> Iterator[Family]:
+        read = attrgetter(stat.source)
         for start in range(0, len(own) or 1, _SLICE):
-            family = kind(_PREFIX + name, "" if start else meaning, labels=["queue"])
+            family = _family(stat, "queue")
+            if start:
+                family.documentation = ""
             for queue in own[start : start + _SLICE]:
-                family.add_metric([queue.name], stat.read(queue) * unit)
-            if others and not start and stat.name not in _NO_SUM:
-                total: float = sum(map(stat.read, others))
-                if is_counter:
+                family.add_metric([queue.name], _sample(stat, read(queue)))
+            if others and not start and stat.adds_up:
+                total: float = sum(map(read, others))
+                if stat.kind == "counter":
                     total = self._never_less(stat.name, total)
-                family.add_metric([OTHER], total * unit)
+                family.add_metric([OTHER], total)
             yield family
 
     def _never_less(self, name: str, total: float) -> float:
@@ -225,13 +175,20 @@ class Exposition:
         return own, others
 
 
-_OLDEST: Final = "when the oldest waiting item was added; 0 when there is none"
-_BEHIND: Final = "1 while part of the queue is on disk only"
-_FAILING: Final = "1 while the queue's journal cannot be written"
+def _family(stat: Statistic, label: str) -> Samples:
+    """Return the empty family of a statistic that has one."""
+    if stat.metric is None:
+        raise ValueError(f"{stat.name} has no metric")
+    unit = " (seconds)" if stat.unit == "ms" else ""
+    kind = CounterMetricFamily if stat.kind == "counter" else GaugeMetricFamily
+    labels = [label] if label else []
+    return kind(_PREFIX + stat.metric.name, stat.metric.help or stat.help + unit, labels=labels)
 
 
-def _oldest(queue: Queue) -> float:
-    return queue.oldest / 1000
+def _sample(stat: Statistic, value: Any) -> float:
+    if stat.kind == "flag":
+        return float(bool(value))
+    return float(value / 1000 if stat.unit == "ms" else value)
 
 
 def _slices(
@@ -241,17 +198,7 @@ def _slices(
         yield entries[start : start + _SLICE // 4], start == 0
 
 
-def _gauge(
-    name: str, meaning: str, own: list[Queue], read: Callable[[Queue], float]
-) -> Iterator[Metric]:
-    for start in range(0, len(own) or 1, _SLICE):
-        family = GaugeMetricFamily(_PREFIX + name, "" if start else meaning, labels=["queue"])
-        for queue in own[start : start + _SLICE]:
-            family.add_metric([queue.name], read(queue))
-        yield family
-
-
-def _histogram(kind: Latency, scope: str, entries: list[tuple[str, Histogram]]) -> Metric:
+def _histogram(kind: Latency, scope: str, entries: list[tuple[str, Histogram]]) -> Family:
     waits = kind in {Latency.DELIVERY, Latency.GET_TIMEOUT}
     bounds = _WAITING if waits else _SERVICE
     family = HistogramMetricFamily(

@@ -2,7 +2,7 @@
 
 import asyncio
 import heapq
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -23,13 +23,13 @@ from kestrelmq.admin.models import (
     QueuePage,
     QueueSummary,
 )
-from kestrelmq.admin.sampling import ALL, DAMAGED, LOADING, State, Values, state_of, values_of
+from kestrelmq.admin.sampling import ALL, DAMAGED, LOADING, Row, State, row_of, state_of
 from kestrelmq.admin.slices import slices
 from kestrelmq.config import queue_settings
 from kestrelmq.engine.late import still_loading
 from kestrelmq.engine.metrics import Histograms
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.stats import QUEUE_STATS
+from kestrelmq.engine.stats import read_numbers
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.names import master_of
 from kestrelmq.server.context import ServerContext
@@ -37,17 +37,8 @@ from kestrelmq.server.context import ServerContext
 _MOST_FILES: Final = 200
 _LOOKED_AT: Final = 2000
 _SHOWN: Final = 200
-_COLUMN: Final = {
-    "items": 0,
-    "bytes": 1,
-    "put_rate": 2,
-    "get_rate": 3,
-    "oldest": 4,
-    "open_reads": 5,
-    "waiters": 6,
-}
 
-Entry = tuple[str, Values]
+Entry = tuple[str, Row]
 
 
 async def settle(context: ServerContext, *queues: Queue) -> None:
@@ -72,11 +63,11 @@ async def list_queues(call: Call) -> Answer:
     found: list[Entry] = []
     async for names in slices(_names(call), _LOOKED_AT):
         found += [
-            (name, values)
+            (name, row)
             for name in names
             if wanted in name.casefold()
-            and (values := _seen(call, name)) is not None
-            and query.state in {None, values[7]}
+            and (row := _seen(call, name)) is not None
+            and query.state in {None, row.state}
         ]
     # Sorting takes long for many queues; a thread lets others be served meanwhile.
     page = await asyncio.to_thread(_page, found, query)
@@ -85,10 +76,10 @@ async def list_queues(call: Call) -> Answer:
     async for entries in slices(page, _SHOWN):
         # What is shown is read now.
         summaries += [
-            _summary(
-                name, values_of(queues[name], values[2], values[3]) if name in queues else values
-            )
-            for name, values in entries
+            _summary(name, row_of(queues[name], row.put_rate, row.get_rate))
+            if name in queues
+            else _summary(name, row)
+            for name, row in entries
         ]
     return Answer(QueuePage(total=len(found), offset=query.offset, queues=summaries))
 
@@ -98,7 +89,7 @@ def _names(call: Call) -> list[str]:
     return [*collection.damaged, *collection.loading, *collection.queues]
 
 
-def _seen(call: Call, name: str) -> Values | None:
+def _seen(call: Call, name: str) -> Row | None:
     """Return how a queue was seen last, or how it is if it never was; None if it is gone."""
     collection = call.admin.context.collection
     if name in collection.damaged:
@@ -108,8 +99,8 @@ def _seen(call: Call, name: str) -> Values | None:
     queue = collection.queues.get(name)
     if queue is None:
         return None
-    row = call.admin.sampler.rows.get(name)
-    return values_of(queue, 0.0, 0.0) if row is None else row.values
+    seen = call.admin.sampler.seen.get(name)
+    return row_of(queue) if seen is None else seen.row
 
 
 def _page(found: list[Entry], query: ListQuery) -> list[Entry]:
@@ -118,28 +109,17 @@ def _page(found: list[Entry], query: ListQuery) -> list[Entry]:
     if query.sort == "name":
         pick = heapq.nlargest if descending else heapq.nsmallest
         return pick(needed, found, key=itemgetter(0))[query.offset :]
-    column = _COLUMN[query.sort]
+    column = attrgetter(query.sort)
     sign = -1 if descending else 1
 
     def place(entry: Entry) -> tuple[float, str]:
-        return sign * float(entry[1][column]), entry[0]
+        return sign * float(column(entry[1])), entry[0]
 
     return heapq.nsmallest(needed, found, key=place)[query.offset :]
 
 
-def _summary(name: str, values: Values) -> QueueSummary:
-    items, size, put_rate, get_rate, oldest, open_reads, waiters, state = values
-    return QueueSummary(
-        name=name,
-        state=state,
-        items=items,
-        bytes=size,
-        put_rate=put_rate,
-        get_rate=get_rate,
-        oldest=oldest,
-        open_reads=open_reads,
-        waiters=waiters,
-    )
+def _summary(name: str, row: Row) -> QueueSummary:
+    return QueueSummary(name=name, **row._asdict())
 
 
 async def create_queue(call: Call) -> Answer:
@@ -170,7 +150,7 @@ async def show_queue(call: Call) -> Answer:
             problem=None if queue.failure is None else str(queue.failure),
             time=now(),
             oldest=queue.oldest,
-            stats={stat.name: stat.read(queue) for stat in QUEUE_STATS},
+            stats=dict(read_numbers(queue)),
             settings=dict(queue_settings(queue.config)),
             master=master_of(queue.name),
             children=[FanoutMember(name=child.name, items=len(child)) for child in queue.children],
@@ -241,18 +221,7 @@ async def server_history(call: Call) -> Answer:
 
 
 def _history(points: list[Point]) -> HistoryAnswer:
-    return HistoryAnswer(
-        points=[
-            HistoryPoint(
-                time=point.time,
-                items=point.items,
-                put_rate=point.put_rate,
-                get_rate=point.get_rate,
-                oldest=point.oldest,
-            )
-            for point in points
-        ]
-    )
+    return HistoryAnswer(points=[HistoryPoint(**point._asdict()) for point in points])
 
 
 async def flush_queue(call: Call) -> Answer:

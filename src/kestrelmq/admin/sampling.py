@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
-from kestrelmq.admin.history import History
+from kestrelmq.admin.history import History, Point
 from kestrelmq.engine.queue import Queue
 from kestrelmq.server.context import ServerContext
 
@@ -30,26 +30,51 @@ State = Literal["ok", "behind", "failing", "damaged", "loading"]
 """ok · behind: part of it is on disk only · failing: its journal cannot be written · damaged ·
 loading: it cannot be used yet."""
 
-Values = tuple[int, int, float, float, int, int, int, State]
-"""Items, bytes, adds a second, reads a second, when the oldest was added (ms), open, waiters."""
 
-DAMAGED: Final[Values] = (0, 0, 0.0, 0.0, 0, 0, 0, "damaged")
-LOADING: Final[Values] = (0, 0, 0.0, 0.0, 0, 0, 0, "loading")
+class Row(NamedTuple):
+    """How a queue is: what `QueueSummary` answers, and what the console is sent in this order.
+
+    Attributes:
+        items, bytes: waiting.
+        put_rate, get_rate: items added and read a second.
+        oldest: when the oldest waiting item was added (ms); 0 when there is none.
+        open_reads, waiters: reads that are open, readers that wait.
+        state: whether it is in order.
+    """
+
+    items: int = 0
+    bytes: int = 0
+    put_rate: float = 0.0
+    get_rate: float = 0.0
+    oldest: int = 0
+    open_reads: int = 0
+    waiters: int = 0
+    state: State = "ok"
+
+
+DAMAGED: Final = Row(state="damaged")
+LOADING: Final = Row(state="loading")
 
 
 @dataclass(slots=True)
-class Row:
-    """A queue as it was last seen; `version` is the look at which it last changed."""
+class Seen:
+    """A queue as it was last seen.
 
-    values: Values
+    Attributes:
+        row: how it was.
+        version: the look at which that last changed.
+        added, taken: items ever added and read.
+    """
+
+    row: Row
     version: int
-    added: int
-    taken: int
+    added: int = 0
+    taken: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Totals:
-    """All queues together."""
+    """All queues together; `add` adds one to them."""
 
     time: int = 0
     queues: int = 0
@@ -64,12 +89,25 @@ class Totals:
     open_reads: int = 0
     waiters: int = 0
 
+    def add(self, row: Row, memory_bytes: int) -> None:
+        """Count one queue."""
+        self.items += row.items
+        self.bytes += row.bytes
+        self.memory_bytes += memory_bytes
+        self.put_rate += row.put_rate
+        self.get_rate += row.get_rate
+        self.open_reads += row.open_reads
+        self.waiters += row.waiters
+        self.failing += row.state == "failing"
+        if row.oldest and (not self.oldest or row.oldest < self.oldest):
+            self.oldest = row.oldest
+
 
 class Sampler:
     """Looks at the queues now and then, and remembers.
 
     Attributes:
-        rows: by queue name.
+        seen: by queue name.
         totals: of all of them.
         version: number of the last look.
         history: of single queues.
@@ -77,7 +115,7 @@ class Sampler:
     """
 
     def __init__(self, context: ServerContext) -> None:
-        self.rows: dict[str, Row] = {}
+        self.seen: dict[str, Seen] = {}
         self.totals = Totals()
         self.version = 0
         self.history = History()
@@ -132,65 +170,61 @@ class Sampler:
         elapsed = max(now - self._last, 1e-3)
         self._last = now
         stamp = time.time_ns() // 1_000_000
-        sums = _Sums()
+        totals = Totals(stamp)
         queues = list(self._context.collection.queues.items())
         for start in range(0, len(queues), SLICE):
             for name, queue in queues[start : start + SLICE]:
-                self._look_at(name, queue, version, elapsed, stamp, sums)
+                self._look_at(name, queue, version, elapsed, totals)
             await asyncio.sleep(0)
         collection = self._context.collection
-        for names, values in ((collection.loading, LOADING), (collection.damaged, DAMAGED)):
+        for names, row in ((collection.loading, LOADING), (collection.damaged, DAMAGED)):
             for name in list(names):
-                if name not in self.rows or self.rows[name].values != values:
-                    self.rows[name] = Row(values, version, 0, 0)
-        for name in [
-            name
-            for name in self.rows
-            if name not in collection.queues
-            and name not in collection.damaged
-            and name not in collection.loading
-        ]:
+                if name not in self.seen or self.seen[name].row != row:
+                    self.seen[name] = Seen(row, version)
+        there = (collection.queues, collection.damaged, collection.loading)
+        for name in [name for name in self.seen if not any(name in names for names in there)]:
             self._drop(name, version)
-        self.totals = sums.totals(stamp, len(self.rows), len(collection.damaged))
+        totals.queues, totals.damaged = len(self.seen), len(collection.damaged)
+        totals.put_rate, totals.get_rate = round(totals.put_rate, 1), round(totals.get_rate, 1)
+        self.totals = totals
         self.past.add(
-            ALL, (stamp, sums.items, round(sums.put_rate, 1), round(sums.get_rate, 1), sums.oldest)
+            ALL, Point(stamp, totals.items, totals.put_rate, totals.get_rate, totals.oldest)
         )
         self.version = version
         looked, self._looked = self._looked, asyncio.Event()
         looked.set()
 
-    def _look_at(  # one look at one queue
-        self, name: str, queue: Queue, version: int, elapsed: float, stamp: int, sums: "_Sums"
+    def _look_at(
+        self, name: str, queue: Queue, version: int, elapsed: float, totals: Totals
     ) -> None:
-        row = self.rows.get(name)
+        seen = self.seen.get(name)
         added, taken = queue.total_items, queue.get_hits
-        if row is None:
+        if seen is None:
             put_rate = get_rate = 0.0
         else:
-            put_rate = max(0.0, round((added - row.added) / elapsed, 1))
-            get_rate = max(0.0, round((taken - row.taken) / elapsed, 1))
-        values = values_of(queue, put_rate, get_rate)
-        sums.add(values, queue.memory_bytes)
-        if row is None:
-            self.rows[name] = Row(values, version, added, taken)
+            put_rate = max(0.0, round((added - seen.added) / elapsed, 1))
+            get_rate = max(0.0, round((taken - seen.taken) / elapsed, 1))
+        row = row_of(queue, put_rate, get_rate)
+        totals.add(row, queue.memory_bytes)
+        if seen is None:
+            self.seen[name] = Seen(row, version, added, taken)
         else:
-            row.added, row.taken = added, taken
-            if row.values == values:
+            seen.added, seen.taken = added, taken
+            if seen.row == row:
                 return
-            row.values = values
-            row.version = version
-        self.history.add(name, (stamp, values[0], put_rate, get_rate, values[4]))
+            seen.row, seen.version = row, version
+        self.history.add(name, Point(totals.time, row.items, put_rate, get_rate, row.oldest))
 
     def _drop(self, name: str, version: int) -> None:
-        del self.rows[name]
+        del self.seen[name]
         self.history.forget(name)
         if len(self._gone) == self._gone.maxlen:
             self._forgotten = self._gone[0][0]
         self._gone.append((version, name))
 
-    def changed(self, since: int) -> Iterator[list[tuple[str, Values]]]:
+    def changed(self, since: int) -> Iterator[list[tuple[str, Row]]]:
         """Yield the rows that changed after look number `since`, in slices."""
-        found = [(name, row.values) for name, row in self.rows.items() if row.version > since]
+        found = [(name, seen.row) for name, seen in self.seen.items() if seen.version > since]
         for start in range(0, len(found), SLICE):
             yield found[start : start + SLICE]
 
@@ -198,71 +232,19 @@ class Sampler:
         """Return the queues that went after look number `since`; None when that is not known."""
         if since < self._forgotten:
             return None
-        return [name for version, name in self._gone if version > since and name not in self.rows]
+        return [name for version, name in self._gone if version > since and name not in self.seen]
 
 
-class _Sums:
-    """Adds rows up."""
-
-    __slots__ = (
-        "bytes",
-        "failing",
-        "get_rate",
-        "items",
-        "memory_bytes",
-        "oldest",
-        "open_reads",
-        "put_rate",
-        "waiters",
-    )
-
-    def __init__(self) -> None:
-        self.items = self.bytes = self.memory_bytes = self.failing = 0
-        self.open_reads = self.waiters = self.oldest = 0
-        self.put_rate = self.get_rate = 0.0
-
-    def add(self, values: Values, memory_bytes: int) -> None:
-        """Count one queue."""
-        items, size, put_rate, get_rate, oldest, open_reads, waiters, state = values
-        self.items += items
-        self.bytes += size
-        self.memory_bytes += memory_bytes
-        self.put_rate += put_rate
-        self.get_rate += get_rate
-        self.open_reads += open_reads
-        self.waiters += waiters
-        self.failing += state == "failing"
-        if oldest and (not self.oldest or oldest < self.oldest):
-            self.oldest = oldest
-
-    def totals(self, stamp: int, queues: int, damaged: int) -> Totals:
-        """Return what was counted."""
-        return Totals(
-            time=stamp,
-            queues=queues,
-            damaged=damaged,
-            failing=self.failing,
-            items=self.items,
-            bytes=self.bytes,
-            memory_bytes=self.memory_bytes,
-            put_rate=round(self.put_rate, 1),
-            get_rate=round(self.get_rate, 1),
-            oldest=self.oldest,
-            open_reads=self.open_reads,
-            waiters=self.waiters,
-        )
-
-
-def values_of(queue: Queue, put_rate: float, get_rate: float) -> Values:
+def row_of(queue: Queue, put_rate: float = 0.0, get_rate: float = 0.0) -> Row:
     """Return how a queue is now, with the rates it had lately."""
-    return (
+    return Row(
         len(queue),
         queue.size,
         put_rate,
         get_rate,
         queue.oldest,
-        len(queue.open) - queue.set_aside,
-        len(queue.waiters.line),
+        queue.open_reads,
+        queue.waiting_readers,
         state_of(queue),
     )
 

@@ -12,8 +12,8 @@ from kestrelmq.cli.terminal import printable
 from kestrelmq.client import QueueStats
 from kestrelmq.client.statistics import number
 from kestrelmq.errors import KestrelError
+from kestrelmq.protocol.stats import QUEUE_STATS, combined
 
-# Over several servers, an age is the oldest one and everything else is a sum.
 COLUMNS: Final = (
     "items",
     "bytes",
@@ -27,6 +27,8 @@ COLUMNS: Final = (
     "mem_bytes",
     "logsize",
 )
+"""The statistics that the table of queues shows."""
+_STATS: Final = {stat.name: stat for stat in QUEUE_STATS}
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
 
 
@@ -117,9 +119,8 @@ def summed(found: Iterable[QueueStats]) -> list[dict[str, Any]]:
 def row_of(same: Sequence[QueueStats]) -> dict[str, Any]:
     """Return the row of one queue, on one server or on several."""
     row: dict[str, Any] = {"queue": same[0].name, "server": ", ".join(q.server for q in same)}
-    for stat in COLUMNS:
-        row[stat] = sum(queue.number(stat) for queue in same)
-    row["age_msec"] = max(queue.age_msec for queue in same)
+    for name in COLUMNS:
+        row[name] = combined(_STATS[name], [queue.number(name) for queue in same])
     return row
 
 

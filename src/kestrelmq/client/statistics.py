@@ -10,36 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-QUEUE_STATS: Final = (
-    "items",
-    "bytes",
-    "total_items",
-    "logsize",
-    "expired_items",
-    "mem_items",
-    "mem_bytes",
-    "age",
-    "discarded",
-    "waiters",
-    "open_transactions",
-    "transactions",
-    "canceled_transactions",
-    "total_flushes",
-    "age_msec",
-    "create_time",
-    "children",
-    "journal_rewrites",
-    "journal_rotations",
-    "journal_syncs",
-    "put_items",
-    "put_bytes",
-    "get_items_hit",
-    "get_items_miss",
-)
-"""The stats of a queue that servers of this protocol report, or did so once."""
+from kestrelmq.protocol.stats import QUEUE_STATS
 
 _PREFIX: Final = "queue_"
 _DIGITS: Final = 20
+# Those of the admin service too: other servers of this protocol report them.
+_NAMES: Final = [stat.name for stat in QUEUE_STATS if stat.shown != "metrics"]
 # Kestrels have the first, others of the protocol one of the rest; the last is no sure sign where
 # there is a stat `transactions`, too.
 _MARKS: Final = ("_logsize", "_waiters", "_open_transactions")
@@ -61,6 +37,8 @@ class QueueStats:
 
     def number(self, stat: str) -> int:
         """Return a stat as a number, 0 when the server does not report it as one."""
+        if stat == "age_msec" and stat not in self.values:
+            stat = "age"  # the name that all servers of this protocol know
         return number(self.values.get(stat, ""))
 
     @property
@@ -76,7 +54,7 @@ class QueueStats:
     @property
     def age_msec(self) -> int:
         """How long the last item taken had waited, in milliseconds."""
-        return self.number("age_msec" if "age_msec" in self.values else "age")
+        return self.number("age_msec")
 
 
 def number(text: str) -> int:
@@ -115,6 +93,6 @@ def _candidates(line: str, queues: Mapping[str, object]) -> list[tuple[str, str]
     rest = line.removeprefix(_PREFIX)
     return [
         (rest.removesuffix(f"_{stat}"), stat)
-        for stat in QUEUE_STATS
+        for stat in _NAMES
         if rest.endswith(f"_{stat}") and rest.removesuffix(f"_{stat}") in queues
     ]

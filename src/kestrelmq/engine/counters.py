@@ -1,23 +1,10 @@
 """What the server counts itself, as plain attributes that are rendered only when asked for."""
 
 from dataclasses import dataclass
-from typing import Final
-
-COUNTERS: Final = (
-    "bytes_read",
-    "bytes_written",
-    "cmd_monitor",
-    "cmd_monitor_get",
-    "cmd_peek",
-    "cmd_set",
-    "curr_connections",
-    "total_connections",
-)
-"""The attributes of `Counters`, which are statistics of the same names; see the guide."""
 
 
 class Counters:
-    """What the server counts itself; see `COUNTERS`."""
+    """What the server counts itself; `protocol.stats` says what each number means."""
 
     def __init__(self) -> None:
         self.bytes_read = 0

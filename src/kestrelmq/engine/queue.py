@@ -304,6 +304,23 @@ class Queue(Taking):
                 opened = self.open_read()
                 return (None, 0) if opened is None else (opened[1], opened[0])
 
+    # --- counted for the statistics ---
+
+    @property
+    def waiting_items(self) -> int:
+        """Items waiting, without the open ones."""
+        return len(self)
+
+    @property
+    def open_reads(self) -> int:
+        """Reads that are open, without the expired items that are set aside."""
+        return len(self.open) - self.set_aside
+
+    @property
+    def waiting_readers(self) -> int:
+        """Readers that wait for an item."""
+        return len(self.waiters.line)
+
     # --- as time goes by ---
 
     @property

@@ -1,164 +1,131 @@
-"""Statistics of the server and of each queue: every one is declared once, here."""
+"""Reads the statistics that `protocol.stats` declares, from queues and from the server."""
 
 import heapq
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from operator import attrgetter
+from typing import Any, Final
 
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.counters import COUNTERS, Counters
+from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.queue import Queue
+from kestrelmq.protocol.stats import QUEUE_STATS, SERVER_STATS, Statistic
 
-Kind = Literal["counter", "gauge"]
+Pairs = Iterable[tuple[str, Any]]
+"""Names and values."""
+
 _SLICE: Final = 200
 """Queues that are added up at once."""
 _SORTED: Final = 1000
 """Names that are sorted at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueStat:
-    """One statistic of a queue.
-
-    Attributes:
-        name: as in `stats`, if it is there.
-        kind: whether it only grows or goes up and down.
-        read: reads it from a queue.
-        meaning: what it says, with its unit.
-        admin_only: whether `stats` leaves it out: clients find the queue's name in
-            `queue_NAME_stat` by the ends that they know, and `queue_work_put_items` ends like the
-            `items` of a queue `work_put`.
-    """
-
-    name: str
-    kind: Kind
-    read: Callable[[Queue], int]
-    meaning: str
-    admin_only: bool = False
+def reader(stats: Iterable[Statistic]) -> Callable[[object], Pairs]:
+    """Return a function that reads `stats`, at least two, from a queue or from `ServerNumbers`."""
+    names, sources = zip(*((stat.name, stat.source) for stat in stats), strict=True)
+    read = attrgetter(*sources)
+    return lambda owner: zip(names, read(owner), strict=True)
 
 
-QUEUE_STATS: Final[tuple[QueueStat, ...]] = (
-    QueueStat("items", "gauge", len, "items waiting"),
-    QueueStat("bytes", "gauge", lambda q: q.size, "bytes of data waiting"),
-    QueueStat("total_items", "counter", lambda q: q.total_items, "items ever added"),
-    QueueStat("logsize", "gauge", lambda q: q.journal.size, "bytes of journal"),
-    QueueStat("expired_items", "counter", lambda q: q.expired_items, "items expired"),
-    QueueStat(
-        "expired_set_aside",
-        "gauge",
-        lambda q: q.set_aside,
-        "expired items that expire_to_queue could not take yet",
-    ),
-    QueueStat("mem_items", "gauge", lambda q: q.memory_items, "items held in memory"),
-    QueueStat("mem_bytes", "gauge", lambda q: q.memory_bytes, "bytes of data held in memory"),
-    QueueStat("age", "gauge", lambda q: q.age, "wait of the item read last (ms)"),
-    QueueStat("discarded", "counter", lambda q: q.discarded, "items dropped from a full queue"),
-    QueueStat("waiters", "gauge", lambda q: len(q.waiters.line), "readers waiting"),
-    QueueStat("open_transactions", "gauge", lambda q: len(q.open) - q.set_aside, "reads open"),
-    QueueStat("transactions", "counter", lambda q: q.transactions, "transactional reads"),
-    QueueStat(
-        "canceled_transactions", "counter", lambda q: q.canceled_transactions, "reads given back"
-    ),
-    QueueStat("total_flushes", "counter", lambda q: q.total_flushes, "times flushed"),
-    QueueStat("age_msec", "gauge", lambda q: q.age, "wait of the item read last (ms)"),
-    QueueStat("create_time", "gauge", lambda q: q.create_time, "when it came into being (ms)"),
-    QueueStat("put_items", "counter", lambda q: q.total_items, "items added", admin_only=True),
-    QueueStat(
-        "put_bytes", "counter", lambda q: q.put_bytes, "bytes of data added", admin_only=True
-    ),
-    QueueStat("get_items_hit", "counter", lambda q: q.get_hits, "reads that got an item"),
-    QueueStat("get_items_miss", "counter", lambda q: q.get_misses, "reads that found none"),
-    QueueStat(
-        "journal_rewrites",
-        "counter",
-        lambda q: q.journal.rewrites,
-        "times the journal, or what comes before a checkpoint in it, was rewritten to what lives",
-    ),
-    QueueStat("journal_syncs", "counter", lambda q: q.journal.syncs, "times forced to disk"),
-    QueueStat("journal_rotations", "counter", lambda q: q.journal.rotations, "journal files begun"),
-)
+_NUMBERS: Final = [
+    stat for stat in QUEUE_STATS if stat.kind in {"counter", "gauge"} and stat.shown != "metrics"
+]
+read_numbers: Final = reader(_NUMBERS)
+read_counters: Final = reader(stat for stat in _NUMBERS if stat.kind == "counter")
+read_gauges: Final = reader(stat for stat in _NUMBERS if stat.kind == "gauge")
+_read_public: Final = reader(stat for stat in _NUMBERS if stat.shown == "everywhere")
+_read_texts: Final = reader(stat for stat in QUEUE_STATS if stat.kind == "text")
+_read_server: Final = reader(SERVER_STATS)
 
 
-def queue_stats(queue: Queue) -> list[tuple[str, object]]:
-    """Return a queue's statistics for `stats`, as (name, value), and its children's names."""
-    pairs: list[tuple[str, object]] = [
-        (stat.name, stat.read(queue)) for stat in QUEUE_STATS if not stat.admin_only
-    ]
-    if queue.children:
-        pairs.append(("children", ",".join(child.name for child in queue.children)))
-    if queue.failure is not None:
-        pairs.append(("failure", _one_line(str(queue.failure))))
-    return pairs
+def queue_texts(queue: Queue) -> list[tuple[str, str]]:
+    """Return the statistics of a queue that are text, without the empty ones."""
+    return [(name, _text(value)) for name, value in _read_texts(queue) if value]
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(queue.name for queue in value)
+    return " ".join(str(value).split())
+
+
+def stats_of(collection: QueueCollection, name: str) -> list[tuple[str, Any]]:
+    """Return a queue's statistics; of one that could not be loaded, its failure; of none, none."""
+    queue = collection.queues.get(name)
+    if queue is not None:
+        return [*_read_public(queue), *queue_texts(queue)]
+    error = collection.damaged.get(name)
+    return [] if error is None else [("failure", _text(error))]
 
 
 @dataclass(slots=True)
-class _Totals:
-    """All queues together, and those that were deleted."""
+class ServerNumbers:
+    """What the statistics of the server are read from.
 
+    Attributes:
+        collection, counters: what the queues and the sessions counted.
+        uptime: in seconds.
+        time: in seconds since the epoch.
+        version: the server's.
+        items, bytes, memory_bytes, memory_limit: sums over all queues.
+        total_items, get_hits, get_misses: sums over all queues, those that were deleted included.
+    """
+
+    collection: QueueCollection
+    counters: Counters
+    uptime: int
+    time: int
+    version: str
     items: int = 0
     bytes: int = 0
     memory_bytes: int = 0
     memory_limit: int = 0
     total_items: int = 0
-    hits: int = 0
-    misses: int = 0
+    get_hits: int = 0
+    get_misses: int = 0
+
+    def add(self, queue: Queue) -> None:
+        """Add a queue to the sums."""
+        self.items += len(queue)
+        self.bytes += queue.size
+        self.memory_bytes += queue.memory_bytes
+        self.memory_limit += queue.config.max_memory_size
+        self.total_items += queue.total_items
+        self.get_hits += queue.get_hits
+        self.get_misses += queue.get_misses
+
+    @property
+    def gets(self) -> int:
+        """Reads."""
+        return self.get_hits + self.get_misses
+
+    @property
+    def loading(self) -> int:
+        """Queues still to be loaded."""
+        return len(self.collection.loading)
+
+    @property
+    def memory_ratio(self) -> str:
+        """How much of the memory that queues may use is used, with three decimals."""
+        used = self.memory_bytes / self.memory_limit if self.memory_limit else 0
+        return f"{used:.3f}"
 
 
-def _totals(collection: QueueCollection) -> Generator[None, None, _Totals]:
-    """Add all queues up; yield now and then.
+def server_stats(numbers: ServerNumbers) -> Generator[None, None, list[tuple[str, Any]]]:
+    """Add all queues up and return the server's statistics; yield after each small piece of work.
 
-    A queue that is deleted meanwhile still counts, and one that was before counts once: what only
-    grows never falls from one time to the next.
+    A queue that is deleted meanwhile still counts, and one that was deleted before counts once: a
+    counter never falls from one time to the next.
     """
-    retired = collection.retired
-    totals = _Totals(
-        total_items=retired.total_items, hits=retired.get_hits, misses=retired.get_misses
-    )
-    queues = list(collection.queues.values())
+    queues = list(numbers.collection.queues.values())
+    retired = numbers.collection.retired
+    numbers.total_items = retired.total_items
+    numbers.get_hits, numbers.get_misses = retired.get_hits, retired.get_misses
     for start in range(0, len(queues), _SLICE):
         for queue in queues[start : start + _SLICE]:
-            totals.items += len(queue)
-            totals.bytes += queue.size
-            totals.memory_bytes += queue.memory_bytes
-            totals.memory_limit += queue.config.max_memory_size
-            totals.total_items += queue.total_items
-            totals.hits += queue.get_hits
-            totals.misses += queue.get_misses
+            numbers.add(queue)
         yield
-    return totals
-
-
-def server_stats(
-    collection: QueueCollection, counters: Counters, *, uptime: int, now: int, version: str
-) -> Generator[None, None, list[tuple[str, object]]]:
-    """Return the global statistics, as (name, value); yield after each small piece of work.
-
-    Args:
-        collection: the queues.
-        counters: what the server counts.
-        uptime: in seconds.
-        now: in seconds since the epoch.
-        version: the server's.
-    """
-    totals = yield from _totals(collection)
-    memory_used = totals.memory_bytes / totals.memory_limit if totals.memory_limit else 0
-    return [
-        ("uptime", uptime),
-        ("time", now),
-        ("version", version),
-        ("curr_items", totals.items),
-        ("total_items", totals.total_items),
-        ("bytes", totals.bytes),
-        ("reserved_memory_ratio", f"{memory_used:.3f}"),
-        ("cmd_get", totals.hits + totals.misses),
-        ("get_hits", totals.hits),
-        ("get_misses", totals.misses),
-        *((name, getattr(counters, name)) for name in COUNTERS),
-        ("queue_creates", collection.creates),
-        ("queue_deletes", collection.deletes),
-        ("queue_expires", collection.expires),
-        ("queues_loading", len(collection.loading)),
-    ]
+    return list(_read_server(numbers))
 
 
 def sorted_names(collection: QueueCollection) -> Generator[None, None, Iterator[str]]:
@@ -172,19 +139,6 @@ def sorted_names(collection: QueueCollection) -> Generator[None, None, Iterator[
         runs.append(sorted(names[start : start + _SORTED]))
         yield
     return heapq.merge(*runs)
-
-
-def stats_of(collection: QueueCollection, name: str) -> list[tuple[str, object]]:
-    """Return a queue's statistics; of one that could not be loaded, its failure; of none, none."""
-    queue = collection.queues.get(name)
-    if queue is not None:
-        return queue_stats(queue)
-    error = collection.damaged.get(name)
-    return [] if error is None else [("failure", _one_line(str(error)))]
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def damaged_queues(collection: QueueCollection) -> Mapping[str, str]:

@@ -4,12 +4,13 @@ import asyncio
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from typing import Any
 
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.metrics import Latencies
-from kestrelmq.engine.stats import server_stats
+from kestrelmq.engine.stats import ServerNumbers, server_stats
 from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.server.server_actions import ServerActions
@@ -105,12 +106,8 @@ class ServerContext:
             or self.config.connection_limit_refuse_writes is not None
         )
 
-    def server_stats(self) -> Generator[None, None, list[tuple[str, object]]]:
-        """Return the global statistics, as (name, value); as `engine.stats.server_stats`."""
-        return server_stats(
-            self.collection,
-            self.counters,
-            uptime=int(time.monotonic() - self.started),
-            now=int(time.time()),
-            version=VERSION,
-        )
+    def server_stats(self) -> Generator[None, None, list[tuple[str, Any]]]:
+        """Return the server's statistics; yield after each small piece of work."""
+        uptime = int(time.monotonic() - self.started)
+        numbers = ServerNumbers(self.collection, self.counters, uptime, int(time.time()), VERSION)
+        return server_stats(numbers)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from kestrelmq.config import queue_settings
 from kestrelmq.engine.stats import sorted_names, stats_of
@@ -127,7 +128,7 @@ def listing(context: ServerContext, request: Stats | Dump) -> Pieces:
     yield END
 
 
-def _stats(context: ServerContext, name: str) -> list[tuple[str, object]]:
+def _stats(context: ServerContext, name: str) -> list[tuple[str, Any]]:
     collection = context.collection
     if name not in collection.queues:
         collection.loading.check((name,))  # nothing at all would say that there is no such queue

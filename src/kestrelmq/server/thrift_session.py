@@ -198,8 +198,8 @@ class ThriftSession(Session):
             bytes=queue.size,
             journal_bytes=queue.journal.size,
             age=0 if record is None else max(0, context.turns.clock.now() - queue.oldest),
-            waiters=len(queue.waiters.line),
-            open_transactions=len(queue.open) - queue.set_aside,
+            waiters=queue.waiting_readers,
+            open_transactions=queue.open_reads,
         )
 
     def _check_absent(self, name: str) -> None:

@@ -1,0 +1,199 @@
+"""Every statistic of a queue and of the server: declared once, here.
+
+Whatever shows statistics renders these lists: memcache `stats` and `dump_stats`, Ostrich's
+`/stats.json`, Prometheus' `/metrics`, the JSON API with the console, the client, which finds the
+statistics of queues by their names, and `docs/reference.md`.
+
+To add one, add a line to a list. Its `source` is where the server finds the value: an attribute of
+the queue (`engine.queue.Queue`), or of all numbers of the server (`engine.stats.ServerNumbers`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Kind = Literal["counter", "gauge", "flag", "text"]
+"""counter: only grows · gauge: goes up and down · flag: yes or no · text: left out when empty."""
+
+Unit = Literal["", "items", "bytes", "ms", "seconds"]
+
+Shown = Literal["everywhere", "admin", "metrics"]
+"""Where a statistic is shown: admin is the admin service only, metrics is `/metrics` only.
+
+Clients find the name of a queue in `queue_NAME_stat` by the endings that they know, and
+`queue_work_put_items` ends like the `items` of a queue `work_put`: so it is not shown to them.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A family of `/metrics`.
+
+    Attributes:
+        name: without `kestrelmq_`.
+        help: what it says; empty for the statistic's own help.
+        label: what tells the statistics of a family apart.
+    """
+
+    name: str
+    help: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistic:
+    """One statistic.
+
+    Attributes:
+        name: as in `stats`.
+        kind: how it behaves over time.
+        unit: of its value; seconds in `/metrics` where it is milliseconds here.
+        help: what it says.
+        source: the attribute that holds it, with dots.
+        metric: its family in `/metrics`; None when another one is the same, or says as much.
+        label: its value of the family's label.
+        shown: where.
+    """
+
+    name: str
+    kind: Kind
+    unit: Unit
+    help: str
+    source: str
+    metric: Metric | None = None
+    label: str = ""
+    shown: Shown = "everywhere"
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the sum over several queues or servers says anything."""
+        return self.kind in {"counter", "gauge"} and self.unit != "ms"
+
+
+_COMMANDS: Final = Metric("commands", "requests", label="command")
+_GETS: Final = Metric("gets", "reads, by result", label="result")
+_OLDEST: Final = Metric(
+    "queue_oldest_item_timestamp_seconds",
+    "when the oldest waiting item was added; 0 when there is none",
+)
+
+# fmt: off
+QUEUE_STATS: Final = (
+    Statistic("items", "gauge", "items", "items waiting",
+              "waiting_items", Metric("queue_items")),
+    Statistic("bytes", "gauge", "bytes", "bytes of data waiting",
+              "size", Metric("queue_bytes")),
+    Statistic("total_items", "counter", "items", "items ever added",
+              "total_items"),
+    Statistic("logsize", "gauge", "bytes", "bytes of journal",
+              "journal.size", Metric("queue_journal_bytes")),
+    Statistic("expired_items", "counter", "items", "items expired",
+              "expired_items", Metric("queue_expired_items")),
+    Statistic("expired_set_aside", "gauge", "items",
+              "expired items that expire_to_queue could not take yet",
+              "set_aside", Metric("queue_expired_set_aside")),
+    Statistic("mem_items", "gauge", "items", "items held in memory",
+              "memory_items", Metric("queue_memory_items")),
+    Statistic("mem_bytes", "gauge", "bytes", "bytes of data held in memory",
+              "memory_bytes", Metric("queue_memory_bytes")),
+    Statistic("age", "gauge", "ms", "wait of the item read last",
+              "age"),
+    Statistic("discarded", "counter", "items", "items dropped from a full queue",
+              "discarded", Metric("queue_discarded_items")),
+    Statistic("waiters", "gauge", "", "readers waiting",
+              "waiting_readers", Metric("queue_waiters")),
+    Statistic("open_transactions", "gauge", "", "reads open",
+              "open_reads", Metric("queue_open_reads")),
+    Statistic("transactions", "counter", "", "transactional reads",
+              "transactions", Metric("queue_transactions")),
+    Statistic("canceled_transactions", "counter", "", "reads given back",
+              "canceled_transactions", Metric("queue_canceled_transactions")),
+    Statistic("total_flushes", "counter", "", "times flushed",
+              "total_flushes", Metric("queue_flushes")),
+    Statistic("age_msec", "gauge", "ms", "wait of the item read last",
+              "age", Metric("queue_last_wait_seconds")),
+    Statistic("create_time", "gauge", "ms", "when it came into being",
+              "create_time", Metric("queue_created_timestamp_seconds")),
+    Statistic("put_items", "counter", "items", "items added",
+              "total_items", Metric("queue_added_items"), shown="admin"),
+    Statistic("put_bytes", "counter", "bytes", "bytes of data added",
+              "put_bytes", Metric("queue_added_bytes"), shown="admin"),
+    Statistic("get_items_hit", "counter", "", "reads that got an item",
+              "get_hits", Metric("queue_get_hits")),
+    Statistic("get_items_miss", "counter", "", "reads that found none",
+              "get_misses", Metric("queue_get_misses")),
+    Statistic("journal_rewrites", "counter", "",
+              "times the journal, or what comes before a checkpoint in it, was rewritten to what "
+              "lives",
+              "journal.rewrites", Metric("queue_journal_rewrites")),
+    Statistic("journal_syncs", "counter", "", "times forced to disk",
+              "journal.syncs", Metric("queue_journal_syncs")),
+    Statistic("journal_rotations", "counter", "", "journal files begun",
+              "journal.rotations", Metric("queue_journal_rotations")),
+    Statistic("children", "text", "", "its fanout children",
+              "children"),
+    Statistic("failure", "text", "", "why its journal cannot be written, or was not loaded",
+              "failure"),
+    Statistic("oldest", "gauge", "ms", "when the oldest waiting item was added",
+              "oldest", _OLDEST, shown="metrics"),
+    Statistic("read_behind", "flag", "", "1 while part of the queue is on disk only",
+              "read_behind", Metric("queue_read_behind"), shown="metrics"),
+    Statistic("failing", "flag", "", "1 while the queue's journal cannot be written",
+              "failure", Metric("queue_failing"), shown="metrics"),
+)
+"""Those of a queue, in the order of `stats`."""
+
+SERVER_STATS: Final = (
+    Statistic("uptime", "gauge", "seconds", "seconds since the start",
+              "uptime", Metric("uptime_seconds")),
+    Statistic("time", "gauge", "seconds", "the server's time",
+              "time"),
+    Statistic("version", "text", "", "the server's version",
+              "version"),
+    Statistic("curr_items", "gauge", "items", "items waiting",
+              "items"),
+    Statistic("total_items", "counter", "items", "items added",
+              "total_items", Metric("added_items")),
+    Statistic("bytes", "gauge", "bytes", "bytes of data waiting",
+              "bytes"),
+    Statistic("reserved_memory_ratio", "gauge", "",
+              "how much of the memory that queues may use is used, as a fraction",
+              "memory_ratio"),
+    Statistic("cmd_get", "counter", "", "reads",
+              "gets", _COMMANDS, "get"),
+    Statistic("get_hits", "counter", "", "reads that got an item",
+              "get_hits", _GETS, "hit"),
+    Statistic("get_misses", "counter", "", "reads that found none",
+              "get_misses", _GETS, "miss"),
+    Statistic("bytes_read", "counter", "bytes", "bytes read from clients",
+              "counters.bytes_read", Metric("received_bytes")),
+    Statistic("bytes_written", "counter", "bytes", "bytes written to clients",
+              "counters.bytes_written", Metric("sent_bytes")),
+    Statistic("cmd_monitor", "counter", "", "requests to monitor",
+              "counters.cmd_monitor", _COMMANDS, "monitor"),
+    Statistic("cmd_monitor_get", "counter", "items", "items sent to monitors",
+              "counters.cmd_monitor_get", Metric("monitored_items")),
+    Statistic("cmd_peek", "counter", "", "requests to peek",
+              "counters.cmd_peek", _COMMANDS, "peek"),
+    Statistic("cmd_set", "counter", "", "requests to add an item",
+              "counters.cmd_set", _COMMANDS, "set"),
+    Statistic("curr_connections", "gauge", "", "clients connected",
+              "counters.curr_connections", Metric("connections")),
+    Statistic("total_connections", "counter", "", "clients ever connected",
+              "counters.total_connections", Metric("accepted_connections")),
+    Statistic("queue_creates", "counter", "", "queues created",
+              "collection.creates", Metric("queue_creates")),
+    Statistic("queue_deletes", "counter", "", "queues deleted, those that expired included",
+              "collection.deletes", Metric("queue_deletes")),
+    Statistic("queue_expires", "counter", "", "queues that expired",
+              "collection.expires", Metric("queue_expires")),
+    Statistic("queues_loading", "gauge", "", "queues still to be loaded",
+              "loading"),
+)
+"""Those of the whole server, in the order of `stats`."""
+# fmt: on
+
+
+def combined(stat: Statistic, values: Iterable[int]) -> int:
+    """Return one value for a queue that several servers have: the sum, or the greatest time."""
+    return sum(values) if stat.adds_up else max(values)
