@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 from kestrelmq.client import Client
 from kestrelmq.clock import SystemClock
 from kestrelmq.spark.live_reads import ServerReads
-from kestrelmq.spark.session import local_session
+from kestrelmq.spark.session import local_session, started
 from kestrelmq.spark.staging import Share, Staging
 from tests.support.server import running_server
 
@@ -49,7 +49,7 @@ def stream(spark: SparkSession, address: str, scratch: Path, per_batch: int) -> 
     reader = reader.option("staging_location", str(scratch / "staging"))
     rows = reader.option("max_items_per_batch", str(per_batch)).load()
     writer = rows.writeStream.format("noop").trigger(availableNow=True)
-    query = writer.option("checkpointLocation", str(scratch / "checkpoint")).start()
+    query = started(writer.option("checkpointLocation", str(scratch / "checkpoint")))
     query.awaitTermination()
     return sum(progress["numInputRows"] for progress in query.recentProgress)
 

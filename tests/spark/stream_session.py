@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from kestrelmq.spark.session import local_session
+from kestrelmq.spark.session import local_session, started
 from kestrelmq.spark.stream import LiveSource
 
 FORMAT: Final = "kestrel.stopping"
@@ -53,7 +53,7 @@ def main(root: Path, servers: str, queue: str, step: str, nth: int) -> None:
         )
         writer = rows.writeStream.format("parquet").option("path", str(root / "table"))
         writer = writer.option("checkpointLocation", str(root / "checkpoint"))
-        writer.start().awaitTermination()
+        started(writer).awaitTermination()
 
 
 if __name__ == "__main__":

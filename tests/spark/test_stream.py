@@ -1,5 +1,6 @@
 """`kestrel`: live servers as streams and tables, and as their sink, end to end."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -11,6 +12,8 @@ from pyspark.sql import SparkSession
 from kestrelmq.client import Client
 from kestrelmq.spark.live_options import ServersOptions
 from kestrelmq.spark.pipelines import ArchiveOptions, archive
+from kestrelmq.spark.session import started
+from kestrelmq.spark.stream import LiveSource
 from tests.spark.spools import adds, write
 from tests.spark.streams import QUEUE, drain, items_in, numbered, stream
 from tests.support.patience import PATIENCE, until
@@ -89,7 +92,7 @@ def test_servers_may_die_and_come_back_in_mid_query(
     first, second = servers
     rows = stream(spark, cluster, tmp_path)
     writer = rows.writeStream.format("parquet").option("path", str(tmp_path / "table"))
-    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    query = started(writer.option("checkpointLocation", str(tmp_path / "checkpoint")))
 
     def put(server: ServerProcess, start: int) -> None:
         with Client(server.address) as client:
@@ -116,6 +119,41 @@ def test_servers_may_die_and_come_back_in_mid_query(
         query.stop()
 
 
+def test_a_source_that_comes_up_too_late_is_started_again(
+    spark: SparkSession,
+    cluster: str,
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine a source's process may not connect in the time that Spark gives it."""
+    client.put_many(QUEUE, numbered(5))
+    python, late = tmp_path / "python", tmp_path / "late"
+    python.write_text(
+        f"""#!/bin/sh
+case "$*" in *python_streaming_source_runner*)
+    [ -e {late} ] || {{ touch {late}; exec sleep 20; }} ;;
+esac
+exec {sys.executable} "$@"
+"""
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+
+    class LateSource(LiveSource):
+        """The source, with a Python that is late the first time."""
+
+        @classmethod
+        def name(cls) -> str:
+            """Return the format's name."""
+            return "kestrel.late"
+
+    spark.dataSource.register(LateSource)
+
+    assert drain(stream(spark, cluster, tmp_path, form="kestrel.late"), tmp_path) == [5]
+    assert late.exists()
+
+
 def test_a_staging_location_is_one_querys(
     spark: SparkSession, cluster: str, client: Client, tmp_path: Path
 ) -> None:
@@ -125,10 +163,10 @@ def test_a_staging_location_is_one_querys(
     drain(rows, tmp_path)
     client.put_many(QUEUE, numbered(5, 5))
     writer = rows.writeStream.format("noop").trigger(availableNow=True)
-    query = writer.option("checkpointLocation", str(tmp_path / "another")).start()
+    query = started(writer.option("checkpointLocation", str(tmp_path / "another")))
 
     with pytest.raises(PySparkException, match="items of a query with another checkpoint"):
-        query.awaitTermination(60)
+        query.awaitTermination(PATIENCE)
     drain(rows, tmp_path)
     assert len(items_in(spark, tmp_path)) == 10
 
@@ -326,7 +364,7 @@ def test_a_stream_from_queue_to_queue(
     client.put_many(QUEUE, numbered(300))
     writer = stream(spark, cluster, tmp_path).select("data").writeStream.format("kestrel")
     writer = writer.options(servers=cluster, queue="moved", checkpointLocation=str(tmp_path / "c"))
-    assert writer.trigger(availableNow=True).start().awaitTermination(60)
+    assert started(writer.trigger(availableNow=True)).awaitTermination(PATIENCE)
 
     moved = sorted(map(int, client.consume("moved", idle_timeout=0)))
     assert moved == list(range(300))

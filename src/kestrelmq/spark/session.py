@@ -1,14 +1,17 @@
-"""Spark sessions for one machine: quick to start, and all its cores."""
+"""Spark sessions for one machine: quick to start, and all its cores; and starting streams."""
 
 import contextlib
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from kestrelmq.spark import register
 
@@ -28,6 +31,10 @@ _QUICK: Final = {
     "spark.driver.memory": "512m",
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
 }
+_STARTS: Final = 30
+"""How often a query is started whose source does not come up in time."""
+_LOOK: Final = 0.1
+"""Seconds between looks at a query that starts."""
 
 
 @contextlib.contextmanager
@@ -66,3 +73,20 @@ def local_session(
             yield spark
         finally:
             spark.stop()
+
+
+def started(writer: DataStreamWriter) -> StreamingQuery:
+    """Start a query, and return it when its sources are there, or it has ended.
+
+    Spark gives the Python process of a source 10 seconds to connect, and has no setting for that.
+    If the machine is too busy, the query is started again: nothing was read yet.
+    """
+    query = writer.start()
+    for _ in range(_STARTS):
+        while query.isActive and str(query.status["message"]).startswith("Initializing"):
+            time.sleep(_LOOK)
+        error = query.exception()
+        if error is None or "Python worker failed to connect back" not in str(error):
+            break
+        query = writer.start()
+    return query

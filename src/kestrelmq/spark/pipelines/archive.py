@@ -31,6 +31,7 @@ from kestrelmq.spark.live_options import (
 )
 from kestrelmq.spark.live_probe import Probe
 from kestrelmq.spark.reading import read_partitioned
+from kestrelmq.spark.session import started
 from kestrelmq.spark.spool import local_path
 from kestrelmq.spark.stream import LIVE_FORMAT, LIVE_SCHEMA
 
@@ -124,8 +125,8 @@ def archive(
         .queryName("archive")
     )
     if every is None:
-        return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=every).start()
+        return started(writer.trigger(availableNow=True))
+    return started(writer.trigger(processingTime=every))
 
 
 def read_archive(spark: SparkSession, output: str) -> DataFrame:
