@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import IO, Final, Self
 
+from tests.support.forking import ForkedProcess
 from tests.support.patience import PATIENCE
 
 LISTENERS: Final = ("memcache", "text", "thrift", "admin")
@@ -30,7 +31,7 @@ class ServerProcess:
         process: the process that runs now, or ran last.
     """
 
-    process: "subprocess.Popen[str]"
+    process: ForkedProcess
     command = _COMMAND
 
     def __init__(self, queue_path: Path, arguments: list[str]) -> None:
@@ -53,13 +54,7 @@ class ServerProcess:
         """Start it and wait until it is ready."""
         # Ports come last: on a restart they replace those that the arguments ask for.
         flags = ["--queue-path", str(self.queue_path), *self._arguments, *self._listeners()]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", self.command, "serve", *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        )
+        self.process = ForkedProcess(self.command, ["serve", *flags], dict(os.environ))
         ready = Event()
         self._follower = Thread(target=self._follow, args=(self.process.stdout, ready), daemon=True)
         self._follower.start()
@@ -97,9 +92,7 @@ class ServerProcess:
         ports = self.ports or {n: 0 for n in LISTENERS if f"--{n}-port" not in self._arguments}
         return [word for name, port in ports.items() for word in (f"--{name}-port", str(port))]
 
-    def _follow(self, stream: IO[str] | None, ready: Event) -> None:
-        if stream is None:
-            return
+    def _follow(self, stream: IO[str], ready: Event) -> None:
         with stream:
             for line in stream:
                 self._output.append(line)
