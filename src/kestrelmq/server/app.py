@@ -23,7 +23,6 @@ from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.startup import StartUp
 from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
 from kestrelmq.errors import ConfigError, KestrelError
-from kestrelmq.journal.path_watch import PathWatch
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.memcache import Parser
 from kestrelmq.server.advertise import advertised_host, member_data
@@ -101,8 +100,7 @@ class Server:
         self._ports: dict[str, int] = {}
         self._stopping: asyncio.Event = asyncio.Event()
         self._wait = wait
-        self._watch = PathWatch(config.queue_path)
-        self._watcher = PathWatcher(self._turns, self._watch, self._path_changed)
+        self._watcher = PathWatcher(self._turns, config.queue_path, self._path_changed)
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or a client's `shutdown`.
@@ -177,7 +175,7 @@ class Server:
         log.info("every queue is loaded")
 
     def _path_changed(self) -> None:
-        self._collection.check_path(self._watch.names())
+        self._collection.check_path(self._watcher.names())
 
     def _stop(self) -> None:
         self._watcher.close()
