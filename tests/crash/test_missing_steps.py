@@ -58,10 +58,13 @@ UNSEEN = {
     "engine/store.py Store.begin_journal: directory.remove(name)": TEMPORARY,
     "journal/loading.py save_tail: directory.truncate(aside, size - end)": "a hole beyond 1 MiB",
     "journal/loading.py _rotate: directory.sync()": FOLLOWER,
-    "spark/pipelines/archive.py _check_same_queues: unfinished.rename(staging)": TASKS,
+    "spark/pipelines/archive.py _check_same_queues: rename_durably(unfinished, staging)": TASKS,
 }
 UNSEEN_IN = {
     "journal/files.py Disk": DISK,
+    "journal/files.py make_directory": DISK,
+    "journal/files.py rename_durably": DISK,
+    "journal/files.py sync_path": DISK,
     "server/status.py": "what it calls is looked at",
     "journal/write_directories.py remove": "it goes with all that is in it, and is not read",
     "spark/journal_parts.py": TASKS,

@@ -15,7 +15,16 @@ ON_DIRECTORIES: Final = frozenset({"link", "remove", "rename", "sync", "sync_fil
 RECEIVERS: Final = frozenset({"directory", "_directory", "file", "current", "saved"})
 """What these are called where they are used."""
 ON_PATHS: Final = frozenset(
-    {"fsync", "fdatasync", "sync_path", "replace_file", "hardlink_to", "rename"}
+    {
+        "fsync",
+        "fdatasync",
+        "sync_path",
+        "rename_durably",
+        "replace_file",
+        "link_new",
+        "hardlink_to",
+        "rename",
+    }
 )
 """What may not stand elsewhere without being listed, whatever it is called on."""
 NO_SITES: Final = ("testing/", "loadtests/", "cli/bench")

@@ -251,7 +251,7 @@ class SlowDirectory(DiskDirectory):
 
     def append_to(self, name: str) -> DiskFile:
         """Open a file."""
-        file = SlowFile(self.path / name)
+        file = SlowFile(self, name)
         file.gate = self.gate
         return file.open()
 
@@ -279,7 +279,7 @@ def test_memory_of_connections_whose_requests_failed(tmp_path: Path) -> None:
 
     class FullDirectory(DiskDirectory):
         def append_to(self, name: str) -> DiskFile:
-            return FullFile(self.path / name).open()
+            return FullFile(self, name).open()
 
     class FullFile(DiskFile):
         __slots__ = ()

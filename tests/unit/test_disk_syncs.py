@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.journal.files import DiskDirectory, DiskFile
+from kestrelmq.journal.files import (
+    DiskDirectory,
+    link_new,
+    make_directory,
+    rename_durably,
+    sync_path,
+)
 
 pytestmark = pytest.mark.compiled
 
@@ -45,10 +51,44 @@ def test_a_file_is_synced(
 
 def test_a_file_that_gave_up_its_descriptor_is_synced(tmp_path: Path, synced: list[int]) -> None:
     """By another descriptor."""
-    file = DiskFile(tmp_path / "jobs").open()
+    file = DiskDirectory(tmp_path).append_to("jobs")
     assert file.release()
     file.sync()
     assert synced == [(tmp_path / "jobs").stat().st_ino]
+
+
+def test_a_path_is_synced(tmp_path: Path, synced: list[int]) -> None:
+    """A file, or the names in a directory."""
+    (tmp_path / "part").write_bytes(b"content")
+    sync_path(tmp_path / "part")
+    sync_path(tmp_path)
+    assert synced == [(tmp_path / "part").stat().st_ino, tmp_path.stat().st_ino]
+
+
+def test_a_rename_by_path_is_synced(tmp_path: Path, synced: list[int]) -> None:
+    """By a sync of the directory, which comes after it."""
+    (tmp_path / "old").mkdir()
+    rename_durably(tmp_path / "old", tmp_path / "new")
+    assert (tmp_path / "new").is_dir()
+    assert synced == [tmp_path.stat().st_ino]
+
+
+def test_a_directory_is_made_durably(tmp_path: Path, synced: list[int]) -> None:
+    """So are those it is in, as far as they are new; what is there already costs nothing."""
+    make_directory(tmp_path / "one" / "two", 0o750)
+    assert synced == [tmp_path.stat().st_ino, (tmp_path / "one").stat().st_ino]
+    assert (tmp_path / "one" / "two").stat().st_mode & 0o777 == 0o750
+    make_directory(tmp_path / "one" / "two")
+    assert len(synced) == 2
+
+
+def test_a_second_name_is_given_once(tmp_path: Path) -> None:
+    """What has it keeps it."""
+    (tmp_path / "first").write_bytes(b"first")
+    (tmp_path / "second").write_bytes(b"second")
+    assert link_new(tmp_path / "first", tmp_path / "name")
+    assert not link_new(tmp_path / "second", tmp_path / "name")
+    assert (tmp_path / "name").read_bytes() == b"first"
 
 
 def test_a_copy_is_synced(

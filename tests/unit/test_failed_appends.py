@@ -12,7 +12,7 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.journal.files import DiskFile
+from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.records import item_data
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory, Loss, SimulatedCrash
@@ -219,7 +219,7 @@ def test_a_rotation_cuts_first(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_file_that_became_shorter_is_not_made_longer(path: Path) -> None:
     """Somebody else cut it: zeros in place of what was there would be worse than an error."""
-    file = DiskFile(path / NAME).open()
+    file = DiskDirectory(path).append_to(NAME)
     file.append(b"0123456789")
     os.truncate(path / NAME, 3)
     with largest_file(3), pytest.raises(OSError, match="large"):

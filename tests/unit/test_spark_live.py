@@ -28,8 +28,7 @@ from kestrelmq.spark.live_options import (
 from kestrelmq.spark.live_plan import Epoch, batch_of, first_position, from_offset, share_out
 from kestrelmq.spark.live_refusals import QueueCannotBeRead, readable
 from kestrelmq.spark.live_sink import QueueStaysFull, Sender, grouped
-from kestrelmq.spark.staging import Opened, Share, Staging
-from kestrelmq.spark.staging_lock import StagingInUse
+from kestrelmq.spark.staging import Opened, Share, Staging, StagingInUse
 from kestrelmq.testing.clock import FakeClock
 
 READ = {"servers": "a:1", "queue": "q", "staging_location": "/s"}

@@ -11,8 +11,7 @@ import pytest
 
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import ConnectionLost, ServerRefused, ServerUnavailable
-from kestrelmq.spark.staging import BatchIsOver, Opened, Part, PartId, Share, Staging
-from kestrelmq.spark.staging_lock import StagingInUse, StagingLock
+from kestrelmq.spark.staging import BatchIsOver, Opened, Part, PartId, Share, Staging, StagingInUse
 from kestrelmq.testing.clock import FakeClock
 
 SHARE = Share("a:1", 100, 1 << 20)
@@ -289,15 +288,13 @@ def test_the_identity_is_made_once(location: Path) -> None:
 def test_a_second_query_is_refused_until_the_first_ends(location: Path) -> None:
     """The lock waits for its patience, names the holder, and is free again after a release."""
     clock = FakeClock()
-    first, second = StagingLock(location), StagingLock(location)
-    first.acquire(0.0, clock, clock.advance)
+    first = Staging(location).lock(0.0, clock, clock.advance)
 
     with pytest.raises(StagingInUse, match=f"process {os.getpid()}"):
-        second.acquire(5.0, clock, clock.advance)
+        Staging(location).lock(5.0, clock, clock.advance)
     assert clock.monotonic() >= 5.0
     first.release()
-    second.acquire(0.0, clock, clock.advance)
-    second.release()
+    Staging(location).lock(0.0, clock, clock.advance).release()
 
 
 def test_the_lock_of_a_killed_process_is_free(location: Path) -> None:
@@ -306,9 +303,10 @@ def test_the_lock_of_a_killed_process_is_free(location: Path) -> None:
     held = context.Event()
 
     def hold() -> None:
-        StagingLock(location).acquire(0.0, SystemClock(), lambda _: None)
+        lock = Staging(location).lock(0.0, SystemClock(), lambda _: None)
         held.set()
         signal.pause()
+        lock.release()
 
     holder = context.Process(target=hold)
     holder.start()
@@ -316,9 +314,7 @@ def test_the_lock_of_a_killed_process_is_free(location: Path) -> None:
     holder.kill()
     holder.join()
 
-    lock = StagingLock(location)
-    lock.acquire(0.0, SystemClock(), lambda _: None)
-    lock.release()
+    Staging(location).lock(0.0, SystemClock(), lambda _: None).release()
 
 
 def test_links_in_a_staging_location_are_not_followed(tmp_path: Path) -> None:
@@ -330,8 +326,8 @@ def test_links_in_a_staging_location_are_not_followed(tmp_path: Path) -> None:
         (location / name).symlink_to(precious)
     clock = FakeClock()
 
-    with pytest.raises(OSError, match="symbolic links"):
-        StagingLock(location).acquire(0.0, clock, clock.advance)
+    with pytest.raises(OSError, match="symbolic link"):
+        Staging(location).lock(0.0, clock, clock.advance)
     with pytest.raises(FileNotFoundError):
         Staging(location).identity()
 

@@ -15,7 +15,7 @@ import pytest
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
-from kestrelmq.journal.files import DiskDirectory, DiskFile
+from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.names import parse_name
 from kestrelmq.journal.records import item_data
 from kestrelmq.journal.scanning import decode
@@ -311,7 +311,7 @@ def test_an_append_that_fails_half_way_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The part that was written is cut off again, and nothing takes its place."""
-    file = DiskFile(tmp_path / "jobs").open()
+    file = DiskDirectory(tmp_path).append_to("jobs")
     file.append(b"whole")
     write = os.write
     calls = 0

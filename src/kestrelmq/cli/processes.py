@@ -11,8 +11,7 @@ from typing import Final
 
 from kestrelmq.config import ServerConfig
 from kestrelmq.errors import KestrelError
-from kestrelmq.journal.files import QueuePathLock
-from kestrelmq.journal.regular import make_queue_path
+from kestrelmq.journal.files import QueuePathLock, make_queue_path
 from kestrelmq.server.logs import set_up_logging
 from kestrelmq.server.processes import Process, check_layout, processes_of
 from kestrelmq.server.supervisor import Supervisor

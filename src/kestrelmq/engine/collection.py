@@ -20,10 +20,15 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.journal import write_directories
 from kestrelmq.journal.creation import created_at
-from kestrelmq.journal.files import Directory, DiskDirectory, QueuePathLock
+from kestrelmq.journal.files import (
+    Directory,
+    DiskDirectory,
+    QueuePathLock,
+    directory_names,
+    make_queue_path,
+)
 from kestrelmq.journal.loading import Pace, load_queue, remove_left_over
 from kestrelmq.journal.names import LEFT, QueuePlan, plan, temporary_name
-from kestrelmq.journal.regular import directory_names, make_queue_path
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.names import queue_name_error

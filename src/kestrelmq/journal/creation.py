@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from kestrelmq.journal.files import open_regular
 from kestrelmq.journal.names import parse_name
 from kestrelmq.journal.records import ADDX, ADDX_HEADER, YEAR_2000, YEAR_2100, item_add_time
-from kestrelmq.journal.regular import open_regular
 
 _NANOSECONDS: Final = 1_000_000
 

@@ -1,14 +1,20 @@
-"""The queue path as the journal sees it: append, read, replace, sync, lock.
+"""Every fsync, lock and rename of the project, and the queue path as the journal sees it.
 
-Every durable change goes through a `Directory`, so that a test can stand in between. Rules:
+Every durable change of a queue path goes through a `Directory`, so that a test can stand between.
+Rules:
 
 - An append is whole or not at all: what a failed write left is cut off again, at the latest before
   the next append. A file that was cut so takes no more: whoever follows it by its length may have
   read what was cut, and must not find other bytes there.
 - A file is replaced by: write a temporary, sync it, rename it, sync the directory.
 - `reached` names the steps in between; a crash test stops there.
-- Nothing is followed through a symbolic link, and nothing is done in another directory that was put
-  in the queue path's place, nor to a file that was put in the place of one that is written.
+- Only regular files are opened, and none through a symbolic link: it could lead anywhere. No pipe
+  is waited for, and no device is written to.
+- Nothing is done in another directory that was put in the queue path's place, nor to a file that
+  was put in the place of one that is written.
+
+In this order: opening files; syncing, renaming and linking by path; reading by maps; locks; the
+queue path and the files that are written in it.
 """
 
 import contextlib
@@ -16,22 +22,317 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
+import stat
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from threading import Lock
-from typing import Final, Protocol, Self
+from typing import BinaryIO, Final, Literal, Protocol, Self
 
 from kestrelmq.errors import QueuePathLocked
-from kestrelmq.journal.held_directory import HeldDirectory
 from kestrelmq.journal.names import LOCK_NAME, TEMPORARY_MARK
-from kestrelmq.journal.open_files import MAX_OPEN, OpenFiles
 from kestrelmq.journal.records import Buffer
-from kestrelmq.journal.regular import file_names, open_regular
 
+MAX_OPEN: Final = 1024
+"""Append files that keep their descriptor; the journals of other queues open theirs when needed.
+
+Never more than half of what the process may have: clients, and reading, need some too.
+"""
+_SAFE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _APPEND: Final = os.O_WRONLY | os.O_APPEND
+_FILE_MODE: Final = 0o640
+_QUEUE_PATH_MODE: Final = 0o750
 _PIECE: Final = 1 << 20
+_NOTE: Final = 200
+"""Bytes that a lock file may say of who took it."""
 _CHANGED: Final = "the file was changed by another program"
 _REPLACED: Final = "the file was replaced by another program"
+
+# --- opening files ---
+
+
+def open_regular(path: str | Path, flags: int, dir_fd: int | None = None) -> int:
+    """Open a regular file; also as the `opener` of Python's `open`.
+
+    Args:
+        path: the file; relative to the directory `dir_fd`, if that is given.
+        flags: as for `os.open`. What is created is readable by its owner and group only.
+        dir_fd: see above.
+
+    Raises:
+        OSError: it is none, or cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, flags | _SAFE, _FILE_MODE, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        reason = "it is a symbolic link, which is not followed"
+        raise OSError(errno.ELOOP, reason, str(path)) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
+
+
+def open_stream(path: str | Path, mode: Literal["rb", "wb", "ab"], buffering: int = -1) -> BinaryIO:
+    """Open a regular file as Python's `open` does. Raises OSError."""
+    # `Path.open` has no opener.
+    return open(path, mode, buffering, opener=open_regular)
+
+
+def file_names(path: str | Path) -> list[str]:
+    """Return the names of all in a directory that is no directory. Raises OSError.
+
+    What is no regular file either is among them: a queue that has such a file is damaged, for it
+    cannot be opened. To leave it out would be to lose what it stands for.
+    """
+    with os.scandir(path) as entries:
+        return [entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)]
+
+
+def directory_names(path: str | Path) -> list[str]:
+    """Return the names of the directories in a directory. Raises OSError."""
+    with os.scandir(path) as entries:
+        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
+# --- syncing, renaming and linking by path ---
+
+
+def sync_path(path: Path) -> None:
+    """Force a file, or the names in a directory, to disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | _SAFE)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(path: Path, mode: int = 0o777) -> None:
+    """Create a directory and those it is in, unless they are there; a crash leaves them.
+
+    Raises OSError.
+    """
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(mode, exist_ok=True)
+        sync_path(path.parent)
+
+
+def make_queue_path(path: Path) -> None:
+    """Create a queue path, with what is above it, unless it is there. Raises OSError."""
+    make_directory(path, _QUEUE_PATH_MODE)
+
+
+def rename_durably(old: Path, new: Path) -> None:
+    """Rename within a directory, on disk when this returns. Raises OSError."""
+    old.rename(new)
+    sync_path(new.parent)
+
+
+def link_new(existing: Path, new: Path) -> bool:
+    """Give a file a second name, unless something has that name; return whether it has it now.
+
+    The name is on disk once the directory is synced. Raises OSError.
+    """
+    try:
+        os.link(existing, new)
+    except FileExistsError:
+        return False
+    return True
+
+
+def replace_file(directory: "Directory", name: str, content: bytes) -> None:
+    """Have `name` hold `content`; a crash leaves the old content or the new. Raises OSError."""
+    temporary = f"{name}{TEMPORARY_MARK}new"
+    file = directory.create(temporary)
+    try:
+        file.append(content)
+        file.sync()
+    finally:
+        file.close()
+    directory.rename(temporary, name)
+    directory.sync()
+
+
+# --- reading by maps ---
+
+
+@contextlib.contextmanager
+def mapped(
+    path: Path, open_file: Callable[[str], int] | None = None
+) -> Iterator[mmap.mmap | bytes]:
+    """Map a whole file for reading; an empty file is `b""`, which cannot be mapped.
+
+    `open_file` opens it by its name; by default, it is opened by its path.
+    """
+    descriptor = open_regular(path, os.O_RDONLY) if open_file is None else open_file(path.name)
+    try:
+        if os.fstat(descriptor).st_size == 0:
+            yield b""
+            return
+        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as buffer:
+            buffer.madvise(mmap.MADV_SEQUENTIAL)
+            yield buffer
+    finally:
+        os.close(descriptor)
+
+
+def data_after(path: Path, position: int) -> int:
+    """Return where the data of a file goes on behind a hole at `position`, which reads as zeros.
+
+    That is `position` itself when there is no hole, or the system cannot tell.
+    """
+    seek_data = getattr(os, "SEEK_DATA", None)
+    if seek_data is None:
+        return position
+    with path.open("rb") as file:
+        try:
+            return os.lseek(file.fileno(), position, seek_data)
+        except OSError as error:
+            return os.fstat(file.fileno()).st_size if error.errno == errno.ENXIO else position
+
+
+def forget(buffer: Buffer, start: int, end: int) -> int:
+    """Have a map hold no memory for what is before `end`, all before `start` being forgotten.
+
+    What was looked at in a map counts as memory of this process until then.
+
+    Returns:
+        Up to where it is forgotten: `end`, or the beginning of its page.
+    """
+    end -= end % mmap.PAGESIZE
+    if isinstance(buffer, mmap.mmap) and end > start:
+        buffer.madvise(mmap.MADV_DONTNEED, start, end - start)
+    return end
+
+
+# --- locks ---
+
+
+class FileLock:
+    """A lock on a file, which this process holds until it lets it go or ends, however it ends.
+
+    The file stays, and says who took the lock last.
+    """
+
+    __slots__ = ("_descriptor", "_note", "_path", "_problem", "_shared")
+
+    def __init__(
+        self, path: Path, problem: str, *, shared: bool = False, note: str | None = None
+    ) -> None:
+        """Describe a lock; `acquire` takes it.
+
+        Args:
+            path: the file; it is created if it is not there.
+            problem: what is wrong when somebody else has the lock.
+            shared: whether others may share it; none of them is named in the file.
+            note: what the file says of this process; by default, its id.
+        """
+        self._path = path
+        self._problem = problem
+        self._shared = shared
+        self._note = note
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock.
+
+        Raises:
+            QueuePathLocked: another process, or another object of this one, has it.
+            OSError: the file cannot be opened.
+        """
+        if not self.try_acquire():
+            holder = self.holder()
+            problem = f"{self._problem} (process {holder})" if holder else self._problem
+            raise QueuePathLocked(problem)
+
+    def try_acquire(self) -> bool:
+        """Take the lock; False when somebody else has it. Raises OSError."""
+        descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
+        try:
+            if not _lock(descriptor, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX):
+                os.close(descriptor)
+                return False
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.ftruncate(descriptor, 0)
+        if not self._shared:
+            note = f"{os.getpid()}\n" if self._note is None else self._note
+            os.pwrite(descriptor, note.encode(), 0)
+        self._descriptor = descriptor
+        return True
+
+    def holder(self) -> str:
+        """Return what the file says of who took the lock last. Raises OSError."""
+        with open_stream(self._path, "rb") as file:
+            return file.read(_NOTE).decode(errors="replace").strip()
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file is the one that is held, or none is.
+
+        Otherwise it was removed or replaced, and others may lock what is there now.
+        """
+        if self._descriptor is None:
+            return True
+        held = os.fstat(self._descriptor)
+        try:
+            found = self._path.lstat()
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
+
+    def release(self) -> None:
+        """Let the lock go."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class QueuePathLock(FileLock):
+    """Keeps a queue path for this process: a second server must not write the same journals.
+
+    Users of single queues share it.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
+        """Describe the lock of the queue path `path`."""
+        holder = "a server" if shared else "another server"
+        super().__init__(
+            path / LOCK_NAME, f"queue path {path} is in use by {holder}", shared=shared
+        )
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a server holds the queue path `path`; nothing is created to find out."""
+    try:
+        descriptor = open_regular(path / LOCK_NAME, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not _lock(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    """Lock an open file, unless somebody else has it; return whether it is locked now."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
+            return False
+        raise
+    return True
+
+
+# --- the queue path ---
 
 
 class AppendFile(Protocol):
@@ -120,35 +421,41 @@ class DiskFile:
     Its descriptor may be taken away by `OpenFiles` between two calls; the next call opens the file
     again, if it is the same one. One lock keeps a descriptor from being closed while another thread
     syncs it.
+
+    Attributes:
+        name: its name in the directory.
+        size: bytes in it.
+        is_torn: whether nothing can be appended any more.
+        used: whether it was appended to since `OpenFiles` looked last.
     """
 
     __slots__ = (
         "_descriptor",
         "_device",
+        "_directory",
         "_dirty",
         "_ended",
         "_files",
-        "_held",
         "_inode",
         "_lock",
         "is_torn",
-        "path",
+        "name",
         "size",
         "used",
     )
 
     def __init__(
-        self, path: Path, files: OpenFiles | None = None, held: HeldDirectory | None = None
+        self, directory: "DiskDirectory", name: str, files: "OpenFiles | None" = None
     ) -> None:
         """Describe a file; `open` opens it.
 
         Args:
-            path: where it is.
+            directory: where it is.
+            name: its name there.
             files: who may take its descriptor away.
-            held: the directory that it is in, if that is held; only the name of `path` counts then.
         """
-        self.path = path
-        self._held = held
+        self.name = name
+        self._directory = directory
         self._device = self._inode = 0
         self.size = 0
         self.used = False
@@ -159,32 +466,35 @@ class DiskFile:
         self._ended = False
         self._lock = Lock()
 
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self._directory.path / self.name
+
     def open(self, flags: int = 0) -> Self:
         """Open the file, which is created if it is not there. Raises OSError."""
         descriptor = self._open(_APPEND | os.O_CREAT | flags)
         status = os.fstat(descriptor)
-        self._descriptor = descriptor
         self._device, self._inode = status.st_dev, status.st_ino
         self.size = status.st_size
-        if self._files is not None:
-            self._files.opened(self)
+        self._hold(descriptor)
         return self
 
     def _open(self, flags: int) -> int:
         try:
-            return self._open_once(flags)
+            return self._directory.open_file(self.name, flags)
         except OSError as error:
             if error.errno not in {errno.EMFILE, errno.ENFILE} or self._files is None:
                 raise
             # Clients have all the rest; another journal can do without for now.
             if not self._files.make_room():
                 raise
-            return self._open_once(flags)
+            return self._directory.open_file(self.name, flags)
 
-    def _open_once(self, flags: int) -> int:
-        if self._held is not None:
-            return self._held.open(self.path.name, flags)
-        return open_regular(self.path, flags)
+    def _hold(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        if self._files is not None:
+            self._files.opened(self)
 
     def append(self, data: bytes) -> None:
         """Write all of `data` at the end, or raise OSError and leave the file as it was."""
@@ -228,22 +538,21 @@ class DiskFile:
         """Open the file again, which must be there, and be as it was left. Raises OSError."""
         if self._ended:
             raise OSError(errno.EBADF, "the file is closed", str(self.path))
-        descriptor = self._open_same(_APPEND)
-        if os.fstat(descriptor).st_size != self.size and not self._dirty:
+        descriptor, size = self._open_same(_APPEND)
+        if size != self.size and not self._dirty:
             os.close(descriptor)
             raise OSError(errno.EIO, _CHANGED, str(self.path))
-        self._descriptor = descriptor
-        if self._files is not None:
-            self._files.opened(self)
+        self._hold(descriptor)
         return descriptor
 
-    def _open_same(self, flags: int) -> int:
+    def _open_same(self, flags: int) -> tuple[int, int]:
+        """Open the file again, which must be the same one; return its descriptor and its size."""
         descriptor = self._open(flags)
         status = os.fstat(descriptor)
         if (status.st_dev, status.st_ino) != (self._device, self._inode):
             os.close(descriptor)
             raise OSError(errno.EIO, _REPLACED, str(self.path))
-        return descriptor
+        return descriptor, status.st_size
 
     def _cut(self, descriptor: int) -> None:
         found = os.fstat(descriptor).st_size
@@ -262,7 +571,7 @@ class DiskFile:
                 os.fsync(descriptor)
             else:
                 # Another descriptor of the file will do: what is synced is the file.
-                descriptor = self._open_same(os.O_RDONLY)
+                descriptor, _ = self._open_same(os.O_RDONLY)
                 try:
                     os.fsync(descriptor)
                 finally:
@@ -272,7 +581,7 @@ class DiskFile:
 
     def renamed(self, name: str) -> None:
         """Tell that the file is called `name` now."""
-        self.path = self.path.with_name(name)
+        self.name = name
 
     def close(self) -> None:
         """Release the file; does not sync, and does not wait for a sync that runs."""
@@ -287,8 +596,7 @@ class DiskFile:
     @property
     def is_there(self) -> bool:
         """Whether the file of this name is still the one that is written."""
-        held = self._held
-        return held is None or held.is_there(self.path.name, self._device, self._inode)
+        return self._directory.is_there(self.name, self._device, self._inode)
 
     def release(self, *, wait: bool = False) -> bool:
         """Give the descriptor up, unless a sync uses it; say whether none is held.
@@ -306,16 +614,104 @@ class DiskFile:
         return True
 
 
-class DiskDirectory:
-    """A `Directory` on disk."""
+class OpenFiles:
+    """Which append files hold a descriptor: at most so many, those in use rather than others.
 
-    __slots__ = ("_files", "_held", "path")
+    Files are counted in by the one thread that appends to them, and so none loses its descriptor
+    between two steps of an append. They may be counted out by any thread.
+    """
+
+    __slots__ = ("_files", "_limit", "_lock")
+
+    def __init__(self, limit: int = MAX_OPEN) -> None:
+        self._limit = limit
+        self._files: OrderedDict[DiskFile, None] = OrderedDict()
+        self._lock = Lock()
+
+    def opened(self, file: DiskFile) -> None:
+        """Count `file` in; one that was not used of late may have to give its descriptor up."""
+        with self._lock:
+            self._files[file] = None
+            tries = 2 * len(self._files)
+            most = self._most()
+            while len(self._files) > most and tries:
+                tries -= 1
+                oldest, _ = self._files.popitem(last=False)
+                if oldest is file or oldest.used or not oldest.release():
+                    oldest.used = False
+                    self._files[oldest] = None
+
+    def make_room(self) -> bool:
+        """Have one file give its descriptor up; False when none can."""
+        with self._lock:
+            for file in self._files:
+                if file.release():
+                    del self._files[file]
+                    return True
+        return False
+
+    def recheck(self, names: Collection[str] | None) -> None:
+        """Take the descriptor of each file that is not there any more, or is another; None: all.
+
+        Only files that are called one of `names` are looked at.
+        """
+        with self._lock:
+            files = [one for one in self._files if names is None or one.name in names]
+        self._take([file for file in files if not file.is_there])
+
+    def release_all(self) -> None:
+        """Take every descriptor."""
+        with self._lock:
+            files = list(self._files)
+        self._take(files)
+
+    def _take(self, files: list[DiskFile]) -> None:
+        for file in files:
+            # Not under the lock: a sync that is waited for may have to make room for itself.
+            file.release(wait=True)
+            self.closed(file)
+
+    def _most(self) -> int:
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return self._limit if allowed == resource.RLIM_INFINITY else min(self._limit, allowed // 2)
+
+    def closed(self, file: DiskFile) -> None:
+        """Count `file` out."""
+        with self._lock:
+            self._files.pop(file, None)
+
+
+class DiskDirectory:
+    """A `Directory` on disk, held by a descriptor from its first use on.
+
+    Its files are opened by way of that. So nothing is created in another directory that was put in
+    its place, and nothing of that one is read.
+    """
+
+    __slots__ = ("_files", "_held", "_lock", "_refusal", "path")
 
     def __init__(self, path: Path, max_open: int = MAX_OPEN) -> None:
         """`max_open` is the most append files that hold a descriptor between two appends."""
         self.path = path
         self._files = OpenFiles(max_open)
-        self._held = HeldDirectory(path)
+        # Why nothing may be done in it now; None when all may.
+        self._refusal: str | None = None
+        self._held: int | None = None
+        self._lock = Lock()
+
+    @property
+    def _descriptor(self) -> int:
+        """Its descriptor. Raises OSError: it cannot be opened, or nothing may be done in it."""
+        if self._refusal is not None:
+            raise OSError(errno.ESTALE, self._refusal)
+        with self._lock:
+            if self._held is None:
+                self._held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            return self._held
+
+    def __del__(self) -> None:
+        if self._held is not None:
+            os.close(self._held)
 
     def names(self) -> list[str]:
         """Return the names of all in it that is no directory."""
@@ -323,24 +719,40 @@ class DiskDirectory:
 
     def open(self, name: str) -> int:
         """Open `name` to read it; return the descriptor."""
-        return self._held.open(name, os.O_RDONLY)
+        return self.open_file(name, os.O_RDONLY)
+
+    def open_file(self, name: str, flags: int) -> int:
+        """Open a regular file in it; `flags` as for `os.open`. Raises OSError."""
+        try:
+            return open_regular(name, flags, self._descriptor)
+        except OSError as error:
+            error.filename = str(self.path / name)
+            raise
+
+    def is_there(self, name: str, device: int, inode: int) -> bool:
+        """Whether the file `name` in it is the one with these numbers."""
+        try:
+            found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == (device, inode)
 
     def append_to(self, name: str) -> DiskFile:
         """Open `name` for appending; it is created if it is not there."""
-        return DiskFile(self.path / name, self._files, self._held).open()
+        return DiskFile(self, name, self._files).open()
 
     def create(self, name: str) -> DiskFile:
         """Open `name`, empty, for a file that is written once and closed; from any thread."""
-        return DiskFile(self.path / name, None, self._held).open(os.O_TRUNC)
+        return DiskFile(self, name).open(os.O_TRUNC)
 
     def rename(self, old: str, new: str) -> None:
         """Rename `old` to `new`, replacing it."""
-        here = self._held.descriptor
+        here = self._descriptor
         os.rename(old, new, src_dir_fd=here, dst_dir_fd=here)
 
     def link(self, old: str, new: str) -> None:
         """Give the file `old` the second name `new`, or make a synced copy where links are not."""
-        here = self._held.descriptor
+        here = self._descriptor
         try:
             os.link(old, new, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
         except OSError:
@@ -357,11 +769,11 @@ class DiskDirectory:
     def remove(self, name: str) -> None:
         """Delete `name`; no error when it is not there."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=self._held.descriptor)
+            os.unlink(name, dir_fd=self._descriptor)
 
     def truncate(self, name: str, size: int) -> None:
         """Cut `name` to `size` bytes and force that to disk."""
-        descriptor = self._held.open(name, os.O_WRONLY)
+        descriptor = self.open_file(name, os.O_WRONLY)
         try:
             os.ftruncate(descriptor, size)
             os.fsync(descriptor)
@@ -370,7 +782,7 @@ class DiskDirectory:
 
     def sync_file(self, name: str) -> None:
         """Force what is in `name` to disk. Raises OSError."""
-        descriptor = self._held.open(name, os.O_RDONLY)
+        descriptor = self.open_file(name, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
@@ -378,7 +790,7 @@ class DiskDirectory:
 
     def sync(self) -> None:
         """Force created, renamed and removed names to disk."""
-        os.fsync(self._held.descriptor)
+        os.fsync(self._descriptor)
 
     def recheck(self, names: Collection[str] | None) -> None:
         """See whether files that are appended to are still there; None means all.
@@ -393,7 +805,7 @@ class DiskDirectory:
 
         An append finds out when it has to open its file again, and so it costs nothing otherwise.
         """
-        self._held.refusal = reason
+        self._refusal = reason
         if reason is not None:
             self._files.release_all()
 
@@ -401,134 +813,29 @@ class DiskDirectory:
         """Do nothing: nobody watches."""
 
 
-def replace_file(directory: Directory, name: str, content: bytes) -> None:
-    """Have `name` hold `content`; a crash leaves the old content or the new. Raises OSError."""
-    temporary = f"{name}{TEMPORARY_MARK}new"
-    file = directory.create(temporary)
-    try:
-        file.append(content)
-        file.sync()
-    finally:
-        file.close()
-    directory.rename(temporary, name)
-    directory.sync()
+class UnnamedFiles:
+    """Files that are held open while they lose their names, so that removing them takes no time.
 
-
-@contextlib.contextmanager
-def mapped(
-    path: Path, open_file: Callable[[str], int] | None = None
-) -> Iterator[mmap.mmap | bytes]:
-    """Map a whole file for reading; an empty file is `b""`, which cannot be mapped.
-
-    `open_file` opens it by its name; by default, it is opened by its path.
-    """
-    descriptor = open_regular(path, os.O_RDONLY) if open_file is None else open_file(path.name)
-    try:
-        if os.fstat(descriptor).st_size == 0:
-            yield b""
-            return
-        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as buffer:
-            buffer.madvise(mmap.MADV_SEQUENTIAL)
-            yield buffer
-    finally:
-        os.close(descriptor)
-
-
-def data_after(path: Path, position: int) -> int:
-    """Return where the data of a file goes on behind a hole at `position`, which reads as zeros.
-
-    That is `position` itself when there is no hole, or the system cannot tell.
-    """
-    seek_data = getattr(os, "SEEK_DATA", None)
-    if seek_data is None:
-        return position
-    with path.open("rb") as file:
-        try:
-            return os.lseek(file.fileno(), position, seek_data)
-        except OSError as error:
-            return os.fstat(file.fileno()).st_size if error.errno == errno.ENXIO else position
-
-
-def forget(buffer: Buffer, start: int, end: int) -> int:
-    """Have a map hold no memory for what is before `end`, all before `start` being forgotten.
-
-    What was looked at in a map counts as memory of this process until then.
-
-    Returns:
-        Up to where it is forgotten: `end`, or the beginning of its page.
-    """
-    end -= end % mmap.PAGESIZE
-    if isinstance(buffer, mmap.mmap) and end > start:
-        buffer.madvise(mmap.MADV_DONTNEED, start, end - start)
-    return end
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a server holds the queue path `path`; nothing is created to find out."""
-    try:
-        descriptor = open_regular(path / LOCK_NAME, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-class QueuePathLock:
-    """Holds a queue path for this process: a second server must not write the same journals.
-
-    The lock ends with the process, however it ends; the file stays.
+    The disk frees a file when it has no name and nobody has it open, which takes tens of
+    milliseconds for a long one: `free` does that where nobody waits for it. A crash frees it, too.
     """
 
-    __slots__ = ("_descriptor", "_path")
+    def __init__(self) -> None:
+        self._descriptors: list[int] = []
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor: int | None = None
+    def __len__(self) -> int:
+        return len(self._descriptors)
 
-    def acquire(self) -> None:
-        """Take the lock.
+    def hold(self, name: str, open_file: Callable[[str], int]) -> None:
+        """Hold a file, which `open_file` opens, if that can be done."""
+        with contextlib.suppress(OSError):
+            self._descriptors.append(open_file(name))
 
-        Raises:
-            QueuePathLocked: another process, or another object of this one, has it.
-        """
-        descriptor = open_regular(self._path / LOCK_NAME, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
-            os.close(descriptor)
-            if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
-                raise
-            process = f" (process {holder})" if holder else ""
-            raise QueuePathLocked(
-                f"queue path {self._path} is in use by another server{process}"
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        self._descriptor = descriptor
+    def free(self, pause: Callable[[], None]) -> None:
+        """Let the files go, which may take long; `pause` is called after each."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+            pause()
 
-    @property
-    def is_in_place(self) -> bool:
-        """Whether the queue path is the one that was taken: its lock file is the one that is held.
-
-        Otherwise it was removed or replaced, and another server may use what is there now.
-        """
-        if self._descriptor is None:
-            return True
-        held = os.fstat(self._descriptor)
-        try:
-            found = (self._path / LOCK_NAME).lstat()
-        except OSError:
-            return False
-        return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
-
-    def release(self) -> None:
-        """Give the lock back."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+    def __del__(self) -> None:
+        self.free(lambda: None)

@@ -11,6 +11,7 @@ from struct import Struct
 from typing import Final
 
 from kestrelmq.errors import DamagedJournal
+from kestrelmq.journal.files import open_regular
 from kestrelmq.journal.records import (
     ADDX,
     CONFIRM_REMOVE,
@@ -21,7 +22,6 @@ from kestrelmq.journal.records import (
     added_item,
     is_state_dump,
 )
-from kestrelmq.journal.regular import open_regular
 from kestrelmq.journal.runs import WORTH, uniform_run
 from kestrelmq.journal.scanning import record_length, scan
 

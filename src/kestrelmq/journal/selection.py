@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kestrelmq.errors import JournalError
+from kestrelmq.journal.files import file_names
 from kestrelmq.journal.names import QueuePlan, parse_name, plan
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.regular import file_names
 from kestrelmq.journal.replay import Replay
 
 _MEMORY = 8 << 20

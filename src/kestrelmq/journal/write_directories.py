@@ -22,6 +22,7 @@ from typing import Final, Self
 from uuid import uuid4
 
 from kestrelmq.clock import Clock, SystemClock
+from kestrelmq.journal.files import rename_durably
 
 WRITE_MARK: Final = "~~write-"
 _REMOVED_MARK: Final = "~~removed-"
@@ -82,7 +83,7 @@ def remove(directory: Path) -> None:
     """
     removed = directory.with_name(f"{_REMOVED_MARK}{uuid4().hex[:16]}")
     try:
-        directory.rename(removed)
+        rename_durably(directory, removed)
     except FileNotFoundError:
         return
     except OSError as error:

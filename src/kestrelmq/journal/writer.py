@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import Final, Literal
 
-from kestrelmq.journal.files import AppendFile, Directory
-from kestrelmq.journal.nameless import Nameless
+from kestrelmq.journal.files import AppendFile, Directory, UnnamedFiles
 from kestrelmq.journal.names import (
     DELETE,
     NEXT,
@@ -337,7 +336,7 @@ class FileJournal:
 
     # --- the end ---
 
-    def delete(self, now: int, also: Iterable[str] = ()) -> Nameless:
+    def delete(self, now: int, also: Iterable[str] = ()) -> UnnamedFiles:
         """Remove the queue's files and those named `also`; what was set aside as torn stays.
 
         An empty pack takes the place of all files first: a crash half-way leaves everything, or an
@@ -364,10 +363,10 @@ class FileJournal:
             raise
         self.directory.reached("delete: empty pack in place")
         files = [*self.files, *also]
-        nameless = Nameless()
+        unnamed = UnnamedFiles()
         for name, size in {**self.sizes, self._name: self.current_size}.items():
             if size > _LARGE:
-                nameless.hold(name, self.directory.open)
+                unnamed.hold(name, self.directory.open)
         self.close()
         try:
             for name in files:
@@ -379,7 +378,7 @@ class FileJournal:
             self.directory.sync()
         except OSError as error:
             log.warning("queue %s is deleted, but not all of its files: %s", self.queue, error)
-        return nameless
+        return unnamed
 
     def _end_current(self, now: int) -> None:
         """Give the current file the name of a rotated one; none follows. Raises OSError."""

@@ -7,10 +7,10 @@ is cancelled while it waits for an item takes none: until the task has it, the i
 """
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
@@ -24,7 +24,7 @@ from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.library.gate import UPKEEP_PERIOD
 from kestrelmq.library.items import Expiry, Item, expiry_time
-from kestrelmq.library.opening import QueueLock, check_queue, open_queue
+from kestrelmq.library.opening import check_queue, open_queue
 
 # ruff: noqa: ASYNC109 # a time-out of a wait is an answer here, not an error
 
@@ -71,7 +71,7 @@ class AsyncPersistentQueue:
         self._clock = clock or SystemClock()
         self._commits = Commits()
         self._opened: Queue | None = None
-        self._lock: QueueLock | None = None
+        self._lock: ExitStack | None = None
         self._served: list[_Answer] = []
         self._syncs = self._commits.syncs
         self._sync_worker: Worker = InlineWorker()
@@ -132,7 +132,7 @@ class AsyncPersistentQueue:
             await asyncio.to_thread(self._commits.worker.close)
         finally:
             if self._lock is not None:
-                self._lock.release()
+                self._lock.close()
 
     async def __aenter__(self) -> Self:
         await self.setup()
@@ -180,7 +180,7 @@ class AsyncPersistentQueue:
             if wanted is not Wanted.REMOVE or task is None or syncing.cancelled():
                 raise
             while not syncing.done():
-                with contextlib.suppress(asyncio.CancelledError):
+                with suppress(asyncio.CancelledError):
                     await asyncio.shield(syncing)
             task.uncancel()
             task.cancel()
@@ -389,7 +389,7 @@ def _caller(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], N
 
     def call(function: Callable[[], None]) -> None:
         # A loop that ended before the queue was closed hears of nothing.
-        with contextlib.suppress(RuntimeError):
+        with suppress(RuntimeError):
             loop.call_soon_threadsafe(function)
 
     return call

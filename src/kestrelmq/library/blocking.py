@@ -12,6 +12,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -24,7 +25,7 @@ from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.library.gate import UPKEEP_PERIOD, Gate, Ticker, Waiting
 from kestrelmq.library.items import Expiry, Item, expiry_time
-from kestrelmq.library.opening import QueueLock, check_queue, open_queue
+from kestrelmq.library.opening import check_queue, open_queue
 
 T = TypeVar("T")
 
@@ -211,7 +212,7 @@ class PersistentQueue(BlockingQueue):
         super().__init__(name, Gate(self._commits), clock or SystemClock())
         self._path = Path(path)
         self._opened: Queue | None = None
-        self._lock: QueueLock | None = None
+        self._lock: ExitStack | None = None
         self._commits.worker = ThreadWorker(self._gate.report)
         self._tickers: list[Ticker] = []
 
@@ -292,7 +293,7 @@ class PersistentQueue(BlockingQueue):
         queue.close()
         self._commits.worker.close()
         if self._lock is not None:
-            self._lock.release()
+            self._lock.close()
             self._lock = None
         return tickers, failure
 

@@ -6,20 +6,18 @@ Two locks, held by the process and gone with it, however it ends:
 - the queue's own, in `NAME~~lock`, which one user holds.
 """
 
-import fcntl
-import os
+from contextlib import ExitStack
 from pathlib import Path
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig
 from kestrelmq.engine.durability import Commits
 from kestrelmq.engine.queue import Queue
-from kestrelmq.errors import ConfigError, InvalidQueueName, QueuePathLocked
+from kestrelmq.errors import ConfigError, InvalidQueueName
 from kestrelmq.journal.creation import created_at
-from kestrelmq.journal.files import DiskDirectory
+from kestrelmq.journal.files import DiskDirectory, FileLock, QueuePathLock, make_queue_path
 from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.names import LOCK_NAME, QueuePlan, plan
-from kestrelmq.journal.regular import make_queue_path, open_regular
+from kestrelmq.journal.names import QueuePlan, plan
 from kestrelmq.names import queue_name_error
 
 
@@ -38,53 +36,26 @@ def check_queue(name: str, config: QueueConfig) -> None:
             raise ConfigError(f"queue {name}: {setting} needs other queues: use a QueueCollection")
 
 
-class QueueLock:
-    """Holds one queue of a queue path."""
+def _lock(path: Path, name: str) -> ExitStack:
+    """Take one queue of a queue path; return what gives it back when it is closed.
 
-    def __init__(self, path: Path, name: str) -> None:
-        self._path = path
-        self._name = name
-        self._descriptors: list[int] = []
-
-    def acquire(self) -> None:
-        """Take the queue.
-
-        Raises:
-            QueuePathLocked: a server has the path, or somebody else has the queue.
-        """
-        try:
-            self._take(LOCK_NAME, fcntl.LOCK_SH, f"queue path {self._path} is in use by a server")
-            self._take(
-                f"{self._name}~~lock",
-                fcntl.LOCK_EX,
-                f"queue {self._name} in {self._path} is in use already",
-            )
-        except BaseException:
-            self.release()
-            raise
-
-    def _take(self, file: str, how: int, problem: str) -> None:
-        descriptor = open_regular(self._path / file, os.O_RDWR | os.O_CREAT)
-        self._descriptors.append(descriptor)
-        try:
-            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
-            raise QueuePathLocked(f"{problem} (process {holder})" if holder else problem) from None
-        os.ftruncate(descriptor, 0)
-        if how == fcntl.LOCK_EX:
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-
-    def release(self) -> None:
-        """Give the queue back."""
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+    Raises:
+        QueuePathLocked: a server has the path, or somebody else has the queue.
+    """
+    with ExitStack() as held:
+        for lock in (
+            QueuePathLock(path, shared=True),
+            FileLock(path / f"{name}~~lock", f"queue {name} in {path} is in use already"),
+        ):
+            lock.acquire()
+            held.callback(lock.release)
+        return held.pop_all()
 
 
 def open_queue(
     name: str, path: Path, config: QueueConfig, clock: Clock, commits: Commits
-) -> tuple[Queue, QueueLock | None]:
-    """Load a queue from its files; return it and what keeps others off it.
+) -> tuple[Queue, ExitStack]:
+    """Load a queue from its files; return it and what keeps others off it until it is closed.
 
     Raises:
         QueuePathLocked: a server has the path, or somebody else has the queue.
@@ -92,26 +63,21 @@ def open_queue(
         OSError: a file could not be created or read.
     """
     if not config.keep_journal:
-        return Queue(name, config, clock, commits), None
+        return Queue(name, config, clock, commits), ExitStack()
     make_queue_path(path)
-    lock = QueueLock(path, name)
-    lock.acquire()
-    try:
+    with _lock(path, name) as held:
         directory = DiskDirectory(path)
         files = plan(directory.names()).queues.get(name, QueuePlan(name))
         created = created_at(path, files.present, clock.now())
         loaded = load_queue(directory, files, config.max_memory_size, clock)
         loaded.journal.open()
-    except BaseException:
-        lock.release()
-        raise
-    queue = Queue(
-        name,
-        config,
-        clock,
-        commits,
-        journal=loaded.journal,
-        state=loaded.state,
-        created=created,
-    )
-    return queue, lock
+        queue = Queue(
+            name,
+            config,
+            clock,
+            commits,
+            journal=loaded.journal,
+            state=loaded.state,
+            created=created,
+        )
+        return queue, held.pop_all()

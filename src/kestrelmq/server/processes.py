@@ -18,8 +18,8 @@ from typing import Final, Self
 from kestrelmq.config import ServerConfig
 from kestrelmq.config.model import LISTENERS
 from kestrelmq.errors import ConfigError, KestrelError
+from kestrelmq.journal.files import file_names
 from kestrelmq.journal.names import plan
-from kestrelmq.journal.regular import file_names
 
 PORT_STEP: Final = 10
 """Between the ports of one server and the next; the default ports are nearer to each other."""

@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.regular import open_regular, open_stream
+from kestrelmq.journal.files import open_stream, sync_path
 from kestrelmq.spark.encoding import Encoded
 
 _INDEX: Final = np.dtype([("sequence", "<i8"), ("length", "<i8")])
@@ -86,7 +86,7 @@ class PartWriter:
             if not part.ordered:
                 finished.append(merge([part], part.path.with_suffix(".sorted")))
             else:
-                _sync(part.path)
+                sync_path(part.path)
                 finished.append(part)
         return finished
 
@@ -168,7 +168,7 @@ def merge(parts: Sequence[Part], merged: Path) -> Part:
     entries = np.concatenate(indexes)[order]
     with open_stream(_index_path(merged), "wb") as file:
         entries.tofile(file)
-    _sync(merged)
+    sync_path(merged)
     return Part(
         queue=parts[0].queue,
         path=merged,
@@ -193,7 +193,7 @@ def joined(parts: Sequence[Part], path: Path) -> Path:
                     if copied == 0:
                         raise OSError(f"{part.path}: {left} bytes are missing")
                     left -= copied
-    _sync(path)
+    sync_path(path)
     return path
 
 
@@ -208,11 +208,3 @@ def _records(part: Part, lengths: NDArray[np.int64]) -> pa.Array:
 
 def _index_path(path: Path) -> Path:
     return path.with_name(path.name + ".index")
-
-
-def _sync(path: Path) -> None:
-    descriptor = open_regular(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

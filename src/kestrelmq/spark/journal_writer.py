@@ -21,8 +21,7 @@ from pyspark.sql.types import StructType
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import InvalidQueueName, JournalError, QueuePathLocked
 from kestrelmq.journal import write_directories
-from kestrelmq.journal.files import DiskDirectory, QueuePathLock, is_locked
-from kestrelmq.journal.regular import make_queue_path
+from kestrelmq.journal.files import DiskDirectory, QueuePathLock, is_locked, make_queue_path
 from kestrelmq.names import queue_name_error
 from kestrelmq.spark.encoding import Encoded, check_columns, encode
 from kestrelmq.spark.journal_commit import Commit

@@ -11,9 +11,9 @@ from typing import Any, Final, Protocol
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import ConfigError, ServerUnavailable
+from kestrelmq.journal.files import FileLock
 from kestrelmq.spark.live_plan import Epoch, from_offset, share_out, taken_by_server
-from kestrelmq.spark.staging import PartId, Staging
-from kestrelmq.spark.staging_lock import StagingInUse, StagingLock
+from kestrelmq.spark.staging import PartId, Staging, StagingInUse
 
 LOCK_PATIENCE: Final = 15.0
 """Seconds that a new query waits for the lock; that of a killed driver ends within its wait."""
@@ -78,7 +78,7 @@ class Driver:
         self._partitions = partitions
         self._clock = clock or SystemClock()
         self._pause = pause
-        self._lock = StagingLock(staging.path)
+        self._lock: FileLock | None = None
         self._identity: str | None = None
         self._wanted: dict[str, int] | None = None
         self._counted: set[PartId] = set()
@@ -90,7 +90,7 @@ class Driver:
             StagingInUse: another query has it.
         """
         if self._identity is None:
-            self._lock.acquire(LOCK_PATIENCE, self._clock, self._pause)
+            self._lock = self._staging.lock(LOCK_PATIENCE, self._clock, self._pause)
             self._identity = self._staging.identity()
             self._staging.collect_garbage()
         return self._identity
@@ -163,7 +163,8 @@ class Driver:
     def close(self) -> None:
         """Give the lock back."""
         self._servers.close()
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
         self._identity = None
 
     def _allowed(self, limits: Limits) -> dict[str, int] | None:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kestrelmq.journal.contents import open_read_records
+from kestrelmq.journal.files import open_stream
 from kestrelmq.journal.records import ADD_XID, ADDX_HEADER, STATE_DUMP, added_item
-from kestrelmq.journal.regular import open_stream
 from kestrelmq.journal.walk import Ending
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.planning import Wanted, replay_in_order, wanted

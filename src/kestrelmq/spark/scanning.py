@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kestrelmq.errors import DamagedJournal, JournalError
+from kestrelmq.journal.files import open_stream
 from kestrelmq.journal.names import parse_name
 from kestrelmq.journal.records import (
     ADD,
@@ -26,7 +27,6 @@ from kestrelmq.journal.records import (
     STATE_DUMP_SIZE,
     Buffer,
 )
-from kestrelmq.journal.regular import open_stream
 from kestrelmq.journal.walk import End, Ending, Walk
 from kestrelmq.spark.boundaries import boundaries
 from kestrelmq.spark.summarising import Events

@@ -18,7 +18,8 @@ they are deleted, and a task looks at it between 3 and 4: one that was stopped f
 batch is over gives its items back, for nobody would ever read its part.
 
 The staging location is a directory that the driver and every executor see, on a file system with
-hard links and locks. It belongs to one query, which `identity` names; see also `staging_lock`.
+hard links and locks. It belongs to one query, which `identity` names. The process of its driver has
+it locked while the query runs.
 """
 
 import os
@@ -26,13 +27,22 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import BinaryIO, Final, Protocol
 from uuid import uuid4
 
 import pyarrow as pa
 
 from kestrelmq.clock import Clock
 from kestrelmq.errors import ClientError, KestrelError, ServerRefused
+from kestrelmq.journal.files import (
+    DiskDirectory,
+    FileLock,
+    link_new,
+    make_directory,
+    replace_file,
+    sync_path,
+)
+from kestrelmq.journal.names import TEMPORARY_MARK
 
 PART_BYTES: Final = 16 << 20
 """A part is closed when its items have this many bytes: they are held in memory until then."""
@@ -40,13 +50,17 @@ _BATCH_BYTES: Final = 64 << 20
 _BATCH_ROWS: Final = 10_000
 
 _PART_NAME: Final = re.compile(r"(\d{10})-(\d{5})-(\d{5})\.arrow")
-_TEMPORARY_MARK: Final = "~~"
 _IDENTITY: Final = "identity"
 _COMMITTED: Final = "committed"
+_LOCK: Final = "lock"
 _DATA_FIELD: Final = pa.field("data", pa.binary(), nullable=False)
 
 Reached = Callable[[str], None]
 """Called between two steps with the name of the place; a crash test stops there."""
+
+
+class StagingInUse(KestrelError):  # noqa: N818 # says what it is
+    """Another query uses the staging location, or its content belongs to another one."""
 
 
 class BatchIsOver(KestrelError):  # noqa: N818
@@ -219,24 +233,34 @@ class Staging:
 
     def _put(self, part_id: PartId, items: Sequence[bytes], facts: dict[str, str]) -> bool:
         """Write a part; return False when there is one already."""
-        temporary = self._temporary(part_id.name)
+        schema = pa.schema([_DATA_FIELD], metadata=facts)
+
+        def write(file: BinaryIO) -> None:
+            with pa.ipc.new_file(file, schema) as writer:
+                for batch in _record_batches(items):
+                    writer.write_batch(batch)
+
+        return self._place(part_id.name, write)
+
+    def _place(self, name: str, write: Callable[[BinaryIO], object]) -> bool:
+        """Write a file durably; return False when there is one of that name already."""
+        temporary = self._temporary(name)
         try:
+            # Only a new file: a link that somebody put there is not followed.
             with temporary.open("xb") as file:
-                with pa.ipc.new_file(file, pa.schema([_DATA_FIELD], metadata=facts)) as writer:
-                    for batch in _record_batches(items):
-                        writer.write_batch(batch)
-                file.flush()
-                self._reached("written")
-                os.fsync(file.fileno())
+                write(file)
+            self._reached("written")
+            sync_path(temporary)
             self._reached("synced")
-            if not _linked(temporary, self.path / part_id.name):
-                return False
-            self._reached("linked")
+            is_placed = link_new(temporary, self.path / name)
+            if is_placed:
+                self._reached("linked")
         finally:
             temporary.unlink(missing_ok=True)
-        self._sync()
+        # Whoever was first may not have come to this yet.
+        sync_path(self.path)
         self._reached("durable")
-        return True
+        return is_placed
 
     def _check_not_over(self, epoch: int) -> None:
         committed = self.committed()
@@ -248,6 +272,26 @@ class Staging:
 
     # The driver
 
+    def lock(self, patience: float, clock: Clock, pause: Callable[[float], None]) -> FileLock:
+        """Keep other queries out; return the lock, which the caller releases.
+
+        A process whose driver was killed may hold it a moment longer, so this waits for it for up
+        to `patience` seconds.
+
+        Raises:
+            StagingInUse: another query runs.
+        """
+        make_directory(self.path)
+        note = f"process {os.getpid()} on {os.uname().nodename}\n"
+        problem = f"staging location {self.path} is in use by another query"
+        lock = FileLock(self.path / _LOCK, problem, note=note)
+        deadline = clock.monotonic() + patience
+        while not lock.try_acquire():
+            if clock.monotonic() >= deadline:
+                raise StagingInUse(f"{problem} ({lock.holder()}); every query needs one of its own")
+            pause(0.1)
+        return lock
+
     def identity(self) -> str:
         """Return the name of the query that this location belongs to; make one up at first."""
         return self.keep_first(_IDENTITY, uuid4().hex)
@@ -256,14 +300,8 @@ class Staging:
         """Write a file durably unless it is there; return what it holds, whoever wrote it."""
         file = self.path / name
         if not file.exists():
-            _make_durably(self.path)
-            temporary = self._temporary(name)
-            try:
-                _write_durably(temporary, text)
-                _linked(temporary, file)
-            finally:
-                temporary.unlink(missing_ok=True)
-            self._sync()
+            make_directory(self.path)
+            self._place(name, lambda new: new.write(text.encode()))
         return file.read_text()
 
     def parts(self) -> list[PartId]:
@@ -281,10 +319,7 @@ class Staging:
     def commit(self, epoch: int) -> None:
         """Delete the parts of this epoch and of those before it, which nobody needs any more."""
         if epoch > self.committed():
-            temporary = self._temporary(_COMMITTED)
-            _write_durably(temporary, str(epoch))
-            temporary.rename(self.path / _COMMITTED)
-            self._sync()
+            replace_file(DiskDirectory(self.path), _COMMITTED, b"%d" % epoch)
         self._reached("marked")
         for part_id in self.parts():
             if part_id.epoch <= epoch:
@@ -298,48 +333,12 @@ class Staging:
         runs loses its temporary, hence gives its items back.
         """
         for file in self.path.iterdir():
-            if file.name.startswith(_TEMPORARY_MARK):
+            if TEMPORARY_MARK in file.name:
                 file.unlink(missing_ok=True)
         self.commit(self.committed())
 
     def _temporary(self, name: str) -> Path:
-        return self.path / f"{_TEMPORARY_MARK}{name}~{uuid4().hex[:12]}"
-
-    def _sync(self) -> None:
-        _sync_directory(self.path)
-
-
-def _make_durably(path: Path) -> None:
-    """Make a directory and those it is in, so that a power failure does not take them away."""
-    if not path.is_dir():
-        _make_durably(path.parent)
-        path.mkdir(exist_ok=True)
-        _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _linked(temporary: Path, final: Path) -> bool:
-    """Link a file into place; return False when something is there already."""
-    try:
-        final.hardlink_to(temporary)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _write_durably(file: Path, text: str) -> None:
-    # Only a new file: a link that somebody put there is not followed.
-    with file.open("x") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
+        return self.path / f"{TEMPORARY_MARK}{name}~{uuid4().hex[:12]}"
 
 
 def _record_batches(items: Sequence[bytes]) -> Iterator[pa.RecordBatch]:

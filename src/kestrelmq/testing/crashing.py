@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from kestrelmq.journal.files import DiskDirectory, DiskFile
+from kestrelmq.journal.files import DiskDirectory, DiskFile, link_new
 
 
 class SimulatedCrash(BaseException):
@@ -67,7 +67,7 @@ class CrashingFile:
     def append(self, data: bytes) -> None:
         """Write all of `data`; a crash here leaves half of it."""
         try:
-            self._directory.step(f"append to {self._file.path.name}")
+            self._directory.step(f"append to {self._file.name}")
         except SimulatedCrash:
             if not self._cut:
                 self._cut = True
@@ -94,7 +94,7 @@ class CrashingFile:
 
     def sync(self) -> None:
         """Make what was appended safe."""
-        self._directory.step(f"sync {self._file.path.name}")
+        self._directory.step(f"sync {self._file.name}")
         self._inode.synced = self._file.size
 
     def renamed(self, name: str) -> None:
@@ -146,7 +146,7 @@ class CrashingDirectory:
 
     def _inode(self, name: str, *, whole: bool = False) -> _Inode:
         inode = _Inode(self._links / str(len(self._inodes)))
-        inode.link.hardlink_to(self.path / name)
+        link_new(self.path / name, inode.link)
         if whole:
             inode.synced = inode.link.stat().st_size
         self._inodes.append(inode)

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import DateType, StructField, StructType
 
 from kestrelmq.errors import ConfigError
+from kestrelmq.journal.files import make_directory, rename_durably
 from kestrelmq.names import master_of, queue_name_error
 from kestrelmq.spark.live_options import (
     DEFAULT_BYTES,
@@ -173,8 +174,8 @@ def _check_same_queues(output: Path, sources: Sequence[str]) -> None:
         unfinished = output / f"{STAGING}~"
         shutil.rmtree(unfinished, ignore_errors=True)
         for queue in sources:
-            (unfinished / queue).mkdir(parents=True, exist_ok=True)
-        unfinished.rename(staging)
+            make_directory(unfinished / queue)
+        rename_durably(unfinished, staging)
     before = sorted(directory.name for directory in staging.iterdir())
     if before != sources:
         raise ConfigError(

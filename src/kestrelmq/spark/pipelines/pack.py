@@ -16,9 +16,8 @@ from pyspark.sql import SparkSession
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.journal import write_directories
-from kestrelmq.journal.files import DiskDirectory, QueuePathLock, mapped
+from kestrelmq.journal.files import DiskDirectory, QueuePathLock, mapped, sync_path
 from kestrelmq.journal.loading import save_tail
-from kestrelmq.journal.regular import open_regular
 from kestrelmq.journal.walk import Ending
 from kestrelmq.journal.write_directories import Owner
 from kestrelmq.journal.writer import Dialect
@@ -104,11 +103,7 @@ def _pack_all(
 def _pack_one(files: list[SpoolFile], target: Path, dialect: Dialect) -> _Written:
     spool, queue = files[0].spool, files[0].queue
     items, torn = pack_files(files, target, dialect)
-    descriptor = open_regular(target, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_path(target)
     before, after = sum(file.size for file in files), target.stat().st_size
     return _Written(
         Packed(spool, queue, items, before, after),
