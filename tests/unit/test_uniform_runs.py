@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import REMOVE_RECORD, Add, encode, item
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.runs import added_run, uniform_run
+from kestrelmq.journal.scanning import added_run, uniform_run
 
 pytestmark = pytest.mark.compiled
 

@@ -22,8 +22,7 @@ from kestrelmq.journal.records import (
     added_item,
     is_state_dump,
 )
-from kestrelmq.journal.runs import WORTH, uniform_run
-from kestrelmq.journal.scanning import record_length, scan
+from kestrelmq.journal.scanning import WORTH, record_length, scan, uniform_run
 
 CHUNK: Final = 16 << 10
 """Bytes read and scanned at once: a short time, though they be records of one byte each.

@@ -29,9 +29,15 @@ from kestrelmq.journal.records import (
     Buffer,
     is_state_dump,
 )
-from kestrelmq.journal.runs import WORTH, added_run, uniform_run
 from kestrelmq.journal.salvage import Step, next_after_cut, next_record
-from kestrelmq.journal.scanning import is_cut_continue, record_length, scan
+from kestrelmq.journal.scanning import (
+    WORTH,
+    added_run,
+    is_cut_continue,
+    record_length,
+    scan,
+    uniform_run,
+)
 
 WINDOW: Final = 1 << 20
 """Bytes that are looked at together."""

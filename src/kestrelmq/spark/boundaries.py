@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kestrelmq.journal.records import ADD, ADD_HEADER, ADDX, ADDX_HEADER, REMOVE, Buffer
-from kestrelmq.journal.runs import WORTH
-from kestrelmq.journal.scanning import scan
+from kestrelmq.journal.scanning import WORTH, scan
 
 _FIRST_WINDOW: Final = 4 << 10
 _LARGEST_WINDOW: Final = 64 << 10
