@@ -25,7 +25,7 @@ from kestrelmq.journal.records import (
 )
 from kestrelmq.journal.scanning import data_size, decode_whole
 from kestrelmq.journal.selection import Selected
-from kestrelmq.journal.walk import End, Walk, find_records
+from kestrelmq.journal.walk import Walk, find_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +61,15 @@ def entries(selected: Selected, *, with_data: bool = True) -> Iterator[Entry]:
         path = selected.path / name
         with mapped(path) as buffer:
             walk = Walk(buffer, find_records, last=selected.is_last(name), path=path)
-            position, is_replayed = 0, True
-            while position < len(buffer):
-                for batch in walk.batches(position):
+            for number, (begin, batches) in enumerate(walk.sections()):
+                if number:
+                    dump = begin - STATE_DUMP_SIZE
+                    yield _entry(name, buffer, dump, begin, with_data, is_replayed=number == 1)
+                for batch in batches:
                     for start, end in pairwise((*batch.starts, batch.end)):
-                        yield _entry(name, buffer, start, end, with_data, is_replayed)
-                ending = walk.end(path) if is_replayed else walk.reached
-                if ending.kind is not End.STATE_DUMP:
-                    break
-                position = ending.position + STATE_DUMP_SIZE
-                yield _entry(name, buffer, ending.position, position, with_data, is_replayed)
-                is_replayed = False
+                        yield _entry(name, buffer, start, end, with_data, is_replayed=not number)
+                if not number:
+                    walk.end(path)
 
 
 def _entry(
@@ -80,7 +78,8 @@ def _entry(
     start: int,
     end: int,
     with_data: bool,  # noqa: FBT001
-    is_replayed: bool,  # noqa: FBT001
+    *,
+    is_replayed: bool,
 ) -> Entry:
     record = decode_whole(buffer, start, end, with_data=with_data)
     return Entry(name, start, record, data_size(buffer, start, end), is_replayed)

@@ -35,6 +35,8 @@ UNREMOVE: Final = 5
 CONFIRM_REMOVE: Final = 6
 ADD_XID: Final = 7
 STATE_DUMP: Final = 8
+CONTINUE: Final = 8
+"""The same opcode: see `is_state_dump`. No walk hands in a STATE_DUMP among other records."""
 REMOVE_TENTATIVE_XID: Final = 9
 
 _ADD: Final = Struct("<Bii")
@@ -274,18 +276,19 @@ def added_item(buffer: Buffer, start: int, end: int) -> bytes | None:
     if opcode == ADD:
         seconds: int = _I32.unpack_from(buffer, start + 5)[0]
         return item(0, seconds * 1000, bytes(buffer[start + 9 : end]))
-    if opcode == ADD_XID or (
-        opcode == STATE_DUMP and not is_state_dump(buffer, start, end - start)
-    ):
+    if opcode == ADD_XID or (opcode == CONTINUE and not is_state_dump(buffer, start, end - start)):
         record = bytes((ADDX,)) + bytes(buffer[start + 5 : end])
-        if opcode == STATE_DUMP:
+        if opcode == CONTINUE:
             return record
         return NamedItem.of(_I32.unpack_from(buffer, start + 1)[0], record)
     return None
 
 
 def is_state_dump(buffer: Buffer, start: int, length: int) -> bool:
-    """Whether the record of `length` bytes at `start` is a STATE_DUMP, and no CONTINUE."""
+    """Whether the record of `length` bytes at `start` is a STATE_DUMP, and no CONTINUE.
+
+    `length` is what `scanning.record_length` says: that has the rule that tells the two apart.
+    """
     return length == STATE_DUMP_SIZE and buffer[start] == STATE_DUMP
 
 

@@ -23,11 +23,11 @@ from kestrelmq.journal.records import (
     ADDX,
     ADDX_HEADER,
     CONFIRM_REMOVE,
+    CONTINUE,
     REMOVE,
     REMOVE_TENTATIVE,
     REMOVE_TENTATIVE_XID,
     SAVE_XID,
-    STATE_DUMP,
     UNREMOVE,
     Buffer,
     NamedItem,
@@ -200,7 +200,7 @@ class Replay:
             item = added_item(buffer, start, stop)
             if item is not None:
                 self._add(item, start)
-                if opcode == STATE_DUMP:
+                if opcode == CONTINUE:
                     self.open.pop(record_xid(buffer, start), None)
 
     def _add(self, item: bytes, start: int) -> None:

@@ -13,7 +13,7 @@ from struct import Struct
 from typing import Final
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.records import ADD_XID, ADDX, STATE_DUMP, YEAR_2000, YEAR_2100, Buffer
+from kestrelmq.journal.records import ADD_XID, ADDX, CONTINUE, YEAR_2000, YEAR_2100, Buffer
 from kestrelmq.journal.scanning import record_length
 
 _HEADER: Final = Struct("<iqq")
@@ -55,7 +55,7 @@ def next_after_cut(buffer: Buffer, cut: int, *, step: Step = _piece) -> int:
     records that were added no earlier than the one that is cut show that its size is damaged.
     """
     opcode = buffer[cut]
-    at = cut + {ADDX: 5, ADD_XID: 9, STATE_DUMP: 9}.get(opcode, len(buffer))
+    at = cut + {ADDX: 5, ADD_XID: 9, CONTINUE: 9}.get(opcode, len(buffer))
     if at + _TIME.size > len(buffer):
         return len(buffer)
     (added,) = _TIME.unpack_from(buffer, at)

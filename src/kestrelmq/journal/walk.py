@@ -26,6 +26,7 @@ from kestrelmq.journal.files import data_after, forget
 from kestrelmq.journal.records import (
     REMOVE_TENTATIVE,
     REMOVE_TENTATIVE_XID,
+    STATE_DUMP_SIZE,
     Buffer,
     is_state_dump,
 )
@@ -137,6 +138,19 @@ class Walk(Generic[Found_co]):
             end = batch[1]
             yield batch[0]
         self._ending = self._classify(end)
+
+    def sections(self) -> Iterator[tuple[int, Iterator[Found_co]]]:
+        """Yield the sections of the file: what comes before, between and behind its STATE_DUMPs.
+
+        Each is where it begins and its batches, which are to be taken before the next section.
+        All but the first, which begins at 0, follow a STATE_DUMP. Replay ends with the first.
+        """
+        begin = 0
+        while True:
+            yield begin, self.batches(begin)
+            if self.reached.kind is not End.STATE_DUMP:
+                break
+            begin = self.reached.position + STATE_DUMP_SIZE
 
     @property
     def reached(self) -> Ending:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from kestrelmq.journal.records import STATE_DUMP
+from kestrelmq.journal.records import CONTINUE
 from kestrelmq.spark import columns
 from kestrelmq.spark.scanning import Chunk, FileView, events, open_view
 from kestrelmq.spark.segments import State
@@ -194,7 +194,7 @@ def _told(
     not_before, not_after = _nearest(times, before)
     earlier, later = not_before[places], not_after[places]
     own = np.append(times, 0)[places]
-    is_dated = (run.kinds[indexes] == STATE_DUMP) & (own != 0)
+    is_dated = (run.kinds[indexes] == CONTINUE) & (own != 0)
     return _Told(
         np.fromiter((state.ordinal(reference) for _, reference, _ in told), np.int64, count),
         np.fromiter((fate for fate, _, _ in told), np.int32, count),

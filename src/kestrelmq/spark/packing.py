@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kestrelmq.journal.contents import open_read_records
 from kestrelmq.journal.files import open_stream
-from kestrelmq.journal.records import ADD_XID, ADDX_HEADER, STATE_DUMP, added_item
+from kestrelmq.journal.records import ADD_XID, ADDX_HEADER, CONTINUE, added_item
 from kestrelmq.journal.walk import Ending
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.planning import Wanted, replay_in_order, wanted
@@ -21,8 +21,8 @@ from kestrelmq.spark.queue_source import is_live
 from kestrelmq.spark.scanning import Chunk, FileView, open_view
 from kestrelmq.spark.spool import SpoolFile
 
-_ADDING_WITH_XID: Final = (ADD_XID, STATE_DUMP)
-"""Opcodes of records that add an item and say an xid; those of CONTINUE and STATE_DUMP are one."""
+_ADDING_WITH_XID: Final = (ADD_XID, CONTINUE)
+"""Opcodes of records that add an item and say an xid."""
 
 
 def pack_files(

@@ -21,9 +21,9 @@ from kestrelmq.journal.records import (
     ADD,
     ADD_XID,
     ADDX,
+    CONTINUE,
     REMOVE,
     REMOVE_TENTATIVE,
-    STATE_DUMP,
     STATE_DUMP_SIZE,
     Buffer,
 )
@@ -43,25 +43,27 @@ class Chunk:
         starts: where each begins.
         ends: where each ends.
         opcodes: their first bytes; a CONTINUE has that of a STATE_DUMP.
+        is_state_dump: whether it is one STATE_DUMP; those are chunks of their own.
     """
 
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
     opcodes: NDArray[np.uint8]
+    is_state_dump: bool = False
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def part(self, wanted: "slice | NDArray[np.bool_]") -> "Chunk":
         """Return some of the records."""
-        return Chunk(self.starts[wanted], self.ends[wanted], self.opcodes[wanted])
+        kept = self.starts[wanted], self.ends[wanted], self.opcodes[wanted]
+        return Chunk(*kept, self.is_state_dump)
 
     @property
     def continues(self) -> NDArray[np.bool_]:
         """Which records are CONTINUEs."""
-        longer: NDArray[np.bool_] = self.ends - self.starts > STATE_DUMP_SIZE
-        of_opcode: NDArray[np.bool_] = self.opcodes == STATE_DUMP
-        return longer & of_opcode
+        of_opcode: NDArray[np.bool_] = self.opcodes == CONTINUE
+        return of_opcode & (not self.is_state_dump)
 
     @property
     def adds(self) -> NDArray[np.bool_]:
@@ -114,27 +116,31 @@ class FileView:
                 `tail_may_be_torn` is not set.
         """
         walk = Walk(self.buffer, _find, last=tail_may_be_torn, step=_step, forgets=False)
-        position, is_replayed = 0, True
-        while True:
-            for starts, end in walk.batches(position):
+        for begin, batches in walk.sections():
+            if begin:
+                dump = np.array([begin - STATE_DUMP_SIZE], dtype=np.int64)
+                yield self._chunk([dump], begin, is_state_dump=True)
+                if replayed_only:
+                    break
+            for starts, end in batches:
                 yield self._chunk(starts, end)
-            ending = walk.reached
-            if ending.kind is not End.STATE_DUMP:
-                break
-            position, is_replayed = ending.position + STATE_DUMP_SIZE, False
-            yield self._chunk([np.array([ending.position], dtype=np.int64)], position)
-            if replayed_only:
-                break
-        if ending.kind is End.DAMAGED and is_replayed:
-            raise DamagedJournal(ending.position, ending.reason)
-        self.torn = ending if ending.kind is End.TORN and is_replayed else None
+            if not begin:
+                self.torn = self._torn(walk.reached)
 
-    def _chunk(self, starts: list[NDArray[np.int64]], end: int) -> Chunk:
+    @staticmethod
+    def _torn(ending: Ending) -> Ending | None:
+        if ending.kind is End.DAMAGED:
+            raise DamagedJournal(ending.position, ending.reason)
+        return ending if ending.kind is End.TORN else None
+
+    def _chunk(
+        self, starts: list[NDArray[np.int64]], end: int, *, is_state_dump: bool = False
+    ) -> Chunk:
         begins = np.concatenate(starts)
         ends = np.empty_like(begins)
         ends[:-1] = begins[1:]
         ends[-1] = end
-        return Chunk(begins, ends, self.bytes[begins])
+        return Chunk(begins, ends, self.bytes[begins], is_state_dump)
 
 
 Found = tuple[list[NDArray[np.int64]], int]
@@ -205,11 +211,10 @@ def _names_since(path: str, inode: int | None) -> Iterator[str]:
 
 def events(view: FileView, chunk: Chunk) -> Events:
     """Return what the records of `chunk` do to their queue."""
-    continues = chunk.continues
     adds = chunk.adds
-    eventful = ~adds | (chunk.opcodes == ADD_XID) | continues
-    eventful &= (chunk.opcodes != STATE_DUMP) | continues
-    indexes = np.flatnonzero(eventful)
+    indexes = np.flatnonzero(~adds | (chunk.opcodes == ADD_XID) | chunk.continues)
+    if chunk.is_state_dump:
+        indexes = indexes[:0]
     kinds = chunk.opcodes[indexes]
     xids = np.zeros(len(indexes), dtype=np.int32)
     has_xid = (kinds != REMOVE) & (kinds != REMOVE_TENTATIVE)

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from kestrelmq.journal.records import (
     ADD_XID,
     CONFIRM_REMOVE,
+    CONTINUE,
     REMOVE,
     REMOVE_TENTATIVE,
     REMOVE_TENTATIVE_XID,
     SAVE_XID,
-    STATE_DUMP,
     UNREMOVE,
     next_xid,
 )
@@ -33,7 +33,7 @@ class Events:
     """What a run of records does, apart from plain adds, which are only counted.
 
     Attributes:
-        kinds: opcodes, without ADD and ADDX; 8 is a CONTINUE, STATE_DUMPs are left out.
+        kinds: opcodes, without ADD and ADDX.
         xids: the records' xids, 0 where there is none.
         adds_before: how many adds of this run come before each.
         adds: how many adds there are in all; ADD_XID and CONTINUE are adds too.
@@ -192,7 +192,7 @@ class Summariser:
             self._open_next(None)
         elif kind == REMOVE_TENTATIVE_XID:
             self._open_next(xid)
-        elif kind in {CONFIRM_REMOVE, STATE_DUMP}:
+        elif kind in {CONFIRM_REMOVE, CONTINUE}:
             self._tell(Fate.CONFIRMED, self._reads.confirm(xid))
         elif kind == UNREMOVE:
             self._give_back(xid)
