@@ -158,11 +158,12 @@ class Taking(Store):
     def _open(self, record: bytes, *, by_reader: bool) -> int:
         """Set `record`, which was the head, aside; return its xid."""
         last = self.last_xid
-        xid = opened_xid(record, last, self.open)
+        kept = record.xid if isinstance(record, NamedItem) else None
+        xid = opened_xid(kept, last, self.open)
         if self._explicit_xids:
             self._log(remove_tentative_xid(xid))
             self.last_xid = xid
-        elif isinstance(record, NamedItem):
+        elif kept is not None:
             self._log_named_open(xid)
         else:
             self._log(REMOVE_TENTATIVE_RECORD)

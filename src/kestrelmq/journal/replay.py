@@ -1,25 +1,40 @@
 """Replay: the fold of journal records over (queue, open reads, last xid).
 
-Server start, the tools, the library and the tests share this fold. It holds at most
-`memory_limit` bytes of item data; items beyond are counted, and read back from the files through
-a `JournalReader` when a remove gets that far.
+What a record does stands here once, in `apply`, for items in any form. Server start, the tools, the
+library and the tests fold with `Replay`, whose items are records; Spark folds with
+`spark.summarising`, whose items are references, and which may not know the state at the start.
+
+    ADD, ADDX             the item is put at the end
+    ADD_XID               the same, and it keeps the xid when it is opened
+    REMOVE                the head is gone
+    REMOVE_TENTATIVE      the head is opened, under the xid that it keeps or else the next free one
+    REMOVE_TENTATIVE_XID  the head is opened under that xid
+    CONFIRM_REMOVE        the open read is gone
+    UNREMOVE              the open read's item is the head again
+    SAVE_XID              that is the last-used xid
+    CONTINUE              as ADDX and CONFIRM_REMOVE
+    STATE_DUMP            it ends its file, and so the walk does not hand it in
 
 Rules where the format leaves room: a remove from an empty queue, and an unremove or confirm of an
 xid that is not open, change nothing; nor does a read that is to be opened under an xid that is open
-already: the original's packer writes such files. A STATE_DUMP ends its file, and so the walk does
-not hand it in.
+already: the original's packer writes such files.
+
+`Replay` holds at most `memory_limit` bytes of item data; items beyond are counted, and read back
+from the files through a `JournalReader` when a remove gets that far.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Final, Literal, Protocol, TypeVar
 
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.memory import fitting, limit_for_now
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import (
+    ADD,
     ADD_HEADER,
+    ADD_XID,
     ADDX,
     ADDX_HEADER,
     CONFIRM_REMOVE,
@@ -38,6 +53,96 @@ from kestrelmq.journal.records import (
 from kestrelmq.journal.walk import Batch
 
 ReaderFactory = Callable[[str, int], JournalReader]
+Item = TypeVar("Item")
+Opened_contra = TypeVar("Opened_contra", contravariant=True)
+_ADDING: Final = frozenset({ADD, ADD_XID, CONTINUE})
+"""Opcodes of records that add an item, besides ADDX."""
+
+
+class OpenReads(Protocol[Opened_contra]):
+    """Items of open reads by xid."""
+
+    def __contains__(self, xid: object, /) -> bool:
+        """Whether a read is open under `xid`."""
+
+    def __setitem__(self, xid: int, item: Opened_contra, /) -> None:
+        """Have a read be open under `xid`, which none is."""
+
+
+class QueueState(Protocol[Item]):
+    """A queue into which records are folded, as `apply` asks and changes it.
+
+    Attributes:
+        last_xid: the last-used xid; `apply` sets it when it counts on from the one before.
+    """
+
+    last_xid: int
+
+    @property
+    def open(self) -> OpenReads[Item]:
+        """The open reads."""
+
+    def take(self) -> Item | None:
+        """Take the head; None when the queue is empty."""
+
+    def kept_xid(self, item: Item) -> int | None:
+        """Return the xid that `item` was added with, if with any."""
+
+    def save_xid(self, xid: int) -> None:
+        """Set the last-used xid to what a record says, whatever it was before."""
+
+    def remove(self) -> None:
+        """Drop the head, if there is one."""
+
+    def confirm(self, xid: int) -> None:
+        """Drop the open read `xid`, if there is one."""
+
+    def unremove(self, xid: int) -> None:
+        """Give the open read `xid` back to the head, if there is one."""
+
+
+def apply(state: QueueState[Item], opcode: int, xid: int) -> None:
+    """Do what a record does, apart from the item that it adds, which is at the end already.
+
+    Args:
+        state: what it is done to.
+        opcode: the record's.
+        xid: the record's, if it has one.
+    """
+    if opcode == REMOVE_TENTATIVE:
+        item = state.take()
+        if item is not None:
+            kept = state.kept_xid(item)
+            xid = opened_xid(kept, state.last_xid, state.open)
+            if xid != kept:
+                state.last_xid = xid
+            state.open[xid] = item
+    elif opcode == REMOVE_TENTATIVE_XID:
+        item = None if xid in state.open else state.take()
+        if item is not None:
+            state.save_xid(xid)
+            state.open[xid] = item
+    elif opcode in {CONFIRM_REMOVE, CONTINUE}:
+        state.confirm(xid)
+    elif opcode == UNREMOVE:
+        state.unremove(xid)
+    elif opcode == SAVE_XID:
+        state.save_xid(xid)
+    elif opcode == REMOVE:
+        state.remove()
+
+
+def opened_xid(kept: int | None, last: int, taken: Container[int]) -> int:
+    """Return the xid under which REMOVE_TENTATIVE opens an item.
+
+    Args:
+        kept: the xid that the item was added with, if with any; it keeps that unless it is taken.
+        last: the last-used xid.
+        taken: xids of the open reads.
+    """
+    if kept is not None and kept not in taken:
+        return kept
+    return next_xid(last, taken)
 
 
 class Replay:
@@ -123,9 +228,18 @@ class Replay:
                 else:
                     self._add_behind(size, start)
             elif opcode == REMOVE:
-                self._take()
+                self.take()
+            elif opcode == REMOVE_TENTATIVE:
+                self.dialect = "documented"
+                apply(self, opcode, 0)
             else:
-                self._feed_other(buffer, opcode, start, stop)
+                if opcode == REMOVE_TENTATIVE_XID:
+                    self.dialect = "kestrel-2"
+                elif opcode in _ADDING:
+                    item = added_item(buffer, start, stop)
+                    if item is not None:
+                        self._add(item, start)
+                apply(self, opcode, record_xid(buffer, start))
             start = stop
 
     def feed_added(
@@ -183,26 +297,6 @@ class Replay:
             self.dialect = None
         self._files = files
 
-    def _feed_other(self, buffer: Buffer, opcode: int, start: int, stop: int) -> None:
-        if opcode == REMOVE_TENTATIVE:
-            self.dialect = "documented"
-            self._open_next(None)
-        elif opcode == REMOVE_TENTATIVE_XID:
-            self.dialect = "kestrel-2"
-            self._open_next(record_xid(buffer, start))
-        elif opcode == CONFIRM_REMOVE:
-            self.open.pop(record_xid(buffer, start), None)
-        elif opcode == UNREMOVE:
-            self.unremove(record_xid(buffer, start))
-        elif opcode == SAVE_XID:
-            self.last_xid = record_xid(buffer, start)
-        else:
-            item = added_item(buffer, start, stop)
-            if item is not None:
-                self._add(item, start)
-                if opcode == CONTINUE:
-                    self.open.pop(record_xid(buffer, start), None)
-
     def _add(self, item: bytes, start: int) -> None:
         size = len(item) - ADDX_HEADER
         limit = self._limit
@@ -222,7 +316,8 @@ class Replay:
         self.behind_items += 1
         self.behind_bytes += size
 
-    def _take(self) -> bytes | None:
+    def take(self) -> bytes | None:
+        """Take the head; None when the queue is empty."""
         if not self.memory:
             if self.behind is None:
                 return None
@@ -246,19 +341,21 @@ class Replay:
             reader.close()
             self.behind = None
 
-    def _open_next(self, xid: int | None) -> None:
-        if xid is not None and xid in self.open:
-            return
-        item = self._take()
-        if item is None:
-            return
-        if xid is None:
-            xid = opened_xid(item, self.last_xid, self.open)
-            if not isinstance(item, NamedItem) or xid != item.xid:
-                self.last_xid = xid
-        else:
-            self.last_xid = xid
-        self.open[xid] = item
+    def kept_xid(self, item: bytes) -> int | None:
+        """Return the xid that `item` was added with, if with any."""
+        return item.xid if isinstance(item, NamedItem) else None
+
+    def save_xid(self, xid: int) -> None:
+        """Set the last-used xid."""
+        self.last_xid = xid
+
+    def remove(self) -> None:
+        """Drop the head, if there is one."""
+        self.take()
+
+    def confirm(self, xid: int) -> None:
+        """Drop the open read `xid`, if there is one."""
+        self.open.pop(xid, None)
 
     def unremove(self, xid: int) -> None:
         """Give the open read `xid` back to the head, if there is one."""
@@ -266,13 +363,3 @@ class Replay:
         if item is not None:
             self.memory.appendleft(item)
             self.memory_bytes += len(item) - ADDX_HEADER
-
-
-def opened_xid(item: bytes, last: int, taken: dict[int, bytes]) -> int:
-    """Return the xid under which REMOVE_TENTATIVE opens `item`.
-
-    An item that was added with ADD_XID keeps that xid, unless it is taken.
-    """
-    if isinstance(item, NamedItem) and item.xid not in taken:
-        return item.xid
-    return next_xid(last, taken)

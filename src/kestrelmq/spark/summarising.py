@@ -1,9 +1,8 @@
 """Reducing a run of records to what it does: the half of parallel replay that looks at records.
 
-With the exact start of its segment, a `Summariser` follows `journal.replay` record by record,
-in references instead of items. Without it, it makes the likeliest assumptions and notes them: that
-what is taken is there, that an xid that is opened is not open yet, and that one that is given
-back is.
+A `Summariser` follows the rules of `journal.replay`, in references instead of items. Without the
+exact start of its segment it makes the likeliest assumptions and notes them: that what is taken is
+there, that an xid that is opened is not open yet, and that one that is given back is.
 """
 
 from collections import deque
@@ -14,17 +13,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from kestrelmq.journal.records import (
-    ADD_XID,
-    CONFIRM_REMOVE,
-    CONTINUE,
-    REMOVE,
-    REMOVE_TENTATIVE,
-    REMOVE_TENTATIVE_XID,
-    SAVE_XID,
-    UNREMOVE,
-    next_xid,
-)
+from kestrelmq.journal.records import ADD_XID, REMOVE
+from kestrelmq.journal.replay import apply
 from kestrelmq.spark.segments import Runs, Segment, Start, opened
 
 
@@ -80,6 +70,10 @@ class _OpenReads:
         self.absent.append(xid)
         return False
 
+    def __setitem__(self, xid: int, reference: int) -> None:
+        """Open a read."""
+        self.here[xid] = reference
+
     def give_back(self, xid: int) -> int | None:
         """Close `xid` and return what was open; None when nothing was."""
         reference = self.here.pop(xid, None)
@@ -105,7 +99,11 @@ class _OpenReads:
 
 
 class Summariser:
-    """Reduces the events of a segment to its `Segment`."""
+    """Reduces the events of a segment to its `Segment`.
+
+    Attributes:
+        open: the open reads.
+    """
 
     def __init__(
         self, start: Start | None = None, *, last_xid: int = 0, trace: Trace | None = None
@@ -126,7 +124,7 @@ class Summariser:
         self._relative = False
         self._absolute = False
         self._counted = False
-        self._reads = _OpenReads(start.open if start else None)
+        self.open = _OpenReads(start.open if start else None)
         self._head: deque[int] = deque()
         self._unnamed = Runs()
         self._adds = 0
@@ -153,7 +151,7 @@ class Summariser:
 
     def result(self) -> Segment:
         """Return the summary of what was fed in."""
-        reads = self._reads
+        reads = self.open
         return Segment(
             adds=self._adds,
             taken=self._taken,
@@ -186,32 +184,39 @@ class Summariser:
         return True
 
     def _apply(self, kind: int, xid: int) -> None:
-        if kind == REMOVE:
-            self._tell(Fate.REMOVED, self._take())
-        elif kind == REMOVE_TENTATIVE:
-            self._open_next(None)
-        elif kind == REMOVE_TENTATIVE_XID:
-            self._open_next(xid)
-        elif kind in {CONFIRM_REMOVE, CONTINUE}:
-            self._tell(Fate.CONFIRMED, self._reads.confirm(xid))
-        elif kind == UNREMOVE:
-            self._give_back(xid)
-        elif kind == SAVE_XID:
-            self._last_xid = xid
-            self._absolute = True
-        elif kind == ADD_XID:
+        if kind == ADD_XID:
             # Whose xid it is depends on how many items came before: only packs and rewrites
             # have this record, and they begin with an empty queue.
             if self._length is None:
                 self._length = 0
             self._named[self._length + self._adds] = xid
             self._own_names[self._length + self._adds] = xid
+        else:
+            apply(self, kind, xid)
 
     def _tell(self, fate: Fate, reference: int | None) -> None:
         if self._trace and reference is not None:
             self._trace(fate, reference, self._index)
 
-    def _take(self) -> int | None:
+    # --- what `apply` asks and changes ---
+
+    @property
+    def last_xid(self) -> int:
+        """The last-used xid."""
+        return self._last_xid
+
+    @last_xid.setter
+    def last_xid(self, xid: int) -> None:
+        self._counted = self._counted or not self._absolute
+        self._last_xid = xid
+
+    def save_xid(self, xid: int) -> None:
+        """Set the last-used xid to what a record says, whatever it was before."""
+        self._absolute = True
+        self._last_xid = xid
+
+    def take(self) -> int | None:
+        """Take the head; None when the queue is empty."""
         if self._head:
             return self._head.popleft()
         wanted = self._taken + 1 - self._adds
@@ -222,31 +227,24 @@ class Summariser:
         self._taken += 1
         return self._taken - 1
 
-    def _open_next(self, xid: int | None) -> None:
-        if xid is not None and xid in self._reads:
-            return
-        reference = self._take()
-        if reference is None:
-            return
-        if xid is not None:
-            self._last_xid = xid
-            self._absolute = True
-        else:
-            xid = self._xid_for(reference)
-        self._reads.here[xid] = reference
-
-    def _xid_for(self, reference: int) -> int:
+    def kept_xid(self, reference: int) -> int | None:
+        """Return the xid that the item was added with, if with any."""
         name = self._named.get(reference)
         if name is None and not self._known:
             self._unnamed.append(reference)
-        if name is not None and name not in self._reads:
-            return name
-        self._counted = self._counted or not self._absolute
-        self._last_xid = next_xid(self._last_xid, self._reads)
-        return self._last_xid
+        return name
 
-    def _give_back(self, xid: int) -> None:
-        reference = self._reads.give_back(xid)
+    def remove(self) -> None:
+        """Drop the head, if there is one."""
+        self._tell(Fate.REMOVED, self.take())
+
+    def confirm(self, xid: int) -> None:
+        """Drop the open read `xid`, if there is one."""
+        self._tell(Fate.CONFIRMED, self.open.confirm(xid))
+
+    def unremove(self, xid: int) -> None:
+        """Give the open read `xid` back to the head, if there is one."""
+        reference = self.open.give_back(xid)
         if reference is not None:
             self._head.appendleft(reference)
             self._tell(Fate.GIVEN_BACK, reference)
