@@ -23,10 +23,10 @@ REACHED = {
     "read behind": {"rotate", "_remove_old"},
     "read behind, rewritten": {"rotate", "_remove_old"},
     "written ahead": {"rotate", "begin", "_remove_old"},
-    "deleted": {"rotate", "delete"},
+    "deleted": {"rotate", "replace", "remove"},
     "behind beside a worker": {"rotate", "_remove_old"},
-    "killed in between": {"rotate", "delete"},
-    "journal switched": {"begin_journal", "_set_aside_files", "delete"},
+    "killed in between": {"rotate", "replace", "remove"},
+    "journal switched": {"begin_journal", "_set_aside_files", "replace", "remove"},
     "new dialects": {"rotate"},
 }
 

@@ -72,7 +72,7 @@ def test_a_new_queue_of_the_same_name_begins_without_reads(reads: ThriftReads) -
     old, new = a_queue(), a_queue()
     xid = opened(old)
     identity = reads.add(old, xid)
-    old.delete()
+    old.drop()
     assert opened(new) == xid
     new_identity = reads.add(new, xid)
     assert reads.take("q", (identity,)) is None

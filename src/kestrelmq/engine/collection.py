@@ -8,15 +8,18 @@ known but unusable; its files are not touched. Queues may be loaded while others
 import contextlib
 import logging
 from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig, ServerConfig, config_warnings, effective
 from kestrelmq.engine.counters import Retired
+from kestrelmq.engine.deletion import Deleted, Deletions
 from kestrelmq.engine.durability import Commits
 from kestrelmq.engine.late import Late, family_of, in_order
 from kestrelmq.engine.path_guard import PathGuard
 from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.worker import InlineWorker
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.journal import write_directories
 from kestrelmq.journal.creation import created_at
@@ -47,6 +50,7 @@ class QueueCollection:
         creates, deletes, expires: queues that came and went since start.
         retired: what deleted queues had counted.
         guard: whether the queue path is the one that was taken.
+        deletions: queues that are being deleted.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class QueueCollection:
         self.commits = Commits()
         self.creates = self.deletes = self.expires = 0
         self.retired = Retired()
+        self.deletions = Deletions(self._deleted, self._stays)
         self._masked: dict[str, Queue] = {}
         # Names of fanout children, in order, by master.
         self._children: dict[str, dict[str, None]] = {}
@@ -225,7 +230,7 @@ class QueueCollection:
         config = effective(self.config, name)
         if not _is_journaled(config):
             return self._register(self._new_queue(name, config))
-        journal = FileJournal(self._directory, name, {})
+        journal = FileJournal(self._directory, name, {}, after=self.deletions.newest(name))
         try:
             journal.open()
         except OSError as error:
@@ -361,19 +366,45 @@ class QueueCollection:
             JournalError: its files could not be removed; the queue is still there.
             QueueUnavailable: it is still loading.
         """
+        failures: list[JournalError | None] = []
         queue = self._found(name)
         if queue is None:
             return False
-        queue.delete()
-        del self.queues[name]
+        self.deletions.begin(queue, failures.append, InlineWorker())
+        for failure in failures:
+            if failure is not None:
+                raise failure
+        return True
+
+    def begin_delete(self, name: str, done: Deleted) -> bool:
+        """Begin to `delete` a queue, which serves until it is gone; `done` is called in the end.
+
+        Returns:
+            Whether there is such a queue.
+
+        Raises:
+            InvalidQueueName, QueueUnavailable: as `delete`.
+        """
+        queue = self._found(name)
+        if queue is not None:
+            self.deletions.begin(queue, done)
+        return queue is not None
+
+    def _deleted(self, queue: Queue) -> None:
+        name = queue.name
         family = family_of(name)
+        (self._masked if self._masked.get(name) is queue else self.queues).pop(name)
         self._children.get(family, {}).pop(name, None)
         self._connect_fanout(family)
         self.deletes += 1
         self.retired.total_items += queue.total_items
         self.retired.get_hits += queue.get_hits
         self.retired.get_misses += queue.get_misses
-        return True
+
+    def _stays(self, queue: Queue) -> None:
+        """Put the settings in force that came while a queue was to be deleted."""
+        for refused in self._put_in_force(queue, effective(self.config, queue.name)):
+            log.error("%s", refused)
 
     # --- time ---
 
@@ -383,16 +414,22 @@ class QueueCollection:
         for queue in list(self.queues.values()):
             try:
                 queue.sweep()
-                if self._is_expired(queue, now):
+                if self._is_expired(queue, now) and queue not in self.deletions:
                     log.info("queue %s is empty and past its age, deleting it", queue.name)
-                    self.delete(queue.name)
-                    self.expires += 1
+                    done = partial(self._expired, queue.name)
+                    self.deletions.begin(queue, done, is_empty=True)
             except (JournalError, QueueUnavailable) as error:
                 late = self.loading and isinstance(error, QueueUnavailable)
                 log.log(logging.DEBUG if late else logging.ERROR, "queue %s: %s", queue.name, error)
             except Exception:
                 # A bug that one queue shows must not keep all others from being swept, for ever.
                 log.exception("queue %s was not swept", queue.name)
+
+    def _expired(self, name: str, failure: JournalError | None) -> None:
+        if failure is None:
+            self.expires += 1
+        else:
+            log.error("queue %s: %s", name, failure)
 
     @staticmethod
     def _is_expired(queue: Queue, now: int) -> bool:
@@ -462,6 +499,8 @@ class QueueCollection:
         for warning in config_warnings(config, there):
             log.warning("%s", warning)
         for name, queue in everything.items():
+            if queue in self.deletions:
+                continue
             try:
                 refused += self._put_in_force(queue, effective(config, name))
             except Exception as error:

@@ -182,6 +182,7 @@ class Queue(Taking):
             isinstance(self.journal, FileJournal)
             and not self.children
             and not self._closed
+            and not self.journal.is_ending
             and self._max_age is None
             and not self.config.fanout_only
         )
@@ -350,17 +351,19 @@ class Queue(Taking):
             self._serve()  # an item may have expired to this queue
         return self.expired_items - expired
 
-    def delete(self) -> None:
-        """Drop everything, the journal too. Raises JournalError: it is still there."""
-        try:
-            self._delete_journal()
-        except OSError as error:
-            raise self._fail(error) from error
+    def drop(self) -> None:
+        """Stop, for good: the queue is deleted, and nothing of it is needed any more."""
+        self._let_go()
         self._pending.clear()
         self._undo.clear()
         self.open.clear()
         self._aside.clear()
         self.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was stopped."""
+        return self._closed
 
     def close(self) -> None:
         """Stop: waiting readers are told; what was collected must have been committed."""

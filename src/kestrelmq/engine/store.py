@@ -16,9 +16,9 @@ from kestrelmq.engine.items import Items
 from kestrelmq.engine.policy import Limits
 from kestrelmq.engine.undo import Change, Confirmed, Dropped, GivenBack, Opened
 from kestrelmq.engine.upkeep import Upkeep
-from kestrelmq.engine.worker import Pause
+from kestrelmq.engine.worker import Pause, Worker, no_pause
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.files import Directory
+from kestrelmq.journal.files import Directory, UnnamedFiles
 from kestrelmq.journal.names import AHEAD, NEXT, temporary_name
 from kestrelmq.journal.records import (
     ADDX,
@@ -31,7 +31,7 @@ from kestrelmq.journal.records import (
 )
 from kestrelmq.journal.replacement import FromMemory
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.writer import Dialect, FileJournal, NoJournal
+from kestrelmq.journal.writer import Dialect, FileJournal, NoJournal, Removal
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class Store(Items):
         try:
             file = directory.create(name)
             try:
-                for piece in contents.pieces(_no_pause):
+                for piece in contents.pieces(no_pause):
                     file.append(piece)
                 file.sync()
             finally:
@@ -174,12 +174,25 @@ class Store(Items):
             )
         try:
             self._recall_all()
-            if self._upkeep is not None:
-                self._upkeep.delete_journal()
+            removal = self.begin_removal()
+            if removal is not None:
+                removal.replace(no_pause)
         except OSError as error:
+            if self._upkeep is not None:
+                self._upkeep.removal_failed()
             raise JournalError(f"queue {self.name}: {error}") from error
+        self.journal.close()
+        if removal is not None:
+            unnamed = UnnamedFiles()
+            removal.remove(unnamed, no_pause)
+            self._commits.worker.run(unnamed.free, lambda _error: None)
         self.journal, self._upkeep, self.failure = NoJournal(), None, None
         self._prelude = b""
+
+    @property
+    def worker(self) -> Worker:
+        """What runs long work on the journal."""
+        return self._commits.worker
 
     @property
     def has_pending(self) -> bool:
@@ -399,11 +412,18 @@ class Store(Items):
         upkeep.named.discard(xid)
         return NamedItem.of(xid, record)
 
-    def _delete_journal(self) -> None:
-        """Remove the journal's files. Raises OSError."""
+    def begin_removal(self) -> Removal | None:
+        """Return what removes the journal, if there is one, while the queue goes on for now.
+
+        Then call `drop`, or `removal_failed`. Raises OSError, after which `removal_failed` too.
+        """
+        return None if self._upkeep is None else self._upkeep.begin_removal()
+
+    def removal_failed(self, error: BaseException) -> JournalError:
+        """Go on as before; say how it is to be reported."""
         if self._upkeep is not None:
-            self._upkeep.delete_journal()
-        self._let_go()
+            self._upkeep.removal_failed()
+        return self._fail(error if isinstance(error, OSError) else OSError(str(error)))
 
     def _close_journal(self) -> None:
         if self._upkeep is not None:
@@ -445,7 +465,3 @@ class Store(Items):
                 self._push_back(record)
             case bytes():
                 self._push_back(change)
-
-
-def _no_pause() -> None:
-    """Nobody waits."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from kestrelmq.clock import Clock
 from kestrelmq.engine.places import Checkpoint, Places
 from kestrelmq.engine.policy import Action, JournalState, Limits, decide
-from kestrelmq.engine.worker import InlineWorker, Worker
+from kestrelmq.engine.worker import InlineWorker, Worker, no_pause
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import ADD_XID_HEADER, ADDX_HEADER
 from kestrelmq.journal.replacement import (
@@ -25,7 +25,7 @@ from kestrelmq.journal.replacement import (
     Replacement,
     Source,
 )
-from kestrelmq.journal.writer import FileJournal
+from kestrelmq.journal.writer import FileJournal, Removal
 
 if TYPE_CHECKING:
     from kestrelmq.engine.store import Store
@@ -127,6 +127,8 @@ class Upkeep:
 
     def tick(self) -> None:
         """Do what only time brings about: try again what failed, rewrite when the delay is over."""
+        if self._journal.is_ending:
+            return
         if self._retry_at is not None:
             if self._clock.monotonic() < self._retry_at:
                 return
@@ -147,6 +149,8 @@ class Upkeep:
     def attend(self) -> None:
         """Decide, and begin what is to be done. Everything must have been committed."""
         if self._job is not None or self._syncing or self._retry_at is not None:
+            return
+        if self._journal.is_ending:
             return
         if self._journal.suspect:
             self._rewrite()
@@ -261,7 +265,7 @@ class Upkeep:
         """
         journal = self._journal
         old, end = journal.current_name, journal.current_size
-        journal.begin(name, records, _no_pause)
+        journal.begin(name, records, no_pause)
         try:
             self.adopt(name)
         except OSError:
@@ -483,17 +487,23 @@ class Upkeep:
         self._job = self._checkpoint = None
         self._look_again(0)
 
-    def delete_journal(self) -> None:
-        """Give up what is under way, and remove the journal's files. Raises OSError."""
+    def begin_removal(self) -> Removal:
+        """Give up what is under way; return what removes the journal's files. Raises OSError.
+
+        Nothing else is done to the journal then, unless `removal_failed`.
+        """
         journal = self._journal
         before = journal.current_name
+        also = self.cancel()
         try:
-            nameless = journal.delete(self._clock.now(), self.cancel())
-        except OSError:
+            return journal.begin_removal(self._clock.now(), also)
+        finally:
             self._store.reader_renamed(before, journal.current_name)
-            raise
-        if nameless:
-            self._worker.run(nameless.free, lambda _error: None)
+
+    def removal_failed(self) -> None:
+        """Look after the journal again: the queue stays."""
+        self._journal.is_ending = False
+        self._look_again(0)
 
     def cancel(self) -> tuple[str, ...]:
         """Give up what is under way; return the names of files that it may leave."""
@@ -502,7 +512,3 @@ class Upkeep:
             return ()
         job.cancel()
         return (*job.files, job.pack, job.name)
-
-
-def _no_pause() -> None:
-    """Nobody waits."""

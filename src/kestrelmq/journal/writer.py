@@ -9,7 +9,7 @@ rotated file and no current one, an empty temporary, or a pack beside the files 
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
 from typing import Final, Literal
 
@@ -68,6 +68,7 @@ class FileJournal:
         sizes: bytes in each rotated file by its name, in replay order.
         size: bytes in all files.
         dialect: how the current file says which xid a read got; None while it does not.
+        is_ending: the queue is being deleted, and no other file may be begun.
         is_torn: a failed write left something in the current file, which takes no more: what comes
             next goes to a file of its own, see `begin` and `rotate`.
         suspect: a sync failed, and what it should have covered may never reach the disk: until
@@ -79,6 +80,7 @@ class FileJournal:
     """
 
     __slots__ = (
+        "_after",
         "_current",
         "_lock",
         "_name",
@@ -86,6 +88,7 @@ class FileJournal:
         "_synced",
         "dialect",
         "directory",
+        "is_ending",
         "is_torn",
         "queue",
         "rewrites",
@@ -102,6 +105,8 @@ class FileJournal:
         queue: str,
         rotated: dict[str, int],
         dialect: Dialect | None = None,
+        *,
+        after: int = 0,
     ) -> None:
         """Describe a journal; `open` opens it.
 
@@ -110,7 +115,10 @@ class FileJournal:
             queue: the queue's name.
             rotated: the size of each rotated file, in replay order.
             dialect: that of the current file.
+            after: a timestamp (ms) up to which rotated files are another queue's, which goes.
         """
+        self._after = after
+        self.is_ending = False
         self.queue = queue
         self.sizes = rotated
         self.size = sum(rotated.values())
@@ -280,8 +288,10 @@ class FileJournal:
         current = self._current
         if current is None:
             raise OSError("the journal is closed")
+        if self.is_ending:
+            raise OSError("the queue is being deleted")
         current.settle()
-        timestamp = later_timestamp(list(self.sizes), now)
+        timestamp = self._timestamp(now)
         old = self._name
         rotated = rotated_name(self.queue, timestamp) if old == self.queue else old
         temporary = begun or temporary_name(self.queue, NEXT, timestamp)
@@ -336,60 +346,35 @@ class FileJournal:
 
     # --- the end ---
 
-    def delete(self, now: int, also: Iterable[str] = ()) -> UnnamedFiles:
-        """Remove the queue's files and those named `also`; what was set aside as torn stays.
+    def begin_removal(self, now: int, also: Iterable[str] = ()) -> "Removal":
+        """Return what removes the queue's files, and those named `also`.
 
-        An empty pack takes the place of all files first: a crash half-way leaves everything, or an
-        empty queue.
-
-        Returns:
-            What is still to be freed, where nobody waits for it.
+        Until the journal is closed it goes on, in the file that it has, but begins no other one:
+        all that it writes is removed, too. What was set aside as torn stays.
 
         Raises:
             OSError: the queue is as it was.
         """
         self._end_current(now)
         newest = max(newest_timestamp(list(self.sizes)), newest_timestamp([self._name]))
-        pack = pack_name(self.queue, newest)
-        temporary = temporary_name(self.queue, DELETE, newest)
-        self.directory.create(temporary).close()
-        # The pack stands for the files by the names that they have now.
-        self.directory.sync()
-        self.directory.rename(temporary, pack)
-        try:
-            self.directory.sync()
-        except OSError:
-            self.directory.remove(pack)
-            raise
-        self.directory.reached("delete: empty pack in place")
-        files = [*self.files, *also]
-        unnamed = UnnamedFiles()
-        for name, size in {**self.sizes, self._name: self.current_size}.items():
-            if size > _LARGE:
-                unnamed.hold(name, self.directory.open)
-        self.close()
-        try:
-            for name in files:
-                self.directory.remove(name)
-                self.directory.reached("delete: file removed")
-            self.directory.sync()
-            self.directory.remove(pack)
-            self.directory.reached("delete: pack removed")
-            self.directory.sync()
-        except OSError as error:
-            log.warning("queue %s is deleted, but not all of its files: %s", self.queue, error)
-        return unnamed
+        self.is_ending = True
+        sizes = {**self.sizes, self._name: self.current_size}
+        return Removal(self.directory, self.queue, newest, sizes, also)
 
     def _end_current(self, now: int) -> None:
         """Give the current file the name of a rotated one; none follows. Raises OSError."""
         current = self._current
         if current is not None and self._name == self.queue:
-            rotated = rotated_name(self.queue, later_timestamp(list(self.sizes), now))
+            rotated = rotated_name(self.queue, self._timestamp(now))
             self.directory.rename(self._name, rotated)
             current.renamed(rotated)
             self._name = rotated
             self._names_changed = True
             self.directory.reached("delete: current file renamed")
+
+    def _timestamp(self, now: int) -> int:
+        """Return the time (ms) that names the next rotated file."""
+        return max(later_timestamp(list(self.sizes), now), self._after + 1)
 
     def close(self) -> None:
         """Release the files."""
@@ -397,3 +382,73 @@ class FileJournal:
             current, self._current = self._current, None
         if current is not None:
             current.close()
+
+
+class Removal:
+    """The files of a queue that goes, and the empty pack that stands for them meanwhile.
+
+    A crash before `replace` leaves everything, a later one an empty queue or none. Both steps may
+    run in another thread.
+
+    Attributes:
+        newest: the timestamp (ms) up to which files belong to the queue that goes.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        queue: str,
+        newest: int,
+        sizes: Mapping[str, int],
+        also: Iterable[str],
+    ) -> None:
+        """Describe it; see `FileJournal.begin_removal`.
+
+        Args:
+            directory: where the files are.
+            queue: the queue's name.
+            newest: see above.
+            sizes: the files, and how many bytes they have.
+            also: names of more files.
+        """
+        self.newest = newest
+        self._directory = directory
+        self._queue = queue
+        self._sizes = sizes
+        self._also = also
+        self._pack = pack_name(queue, newest)
+
+    def replace(self, _pause: Callable[[], None]) -> None:
+        """Let the files mean nothing any more. Raises OSError: they still do."""
+        directory = self._directory
+        temporary = temporary_name(self._queue, DELETE, self.newest)
+        directory.create(temporary).close()
+        # The pack stands for the files by the names that they have now.
+        directory.sync()
+        directory.rename(temporary, self._pack)
+        try:
+            directory.sync()
+        except OSError:
+            directory.remove(self._pack)
+            raise
+        directory.reached("delete: empty pack in place")
+
+    def remove(self, unnamed: UnnamedFiles, _pause: Callable[[], None]) -> None:
+        """Remove the files, once they are replaced and the journal is closed.
+
+        `unnamed` gets what is still to be freed, where nobody waits for it.
+        """
+        directory = self._directory
+        for name, size in self._sizes.items():
+            if size > _LARGE:
+                unnamed.hold(name, directory.open)
+        try:
+            for name in (*self._sizes, *self._also):
+                directory.remove(name)
+                directory.reached("delete: file removed")
+            directory.sync()
+            directory.remove(self._pack)
+            directory.reached("delete: pack removed")
+            directory.sync()
+        except OSError as error:
+            log.warning("queue %s is deleted, but not all of its files: %s", self._queue, error)
