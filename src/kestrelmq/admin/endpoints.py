@@ -10,7 +10,7 @@ from kestrelmq.admin.guard import SERVER_ACTION
 from kestrelmq.admin.health import unhealthy_because
 from kestrelmq.admin.large_replies import LargeReplies
 from kestrelmq.admin.prometheus import CONTENT_TYPE, Exposition
-from kestrelmq.admin.serverwide import SECRET_SETTINGS, config_in_force
+from kestrelmq.admin.serverwide import config_in_force
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.status import Status
 
@@ -70,8 +70,7 @@ class Endpoints:
         return web.json_response(ostrich.server_info(self._context))
 
     async def _config(self, _request: web.Request) -> web.Response:
-        config = config_in_force(self._context)
-        return web.json_response(config.model_dump(mode="json", exclude=SECRET_SETTINGS))
+        return web.json_response(config_in_force(self._context))
 
     async def _health(self, _request: web.Request) -> web.Response:
         reasons = unhealthy_because(self._context)

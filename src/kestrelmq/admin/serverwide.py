@@ -5,17 +5,14 @@ from typing import Any, Final
 from kestrelmq.admin.calls import Answer, Call
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.models import ConfigAnswer, NewStatus, Reloaded, ServerAnswer, StatusAnswer
-from kestrelmq.config import ServerConfig
+from kestrelmq.config import RELOADED, ServerConfig, secrets
 from kestrelmq.engine.stats import damaged_queues
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.status import ServerStatus, Status
 from kestrelmq.version import VERSION
 
-SECRET_SETTINGS: Final[dict[str, Any]] = {
-    "admin_tokens": True,
-    "zookeeper": {"credentials"},
-}
+_SECRETS: Final = secrets(ServerConfig)
 
 
 async def show_server(call: Call) -> Answer:
@@ -63,21 +60,14 @@ def _status(status: ServerStatus) -> StatusAnswer:
 
 async def show_config(call: Call) -> Answer:
     """Show the configuration in force; secrets are left out."""
-    return Answer(
-        ConfigAnswer(
-            config=config_in_force(call.admin.context).model_dump(
-                mode="json", exclude=SECRET_SETTINGS
-            )
-        )
-    )
+    return Answer(ConfigAnswer(config=config_in_force(call.admin.context)))
 
 
-def config_in_force(context: ServerContext) -> ServerConfig:
-    """Return the settings in force: a reload changes those of queues and aliases only."""
-    newest = context.collection.config
-    return context.config.model_copy(
-        update={"default": newest.default, "queues": newest.queues, "aliases": newest.aliases}
-    )
+def config_in_force(context: ServerContext) -> dict[str, Any]:
+    """Return the settings in force, without secrets; some are as at the start, others reloaded."""
+    reloaded = {name: getattr(context.collection.config, name) for name in RELOADED}
+    config = context.config.model_copy(update=reloaded)
+    return config.model_dump(mode="json", exclude=_SECRETS)
 
 
 async def reload(call: Call) -> Answer:

@@ -1,7 +1,7 @@
 """`kestrelmq serve`: the server in the foreground."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +13,14 @@ from kestrelmq.server.app import Server
 from kestrelmq.server.logs import set_up_logging
 from kestrelmq.server.processes import check_layout
 
-Port = Annotated[str | None, typer.Option(metavar="PORT", show_default=False)]
+
+def _flag(setting: str) -> Any:
+    """Return the flag of a setting; its help is that of the setting, with its default."""
+    field = ServerConfig.model_fields[setting]
+    default = field.get_default()  # None where it depends on the environment
+    shown = "" if default is None else f" ({default})"
+    text = (field.description or "").removesuffix(".")
+    return typer.Option(help=f"{text}{shown}.", show_default=False)
 
 
 def serve(  # noqa: PLR0913 # one parameter a flag
@@ -21,30 +28,14 @@ def serve(  # noqa: PLR0913 # one parameter a flag
     config: Annotated[
         Path | None, typer.Option(help="Configuration file (TOML).", show_default=False)
     ] = None,
-    queue_path: Annotated[
-        Path | None, typer.Option(help="Directory of the journals.", show_default=False)
-    ] = None,
-    listen: Annotated[
-        str | None, typer.Option(help="Address to bind (127.0.0.1).", show_default=False)
-    ] = None,
-    memcache_port: Annotated[
-        str | None, typer.Option(help="Memcache port (22133).", show_default=False)
-    ] = None,
-    text_port: Annotated[
-        str | None, typer.Option(help="Text port (2222).", show_default=False)
-    ] = None,
-    thrift_port: Annotated[
-        str | None, typer.Option(help="Thrift port (2229).", show_default=False)
-    ] = None,
-    admin_port: Annotated[
-        str | None, typer.Option(help="Admin HTTP port (2223).", show_default=False)
-    ] = None,
-    log_format: Annotated[
-        str | None, typer.Option(help="`text` or `json`.", show_default=False)
-    ] = None,
-    log_level: Annotated[
-        str | None, typer.Option(help="Least severity that is logged (info).", show_default=False)
-    ] = None,
+    queue_path: Annotated[Path | None, _flag("queue_path")] = None,
+    listen: Annotated[str | None, _flag("listen_address")] = None,
+    memcache_port: Annotated[str | None, _flag("memcache_listen_port")] = None,
+    text_port: Annotated[str | None, _flag("text_listen_port")] = None,
+    thrift_port: Annotated[str | None, _flag("thrift_listen_port")] = None,
+    admin_port: Annotated[str | None, _flag("admin_http_port")] = None,
+    log_format: Annotated[str | None, _flag("log_format")] = None,
+    log_level: Annotated[str | None, _flag("log_level")] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Serve nobody before every queue is loaded.")
     ] = False,

@@ -1,6 +1,5 @@
-"""Configuration: model (one documented field per setting), inheritance, loading, rendering."""
+"""Configuration: model (one documented field per setting), loading, rendering."""
 
-from kestrelmq.config.inheritance import effective
 from kestrelmq.config.loading import (
     apply_overrides,
     changed_globals,
@@ -8,10 +7,21 @@ from kestrelmq.config.loading import (
     config_warnings,
     load_config,
 )
-from kestrelmq.config.model import AliasConfig, QueueConfig, ServerConfig, ZooKeeperConfig
+from kestrelmq.config.model import (
+    LISTENERS,
+    RELOADED,
+    AliasConfig,
+    QueueConfig,
+    ServerConfig,
+    ZooKeeperConfig,
+    effective,
+    secrets,
+)
 from kestrelmq.config.rendering import config_toml, queue_settings, queues_toml
 
 __all__ = [
+    "LISTENERS",
+    "RELOADED",
     "AliasConfig",
     "QueueConfig",
     "ServerConfig",
@@ -25,4 +35,5 @@ __all__ = [
     "load_config",
     "queue_settings",
     "queues_toml",
+    "secrets",
 ]

@@ -1,18 +1,33 @@
-"""Configuration files to `ServerConfig`, with everything that is wrong reported at once."""
+"""Configuration files to `ServerConfig`.
 
+Everything that is wrong is reported at once: the key, what was found, and what is allowed.
+"""
+
+import difflib
+import json
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
-from kestrelmq.config.model import LISTENERS, ServerConfig
-from kestrelmq.config.problems import dotted, problem_lines
+from kestrelmq.config.model import LISTENERS, RELOADED, ServerConfig, table_of
+from kestrelmq.config.rendering import dotted
+from kestrelmq.config.values import kind_of
 from kestrelmq.errors import ConfigError
 
-RELOADED = frozenset({"default", "queues", "aliases"})
-"""What a reload changes; every other setting needs a restart."""
+_MOST_SHOWN: Final = 60
+
+_ALLOWED: Final = {
+    "string_type": "allowed: text in quotes",
+    "dict_type": "allowed: a table",
+    "mapping_type": "allowed: a table",
+    "model_type": "allowed: a table",
+    "too_short": "allowed: a list that is not empty",
+}
 
 
 def load_config(path: Path | str) -> ServerConfig:
@@ -56,9 +71,9 @@ def apply_overrides(
         ConfigError: the settings cannot be used together.
     """
     given = {name: value for name, value in overrides.items() if value is not None}
-    for name, value in given.items():
-        if name.endswith("_port") and isinstance(value, str) and value.isdecimal():
-            given[name] = int(value)
+    for name in given.keys() & LISTENERS:
+        if isinstance(given[name], str) and given[name].isdecimal():
+            given[name] = int(given[name])
     kept = {name: getattr(config, name) for name in config.model_fields_set}
     return _validated(kept | given, source)
 
@@ -85,7 +100,7 @@ def _validated(settings: Mapping[str, Any], source: str) -> ServerConfig:
     try:
         return ServerConfig.model_validate(settings)
     except ValidationError as error:
-        lines = problem_lines(error, ServerConfig) + _conflicts(settings, error)
+        lines = _problem_lines(error, ServerConfig) + _conflicts(settings, error)
         raise ConfigError("\n".join(f"{source}: {line}" for line in lines)) from None
 
 
@@ -100,5 +115,71 @@ def _conflicts(settings: Mapping[str, Any], error: ValidationError) -> list[str]
     try:
         ServerConfig.model_validate(remaining)
     except ValidationError as conflicts:
-        return problem_lines(conflicts, ServerConfig)
+        return _problem_lines(conflicts, ServerConfig)
     return []
+
+
+def _problem_lines(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """Return one line for each thing that is wrong."""
+    return [_line(detail, model) for detail in error.errors(include_url=False)]
+
+
+def _line(detail: ErrorDetails, model: type[BaseModel]) -> str:
+    # pydantic marks a bad key of a mapping with a last step "[key]".
+    path = [str(step) for step in detail["loc"] if step != "[key]"]
+    key = dotted(path)
+    match detail["type"]:
+        case "extra_forbidden":
+            return f"{key}: unknown setting{_suggestion(path, model)}"
+        case "missing":
+            return f"{key}: missing"
+        case "value_error":
+            reason = str(detail["ctx"]["error"])
+        case kind:
+            reason = _ALLOWED.get(kind, detail["msg"])
+    if detail["loc"] and detail["loc"][-1] == "[key]":
+        return f"{key}: {reason}"
+    found = detail["input"]
+    if isinstance(found, Mapping | BaseModel) and detail["type"] == "value_error":
+        # A rule over several settings: the reason names them.
+        return f"{key}: {reason}" if key else reason
+    shown = "a value that is not shown" if _is_secret(path, model) else _shown(found)
+    return f"{key}: found {shown}; {reason}"
+
+
+def _shown(found: Any) -> str:
+    if isinstance(found, bool):
+        return str(found).lower()
+    text = json.dumps(found, ensure_ascii=False, default=str)
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
+
+
+def _suggestion(path: Sequence[str], model: type[BaseModel]) -> str:
+    known = _settings_at(path[:-1], model)
+    close = difflib.get_close_matches(path[-1].lower().replace("-", "_"), known, n=1)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; allowed: {', '.join(known)}"
+
+
+def _settings_at(path: Sequence[str], model: type[BaseModel]) -> list[str]:
+    """Return the names of the settings that the table at `path` may hold."""
+    for field in _fields_on(path, model):
+        model = table_of(field)
+    return list(model.model_fields)
+
+
+def _is_secret(path: Sequence[str], model: type[BaseModel]) -> bool:
+    kinds_on = map(kind_of, _fields_on(path, model))
+    return any(kind is not None and kind.secret for kind in kinds_on)
+
+
+def _fields_on(path: Sequence[str], model: type[BaseModel]) -> Iterator[FieldInfo]:
+    """Yield the table or setting that each step of `path` leads to."""
+    for step in path:
+        field = model.model_fields.get(step)
+        # A step that is no field is the NAME of [queues.NAME], or an index of a list.
+        if field is not None:
+            yield field
+            if kind_of(field) is None:
+                model = table_of(field)

@@ -3,45 +3,57 @@
 The models are immutable. Sizes are bytes and durations are seconds; None means unlimited, never or
 none. Which fields were set explicitly stays known (`model_fields_set`), and so "not set here" is
 distinct from "set to the default": inheritance builds on that.
+
+To add a setting, add a field with its kind (`values`), its default and its help, and obey it. What
+loads, checks, inherits, writes and documents settings works on these fields.
 """
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 
 from kestrelmq.config.values import (
+    CHOICE,
+    PORT,
     Count,
+    CountLimit,
     Credentials,
     Duration,
+    DurationLimit,
     FilePath,
     Flag,
+    Kind,
     LogFile,
     NodePath,
-    OptionalCount,
     OptionalDuration,
     OptionalFilePath,
     OptionalFunction,
     OptionalPeriod,
     OptionalPositive,
     OptionalQueueName,
-    OptionalSize,
     OptionalTextList,
     Period,
     Port,
+    PositiveLimit,
     QueueList,
     QueueName,
     Size,
+    SizeLimit,
     SyncPeriod,
     Text,
     TextList,
     Tokens,
-    one_of,
+    kind_of,
 )
+from kestrelmq.names import master_of
 
-LISTENERS = ("memcache_listen_port", "text_listen_port", "thrift_listen_port", "admin_http_port")
+RELOADED: Final = frozenset({"default", "queues", "aliases"})
+"""The tables that a reload puts in force; every other setting needs a restart."""
 
 
 def default_queue_path(environment: Mapping[str, str], home: Path) -> Path:
@@ -59,13 +71,13 @@ class _Settings(BaseModel):
 class QueueConfig(_Settings):
     """The settings of one queue: `QueueConfig(max_items=1000, max_age="1 minute")`."""
 
-    max_items: OptionalCount = None
+    max_items: CountLimit = None
     """Most items the queue may hold; adding to a full queue is refused."""
-    max_size: OptionalSize = None
+    max_size: SizeLimit = None
     """Most bytes of item data the queue may hold; adding to a full queue is refused."""
-    max_item_size: OptionalSize = None
+    max_item_size: SizeLimit = None
     """Most bytes of data in one item; a larger item is always refused."""
-    max_age: OptionalDuration = None
+    max_age: DurationLimit = None
     """Longest time an item may wait, counted from when it was added; a later expiry is cut."""
     default_journal_size: Size = 16 * 1024**2
     """When the queue is empty and its journal is larger than this, a new journal file is begun."""
@@ -83,7 +95,7 @@ class QueueConfig(_Settings):
     """How often the journal is forced to disk; 0 is before every acknowledgement, None is never."""
     expire_to_queue: OptionalQueueName = None
     """Queue that receives expired items; without one they are dropped."""
-    max_expire_sweep: OptionalPositive = None
+    max_expire_sweep: PositiveLimit = None
     """Most expired items that one background sweep removes."""
     fanout_only: Flag = False
     """Whether items go only to the fanout children and none is kept in this queue."""
@@ -99,9 +111,7 @@ class QueueConfig(_Settings):
     """Ids of the clients that may read; None is everyone."""
     allowed_client_ids_for_enqueue: OptionalTextList = None
     """Ids of the clients that may add; None is everyone."""
-    journal_dialect: Annotated[
-        Literal["documented", "kestrel-2"], one_of("documented", "kestrel-2")
-    ] = "documented"
+    journal_dialect: Annotated[Literal["documented", "kestrel-2"], CHOICE] = "documented"
     """Journal dialect that is written: the documented one, or what Kestrel 2.4 reads."""
 
 
@@ -123,10 +133,7 @@ class ZooKeeperConfig(_Settings):
     """How long ZooKeeper waits for a silent server before it drops it from the sets."""
     credentials: Credentials = None
     """Digest credentials, `user:password`."""
-    acl: Annotated[
-        Literal["open-unsafe", "everyone-read-creator-all"],
-        one_of("open-unsafe", "everyone-read-creator-all"),
-    ] = "open-unsafe"
+    acl: Annotated[Literal["open-unsafe", "everyone-read-creator-all"], CHOICE] = "open-unsafe"
     """Who may change the announcement: anyone, or only the one who made it."""
     client_initializer: OptionalFunction = None
     """`module:function` that is called to make the ZooKeeper client."""
@@ -169,7 +176,8 @@ class ServerConfig(_Settings):
     allow_remote_admin: Flag = False
     """Whether clients on other machines may shut the server down, reload it and set its status."""
     queue_path: FilePath = Field(default_factory=_own_queue_path)
-    """Directory of the journals."""
+    """Directory of the journals; if not set, `$XDG_STATE_HOME/kestrelmq` or
+    `~/.local/state/kestrelmq`."""
     expiration_timer_frequency: OptionalPeriod = 1.0
     """How often expired items and queues are looked for in the background; None is not at all."""
     client_timeout: OptionalPeriod = None
@@ -182,23 +190,15 @@ class ServerConfig(_Settings):
     """Connections that may wait to be accepted, per listener."""
     status_file: OptionalFilePath = None
     """File that keeps the server's status over a restart; None is `~~status` in the queue path."""
-    default_status: Annotated[
-        Literal["up", "writeavoid", "readonly", "quiescent"],
-        one_of("up", "writeavoid", "readonly", "quiescent"),
-    ] = "up"
+    default_status: Annotated[Literal["up", "writeavoid", "readonly", "quiescent"], CHOICE] = "up"
     """Status at the first start, while there is no status file."""
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error", "critical"],
-        one_of("debug", "info", "warning", "error", "critical"),
-    ] = "info"
+    log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], CHOICE] = "info"
     """Least severity that is logged."""
-    log_format: Annotated[Literal["text", "json"], one_of("text", "json")] = "text"
-    """One event a line, for people or for machines."""
+    log_format: Annotated[Literal["text", "json"], CHOICE] = "text"
+    """`text` for people or `json` for machines, one event a line."""
     log_file: LogFile = None
     """File the log is written to, opened again on SIGHUP; None is standard error."""
-    memcache_dialect: Annotated[Literal["kestrel", "memcached"], one_of("kestrel", "memcached")] = (
-        "kestrel"
-    )
+    memcache_dialect: Annotated[Literal["kestrel", "memcached"], CHOICE] = "kestrel"
     """How the memcache listener answers: as the original, or as ordinary memcached clients need."""
     status_change_grace_period: Duration = 0.0
     """How long what a stricter status forbids is still allowed after the change."""
@@ -270,3 +270,63 @@ class ServerConfig(_Settings):
             reached |= new
             waiting.extend(new)
         return reached
+
+
+LISTENERS: Final = tuple(
+    name for name, field in ServerConfig.model_fields.items() if kind_of(field) is PORT
+)
+"""The settings that are the port of a listener."""
+
+
+def effective(config: ServerConfig, queue_name: str) -> QueueConfig:
+    """Return the settings in force for `queue_name`; pure, so callers may remember the answer.
+
+    A fanout child takes what it sets itself, then what its master sets, then `[default]`, then the
+    built-in values, as in Kestrel 2.3.4 and later. Only `fanout_only` is never inherited by a
+    child: it says that the items are the children's.
+    """
+    merged = _explicit(config.default)
+    master = master_of(queue_name)
+    if master is not None:
+        merged |= _explicit(config.queues.get(master))
+        merged.pop("fanout_only", None)
+    merged |= _explicit(config.queues.get(queue_name))
+    # Every value was validated with its layer.
+    return QueueConfig.model_construct(**merged)
+
+
+def _explicit(layer: QueueConfig | None) -> dict[str, Any]:
+    """Return the settings that a layer sets itself."""
+    if layer is None:
+        return {}
+    return {name: getattr(layer, name) for name in layer.model_fields_set}
+
+
+@cache
+def kinds(model: type[BaseModel]) -> dict[str, Kind]:
+    """Return the kind of each setting of a model, without the tables in it."""
+    found = {name: kind_of(field) for name, field in model.model_fields.items()}
+    return {name: kind for name, kind in found.items() if kind is not None}
+
+
+def table_of(field: FieldInfo) -> type[BaseModel]:
+    """Return the model of the settings in a table, or in each of a mapping of tables."""
+    return _model_within(field.annotation)
+
+
+def _model_within(annotation: Any) -> type[BaseModel]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in reversed(annotation.__args__):
+        if argument is not type(None) and argument is not str:
+            return _model_within(argument)
+    raise TypeError(annotation)
+
+
+def secrets(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the settings that are never shown, as `model_dump(exclude=...)` takes them."""
+    found: dict[str, Any] = {name: True for name, kind in kinds(model).items() if kind.secret}
+    for name, field in model.model_fields.items():
+        if kind_of(field) is None and (within := secrets(table_of(field))):
+            found[name] = within
+    return found

@@ -1,18 +1,27 @@
-"""The kinds of values a setting can have: what is accepted, and what it becomes.
+"""The kinds of values a setting can have: what is accepted, what it becomes, how it is written.
 
-Each kind converts what people write (`"16 MiB"`, `"30 minutes"`, `"none"`) before the type is
-checked, and its error says what is allowed. Nothing else is converted: `"5"` is no number.
+Each kind converts what people write (`"16 MiB"`, `"30 minutes"`, `"none"`). Nothing else is
+converted: `"5"` is no number.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    SecretStr,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import core_schema
 
 from kestrelmq.names import queue_name_error
-from kestrelmq.units import parse_duration, parse_size
+from kestrelmq.units import format_duration, format_size, parse_duration, parse_size
 
 # Far above any sensible value, and small enough that sums of them fit 64 bits, in bytes as in ms.
 MAX_COUNT: Final = 2**62
@@ -25,22 +34,62 @@ LEAST_TOKEN: Final = 16
 """Fewest characters of a token: what can be guessed is no secret."""
 _TOKEN: Final = re.compile(rf"[!-~]{{{LEAST_TOKEN},}}")
 
-_Converter = Callable[[Any], Any]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """A kind of value.
+
+    Attributes:
+        read: converts what people write, before the type is checked; its ValueError says what is
+            allowed. None: one of the words of a `Literal`, in any case.
+        write: turns a value, which is not None, into what TOML can hold.
+        none: how None is written.
+        schema: its JSON Schema; None for that of the type.
+        secret: whether a value is never shown.
+    """
+
+    read: Callable[[Any], Any] | None = None
+    write: Callable[[Any], Any] = lambda value: value
+    none: str = "none"
+    schema: Mapping[str, Any] | None = None
+    secret: bool = False
+
+    def or_none(self, *words: str, written: str = "none") -> "Kind":
+        """Return the kind that also takes None, any of `words` in any case, as None."""
+        convert = self.read
+        if convert is None:
+            raise ValueError("a choice has no None")
+
+        def read(value: Any) -> Any:
+            if value is None or (isinstance(value, str) and value.lower() in words):
+                return None
+            try:
+                return convert(value)
+            except ValueError as error:
+                also = ", ".join(f'"{word}"' for word in words if word)
+                raise ValueError(f"{error}, or {also}" if also else str(error)) from None
+
+        return replace(self, read=read, none=written)
+
+    def described(self, description: str, *kinds: Mapping[str, Any]) -> "Kind":
+        """Return the kind with a JSON Schema: any of `kinds`."""
+        return replace(self, schema={"anyOf": list(kinds), "description": description})
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        read = self.read or _one_of(get_args(source))
+        return core_schema.no_info_before_validator_function(read, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return handler(schema) if self.schema is None else dict(self.schema)
 
 
-def _or_none(convert: _Converter, *words: str) -> BeforeValidator:
-    """Read None and any of `words`, in any case, as None; convert everything else."""
-
-    def read(value: Any) -> Any:
-        if value is None or (isinstance(value, str) and value.lower() in words):
-            return None
-        try:
-            return convert(value)
-        except ValueError as error:
-            also = ", ".join(f'"{word}"' for word in words if word)
-            raise ValueError(f"{error}, or {also}" if also else str(error)) from None
-
-    return BeforeValidator(read)
+def kind_of(field: FieldInfo) -> Kind | None:
+    """Return the kind of a setting; None for a table of settings."""
+    return next((part for part in field.metadata if isinstance(part, Kind)), None)
 
 
 def _size(value: Any) -> int:
@@ -70,7 +119,7 @@ def _period(value: Any) -> float:
     return seconds
 
 
-def _whole_number(least: int, most: int) -> _Converter:
+def _whole_number(least: int, most: int) -> Callable[[Any], int]:
     def read(value: Any) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
             return value
@@ -86,15 +135,13 @@ def _flag(value: Any) -> bool:
     raise ValueError("allowed: true or false")
 
 
-def one_of(*words: str) -> BeforeValidator:
-    """Accept one of `words` in any case, and store it in lower case."""
-
+def _one_of(words: tuple[str, ...]) -> Callable[[Any], str]:
     def read(value: Any) -> str:
         if isinstance(value, str) and value.lower() in words:
             return value.lower()
         raise ValueError(f"allowed: {', '.join(words)}")
 
-    return BeforeValidator(read)
+    return read
 
 
 def _text(value: Any) -> str:
@@ -157,100 +204,104 @@ def _list_of_text(value: Any) -> tuple[str, ...]:
     raise ValueError("allowed: a list of texts, such as ['one', 'two']")
 
 
-def _schema(description: str, *kinds: dict[str, Any]) -> WithJsonSchema:
-    return WithJsonSchema({"anyOf": list(kinds), "description": description})
-
-
 _TEXT_OR_NUMBER: Final = ({"type": "number", "minimum": 0}, {"type": "string"})
 _TEXT_OR_INTEGER: Final = ({"type": "integer", "minimum": 0}, {"type": "string"})
+_COUNT_OR_WORD: Final = {"enum": OFF_WORDS}
 
-Size = Annotated[
-    int, BeforeValidator(_size), _schema("Bytes, or text such as '16 MiB'.", *_TEXT_OR_INTEGER)
-]
-OptionalSize = Annotated[
+_SIZE: Final = Kind(_size, format_size)
+_DURATION: Final = Kind(_duration, format_duration)
+_PERIOD: Final = Kind(_period, format_duration)
+_PATH: Final = Kind(_path, str)
+_FUNCTION: Final = Kind(_function)
+_LIST: Final = Kind(_list_of_text)
+_FROM_0: Final = Kind(_whole_number(0, MAX_COUNT))
+_FROM_1: Final = Kind(_whole_number(1, MAX_COUNT))
+
+CHOICE: Final = Kind()
+"""One of the words of the `Literal` that it annotates."""
+
+Size = Annotated[int, _SIZE.described("Bytes, or text such as '16 MiB'.", *_TEXT_OR_INTEGER)]
+SizeLimit = Annotated[
     int | None,
-    _or_none(_size, *OFF_WORDS),
-    _schema("Bytes, text such as '16 MiB', or 'unlimited'.", *_TEXT_OR_INTEGER),
+    _SIZE.or_none(*OFF_WORDS, written="unlimited").described(
+        "Bytes, text such as '16 MiB', or 'unlimited'.", *_TEXT_OR_INTEGER
+    ),
 ]
 Duration = Annotated[
-    float,
-    BeforeValidator(_duration),
-    _schema("Seconds, or text such as '100ms'.", *_TEXT_OR_NUMBER),
+    float, _DURATION.described("Seconds, or text such as '100ms'.", *_TEXT_OR_NUMBER)
 ]
-OptionalDuration = Annotated[
-    float | None,
-    _or_none(_duration, *OFF_WORDS),
-    _schema("Seconds, text such as '1 minute', or 'none'.", *_TEXT_OR_NUMBER),
-]
+_OPTIONAL_DURATION: Final = _DURATION.or_none(*OFF_WORDS).described(
+    "Seconds, text such as '1 minute', or 'none'.", *_TEXT_OR_NUMBER
+)
+OptionalDuration = Annotated[float | None, _OPTIONAL_DURATION]
+DurationLimit = Annotated[float | None, replace(_OPTIONAL_DURATION, none="unlimited")]
 Period = Annotated[
-    float,
-    BeforeValidator(_period),
-    _schema("Seconds above 0, or text such as '10s'.", *_TEXT_OR_NUMBER),
+    float, _PERIOD.described("Seconds above 0, or text such as '10s'.", *_TEXT_OR_NUMBER)
 ]
 OptionalPeriod = Annotated[
     float | None,
-    _or_none(_period, *OFF_WORDS),
-    _schema("Seconds above 0, text such as '1s', or 'none'.", *_TEXT_OR_NUMBER),
+    _PERIOD.or_none(*OFF_WORDS).described(
+        "Seconds above 0, text such as '1s', or 'none'.", *_TEXT_OR_NUMBER
+    ),
 ]
 SyncPeriod = Annotated[
     float | None,
-    _or_none(_duration, "never", "none"),
-    _schema("Seconds, text such as '100ms' or '0ms', or 'never'.", *_TEXT_OR_NUMBER),
+    _DURATION.or_none("never", "none", written="never").described(
+        "Seconds, text such as '100ms' or '0ms', or 'never'.", *_TEXT_OR_NUMBER
+    ),
 ]
-Count = Annotated[
-    int,
-    BeforeValidator(_whole_number(1, MAX_COUNT)),
-    _schema("1 or more.", {"type": "integer", "minimum": 1}),
-]
-OptionalCount = Annotated[
+Count = Annotated[int, _FROM_1.described("1 or more.", {"type": "integer", "minimum": 1})]
+CountLimit = Annotated[
     int | None,
-    _or_none(_whole_number(0, MAX_COUNT), *OFF_WORDS),
-    _schema("0 or more, or 'unlimited'.", {"type": "integer", "minimum": 0}, {"enum": OFF_WORDS}),
+    _FROM_0.or_none(*OFF_WORDS, written="unlimited").described(
+        "0 or more, or 'unlimited'.", {"type": "integer", "minimum": 0}, _COUNT_OR_WORD
+    ),
 ]
-OptionalPositive = Annotated[
-    int | None,
-    _or_none(_whole_number(1, MAX_COUNT), *OFF_WORDS),
-    _schema("1 or more, or 'unlimited'.", {"type": "integer", "minimum": 1}, {"enum": OFF_WORDS}),
-]
-Port = Annotated[
-    int | None,
-    _or_none(_whole_number(0, 65_535), "none"),
-    _schema(
+_OPTIONAL_POSITIVE: Final = _FROM_1.or_none(*OFF_WORDS).described(
+    "1 or more, or 'unlimited'.", {"type": "integer", "minimum": 1}, _COUNT_OR_WORD
+)
+OptionalPositive = Annotated[int | None, _OPTIONAL_POSITIVE]
+PositiveLimit = Annotated[int | None, replace(_OPTIONAL_POSITIVE, none="unlimited")]
+PORT: Final = (
+    Kind(_whole_number(0, 65_535))
+    .or_none("none")
+    .described(
         "0 picks a free port; 'none' turns the listener off.",
         {"type": "integer", "minimum": 0, "maximum": 65_535},
         {"const": "none"},
-    ),
-]
-Flag = Annotated[bool, BeforeValidator(_flag)]
-Text = Annotated[str, BeforeValidator(_text)]
-FilePath = Annotated[Path, BeforeValidator(_path)]
-OptionalFilePath = Annotated[Path | None, _or_none(_path)]
+    )
+)
+Port = Annotated[int | None, PORT]
+Flag = Annotated[bool, Kind(_flag)]
+Text = Annotated[str, Kind(_text)]
+FilePath = Annotated[Path, _PATH]
+OptionalFilePath = Annotated[Path | None, _PATH.or_none()]
 LogFile = Annotated[
-    Path | None, _or_none(_path, "stderr"), _schema("A path, or 'stderr'.", {"type": "string"})
+    Path | None,
+    _PATH.or_none("stderr", written="stderr").described("A path, or 'stderr'.", {"type": "string"}),
 ]
 QueueName = Annotated[str, AfterValidator(_queue_name)]
 OptionalQueueName = Annotated[
     QueueName | None,
-    _or_none(lambda value: value, "", "none"),
-    _schema("A queue or an alias; '' or 'none' is none.", {"type": "string"}),
+    Kind(lambda value: value)
+    .or_none("", "none", written="")
+    .described("A queue or an alias; '' or 'none' is none.", {"type": "string"}),
 ]
-OptionalFunction = Annotated[str | None, _or_none(_function, "", "none")]
-TextList = Annotated[tuple[str, ...], BeforeValidator(_list_of_text)]
-QueueList = Annotated[tuple[QueueName, ...], BeforeValidator(_list_of_text), Field(min_length=1)]
-NodePath = Annotated[str, BeforeValidator(_absolute_node)]
-Credentials = Annotated[SecretStr | None, _or_none(_credentials)]
+OptionalFunction = Annotated[str | None, _FUNCTION.or_none("", "none", written="")]
+TextList = Annotated[tuple[str, ...], _LIST]
+QueueList = Annotated[tuple[QueueName, ...], _LIST, Field(min_length=1)]
+NodePath = Annotated[str, Kind(_absolute_node)]
+Credentials = Annotated[SecretStr | None, Kind(_credentials, secret=True).or_none()]
 Tokens = Annotated[
     tuple[SecretStr, ...],
-    BeforeValidator(_tokens),
-    _schema(
+    Kind(_tokens, secret=True).described(
         f"A list of secrets, each of {LEAST_TOKEN} or more printable ASCII characters.",
         {"type": "array", "items": {"type": "string", "minLength": LEAST_TOKEN}},
     ),
 ]
 OptionalTextList = Annotated[
     tuple[str, ...] | None,
-    _or_none(_list_of_text, "everyone", "none"),
-    _schema(
+    _LIST.or_none("everyone", "none", written="everyone").described(
         "A list; an empty one is nobody. Or 'everyone'; 'none' is no list, and so everyone, too.",
         {"type": "array", "items": {"type": "string", "minLength": 1}},
         {"const": "everyone"},

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
-from kestrelmq.config import ServerConfig
-from kestrelmq.config.model import LISTENERS
+from kestrelmq.config import LISTENERS, ServerConfig
 from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.journal.files import file_names
 from kestrelmq.journal.names import plan
