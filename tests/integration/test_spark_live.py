@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.client import Client
-from kestrelmq.client.options import membership_of
+from kestrelmq.client.cluster import membership_of
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import ServerUnavailable
 from kestrelmq.spark.live_probe import Probe

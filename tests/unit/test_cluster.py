@@ -11,9 +11,18 @@ import pytest
 from kestrelmq.client import commands
 from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import ServerSet
-from kestrelmq.client.plans import Planner
-from kestrelmq.client.rounds import BATCH_ITEMS
-from kestrelmq.client.steps import Free, Held, Hold, Pause, Plan, Run, Step, is_something
+from kestrelmq.client.core import is_something
+from kestrelmq.client.plans import (
+    BATCH_ITEMS,
+    Free,
+    Held,
+    Hold,
+    Pause,
+    Plan,
+    Planner,
+    Run,
+    Step,
+)
 from kestrelmq.errors import (
     ClientError,
     ConnectionLost,
@@ -106,12 +115,12 @@ STORED, NOT_STORED, EMPTY = b"STORED\r\n", b"NOT_STORED\r\n", b"END\r\n"
 
 def put(play: Play, *items: bytes, retry: bool | None = None) -> Any:
     """Put items into queue q."""
-    return play.run(play.planner.put("q", items or (b"x",), 0, retry_unknown=retry))
+    return play.run(play.planner.put_many("q", items or (b"x",), retry_unknown=retry))
 
 
 def get(play: Play, timeout: float | None = None) -> Any:
     """Get an item of queue q."""
-    return play.run(play.planner.take("q", timeout, commands.get))
+    return play.run(play.planner.get("q", timeout))
 
 
 # Adding
@@ -216,7 +225,7 @@ def test_a_bad_queue_name_asks_no_server() -> None:
     play = Play(lambda *_: STORED)
     for name in ("", "a/b", "a b", "a\r\nflush_all"):
         with pytest.raises(InvalidRequest):
-            play.run(play.planner.put(name, [b"x"], 0, retry_unknown=None))
+            play.run(play.planner.put(name, b"x"))
     assert play.asked == []
 
 
@@ -347,7 +356,7 @@ def test_every_server_is_asked_even_when_one_fails() -> None:
     """The operation fails, and has been done wherever it could be."""
     play = Play(lambda server, _: ServerUnavailable("down") if server == A else EMPTY)
     with pytest.raises(ServerUnavailable):
-        play.run(play.planner.everywhere(commands.flush(b"q")))
+        play.run(play.planner.flush("q"))
     assert play.servers_asked() == [A, B, C]
 
 
@@ -355,9 +364,9 @@ def test_no_known_server_is_an_error() -> None:
     """An empty server set is told apart from an empty queue."""
     play = Play(lambda *_: EMPTY, members=[])
     for plan in (
-        play.planner.take("q", None, commands.get),
-        play.planner.put("q", [b"x"], 0, retry_unknown=None),
-        play.planner.everywhere(commands.stats()),
+        play.planner.get("q"),
+        play.planner.put("q", b"x"),
+        play.planner.stats(),
     ):
         with pytest.raises(ServerUnavailable, match="no server is known"):
             play.run(plan)

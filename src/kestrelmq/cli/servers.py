@@ -8,8 +8,8 @@ import typer
 
 from kestrelmq.client import Client
 from kestrelmq.client.address import DEFAULT_PORT
-from kestrelmq.client.cluster import Membership
-from kestrelmq.client.options import ClientOptions, membership_of
+from kestrelmq.client.cluster import Membership, membership_of
+from kestrelmq.client.options import ClientOptions
 from kestrelmq.errors import InvalidRequest, KestrelError
 from kestrelmq.units import parse_duration
 

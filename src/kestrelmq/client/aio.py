@@ -8,30 +8,157 @@ operation closes that operation's connection, so an item on its way in an open r
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from itertools import count
 from random import Random
 from typing import Any, Self, TypeVar
 
-from kestrelmq.client import commands
-from kestrelmq.client.aio_connection import AsyncConnection, AsyncPool
-from kestrelmq.client.cluster import Membership
-from kestrelmq.client.options import (
-    ClientOptions,
-    Expiry,
-    membership_of,
-    planner_of,
-    protocol_expiry,
+from kestrelmq.client.address import Address
+from kestrelmq.client.cluster import Membership, membership_of
+from kestrelmq.client.commands import Command
+from kestrelmq.client.core import Act, Ask, Exchange, Open, Pool, carried_out
+from kestrelmq.client.options import ClientOptions
+from kestrelmq.client.plans import Held, Operations, Pause, Plan, Planner
+from kestrelmq.errors import (
+    ConnectionLost,
+    KestrelError,
+    OperationTimeout,
+    ProtocolError,
+    ServerUnavailable,
 )
-from kestrelmq.client.statistics import QueueStats, queue_stats
-from kestrelmq.client.steps import Free, Held, Hold, Pause, Plan, Run, Step, is_something
-from kestrelmq.errors import ClientError
+from kestrelmq.protocol.memcache_client import ReplyParser
 
 T = TypeVar("T")
 
 
-class AsyncClient:
+class AsyncConnection(asyncio.Protocol):
+    """A connection to one server; `open` makes it.
+
+    The rules are those of `Connection`: one command at a time, and closed after any error, which
+    includes the cancelling of the task that waits for the reply.
+    """
+
+    def __init__(self, address: Address, options: ClientOptions) -> None:
+        self.address = address
+        self._options = options
+        self._parser = ReplyParser(options.max_item_bytes)
+        self._transport: asyncio.Transport | None = None
+        self._exchange: Exchange[Any] | None = None
+        self._result: asyncio.Future[Any] | None = None
+        # Whether some of the request still waits on our side.
+        self._unsent = False
+
+    async def open(self) -> None:
+        """Connect.
+
+        Raises:
+            ServerUnavailable: it cannot be done in time.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._options.connect_timeout):
+                await loop.create_connection(lambda: self, self.address.host, self.address.port)
+        except TimeoutError as error:
+            raise ServerUnavailable(f"{self.address}: timed out") from error
+        except OSError as error:
+            raise ServerUnavailable(f"{self.address}: {_reason(error)}") from error
+
+    def close(self) -> None:
+        """Close the connection; the server takes its open reads back."""
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether neither side has closed it."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def is_usable(self) -> bool:
+        """Whether it is open, and nothing came that was not asked for."""
+        return self.is_open and self._parser.is_idle
+
+    async def run(self, command: Command[T]) -> T:
+        """Send `command` and return the result of its reply; the errors are `Connection.run`'s."""
+        if self._transport is None or self._transport.is_closing():
+            raise ServerUnavailable(f"{self.address}: the connection is closed")
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._exchange, self._result = Exchange(self.address, self._parser, command), result
+        try:
+            async with asyncio.timeout(self._options.operation_timeout + command.wait):
+                self._transport.write(command.request)
+                return await result
+        except TimeoutError as error:
+            never_sent = self._unsent and command.parts == 1
+            self.close()
+            kind = ServerUnavailable if never_sent else OperationTimeout
+            raise kind(f"{self.address}: no reply in time") from error
+        except ConnectionLost as error:
+            never_sent = self._unsent and command.parts == 1
+            self.close()
+            if never_sent:
+                raise ServerUnavailable(str(error)) from error
+            raise
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._exchange = self._result = None
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        if not isinstance(transport, asyncio.Transport):
+            raise TypeError("a client needs a stream transport")
+        # No room on our side, so that we are told whether all was sent.
+        transport.set_write_buffer_limits(high=0)
+        self._transport = transport
+
+    def pause_writing(self) -> None:
+        """Note that a part of the request waits."""
+        self._unsent = True
+
+    def resume_writing(self) -> None:
+        """Note that all was sent."""
+        self._unsent = False
+
+    def data_received(self, data: bytes) -> None:
+        """Read replies."""
+        try:
+            if self._exchange is None:
+                raise ProtocolError(f"{self.address}: a reply to no request")
+            if self._exchange.receive(data):
+                self._finish(self._exchange.result)
+        except KestrelError as error:
+            self._fail(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the reading that waits, if any."""
+        self._transport = None
+        if self._exchange is None:
+            return
+        reason = _reason(exc) if exc is not None else "the server closed the connection"
+        try:
+            self._exchange.lose(ConnectionLost(f"{self.address}: {reason}"))
+            self._finish(self._exchange.result)
+        except KestrelError as error:
+            self._fail(error)
+
+    def _finish(self, value: object) -> None:
+        if self._result is not None and not self._result.done():
+            self._result.set_result(value)
+        self._exchange = None
+
+    def _fail(self, error: KestrelError) -> None:
+        if self._result is not None and not self._result.done():
+            self._result.set_exception(error)
+        self._exchange = None
+        self.close()
+
+
+class AsyncClient(Operations):
     """A client of one server or of a cluster, for asyncio. Parameters are those of `Client`."""
 
     def __init__(
@@ -43,8 +170,8 @@ class AsyncClient:
     ) -> None:
         self._options = options or ClientOptions()
         self._membership = membership_of(servers)
-        self._plans = planner_of(self._membership, self._options, _loop_time, random)
-        self._pool = AsyncPool(self._options)
+        self._plans = Planner.of(self._membership, self._options, _loop_time, random)
+        self._pool = Pool(self._options, AsyncConnection)
         self._started = False
 
     @classmethod
@@ -68,33 +195,7 @@ class AsyncClient:
         if self._started:
             await asyncio.to_thread(self._membership.close)
 
-    # Items
-
-    async def put(
-        self, queue: str, data: bytes, expiry: Expiry = None, *, retry_unknown: bool | None = None
-    ) -> bool:
-        """Add an item, as `Client.put`."""
-        return (await self.put_many(queue, [data], expiry, retry_unknown=retry_unknown))[0]
-
-    async def put_many(
-        self,
-        queue: str,
-        items: Sequence[bytes],
-        expiry: Expiry = None,
-        *,
-        retry_unknown: bool | None = None,
-    ) -> list[bool]:
-        """Add items, as `Client.put_many`."""
-        plan = self._plans.put(queue, items, protocol_expiry(expiry), retry_unknown=retry_unknown)
-        return await self._carry_out(plan)
-
-    async def get(self, queue: str, timeout: float | None = None) -> bytes | None:
-        """Take an item, as `Client.get`."""
-        return await self._carry_out(self._plans.take(queue, timeout, commands.get))
-
-    async def peek(self, queue: str, timeout: float | None = None) -> bytes | None:
-        """Return the head item of the first server that has one, and leave it there."""
-        return await self._carry_out(self._plans.take(queue, timeout, commands.peek))
+    # Operations that hold reads open; all others are those of `Operations`.
 
     @asynccontextmanager
     async def reserve(
@@ -147,107 +248,40 @@ class AsyncClient:
             raise
         await self._carry_out(self._plans.confirm(queue, batch))
 
-    # Queues and servers. But for `exists`, these ask every server, and fail when one of them does.
-
-    async def flush(self, queue: str) -> None:
-        """Discard the items of a queue on every server."""
-        await self._everywhere(commands.flush(commands.checked_queue(queue)))
-
-    async def flush_all(self) -> None:
-        """Discard the items of every queue on every server."""
-        await self._everywhere(commands.flush_all())
-
-    async def delete(self, queue: str) -> None:
-        """Drop a queue on every server; one that does not exist is no error."""
-        await self._everywhere(commands.delete(commands.checked_queue(queue)))
-
-    async def exists(self, queue: str) -> bool:
-        """Say whether a server has the queue, as `Client.exists`."""
-        return await self._carry_out(self._plans.exists(queue))
-
-    async def stats(self) -> dict[str, dict[str, str]]:
-        """Return every statistic by its name, for each server."""
-        answers = await self._everywhere(commands.stats())
-        return {server: dict(pairs) for server, pairs in answers.items()}
-
-    async def queues(self) -> list[QueueStats]:
-        """Return the queues of every server, with their statistics."""
-        answers = await self._everywhere(commands.stats())
-        return [queue for server, pairs in answers.items() for queue in queue_stats(server, pairs)]
-
-    async def status(self) -> dict[str, str]:
-        """Return the status of each server, such as `UP`."""
-        return await self._everywhere(commands.status())
-
-    async def set_status(self, status: str) -> None:
-        """Change the status of every server: up, readonly, quiescent, or what else they know."""
-        await self._everywhere(commands.set_status(status))
-
-    async def version(self) -> dict[str, str]:
-        """Return the version of each server."""
-        return await self._everywhere(commands.version())
-
-    async def reload(self) -> None:
-        """Let every server read its configuration again."""
-        await self._everywhere(commands.reload())
-
-    async def shutdown(self) -> None:
-        """Stop every server."""
-        await self._everywhere(commands.shutdown())
-
-    # How plans are carried out
-
-    async def _everywhere(self, command: commands.Command[T]) -> dict[str, T]:
-        results = await self._carry_out(self._plans.everywhere(command))
-        return {str(server): result for server, result in results.items()}
-
     async def _carry_out(self, plan: Plan[T]) -> T:
         self._pool.check_open()
         if not self._started:
             await asyncio.to_thread(self._membership.start)
             self._started = True
-        held: list[AsyncConnection] = []
+        work = carried_out(plan, self._pool)
         answer: Any = None
-        step_on: Callable[[Any], Step] = plan.send
+        step_on: Callable[[Any], Act[AsyncConnection]] = work.send
         try:
             while True:
-                step = step_on(answer)
+                act = step_on(answer)
                 try:
-                    answer, step_on = await self._perform(step, held), plan.send
-                except ClientError as error:
-                    answer, step_on = error, plan.throw
+                    answer, step_on = await self._do(act), work.send
+                except BaseException as error:  # noqa: BLE001 # it is the plan's to say
+                    answer, step_on = error, work.throw
         except StopIteration as done:
             result: T = done.value
             return result
-        except BaseException:
-            # Whatever was opened on the way is of no use to the caller: the servers get it back.
-            for connection in held:
-                connection.close()
-            raise
 
-    async def _perform(self, step: Step, held: list[AsyncConnection]) -> Any:
-        match step:
-            case Run(server, command):
-                connection = await self._pool.acquire(server)
-                result = await connection.run(command)
-                self._pool.release(connection)
-                return result
-            case Hold(server, command, on):
-                connection = on.connection if on is not None else await self._pool.acquire(server)
-                result = await connection.run(command)
-                if is_something(result):
-                    held.append(connection)
-                    return Held(server, connection, result, on.streak + 1 if on else 0)
-                self._pool.release(connection)
-                return None
-            case Free(before, command):
-                result = await before.connection.run(command)
-                self._pool.release(before.connection)
-                return result
+    @staticmethod
+    async def _do(act: Act[AsyncConnection]) -> Any:
+        match act:
+            case Open(connection):
+                return await connection.open()
+            case Ask(connection, command):
+                return await connection.run(command)
             case Pause(seconds):
-                await asyncio.sleep(seconds)
-                return None
+                return await asyncio.sleep(seconds)
 
 
 def _loop_time() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _reason(error: BaseException) -> str:
+    text = error.strerror if isinstance(error, OSError) else None
+    return (text or str(error) or type(error).__name__).lower()

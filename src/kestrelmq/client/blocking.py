@@ -5,31 +5,135 @@ from its start to its end. A `reserve`, `consume` or `monitor` belongs to the th
 """
 
 import math
+import select
+import socket
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from random import Random
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
-from kestrelmq.client import commands
-from kestrelmq.client.cluster import Membership
-from kestrelmq.client.connection import Connection, Pool
-from kestrelmq.client.options import (
-    ClientOptions,
-    Expiry,
-    membership_of,
-    planner_of,
-    protocol_expiry,
-)
-from kestrelmq.client.statistics import QueueStats, queue_stats
-from kestrelmq.client.steps import Free, Held, Hold, Pause, Plan, Run, Step, is_something
-from kestrelmq.errors import ClientError
+from kestrelmq.client.address import Address
+from kestrelmq.client.cluster import Membership, membership_of
+from kestrelmq.client.commands import Command
+from kestrelmq.client.core import Act, Ask, Exchange, Open, Pool, carried_out
+from kestrelmq.client.options import ClientOptions
+from kestrelmq.client.plans import Held, Operations, Pause, Plan, Planner
+from kestrelmq.errors import ConnectionLost, OperationTimeout, ServerUnavailable
+from kestrelmq.protocol.memcache_client import ReplyParser
 
 T = TypeVar("T")
 
+_CHUNK: Final = 256 * 1024
 
-class Client:
+
+class Connection:
+    """A connection to one server; `open` makes it.
+
+    It runs one command at a time, for one thread at a time. After any error it is closed, so that
+    no reply can be taken for another request's; the server then takes its open reads back.
+    """
+
+    def __init__(self, address: Address, options: ClientOptions) -> None:
+        self.address = address
+        self._options = options
+        self._parser = ReplyParser(options.max_item_bytes)
+        self._socket: socket.socket | None = None
+
+    def open(self) -> None:
+        """Connect.
+
+        Raises:
+            ServerUnavailable: it cannot be done in time.
+        """
+        target = (self.address.host, self.address.port)
+        try:
+            self._socket = socket.create_connection(target, self._options.connect_timeout)
+        except OSError as error:
+            raise ServerUnavailable(f"{self.address}: {_reason(error)}") from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def close(self) -> None:
+        """Close the connection; the server takes its open reads back."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether neither side is known to have closed it."""
+        return self._socket is not None
+
+    def is_usable(self) -> bool:
+        """Whether the connection is open and the server has not closed it meanwhile."""
+        if self._socket is None or not self._parser.is_idle:
+            return False
+        # Nothing is asked, so anything to read is the end of the connection, or a stray reply.
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
+
+    def run(self, command: Command[T]) -> T:
+        """Send `command` and return the result of its reply.
+
+        Raises:
+            ServerUnavailable: it was not sent as a whole, so nothing happened.
+            ConnectionLost: the connection ended before the reply did.
+            OperationTimeout: the reply took too long.
+            ServerRefused: the server answered with an error.
+            ProtocolError: the server sent something else.
+        """
+        deadline = time.monotonic() + self._options.operation_timeout + command.wait
+        try:
+            unsent = self._send(command, deadline)
+            return self._receive(command, deadline, unsent)
+        except BaseException:
+            self.close()
+            raise
+
+    def _send(self, command: Command[T], deadline: float) -> Exception | None:
+        """Send the request; return what kept it from being sent as a whole."""
+        rest = memoryview(command.request)
+        try:
+            while rest:
+                rest = rest[self._until(deadline).send(rest) :]
+        except OSError as error:
+            if command.parts > 1 and len(rest) < len(command.request):
+                return ConnectionLost(f"{self.address}: {_reason(error)}")
+            return ServerUnavailable(f"{self.address}: {_reason(error)}")
+        return None
+
+    def _receive(self, command: Command[T], deadline: float, unsent: Exception | None) -> T:
+        exchange = Exchange(self.address, self._parser, command)
+        try:
+            while not exchange.receive(self._read(deadline, unsent)):
+                pass
+        except ConnectionLost as error:
+            self.close()
+            exchange.lose(error)
+        return exchange.result
+
+    def _read(self, deadline: float, unsent: Exception | None) -> bytes:
+        try:
+            data = self._until(deadline).recv(_CHUNK)
+        except TimeoutError as error:
+            raise unsent or OperationTimeout(f"{self.address}: no reply in time") from error
+        except OSError as error:
+            raise unsent or ConnectionLost(f"{self.address}: {_reason(error)}") from error
+        if not data:
+            raise unsent or ConnectionLost(f"{self.address}: the server closed the connection")
+        return data
+
+    def _until(self, deadline: float) -> socket.socket:
+        if self._socket is None:
+            raise ConnectionResetError("the connection is closed")
+        self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+        return self._socket
+
+
+class Client(Operations):
     """A client of one server or of a cluster of servers that speak the memcache protocol.
 
     `servers` is `"host:port"`, several of them, or who else knows the servers. Nothing is connected
@@ -45,8 +149,8 @@ class Client:
     ) -> None:
         self._options = options or ClientOptions()
         self._membership = membership_of(servers)
-        self._plans = planner_of(self._membership, self._options, time.monotonic, random)
-        self._pool = Pool(self._options)
+        self._plans = Planner.of(self._membership, self._options, time.monotonic, random)
+        self._pool = Pool(self._options, Connection)
 
     @classmethod
     def discover(
@@ -68,45 +172,7 @@ class Client:
         self._pool.close()
         self._membership.close()
 
-    # Items
-
-    def put(
-        self, queue: str, data: bytes, expiry: Expiry = None, *, retry_unknown: bool | None = None
-    ) -> bool:
-        """Add an item; False when every server that answered refused it (full, or too large).
-
-        Raises:
-            ConnectionLost, OperationTimeout: it may or may not be stored. Not raised while another
-                server takes it with `retry_unknown`, at the risk of a duplicate.
-        """
-        return self.put_many(queue, [data], expiry, retry_unknown=retry_unknown)[0]
-
-    def put_many(
-        self,
-        queue: str,
-        items: Sequence[bytes],
-        expiry: Expiry = None,
-        *,
-        retry_unknown: bool | None = None,
-    ) -> list[bool]:
-        """Add items, many to a round trip; say for each what `put` says.
-
-        An error's `stored` says for each item whether it is stored, None where that is unknown.
-        """
-        return self._carry_out(
-            self._plans.put(queue, items, protocol_expiry(expiry), retry_unknown=retry_unknown)
-        )
-
-    def get(self, queue: str, timeout: float | None = None) -> bytes | None:
-        """Take an item, waiting up to `timeout` seconds for one; None when there is none.
-
-        The item is lost when the connection breaks on its way here; `reserve` has no such gap.
-        """
-        return self._carry_out(self._plans.take(queue, timeout, commands.get))
-
-    def peek(self, queue: str, timeout: float | None = None) -> bytes | None:
-        """Return the head item of the first server that has one, and leave it there."""
-        return self._carry_out(self._plans.take(queue, timeout, commands.peek))
+    # Operations that hold reads open; all others are those of `Operations`.
 
     @contextmanager
     def reserve(self, queue: str, timeout: float | None = None) -> Iterator[bytes | None]:
@@ -173,104 +239,33 @@ class Client:
             raise
         self._carry_out(self._plans.confirm(queue, batch))
 
-    # Queues and servers. But for `exists`, these ask every server, and fail when one of them does.
-
-    def flush(self, queue: str) -> None:
-        """Discard the items of a queue on every server."""
-        self._everywhere(commands.flush(commands.checked_queue(queue)))
-
-    def flush_all(self) -> None:
-        """Discard the items of every queue on every server."""
-        self._everywhere(commands.flush_all())
-
-    def delete(self, queue: str) -> None:
-        """Drop a queue on every server; one that does not exist is no error."""
-        self._everywhere(commands.delete(commands.checked_queue(queue)))
-
-    def exists(self, queue: str) -> bool:
-        """Say whether a server has the queue. Unlike a read, this does not create it.
-
-        Raises:
-            ServerUnavailable, ...: the servers that answered do not have it, others did not answer.
-        """
-        return self._carry_out(self._plans.exists(queue))
-
-    def stats(self) -> dict[str, dict[str, str]]:
-        """Return every statistic by its name, for each server."""
-        return {server: dict(pairs) for server, pairs in self._everywhere(commands.stats()).items()}
-
-    def queues(self) -> list[QueueStats]:
-        """Return the queues of every server, with their statistics."""
-        answers = self._everywhere(commands.stats())
-        return [queue for server, pairs in answers.items() for queue in queue_stats(server, pairs)]
-
-    def status(self) -> dict[str, str]:
-        """Return the status of each server, such as `UP`."""
-        return self._everywhere(commands.status())
-
-    def set_status(self, status: str) -> None:
-        """Change the status of every server: up, readonly, quiescent, or what else they know."""
-        self._everywhere(commands.set_status(status))
-
-    def version(self) -> dict[str, str]:
-        """Return the version of each server."""
-        return self._everywhere(commands.version())
-
-    def reload(self) -> None:
-        """Let every server read its configuration again."""
-        self._everywhere(commands.reload())
-
-    def shutdown(self) -> None:
-        """Stop every server."""
-        self._everywhere(commands.shutdown())
-
-    # How plans are carried out
-
-    def _everywhere(self, command: commands.Command[T]) -> dict[str, T]:
-        results = self._carry_out(self._plans.everywhere(command))
-        return {str(server): result for server, result in results.items()}
-
     def _carry_out(self, plan: Plan[T]) -> T:
         self._pool.check_open()
         self._membership.start()
-        held: list[Connection] = []
+        work = carried_out(plan, self._pool)
         answer: Any = None
-        step_on: Callable[[Any], Step] = plan.send
+        step_on: Callable[[Any], Act[Connection]] = work.send
         try:
             while True:
-                step = step_on(answer)
+                act = step_on(answer)
                 try:
-                    answer, step_on = self._perform(step, held), plan.send
-                except ClientError as error:
-                    answer, step_on = error, plan.throw
+                    answer, step_on = self._do(act), work.send
+                except BaseException as error:  # noqa: BLE001 # it is the plan's to say
+                    answer, step_on = error, work.throw
         except StopIteration as done:
             result: T = done.value
             return result
-        except BaseException:
-            # Whatever was opened on the way is of no use to the caller: the servers get it back.
-            for connection in held:
-                connection.close()
-            raise
 
-    def _perform(self, step: Step, held: list[Connection]) -> Any:
-        match step:
-            case Run(server, command):
-                connection = self._pool.acquire(server)
-                result = connection.run(command)
-                self._pool.release(connection)
-                return result
-            case Hold(server, command, on):
-                connection = on.connection if on is not None else self._pool.acquire(server)
-                result = connection.run(command)
-                if is_something(result):
-                    held.append(connection)
-                    return Held(server, connection, result, on.streak + 1 if on else 0)
-                self._pool.release(connection)
-                return None
-            case Free(before, command):
-                result = before.connection.run(command)
-                self._pool.release(before.connection)
-                return result
+    @staticmethod
+    def _do(act: Act[Connection]) -> Any:
+        match act:
+            case Open(connection):
+                return connection.open()
+            case Ask(connection, command):
+                return connection.run(command)
             case Pause(seconds):
-                time.sleep(seconds)
-                return None
+                return time.sleep(seconds)
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error) or type(error).__name__).lower()

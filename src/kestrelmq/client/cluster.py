@@ -12,7 +12,7 @@ from random import Random
 from threading import Lock
 from typing import Final, Protocol
 
-from kestrelmq.client.address import Address
+from kestrelmq.client.address import Address, parse_addresses
 
 FIRST_BACKOFF: Final = 0.1
 LONGEST_BACKOFF: Final = 30.0
@@ -53,6 +53,13 @@ class FixedMembership:
 
     def close(self) -> None:
         """Nothing is left to stop."""
+
+
+def membership_of(servers: str | Iterable[str] | Membership) -> Membership:
+    """Return who the servers are, from what the caller of a client gave."""
+    if isinstance(servers, str | Iterable):
+        return FixedMembership(parse_addresses(servers))
+    return servers
 
 
 @dataclass(frozen=True, slots=True)

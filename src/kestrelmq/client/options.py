@@ -2,15 +2,11 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from random import Random
 from typing import Final, TypeAlias
 
-from kestrelmq.client.address import parse_addresses
-from kestrelmq.client.cluster import FixedMembership, Membership, ServerSet
-from kestrelmq.client.plans import Planner
 from kestrelmq.errors import InvalidRequest
 from kestrelmq.protocol.memcache_client import MAX_ITEM_BYTES
 
@@ -41,30 +37,6 @@ class ClientOptions:
     retry_unknown: bool = False
     max_idle_connections: int = 8
     max_item_bytes: int = MAX_ITEM_BYTES
-
-
-def membership_of(servers: str | Iterable[str] | Membership) -> Membership:
-    """Return who the servers are, from what the caller of a client gave."""
-    if isinstance(servers, str | Iterable):
-        return FixedMembership(parse_addresses(servers))
-    return servers
-
-
-def planner_of(
-    membership: Membership,
-    options: ClientOptions,
-    clock: Callable[[], float],
-    random: Random | None,
-) -> Planner:
-    """Return the planner of a new client."""
-    chance = random or Random()  # noqa: S311 # spreads load, keeps no secret
-    return Planner(
-        reads=ServerSet(membership.reads, clock, chance),
-        writes=ServerSet(membership.writes, clock, chance),
-        clock=clock,
-        poll_interval=options.poll_interval,
-        retry_unknown=options.retry_unknown,
-    )
 
 
 def protocol_expiry(expiry: Expiry, now: Callable[[], float] = time.time) -> int:

@@ -12,9 +12,9 @@ from typing import Final, TypeVar
 
 from kestrelmq.client import commands
 from kestrelmq.client.address import Address
+from kestrelmq.client.blocking import Connection
 from kestrelmq.client.cluster import Membership, ServerSet
 from kestrelmq.client.commands import Command
-from kestrelmq.client.connection import Connection
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.statistics import queue_stats
 from kestrelmq.errors import ClientError, ServerRefused

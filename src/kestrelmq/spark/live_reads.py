@@ -11,8 +11,8 @@ from typing import Final
 
 from kestrelmq.client import commands
 from kestrelmq.client.address import parse_address
+from kestrelmq.client.blocking import Connection
 from kestrelmq.client.commands import Command
-from kestrelmq.client.connection import Connection
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.errors import ClientError, ServerRefused, ServerUnavailable
 from kestrelmq.spark.live_refusals import QueueCannotBeRead, readable

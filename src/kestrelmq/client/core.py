@@ -1,0 +1,214 @@
+"""What the blocking and the asyncio client share: everything but the waiting.
+
+An `Exchange` reads the reply to one command, a `Pool` keeps connections, and `carried_out` turns
+the steps of a plan into acts, which a client does in its own way.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+from kestrelmq.client.address import Address
+from kestrelmq.client.commands import Command
+from kestrelmq.client.options import ClientOptions
+from kestrelmq.client.plans import Free, Held, Hold, Pause, Plan, Run, Step
+from kestrelmq.errors import ClientClosed, ClientError, ConnectionLost, ProtocolError
+from kestrelmq.protocol.memcache_client import ReplyParser
+
+T = TypeVar("T")
+
+
+class Exchange(Generic[T]):
+    """A command that was sent, and its reply as far as it came.
+
+    Attributes:
+        result: that of the reply, once it is whole.
+    """
+
+    __slots__ = ("_address", "_parser", "_reading", "result")
+
+    def __init__(self, address: Address, parser: ReplyParser, command: Command[T]) -> None:
+        self._address = address
+        self._parser = parser
+        self._reading = command.reading()
+        self.result: T
+        next(self._reading)
+
+    def receive(self, data: bytes) -> bool:
+        """Take the next bytes; say whether the reply is whole.
+
+        Raises:
+            ServerRefused: the server answered with an error.
+            ProtocolError: this is no reply to the command, or more than that.
+        """
+        replies = self._parser.feed(data)
+        for count, reply in enumerate(replies, 1):
+            try:
+                self._reading.send(reply)
+            except StopIteration as done:
+                if count < len(replies) or not self._parser.is_idle:
+                    raise ProtocolError(f"{self._address}: more replies than requests") from None
+                self.result = done.value
+                return True
+        return False
+
+    def lose(self, error: ConnectionLost) -> None:
+        """End with the connection: some replies are whole only then. Raises `error` otherwise."""
+        try:
+            self._reading.throw(error)
+        except StopIteration as done:
+            self.result = done.value
+
+
+class AnyConnection(Protocol):
+    """What a pool knows of a connection; `address` is its server's."""
+
+    address: Address
+
+    @property
+    def is_open(self) -> bool:
+        """Whether neither side is known to have closed it."""
+
+    def is_usable(self) -> bool:
+        """Whether it is open, as far as can be found out, and nothing came unasked."""
+
+    def close(self) -> None:
+        """Close it; the server takes its open reads back."""
+
+
+C = TypeVar("C", bound=AnyConnection)
+
+
+class Pool(Generic[C]):
+    """The connections of one client that are not in use. Thread-safe.
+
+    `make` makes a new one, which is not open yet.
+    """
+
+    def __init__(self, options: ClientOptions, make: Callable[[Address, ClientOptions], C]) -> None:
+        self._options = options
+        self._make = make
+        self._idle: dict[Address, list[C]] = {}
+        self._closed = False
+        self._lock = Lock()
+
+    def acquire(self, address: Address) -> Generator["Act[C]", Any, C]:
+        """Return a connection that nobody else uses, made now if need be.
+
+        Raises:
+            ClientClosed: the pool is closed.
+            ServerUnavailable: it cannot be made.
+        """
+        while (connection := self._take(address)) is not None:
+            if connection.is_usable():
+                return connection
+            connection.close()
+        connection = self._make(address, self._options)
+        yield Open(connection)
+        return connection
+
+    def release(self, connection: C) -> None:
+        """Take a connection back, to be used again or closed."""
+        with self._lock:
+            idle = self._idle.setdefault(connection.address, [])
+            keep = (
+                connection.is_open
+                and not self._closed
+                and len(idle) < self._options.max_idle_connections
+            )
+            if keep:
+                idle.append(connection)
+        if not keep:
+            connection.close()
+
+    def close(self) -> None:
+        """Close every connection that is here, and those that come back later."""
+        with self._lock:
+            self._closed = True
+            connections = [c for idle in self._idle.values() for c in idle]
+            self._idle.clear()
+        for connection in connections:
+            with suppress(OSError):
+                connection.close()
+
+    def check_open(self) -> None:
+        """Raise `ClientClosed` when the pool is closed."""
+        if self._closed:
+            raise ClientClosed("the client is closed")
+
+    def _take(self, address: Address) -> C | None:
+        with self._lock:
+            self.check_open()
+            idle = self._idle.get(address)
+            return idle.pop() if idle else None
+
+
+@dataclass(frozen=True, slots=True)
+class Open(Generic[C]):
+    """Open a new connection."""
+
+    connection: C
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Generic[C]):
+    """Run `command` over an open connection; the answer is its result."""
+
+    connection: C
+    command: Command[Any]
+
+
+Act: TypeAlias = Open[C] | Ask[C] | Pause
+
+
+def carried_out(plan: Plan[T], pool: Pool[C]) -> Generator[Act[C], Any, T]:
+    """Carry `plan` out: yield each act, and be sent its answer; return the plan's result."""
+    held: list[C] = []
+    answer: Any = None
+    step_on: Callable[[Any], Step] = plan.send
+    try:
+        while True:
+            step = step_on(answer)
+            try:
+                answer, step_on = (yield from _perform(step, pool, held)), plan.send
+            except ClientError as error:
+                answer, step_on = error, plan.throw
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    except BaseException:
+        # Whatever was opened on the way is of no use to the caller: the servers get it back.
+        for connection in held:
+            connection.close()
+        raise
+
+
+def _perform(step: Step, pool: Pool[C], held: list[C]) -> Generator[Act[C], Any, Any]:
+    """Yield the act of one step; return the answer to the step."""
+    match step:
+        case Run(server, command):
+            connection = yield from pool.acquire(server)
+            result = yield Ask(connection, command)
+            pool.release(connection)
+            return result
+        case Hold(server, command, on):
+            connection = on.connection if on is not None else (yield from pool.acquire(server))
+            result = yield Ask(connection, command)
+            if is_something(result):
+                held.append(connection)
+                return Held(server, connection, result, on.streak + 1 if on else 0)
+            pool.release(connection)
+            return None
+        case Free(before, command):
+            result = yield Ask(before.connection, command)
+            pool.release(before.connection)
+            return result
+        case Pause():
+            return (yield step)
+
+
+def is_something(result: object) -> bool:
+    """Whether a result holds an open read; an empty item does, an empty list does not."""
+    return result is not None and result != []
