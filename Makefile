@@ -20,7 +20,7 @@ WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 IN_PARALLEL = -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve check promises format test bench bench-all bench-picture bench-peers soak clean
+.PHONY: help setup serve check docs format test bench bench-all bench-picture bench-peers soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
@@ -30,15 +30,17 @@ setup: $(STAMPS)/dev ## install everything a developer needs into .venv
 serve: $(HOT)/stamp ## run the server in the foreground; ARGS="--memcache-port 0 ..."
 	@PYTHONPATH=$(HOT) exec $(BIN)/kestrelmq serve $(ARGS)
 
-check: $(STAMPS)/dev ## formatting, lint, strict types, import rules, promises
+check: $(STAMPS)/dev ## formatting, lint, strict types, import rules, generated docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict src tests bench
 	$(BIN)/lint-imports
-	$(BIN)/python scripts/promises --check
+	$(BIN)/python scripts/make-promises --check
+	$(BIN)/python scripts/make-reference --check
 
-promises: $(STAMPS)/venv ## make docs/promises.md: what is promised, and the tests that prove it
-	$(BIN)/python scripts/promises
+docs: $(STAMPS)/dev ## make docs/promises.md and docs/reference.md from what is declared
+	$(BIN)/python scripts/make-promises
+	$(BIN)/python scripts/make-reference
 
 format: $(STAMPS)/dev ## reformat the code and fix what lint can fix
 	$(BIN)/ruff format .
