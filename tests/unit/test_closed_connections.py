@@ -18,17 +18,17 @@ from kestrelmq.engine.waiters import Waiter
 from kestrelmq.journal.files import DiskDirectory, DiskFile
 from kestrelmq.protocol.text import TextParser
 from kestrelmq.protocol.thrift import ThriftParser
-from kestrelmq.server.ahead import WriteAhead
+from kestrelmq.server.collect import Collect
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.large_item import ArrivingItem
-from kestrelmq.server.memcache_reads import MemcacheFetch, MemcacheMonitor
+from kestrelmq.server.long_reply import LongReply
+from kestrelmq.server.memcache_reads import MemcacheGet, MemcacheMonitor
 from kestrelmq.server.memcache_session import MemcacheSession
-from kestrelmq.server.puts import PutItems
-from kestrelmq.server.text_reads import TextRead
-from kestrelmq.server.text_session import TextSession
+from kestrelmq.server.put import Put
+from kestrelmq.server.replies import Replies
+from kestrelmq.server.text_session import TextRead, TextSession
 from kestrelmq.server.thrift_reads import ThriftGet
 from kestrelmq.server.thrift_session import ThriftSession
-from kestrelmq.server.waiting import WaitingRead
 from kestrelmq.testing.worker import HeldWorker
 from tests.support.patience import until
 from tests.support.turning import Turning, alive, no_collector
@@ -38,16 +38,17 @@ OWNED: Final = (
     MemcacheSession,
     TextSession,
     ThriftSession,
+    Replies,
     ArrivingItem,
-    MemcacheFetch,
+    Collect,
+    MemcacheGet,
     MemcacheMonitor,
     TextRead,
     TextParser,
     ThriftGet,
     ThriftParser,
-    PutItems,
-    WriteAhead,
-    WaitingRead,
+    Put,
+    LongReply,
     Waiter,
 )
 """What belongs to one connection."""

@@ -9,8 +9,8 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.server import turns
-from kestrelmq.server.connection import OUTPUT_LIMIT
 from kestrelmq.server.long_reply import SLICE, in_slices
+from kestrelmq.server.replies import OUTPUT_LIMIT
 from tests.support.turning import Turning
 
 pytestmark = pytest.mark.compiled
@@ -34,7 +34,7 @@ def run(path: Path, scenario: Callable[[Turning], Coroutine[Any, Any, None]], **
 def due(turning: Turning, client: socket.socket) -> int:
     """Return how many bytes of replies the server holds for a client."""
     connection = turning.connections[client.fileno()]
-    return sum(map(len, connection.out)) + len(connection._unsent)
+    return sum(len(reply) for reply, _ in connection.replies.due) + len(connection._unsent)
 
 
 LISTINGS: Final = {

@@ -36,14 +36,14 @@ def parse(line: bytes, dialect: Dialect = "kestrel") -> Request:
     return Parser(dialect, queue_name_error).parse(line)
 
 
-def plain(queue: str) -> Get:
-    """Return a `get` of one queue without options."""
+def plain(queue: str, timeout: int | None = None) -> Get:
+    """Return a `get` of one queue without options, save perhaps a time-out."""
     name = queue.encode()
-    return Get((Key(queue, name),), False, queue, b"VALUE " + name + b" 0 ")
+    return Get((Key(queue, name, timeout),), False, queue, b"VALUE " + name + b" 0 ")
 
 
 def get(*keys: Key, cas: bool = False) -> Get:
-    """Return a `get` that has options, or several keys."""
+    """Return a `get` that has other options, or several keys."""
     return Get(keys, cas, None, b"")
 
 
@@ -56,8 +56,8 @@ REQUESTS: list[tuple[bytes, Request]] = [
     (b"set %b 0 0 %d" % (b"q" * 200, MAX_ITEM), Set("q" * 200, 0, MAX_ITEM, noreply=False)),
     (b"get work", plain("work")),
     (b"GeT work", plain("work")),
-    (b"get work/t=500", get(Key("work", b"work", 500))),
-    (b"get work/t=0", get(Key("work", b"work", 0))),
+    (b"get work/t=500", plain("work", 500)),
+    (b"get work/t=0", plain("work", 0)),
     (b"get work/open", get(Key("work", b"work", open=True))),
     (b"get work/close", get(Key("work", b"work", close=True))),
     (b"get work/abort", get(Key("work", b"work", abort=True))),
@@ -66,7 +66,7 @@ REQUESTS: list[tuple[bytes, Request]] = [
     (b"get work/t=9/open/close", get(Key("work", b"work", 9, open=True, close=True))),
     (b"get work/open/open", get(Key("work", b"work", open=True))),
     (b"get work/peek/t=1", get(Key("work", b"work", 1, peek=True))),
-    (b"get work/", get(Key("work", b"work"))),
+    (b"get work/", plain("work")),
     (b"get a b/open a", get(Key("a", b"a"), Key("b", b"b", open=True), Key("a", b"a"))),
     (b"gets work", get(Key("work", b"work"), cas=True)),
     (b"gets work/open x", get(Key("work", b"work", open=True), Key("x", b"x"), cas=True)),

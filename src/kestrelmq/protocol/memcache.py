@@ -186,7 +186,8 @@ class Parser:
             raise ClientFault("get takes at least one queue", closes=True)
         keys = tuple(self._key(word) for word in words)
         first = keys[0]
-        is_plain = len(words) == 1 and b"/" not in words[0] and not cas
+        has_option = first.open or first.close or first.abort or first.peek
+        is_plain = len(keys) == 1 and not has_option and not cas
         return Get(
             keys,
             cas,

@@ -36,13 +36,19 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Read from queues; `plain` is the queue of a `get` of one key without any option."""
+    """Read from queues.
+
+    Attributes:
+        keys: the queues, and what to do with each.
+        cas: whether VALUE lines have a fourth field.
+        plain: the queue of a `get` of one key that has no option but perhaps a time-out.
+        prefix: start of the VALUE line of a plain `get`, up to the length.
+    """
 
     keys: tuple[Key, ...]
     cas: bool
     plain: str | None
     prefix: bytes
-    """Start of the VALUE line of a plain `get`, up to the length."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ import select
 import selectors
 import socket
 import sys
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.durability import Committable
 from kestrelmq.errors import JournalError
+from kestrelmq.server.replies import OUTPUT_LIMIT, Queues, Replies
 from kestrelmq.server.turns import TurnConnection, Turns
 
 RECEIVE: Final = 65_536
@@ -31,22 +31,15 @@ SEND: Final = 256 << 10
 """Bytes to send at once when there are many: as with `RECEIVE_LARGE`, others are served between."""
 READ_AHEAD: Final = 65_536
 """Bytes received behind a request that waits, before reading stops."""
-OUTPUT_LIMIT: Final = 1 << 20
-"""Bytes of replies that may be due before no further request is applied."""
 SLOW: Final = 2048
-"""Bytes that the reply to a request counts as at least, unless it is one that is served quickly:
-so a connection has a bounded time of each turn, too."""
+"""Bytes of replies that a request counts as, beside its own, unless it is one that is served
+quickly: so a connection has a bounded time of each turn, too."""
 
 _IN: Final = selectors.EVENT_READ
 _OUT: Final = selectors.EVENT_WRITE
 _READABLE: Final = select.EPOLLIN if sys.platform == "linux" else selectors.EVENT_READ
 _WRITABLE: Final = select.EPOLLOUT if sys.platform == "linux" else selectors.EVENT_WRITE
 _GONE: Final = (select.EPOLLHUP | select.EPOLLERR) if sys.platform == "linux" else 0
-
-Touched = Committable | tuple[Committable, ...] | None
-"""What a reply depends on: a queue, a tuple of queues, or None."""
-PART: Final = Committable()
-"""In place of that: this is more of the reply before."""
 
 log = logging.getLogger(__name__)
 
@@ -67,15 +60,12 @@ class Session:
         """
         raise NotImplementedError
 
-    def resume(self) -> None:
-        """Go on with a request that was interrupted, if any, now that the pause is over."""
-
     def broken(self) -> None:
         """A request raised what it must not: reply with an error and close."""
         raise NotImplementedError
 
     def closed(self) -> None:
-        """The connection is gone: give back what it holds."""
+        """The connection is gone, and its request cancelled: give back what it holds."""
         raise NotImplementedError
 
     def failure_reply(self, failure: JournalError, reply: bytes) -> bytes:
@@ -86,25 +76,42 @@ class Session:
 _NO_SESSION: Final = Session()
 """The session of a connection that is closed."""
 
-WAITING: Final = 1
+
+class Unfinished:
+    """A request that is not done when `Session.feed` returns: it waits, or takes several turns.
+
+    It is its connection's `unfinished` until it is done.
+    """
+
+    def resume(self) -> None:
+        """Go on, after a pause."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """The client is gone: end, and give back what was taken for it."""
+        raise NotImplementedError
+
+
+# Why no request is applied at present.
+_WAITING: Final = 1
 """A request waits for an item; what follows it waits too."""
-STALLED: Final = 2
+_STALLED: Final = 2
 """The client has too many replies to read first."""
-WRITING: Final = 4
+_WRITING: Final = 4
 """An item is being written in a thread; what follows it waits."""
-YIELDING: Final = 8
-"""Others are served first, for the next request is slow, or the rest of the present one."""
+_YIELDING: Final = 8
+"""Others are served first: the next request is slow, or more of the present one is to come."""
 
 
 class Connection(TurnConnection):
     """A client's connection.
 
     Attributes:
-        out: replies to send at the end of the turn, in order.
-        touched: for each of them, what must have been written first: a queue, several, or None;
-            or `PART`, for more of the one before.
-        paused: why no request is applied at present; WAITING, STALLED, WRITING and
-            YIELDING, or 0.
+        replies: what is to be sent when this turn ends, or later.
+        produced: bytes of replies since the connection was last served or resumed.
+        paused: why no request is applied at present, or 0. Like `unfinished`, it is changed by the
+            methods of this class only.
+        unfinished: the request that goes on after the pause; it is cancelled when the client goes.
         closing: whether the connection ends once everything is sent.
         last_served: number of the event it was last served in; see `Turns`.
         peer: the client's address.
@@ -132,11 +139,11 @@ class Connection(TurnConnection):
         self._sent = 0
         self._events = 0
         self._queued = False
-        self._held: deque[tuple[int, list[bytes], list[Touched]]] = deque()
         self._is_closed = False
-        self.out: list[bytes] = []
-        self.touched: list[Touched] = []
+        self.replies = Replies()
+        self.produced = 0
         self.paused = 0
+        self.unfinished: Unfinished | None = None
         self.closing = False
         self.last_served = 0
         self.peer = peer
@@ -187,6 +194,7 @@ class Connection(TurnConnection):
         return data
 
     def _feed(self, data: bytes) -> None:
+        self.produced = 0
         try:
             rest = self._session.feed(data)
         except Exception:
@@ -200,64 +208,124 @@ class Connection(TurnConnection):
         if self.closing:
             self._chunks.clear()
             self._watch(self._events & ~_IN)
-        if (self.out or self.closing) and not self._queued:
+        if (self.replies.due or self.closing) and not self._queued:
             self._queued = True
             self._turns.replying.append(self)
 
+    # --- pauses: what follows a request waits until they are over ---
+
+    def wait(self, request: Unfinished) -> bool:
+        """Pause: `request` waits for an item, until `done`.
+
+        Returns:
+            False when it is resumed instead, once the client has read what is due.
+        """
+        if self.paused & (_STALLED | _YIELDING):
+            self.interrupt(request)
+            return False
+        self.unfinished = request
+        self.paused |= _WAITING
+        return True
+
+    def write(self, request: Unfinished) -> None:
+        """Pause: `request` is being written in a thread, until `done`."""
+        self.unfinished = request
+        self.paused |= _WRITING
+
+    def interrupt(self, request: Unfinished) -> None:
+        """Have `request` resumed when the client has read what is due, and others were served."""
+        self.unfinished = request
+        self.paused &= ~(_WAITING | _WRITING)
+        if not self.paused:
+            self.yield_turn()
+
+    def done(self) -> None:
+        """Go on with what follows the request: it was answered."""
+        self.unfinished = None
+        if self.paused & (_WAITING | _WRITING):
+            self.paused &= ~(_WAITING | _WRITING)
+            if not self.paused:
+                self.yield_turn()
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a request that has more to do is to stop, and call `interrupt`."""
+        return self.paused & (_STALLED | _YIELDING) != 0
+
+    def stall(self) -> None:
+        """Pause until the client has read what is due; when nothing is, for a turn."""
+        if self.replies.due:
+            self.paused |= _STALLED
+        else:
+            self.yield_turn()
+
+    def yield_turn(self) -> None:
+        """Pause until others were served."""
+        if not self.paused & _YIELDING:
+            self.paused |= _YIELDING
+            self._turns.resuming.append(self)
+
+    def _end_stall(self) -> None:
+        """Go on in the next turn; nothing that is received before that is applied before it."""
+        self.paused &= ~_STALLED
+        if not self.paused:
+            self.yield_turn()
+
     def resume(self) -> None:
-        """Go on with what was interrupted, and with input that was received before."""
-        self.paused &= ~YIELDING
+        """Go on with the request that was interrupted, and with input that was received before."""
+        self.paused &= ~_YIELDING
         if self._is_closed or self.closing or self.paused:
             return
-        self.guard(self._session.resume)
+        self.produced = 0
+        if self.unfinished is not None:
+            self.guard(self.unfinished.resume)
         self._go_on()
 
     def _go_on(self) -> None:
+        """Apply what was received during the pause, and receive more."""
         if self._chunks and not self.paused:
             self._feed(self._take_buffered())
         if not self.paused and not self.closing:
             self._watch(self._events | _IN)
 
-    def unpause(self, reason: int) -> None:
-        """End a pause; what was received meanwhile is applied in the next turn."""
-        self.paused &= ~reason
-        if not self.paused:
-            self._turns.resuming.append(self)
-
-    def guard(self, callback: Callable[[], None]) -> None:
+    def guard(self, step: Callable[[], None]) -> None:
         """Call what goes on with a request; what it raises is answered, and ends the connection."""
         try:
-            callback()
-        except Exception:
-            log.exception("connection %s: request failed", self.peer)
+            step()
+        except Exception as error:  # noqa: BLE001 # it is logged
+            self.request_failed(error)
+
+    def request_failed(self, error: Exception) -> None:
+        """Log what a request raised that went on, answer with an error, and close."""
+        log.error("connection %s: request failed", self.peer, exc_info=error)
+        if not self._is_closed:
             self.paused = 0
             self._session.broken()
             self.closing = True
-            self.push(b"", None)
+            self.push(b"")
 
-    def stall(self) -> None:
-        """Apply no further request until the client has read what is due."""
-        if self.out:
-            self.paused |= STALLED
-        else:
-            self.yield_turn()
+    # --- output ---
 
-    def yield_turn(self) -> None:
-        """Go on with the session's request, or with the input, when others were served."""
-        self.paused |= YIELDING
-        self._turns.resuming.append(self)
+    def push(self, reply: bytes, queues: Queues = None) -> None:
+        """Send `reply` at the end of the turn, or when what it depends on is synced.
 
-    def push(self, reply: bytes, touched: Touched) -> None:
-        """Send `reply` at the end of the turn; for replies outside of `feed`."""
+        When there is more than a client should have to read, no further request is applied.
+        """
         if self._is_closed:
             return
-        self.out.append(reply)
-        self.touched.append(touched)
+        self.replies.due.append((reply, queues))
         if not self._queued:
             self._queued = True
             self._turns.replying.append(self)
+        self.produced += len(reply)
+        if self.produced > OUTPUT_LIMIT:
+            self.stall()
 
-    # --- output ---
+    def charge(self) -> None:
+        """Count a request that is not served quickly, as if its reply had so many bytes more."""
+        self.produced += SLOW
+        if self.produced > OUTPUT_LIMIT:
+            self.stall()
 
     def reply(
         self,
@@ -269,79 +337,53 @@ class Connection(TurnConnection):
         self._queued = False
         if self._is_closed:
             return
-        out = self.out
-        if failures:
-            self._replace_failed(out, self.touched, failures)
-        if self._held or (unsynced and touches(self.touched, unsynced)):
-            self._held.append((sync, out.copy(), self.touched.copy()))
-            out.clear()
-            self.touched.clear()
+        replies = self.replies
+        if failures or replies.failure is not None:
+            replies.fail(failures, self._session.failure_reply)
+        data = replies.take(unsynced, sync)
+        if data is None:
             return
-        if out:
-            data = out[0] if len(out) == 1 else b"".join(out)
-            out.clear()
-            self.touched.clear()
-            if self._unsent or self.paused:
-                self._transmit(data)
-            else:
-                try:
-                    sent = self._send(data)
-                except OSError as error:
-                    self._not_sent(data, error)
-                    return
-                self._counters.bytes_written += sent
-                if sent != len(data):
-                    self._keep_unsent(data, sent)
+        if self._unsent or self.paused:
+            self._transmit(data)
+        elif data:
+            try:
+                sent = self._send(data)
+            except OSError as error:
+                self._not_sent(data, error)
+                return
+            self._counters.bytes_written += sent
+            if sent != len(data):
+                self._keep_unsent(data, sent)
         if self.closing and not self._unsent:
             self.close()
 
     def synced(self, sync: int, failures: Mapping[Committable, JournalError]) -> None:
         """Send what waited for syncs up to number `sync`."""
-        due: list[bytes] = []
-        while self._held and self._held[0][0] <= sync:
-            _, out, touched = self._held.popleft()
-            if failures:
-                self._replace_failed(out, touched, failures)
-            due += out
-        if due and not self._is_closed:
-            self._transmit(b"".join(due))
-        if self.closing and not self._unsent and not self._held:
+        data = self.replies.synced(sync, failures, self._session.failure_reply)
+        if not self._is_closed and (data or not self.replies.is_held):
+            self._transmit(data)
+        if self.closing and not self._unsent and not self.replies.is_held:
             self.close()
 
     @property
     def is_held(self) -> bool:
         """Whether replies wait for a sync."""
-        return bool(self._held)
-
-    def _replace_failed(
-        self, out: list[bytes], touched: list[Touched], failures: Mapping[Committable, JournalError]
-    ) -> None:
-        failed = False
-        for index, one in enumerate(touched):
-            if one is PART:
-                if failed:
-                    out[index] = b""
-                continue
-            failed = False
-            for queue in touched_queues(one):
-                if queue in failures:
-                    failed = True
-                    out[index] = self._session.failure_reply(failures[queue], out[index])
+        return self.replies.is_held
 
     def _transmit(self, data: bytes) -> None:
         if self._unsent:
             self._unsent += data
             return
         try:
-            sent = self._send(memoryview(data)[:SEND])
+            sent = self._send(memoryview(data)[:SEND]) if data else 0
         except OSError as error:
             self._not_sent(data, error)
             return
         self._counters.bytes_written += sent
         if sent != len(data):
             self._keep_unsent(data, sent)
-        elif self.paused & STALLED:
-            self.unpause(STALLED)
+        elif self.paused & _STALLED:
+            self._end_stall()
 
     def _not_sent(self, data: bytes, error: OSError) -> None:
         if isinstance(error, BlockingIOError | InterruptedError):
@@ -352,7 +394,7 @@ class Connection(TurnConnection):
     def _keep_unsent(self, data: bytes, sent: int) -> None:
         """Send the rest when the client reads; until then nothing is read from it."""
         self._unsent, self._sent = data, sent
-        self.paused |= STALLED
+        self.paused |= _STALLED
         self._watch(_OUT)
 
     def ready(self, mask: int) -> None:
@@ -382,23 +424,23 @@ class Connection(TurnConnection):
             self.close()
             return
         self._watch(_IN)
-        self.unpause(STALLED)
+        self._end_stall()
 
     # --- the end ---
 
     def _end_of_input(self) -> None:
-        if self.paused and not self.paused & WAITING:
+        if self.paused and not self.paused & _WAITING:
             # It is seen again when the request is done and what came after it applied.
             self._watch(self._events & ~_IN)
             return
-        if self.paused or not (self.out or self._unsent or self._held):
+        if self.paused or not (self.replies.due or self._unsent or self.replies.is_held):
             self.close()
             return
         self.closing = True
         self._watch(self._events & ~_IN)
 
     def close(self) -> None:
-        """End the connection now; what its session holds goes back."""
+        """End the connection now: cancel its request, and give back what its session holds."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -407,10 +449,11 @@ class Connection(TurnConnection):
         # Memory must come back now, and not when a collector of cycles comes along. Somebody may
         # still know this connection for a while: a turn, a sync, a look for silent clients.
         self._chunks.clear()
-        self._held.clear()
         self._unsent = b""
-        self.out.clear()
-        self.touched.clear()
+        self.replies.clear()
+        unfinished, self.unfinished = self.unfinished, None
+        if unfinished is not None:
+            unfinished.cancel()
         session, self._session = self._session, _NO_SESSION
         session.closed()
         self._on_close(self)
@@ -419,15 +462,3 @@ class Connection(TurnConnection):
         if events != self._events and not self._is_closed:
             self._turns.watch(self._descriptor, events)
             self._events = events
-
-
-def touched_queues(touched: Touched) -> tuple[Committable, ...]:
-    """Return the queues that a reply depends on."""
-    if touched is None:
-        return ()
-    return touched if isinstance(touched, tuple) else (touched,)
-
-
-def touches(touched: Sequence[Touched], queues: Collection[Committable]) -> bool:
-    """Whether any of the replies depends on one of `queues`."""
-    return any(queue in queues for one in touched for queue in touched_queues(one))

@@ -10,6 +10,7 @@ from kestrelmq.config import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.metrics import Latencies
+from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.stats import ServerNumbers, server_stats
 from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import QueueUnavailable
@@ -17,6 +18,10 @@ from kestrelmq.server.server_actions import ServerActions
 from kestrelmq.server.status import ServerStatus
 from kestrelmq.server.turns import Turns
 from kestrelmq.version import VERSION
+
+
+class Forbidden(QueueUnavailable):
+    """The server's status, or the number of connections, does not allow this at present."""
 
 
 @dataclass(slots=True)
@@ -65,16 +70,33 @@ class ServerContext:
         return self._over(self.config.connection_limit_refuse_writes)
 
     def check_writable(self) -> None:
-        """Raise QueueUnavailable if nothing may be added at present."""
+        """Raise Forbidden if nothing may be added or changed at present."""
         refusal = self.refuses_writes()
         if refusal is not None:
-            raise QueueUnavailable(refusal)
+            raise Forbidden(refusal)
 
-    def refuses_reads(self) -> str | None:
-        """Say why nothing may be read at present; None when it may."""
+    def check_readable(self) -> None:
+        """Raise Forbidden if nothing may be read at present."""
         if not self.status.reads_allowed:
-            return self.status.reason_for_refusal(write=False)
-        return self._over(self.config.connection_limit_refuse_reads)
+            raise Forbidden(self.status.reason_for_refusal(write=False))
+        refusal = self._over(self.config.connection_limit_refuse_reads)
+        if refusal is not None:
+            raise Forbidden(refusal)
+
+    def queue_to_read(self, name: str) -> Queue | None:
+        """Return the queue called `name`; None for an alias, which never has an item.
+
+        Raises:
+            QueueUnavailable, InvalidQueueName: this client may not read it, or nobody can.
+        """
+        self.check_client(name, write=False)
+        if name in self.collection.config.aliases:
+            return None
+        return self.collection.obtain(name)
+
+    def expiry_after(self, lifetime: int) -> int:
+        """Return when an item expires (ms since the epoch) that lives so many ms; 0 is never."""
+        return lifetime and max(self.turns.clock.now() + lifetime, 1)
 
     def check_client(self, queue: str, *, write: bool, client_id: str | None = None) -> None:
         """Refuse a client that the queue does not allow. Raises QueueUnavailable.

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Generator, Iterator
 from typing import Final, TypeVar
 
-from kestrelmq.server.connection import STALLED, Connection
+from kestrelmq.server.connection import Connection, Unfinished
 from kestrelmq.server.turns import Turns
 
 SLICE: Final = 65_536
@@ -19,44 +19,44 @@ Pieces = Iterator[bytes | None]
 Result = TypeVar("Result")
 
 
-class LongReply:
+class LongReply(Unfinished):
     """A reply on its way; what follows its request waits."""
 
-    __slots__ = ("_connection", "_pieces", "_turns", "is_done")
+    __slots__ = ("_connection", "_pieces", "_turns")
 
     def __init__(self, connection: Connection, turns: Turns, pieces: Pieces) -> None:
         """Have the first slice made when everybody else was served in this turn."""
         self._connection = connection
         self._turns = turns
         self._pieces = pieces
-        self.is_done = False
-        connection.yield_turn()
+        connection.interrupt(self)
 
     def resume(self) -> None:
         """Make a slice: as much as there is time for in this turn, `SLICE` bytes at most."""
+        connection = self._connection
         slice_: list[bytes] = []
         size = 0
-        while not self.is_done and size < SLICE and not self._turns.share_is_over():
+        is_done = False
+        while size < SLICE and not self._turns.share_is_over():
             try:
                 piece = next(self._pieces)
             except StopIteration:
-                self.is_done = True
+                is_done = True
                 break
             if piece:
                 slice_.append(piece)
                 size += len(piece)
         if slice_:
-            self._connection.push(b"".join(slice_), None)
-        if self.is_done:
+            connection.push(b"".join(slice_))
+        if is_done:
+            connection.done()
             return
         if slice_:
-            self._connection.paused |= STALLED
-        else:
-            self._connection.yield_turn()
+            connection.stall()
+        connection.interrupt(self)
 
     def cancel(self) -> None:
-        """The client is gone."""
-        self.is_done = True
+        """Nothing was taken for it."""
 
 
 async def in_slices(work: Generator[None, None, Result]) -> Result:

@@ -24,28 +24,30 @@ from kestrelmq.protocol.memcache import (
     Stats,
     Status,
 )
-from kestrelmq.server.connection import Touched
-from kestrelmq.server.context import ServerContext
+from kestrelmq.server.context import Forbidden, ServerContext
 from kestrelmq.server.long_reply import Pieces
+from kestrelmq.server.replies import Queues
 from kestrelmq.server.server_actions import Action, RemoteAdminRefused
 from kestrelmq.server.status import Status as ServerStatusValue
 from kestrelmq.server.status import StatusNotSaved
 from kestrelmq.version import VERSION
 
-Answer = tuple[bytes, Touched]
-
-
-class Forbidden(Exception):  # noqa: N818 # says what it is
-    """The server's status does not allow the request; the connection closes."""
+Answer = tuple[bytes, Queues]
 
 
 def serve_admin(context: ServerContext, request: Request, peer: str) -> Answer:
-    """Serve `request` of `peer`; return the reply, and what must be written before it may leave."""
+    """Serve `request` of `peer`; return the reply, and what must be written before it may leave.
+
+    Raises:
+        Forbidden: the server does not allow it now, which ends the connection.
+    """
     try:
         action = _server_action(request)
         if action is not None:
             context.actions.check(action, "memcache", peer)
         return _serve(context, request)
+    except Forbidden:
+        raise
     except (JournalError, QueueUnavailable) as error:
         return memcache.server_error(str(error)), None
     except (InvalidQueueName, RemoteAdminRefused) as error:
@@ -74,11 +76,11 @@ def _serve(context: ServerContext, request: Request) -> Answer:  # one case a re
             done = OK if context.config.memcache_dialect == "memcached" else FLUSHED_ALL
             return _change(context, collection.flush_all, done, noreply=noreply)
         case FlushExpired(None):
-            _check_writable(context)
+            context.check_writable()
             count = collection.flush_all_expired()
             return memcache.line(str(count)), tuple(collection.queues.values())
         case FlushExpired(str(queue)):
-            _check_writable(context)
+            context.check_writable()
             count = collection.flush_expired(queue)
             return memcache.line(str(count)), collection.queues.get(queue)
         case Status(new):
@@ -97,19 +99,12 @@ def _serve(context: ServerContext, request: Request) -> Answer:  # one case a re
 def _change(
     context: ServerContext, change: Callable[[], object], done: bytes, *, noreply: bool
 ) -> Answer:
-    _check_writable(context)
+    context.check_writable()
     try:
         change()
     except (JournalError, QueueUnavailable) as error:
         done = memcache.server_error(str(error))
     return b"" if noreply else done, None
-
-
-def _check_writable(context: ServerContext) -> None:
-    """Refuse what the status forbids, which ends the connection."""
-    refusal = context.refuses_writes()
-    if refusal is not None:
-        raise Forbidden(refusal)
 
 
 def listing(context: ServerContext, request: Stats | Dump) -> Pieces:

@@ -8,6 +8,7 @@ connection, each with the queue that must be in its journal before the reply may
 from typing import Final
 
 from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.waiters import Wanted
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER, LATEST
 from kestrelmq.protocol import memcache
@@ -34,22 +35,15 @@ from kestrelmq.protocol.memcache import (
     TouchRead,
     value_header,
 )
-from kestrelmq.server.ahead import Outcome, one_ahead
-from kestrelmq.server.connection import (
-    OUTPUT_LIMIT,
-    PART,
-    SLOW,
-    WRITING,
-    Connection,
-    Session,
-    Touched,
-)
-from kestrelmq.server.context import ServerContext
+from kestrelmq.server.collect import OpenReads
+from kestrelmq.server.connection import Connection, Session
+from kestrelmq.server.context import Forbidden, ServerContext
 from kestrelmq.server.large_item import AHEAD, LARGE, ArrivingItem, LargeItem, UnwantedItem
 from kestrelmq.server.long_reply import LongReply
-from kestrelmq.server.memcache_admin import Forbidden, listing, serve_admin
-from kestrelmq.server.memcache_reads import MemcacheFetch, MemcacheMonitor
-from kestrelmq.server.reads import OpenReads
+from kestrelmq.server.memcache_admin import listing, serve_admin
+from kestrelmq.server.memcache_reads import MemcacheGet, MemcacheMonitor, error_reply
+from kestrelmq.server.put import Put
+from kestrelmq.server.replies import Queues
 
 _EPOCH_EXPIRY: Final = {"kestrel": 1_000_000, "memcached": 30 * 24 * 60 * 60 + 1}
 """By dialect: expiries from here on are epoch seconds; smaller ones are seconds from now."""
@@ -70,14 +64,11 @@ class MemcacheSession(Session):
         self._status = context.status
         # With a limit on connections every request is looked at in full.
         self._queues = {} if context.is_limited else context.collection.queues
-        self._out = connection.out
-        self._touched = connection.touched
+        self._due = connection.replies.due
         self._parse = parser.parse
         self._parse_long = parser.parse_long
         self._epoch_expiry = _EPOCH_EXPIRY[context.config.memcache_dialect]
         self._reads = OpenReads()
-        self._fetch: MemcacheFetch | MemcacheMonitor | LongReply | None = None
-        self._produced = 0
         # The VALUE line made last, and what for: items of a queue are often of one size.
         self._header = b""
         self._header_size = -1
@@ -93,7 +84,7 @@ class MemcacheSession(Session):
 
     def feed(self, data: bytes) -> bytes:
         """Apply the requests in `data`; return what is left."""
-        self.wanted = self._produced = position = 0
+        self.wanted = position = 0
         connection = self._connection
         if self._arriving is not None:
             position = self._take(self._arriving, data, 0)
@@ -154,17 +145,16 @@ class MemcacheSession(Session):
                 return -after
         queue = self._queues.get(request.queue)
         if queue is None or queue.restricted or not self._status.is_open:
-            self._set_slowly(request, data[body:body_end])
+            self._put(request, data[body:body_end]).begin()
             return after
         self._counters.cmd_set += 1
         try:
             stored = queue.add(data[body:body_end], request.expiry and self._expiry(request.expiry))
         except _FAILURES as error:
-            self._answer_error(error, noreply=request.noreply)
+            self._refuse_set(request, error)
             return after
         if not request.noreply:
-            self._out.append(STORED if stored else NOT_STORED)
-            self._touched.append(queue.reached)
+            self._due.append((STORED if stored else NOT_STORED, queue.reached))
         return after
 
     def _get(self, request: Get) -> None:
@@ -175,33 +165,23 @@ class MemcacheSession(Session):
         try:
             record = queue.remove()
         except _FAILURES as error:
-            self._answer_error(error)
+            self._connection.push(error_reply(error))
             return
         if record is None:
+            if request.keys[0].timeout:
+                get = MemcacheGet(self._connection, self._context, self._reads, request)
+                get.wait(request.keys[0], queue, Wanted.REMOVE)
+                return
             queue.get_misses += 1
             self._context.latencies.missed = queue
-            self._out.append(END)
-            self._touched.append(None)
+            self._connection.push(END)
             return
         size = len(record) - ADDX_HEADER
         if size != self._header_size or request is not self._header_request:
             self._header_size, self._header_request = size, request
             self._header = value_header(request.prefix, size)
-        self._produced += size
-        out, touched = self._out, self._touched
-        if size < LARGE:
-            # Pieces are joined once for all the replies of a turn.
-            out.append(self._header)
-            out.append(record[ADDX_HEADER:])
-            out.append(_AFTER_VALUE)
-            touched.append(queue)
-            touched.append(PART)
-            touched.append(PART)
-        else:
-            out.append(b"".join((self._header, memoryview(record)[ADDX_HEADER:], _AFTER_VALUE)))
-            touched.append(queue)
-        if self._produced > OUTPUT_LIMIT:
-            self._connection.stall()
+        data = record[ADDX_HEADER:] if size < LARGE else memoryview(record)[ADDX_HEADER:]
+        self._connection.push(b"".join((self._header, data, _AFTER_VALUE)), queue)
 
     # --- input that is not whole ---
 
@@ -239,7 +219,7 @@ class MemcacheSession(Session):
             if isinstance(item, LargeItem):
                 self._set_large(item)
             elif isinstance(item, UnwantedItem) and item.reply:
-                self._answer(item.reply)
+                self._connection.push(item.reply)
         self.wanted = item.missing
         return position
 
@@ -247,38 +227,24 @@ class MemcacheSession(Session):
         request = large.request
         queue = self._queues.get(request.queue)
         if queue is None or queue.restricted or not self._status.is_open:
-            self._set_slowly(request, large.data())
+            self._put(request, large.data()).begin()
             return
         self._counters.cmd_set += 1
         expiry = request.expiry and self._expiry(request.expiry)
         record = large.record(self._context.turns.clock.now(), expiry)
         if request.size >= AHEAD and queue.writes_ahead:
-            self._connection.paused |= WRITING
-            one_ahead(
-                queue, record, expiry, lambda outcome: self._large_added(request, queue, outcome)
-            ).start(self._context.writer)
+            self._put(request, record).write_ahead(queue, (record,))
             return
         try:
             stored = queue.add_record(record, expiry)
         except _FAILURES as error:
-            self._answer_error(error, noreply=request.noreply)
+            self._refuse_set(request, error)
             return
-        if not request.noreply:
-            self._answer(STORED if stored else NOT_STORED, queue.reached)
-
-    def _large_added(self, request: Set, queue: Queue, outcome: Outcome) -> None:
-        """Reply to the `set` of an item that was written meanwhile, and go on."""
-        if request.noreply:
-            self._connection.push(b"", None)
-        elif isinstance(outcome, KestrelError):
-            self._connection.push(memcache.server_error(str(outcome)), None)
-        else:
-            self._connection.push(STORED if outcome else NOT_STORED, queue.reached)
-        self._connection.unpause(WRITING)
+        self._answer_set(request, queue.reached, stored=stored)
 
     def _refuse(self, request: Refused, data: bytes, body: int) -> int:
         if request.size is None:
-            self._answer(request.reply)
+            self._connection.push(request.reply)
             return body
         return self._take(UnwantedItem(request.size, request.reply), data, body)
 
@@ -294,23 +260,12 @@ class MemcacheSession(Session):
 
     # --- replies ---
 
-    def _answer(self, reply: bytes, touched: Touched = None) -> None:
-        self._out.append(reply)
-        self._touched.append(touched)
-        self._produced += len(reply)
-        if self._produced > OUTPUT_LIMIT:
-            self._connection.stall()
-
-    def _answer_error(self, error: Exception, *, noreply: bool = False) -> None:
-        if not noreply:
-            self._answer(memcache.server_error(str(error)))
-
     def _fault(self, fault: ClientFault) -> None:
-        self._answer(memcache.client_error(fault.message))
+        self._connection.push(memcache.client_error(fault.message))
         self._connection.closing |= fault.closes
 
     def _close_with(self, reply: bytes) -> None:
-        self._answer(reply)
+        self._connection.push(reply)
         self._connection.closing = True
 
     def failure_reply(self, failure: JournalError, _reply: bytes) -> bytes:
@@ -321,15 +276,8 @@ class MemcacheSession(Session):
         """Reply to a request that failed because of a bug."""
         self._close_with(memcache.server_error("internal error"))
 
-    def resume(self) -> None:
-        """Go on with a read that was interrupted because the client had much to read."""
-        if self._fetch is not None:
-            self._fetch.resume()
-
     def closed(self) -> None:
-        """Give back what the connection holds."""
-        if self._fetch is not None:
-            self._fetch.cancel()
+        """Give the open reads back."""
         self._reads.give_back()
 
     def _expiry(self, expiry: int) -> int:
@@ -341,46 +289,38 @@ class MemcacheSession(Session):
 
     # --- set and get, in full ---
 
-    def _set_slowly(self, request: Set, data: bytes) -> None:
-        self._counters.cmd_set += 1
-        context = self._context
-        refusal = context.refuses_writes()
-        if refusal is not None:
-            self._close_with(memcache.server_error(refusal))
-            return
-        try:
-            context.check_client(request.queue, write=True)
-            stored = context.collection.add(
-                request.queue, data, request.expiry and self._expiry(request.expiry)
-            )
-        except KestrelError as error:
-            self._answer_error(error, noreply=request.noreply)
-            return
-        if not request.noreply:
-            self._answer(STORED if stored else NOT_STORED, self._targets(request.queue))
+    def _put(self, request: Set, item: bytes) -> Put:
+        """Return the `set` of an item, or of its record, on its way."""
+        return Put(
+            self._connection,
+            self._context,
+            request.queue,
+            (item,),
+            request.expiry and self._expiry(request.expiry),
+            lambda count, queues: self._answer_set(request, queues, stored=bool(count)),
+            lambda error: self._refuse_set(request, error),
+        )
 
-    def _targets(self, name: str) -> Touched:
-        """Return the queues that an add to `name` went to."""
-        collection = self._context.collection
-        queue = collection.queues.get(name)
-        return queue.reached if queue is not None else tuple(collection.destinations(name))
+    def _answer_set(self, request: Set, queues: Queues, *, stored: bool) -> None:
+        if not request.noreply:
+            self._connection.push(STORED if stored else NOT_STORED, queues)
+
+    def _refuse_set(self, request: Set, error: KestrelError) -> None:
+        if isinstance(error, Forbidden):
+            self._close_with(error_reply(error))
+        elif not request.noreply:
+            self._connection.push(error_reply(error))
 
     def _get_slowly(self, request: Get) -> None:
-        before = len(self._out)
-        self._fetch = MemcacheFetch(self._connection, self._context, self._reads, request)
-        self._fetch.proceed()
-        self._produced += max(sum(map(len, self._out[before:])), SLOW)
-        if self._produced > OUTPUT_LIMIT:
-            self._connection.stall()
+        self._connection.charge()
+        MemcacheGet(self._connection, self._context, self._reads, request).proceed()
 
     def _serve(self, request: Request) -> None:
         match request:
             case Monitor():
-                self._fetch = MemcacheMonitor(self._connection, self._context, self._reads, request)
-                self._fetch.proceed()
+                MemcacheMonitor(self._connection, self._context, self._reads, request).begin()
             case Stats() | Dump():
-                pieces = listing(self._context, request)
-                self._fetch = LongReply(self._connection, self._turns, pieces)
+                LongReply(self._connection, self._turns, listing(self._context, request))
             case Confirm(queue, count):
                 self._confirm(queue, count)
             case TouchRead(queue, milliseconds):
@@ -397,14 +337,14 @@ class MemcacheSession(Session):
             self._close_with(memcache.server_error(str(forbidden)))
             return
         if reply:
-            self._answer(reply, touched)
+            self._connection.push(reply, touched)
         elif request == Simple("shutdown"):
             self._connection.closing = True
 
     def _confirm(self, queue: str, count: int) -> None:
         reads = self._reads
         if reads.count(queue) < count:
-            self._answer(ERROR)
+            self._connection.push(ERROR)
             return
         touched: list[Queue] = []
         for _ in range(count):
@@ -412,10 +352,10 @@ class MemcacheSession(Session):
             if taken is not None:
                 taken[0].confirm(taken[1])
                 touched.append(taken[0])
-        self._answer(END, tuple(touched[:1]))
+        self._connection.push(END, tuple(touched[:1]))
 
     def _touch(self, queue: str, milliseconds: int) -> None:
         held = self._reads.xids(queue)
         for found, xid in held:
             found.extend(xid, milliseconds / 1000)
-        self._answer(TOUCHED if held else NOT_FOUND)
+        self._connection.push(TOUCHED if held else NOT_FOUND)

@@ -8,7 +8,9 @@ is given back.
 from typing import Final
 
 from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.waiters import Wanted
 from kestrelmq.errors import JournalError, KestrelError
+from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.protocol import text
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.text import TextParser
@@ -30,13 +32,13 @@ from kestrelmq.protocol.text_commands import (
     Shutdown,
     Version,
 )
-from kestrelmq.server.connection import OUTPUT_LIMIT, SLOW, Connection, Session, Touched
+from kestrelmq.server.collect import Collect, OpenReads, Reader
+from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.puts import PutItems
-from kestrelmq.server.reads import OpenReads
+from kestrelmq.server.put import Put as PutItems
+from kestrelmq.server.replies import Queues
 from kestrelmq.server.server_actions import Action
 from kestrelmq.server.status import Status
-from kestrelmq.server.text_reads import TextRead
 from kestrelmq.version import VERSION
 
 _DONE: Final = text.counted(0)
@@ -44,25 +46,23 @@ _DONE: Final = text.counted(0)
 _SLOW: Final = (Flush, FlushAll, FlushExpired, Delete, SetStatus, Reload)
 """Commands that may take long: they share a part of each turn."""
 
-Answer = tuple[bytes, Touched]
+Answer = tuple[bytes, Queues]
 
 
 class TextSession(Session):
-    """One client's commands, open reads and waiting read."""
+    """One client's commands and open reads."""
 
     def __init__(self, connection: Connection, context: ServerContext) -> None:
         self._connection = connection
         self._context = context
         self._parser = TextParser(context.collection.max_item_size)
         self._reads = OpenReads()
-        self._read: TextRead | None = None
         self.wanted = 0
 
     def feed(self, data: bytes) -> bytes:
         """Apply the commands in `data`; return what comes after one that waits."""
         connection, parser = self._connection, self._parser
         parser.receive(data)
-        produced = 0
         while True:
             command: Command | None = None
             try:
@@ -71,14 +71,12 @@ class TextSession(Session):
                     return b""
                 self._serve(command)
             except ClientFault as fault:
-                connection.push(text.error(fault.message), None)
+                connection.push(text.error(fault.message))
                 connection.closing |= fault.closes
             except (KestrelError, ValueError) as error:
-                connection.push(text.error(str(error)), None)
-            produced += max(len(connection.out[-1]) if connection.out else 0, SLOW)
-            if produced > OUTPUT_LIMIT:
-                connection.stall()
-            elif isinstance(command, _SLOW) and self._context.turns.share_is_over():
+                connection.push(text.error(str(error)))
+            connection.charge()
+            if isinstance(command, _SLOW) and self._context.turns.share_is_over():
                 connection.yield_turn()
             if connection.paused or connection.closing:
                 return parser.take_back()
@@ -89,25 +87,17 @@ class TextSession(Session):
 
     def broken(self) -> None:
         """Reply to a command that failed because of a bug."""
-        self._connection.push(text.error("internal error"), None)
+        self._connection.push(text.error("internal error"))
         self._connection.closing = True
 
-    def resume(self) -> None:
-        """Go on with a monitor that was interrupted because the client had much to read."""
-        if self._read is not None:
-            self._read.resume()
-
     def closed(self) -> None:
-        """Give back what the connection holds."""
-        if self._read is not None:
-            self._read.cancel()
+        """Give the open reads back."""
         self._reads.give_back()
 
     def _serve(self, command: Command) -> None:
         match command:
             case Get() | Peek() | Monitor():
-                self._read = TextRead(self._connection, self._context, self._reads, command)
-                self._read.begin()
+                TextRead(self._connection, self._context, self._reads, command).begin()
             case Quit():
                 self._connection.closing = True
             case Shutdown():
@@ -123,15 +113,15 @@ class TextSession(Session):
             case SetStatus(name):
                 self._check_action("status")
                 self._context.status.set(Status.parse(name))
-                self._connection.push(_DONE, None)
+                self._connection.push(_DONE)
             case GetStatus():
-                self._connection.push(text.value(self._context.status.status.value.encode()), None)
+                self._connection.push(text.value(self._context.status.status.value.encode()))
             case Reload():
                 self._check_action("reload")
                 self._context.reload()
-                self._connection.push(_DONE, None)
+                self._connection.push(_DONE)
             case Version():
-                self._connection.push(text.value(VERSION.encode()), None)
+                self._connection.push(text.value(VERSION.encode()))
 
     def _check_action(self, action: Action) -> None:
         self._context.actions.check(action, "text", self._connection.peer)
@@ -143,9 +133,10 @@ class TextSession(Session):
             self._context,
             put.queue,
             put.items,
-            lambda count, touched: connection.push(text.counted(count), touched),
-            lambda error: connection.push(text.error(str(error)), None),
-        ).begin(put.expiry)
+            self._context.expiry_after(put.expiry),
+            lambda count, queues: connection.push(text.counted(count), queues),
+            lambda error: connection.push(text.error(str(error))),
+        ).begin()
 
     def _confirm(self, confirm: Confirm) -> Answer:
         reads, name = self._reads, confirm.queue
@@ -177,3 +168,88 @@ class TextSession(Session):
                 collection.flush_expired(name)
                 return _DONE, collection.queues.get(name)
         return _DONE, None
+
+
+class TextRead(Reader):
+    """A command that reads: `get` and `peek` answer with an item, `monitor` with one after another.
+
+    A `monitor` ends with "*", and so does whatever found nothing.
+    """
+
+    __slots__ = ("_command", "_connection", "_context", "_reads", "_wanted")
+
+    def __init__(
+        self,
+        connection: Connection,
+        context: ServerContext,
+        reads: OpenReads,
+        command: Get | Peek | Monitor,
+    ) -> None:
+        self._connection = connection
+        self._context = context
+        self._reads = reads
+        self._command = command
+        self._wanted = Wanted.PEEK if isinstance(command, Peek) else Wanted.OPEN
+
+    def begin(self) -> None:
+        """Read what is there, and wait for more if there is need.
+
+        Raises:
+            KestrelError: the queue cannot be read.
+        """
+        context, command = self._context, self._command
+        if isinstance(command, Get):
+            self._confirm_previous()
+        context.counters.cmd_peek += isinstance(command, Peek)
+        context.counters.cmd_monitor += isinstance(command, Monitor)
+        context.check_readable()
+        most = context.config.max_monitor_transactions - self._reads.count(command.queue)
+        if isinstance(command, Monitor):
+            self._collect(most if command.most is None else min(command.most, most)).begin()
+            return
+        if most <= 0 and isinstance(command, Get):
+            raise KestrelError("too many transactions open")
+        queue = context.queue_to_read(command.queue)
+        if queue is not None:
+            record, xid = queue.take_as(self._wanted)
+            if record is not None:
+                self.take(queue, record, xid)
+                return
+        self._collect(1).wait(queue)
+
+    def _collect(self, most: int) -> Collect:
+        name, seconds = self._command.queue, self._command.timeout / 1000
+        return Collect(self._connection, self._context, self, name, self._wanted, seconds, most)
+
+    def _confirm_previous(self) -> None:
+        taken = self._reads.take_oldest(self._command.queue)
+        if taken is not None:
+            queue, xid = taken
+            queue.confirm(xid)
+
+    def take(self, queue: Queue, record: bytes, xid: int) -> bool:
+        """Send an item; False when it is the answer, or cannot be sent."""
+        item = record[ADDX_HEADER:]
+        if not text.carries(item):
+            if self._wanted is Wanted.OPEN:
+                queue.unremove(xid)
+            message = "the item holds a linefeed, which the text protocol cannot carry"
+            self._connection.push(text.error(message), queue)
+            return False
+        if self._wanted is Wanted.OPEN:
+            self._reads.add(queue, xid, record)
+        self._connection.push(text.value(item), queue)
+        if isinstance(self._command, Monitor):
+            self._context.counters.cmd_monitor_get += 1
+            return True
+        return False
+
+    def end(self, queue: Queue | None) -> None:
+        """Say that nothing more comes."""
+        if queue is not None:
+            queue.get_misses += isinstance(self._command, Get)
+        self._connection.push(text.NOTHING, queue)
+
+    def fail(self, error: KestrelError) -> None:
+        """Say why nothing more comes."""
+        self._connection.push(text.error(str(error)))

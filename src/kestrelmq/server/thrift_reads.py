@@ -11,12 +11,12 @@ from typing import Final, NamedTuple
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import Wanted
-from kestrelmq.errors import KestrelError, QueueUnavailable
+from kestrelmq.errors import KestrelError
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.protocol.thrift_messages import Get, Item
+from kestrelmq.server.collect import Collect, Reader
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.waiting import EmptyWait, WaitingRead
 
 MAX_ITEMS: Final = 10_000
 """The most items in one answer, so that a turn stays short."""
@@ -24,6 +24,8 @@ MAX_ITEMS: Final = 10_000
 MAX_BYTES: Final = 16 * 1024 * 1024
 """No item is added to an answer that has as many bytes of data."""
 
+_AT_ONCE: Final = 1000
+"""So many items are removed in one turn; a read of more opens them first."""
 _SLACK: Final = 64
 _ID_BITS: Final = 53
 """Bits of an id: as many as every language's numbers hold exactly."""
@@ -100,15 +102,13 @@ class ThriftReads:
         self._limit = 2 * len(self._reads) + _SLACK
 
 
-class ThriftGet:
+class ThriftGet(Reader):
     """One `get`: collects items until there are enough, or the time is up."""
 
     __slots__ = (
         "_answer",
-        "_bytes",
         "_connection",
         "_context",
-        "_deadline",
         "_get",
         "_items",
         "_most",
@@ -116,7 +116,6 @@ class ThriftGet:
         "_queue",
         "_refuse",
         "_shared",
-        "_waiting",
         "_wanted",
     )
 
@@ -148,116 +147,59 @@ class ThriftGet:
         self._get = get
         self._answer = answer
         self._refuse = refuse
-        # A read that is answered at once needs no opening to be removed.
-        at_once = not get.auto_abort and get.timeout <= 0
-        self._wanted = Wanted.REMOVE if at_once else Wanted.OPEN
         self._items: list[tuple[bytes, int]] = []
-        self._bytes = 0
         self._most = min(get.max_items, MAX_ITEMS)
-        self._deadline = 0.0
         self._queue: Queue | None = None
-        self._waiting: WaitingRead | EmptyWait | None = None
+        # A read that is answered at once needs no opening to be removed.
+        at_once = not get.auto_abort and get.timeout <= 0 and self._most <= _AT_ONCE
+        self._wanted = Wanted.REMOVE if at_once else Wanted.OPEN
 
     def begin(self) -> None:
-        """Read what is there, and wait for more if there is need.
-
-        Raises:
-            KestrelError: nothing may be read.
-        """
-        context, name = self._context, self._get.queue
-        refusal = context.refuses_reads()
-        if refusal is not None:
-            raise QueueUnavailable(refusal)
-        context.check_client(name, write=False)
-        if self._get.auto_abort:
-            self._most = min(self._most, self._room())
-        self._deadline = context.loop.time() + self._get.timeout / 1000
-        if name in context.collection.config.aliases:
-            self._wait(EmptyWait(self._connection, self._finish))
-            return
-        self._queue = context.collection.obtain(name)
-        self._collect(self._queue)
-
-    def cancel(self) -> None:
-        """The client is gone before its answer: give back what was read for it."""
-        if self._waiting is None:
-            return
-        self._waiting.cancel()
-        self._waiting = None
-        if self._queue is not None:
-            self._queue.give_back([xid for _, xid in self._items])
-
-    def _room(self) -> int:
-        """Return how many more reads this connection may open."""
+        """Read what is there, and wait for more if there is need."""
         name = self._get.queue
+        if self._get.auto_abort:
+            self._most = min(self._most, self._room(name))
+        Collect(
+            self._connection,
+            self._context,
+            self,
+            name,
+            self._wanted,
+            self._get.timeout / 1000,
+            self._most,
+            MAX_BYTES,
+        ).begin()
+
+    def _room(self, name: str) -> int:
+        """Return how many more reads this connection may open."""
         held = {identity for identity in self._own.get(name, ()) if self._shared.is_open(identity)}
         self._own[name] = held
         return max(0, self._context.config.max_monitor_transactions - len(held))
 
-    def _collect(self, queue: Queue) -> None:
-        while len(self._items) < self._most and self._bytes < MAX_BYTES:
-            try:
-                record, xid = queue.take_as(self._wanted)
-            except KestrelError:
-                if not self._items:
-                    raise
-                self._most = 0  # what was read already must reach the client
-                break
-            if record is None:
-                break
-            self._take(record, xid)
-        self._go_on(queue)
-
-    def _go_on(self, queue: Queue) -> None:
-        """Get in line for the next item, or answer."""
-        self._wait(
-            WaitingRead(
-                self._connection,
-                queue,
-                self._wanted,
-                lambda record, xid: self._served(queue, record, xid),
-                self._finish,
-                self._fail,
-            )
-        )
-
-    def _wait(self, waiting: WaitingRead | EmptyWait) -> None:
-        """Wait for more, or answer if there is enough or no time is left."""
-        remaining = self._deadline - self._context.loop.time()
-        if len(self._items) >= self._most or self._bytes >= MAX_BYTES or remaining <= 0:
-            self._finish()
-            return
-        self._waiting = waiting
-        waiting.begin(self._context.loop, remaining)
-
-    def _take(self, record: bytes, xid: int) -> None:
+    def take(self, queue: Queue, record: bytes, xid: int) -> bool:
+        """Collect an item."""
+        self._queue = queue
         self._items.append((record, xid))
-        self._bytes += len(record) - ADDX_HEADER
+        return True
 
-    def _served(self, queue: Queue, record: bytes, xid: int) -> None:
-        self._waiting = None
-        self._take(record, xid)
-        # Those who have waited longer are served before this one takes more.
-        if queue.waiters.line:
-            self._go_on(queue)
-        else:
-            self._collect(queue)
-
-    def _fail(self, error: KestrelError) -> None:
-        """Answer with what was read already; without any, with the error."""
-        if self._items:
-            self._finish()
-            return
-        self._waiting = None
-        self._refuse(error)
-
-    def _finish(self) -> None:
-        self._waiting = None
-        queue = self._queue
+    def end(self, queue: Queue | None) -> None:
+        """Answer."""
         items = [] if queue is None else self._kept(queue)
         if queue is not None:
             queue.get_misses += not items and self._most > 0
         self._answer(items, queue)
+
+    def fail(self, error: KestrelError) -> None:
+        """Answer with what was read already; without any, with the error."""
+        if self._items:
+            self.end(self._queue)
+        else:
+            self._refuse(error)
+
+    def cancel(self) -> None:
+        """Give back what was read."""
+        if self._queue is not None:
+            self._queue.give_back([xid for _, xid in self._items])
 
     def _kept(self, queue: Queue) -> list[Item]:
         """Make what was read the client's, save what ended while other items were waited for."""

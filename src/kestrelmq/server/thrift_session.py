@@ -34,9 +34,10 @@ from kestrelmq.protocol.thrift_messages import (
     SetStatus,
     ThriftStatus,
 )
-from kestrelmq.server.connection import OUTPUT_LIMIT, SLOW, Connection, Session, Touched
+from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.puts import PutItems
+from kestrelmq.server.put import Put as PutItems
+from kestrelmq.server.replies import Queues
 from kestrelmq.server.status import Status
 from kestrelmq.server.thrift_reads import ThriftGet, ThriftReads
 from kestrelmq.version import VERSION
@@ -62,7 +63,7 @@ _NO_QUEUE: Final = QueueInfo(None, 0, 0, 0, 0, 0, 0)
 
 
 class ThriftSession(Session):
-    """One client's requests, and its read that waits."""
+    """One client's requests."""
 
     def __init__(self, connection: Connection, context: ServerContext, shared: ThriftReads) -> None:
         """`shared` are the open reads of all thrift clients of the server."""
@@ -71,24 +72,19 @@ class ThriftSession(Session):
         self._shared = shared
         self._own: dict[str, set[int]] = {}
         self._parser = ThriftParser()
-        self._get: ThriftGet | None = None
-        self._produced = 0
         self.wanted = 0
 
     def feed(self, data: bytes) -> bytes:
         """Apply the requests in `data`; return what comes after one that waits."""
         connection, parser = self._connection, self._parser
         parser.receive(data)
-        self._produced = 0
         try:
             while (frame := parser.next_frame()) is not None:
                 head, request = thrift.decode(frame)
                 self._serve(head, request)
-                self._produced += SLOW
+                connection.charge()
                 if isinstance(request, _SLOW) and self._context.turns.share_is_over():
                     connection.yield_turn()
-                if self._produced > OUTPUT_LIMIT:
-                    connection.stall()
                 if connection.paused or connection.closing:
                     self.wanted = 0
                     return parser.take_back()
@@ -110,10 +106,7 @@ class ThriftSession(Session):
         self._connection.closing = True
 
     def closed(self) -> None:
-        """Give back what was read for an answer that was not sent."""
-        if self._get is not None:
-            self._get.cancel()
-            self._get = None  # it knows this session
+        """Nothing is held: open reads belong to nobody."""
 
     def _serve(self, head: Head, request: Request | Refused) -> None:
         try:
@@ -121,7 +114,7 @@ class ThriftSession(Session):
                 case Refused():
                     self._refuse(head, request)
                 case Get():
-                    self._get = ThriftGet(
+                    ThriftGet(
                         self._connection,
                         self._context,
                         self._shared,
@@ -129,8 +122,7 @@ class ThriftSession(Session):
                         request,
                         lambda items, queue: self._answer(head, items, queue),
                         lambda error: self._refuse(head, _internal_error(error)),
-                    )
-                    self._get.begin()
+                    ).begin()
                 case Put():
                     self._put(head, request)
                 case Confirm() | Abort():
@@ -150,16 +142,15 @@ class ThriftSession(Session):
         except KestrelError as error:
             self._refuse(head, _internal_error(error))
 
-    def _answer(self, head: Head, answer: Answer, touched: Touched = None) -> None:
-        self._send(head, thrift.encode(head, answer), touched)
+    def _answer(self, head: Head, answer: Answer, queues: Queues = None) -> None:
+        self._send(head, thrift.encode(head, answer), queues)
 
     def _refuse(self, head: Head, refused: Refused) -> None:
         self._send(head, thrift.encode_refusal(head, refused), None)
 
-    def _send(self, head: Head, frame: bytes, touched: Touched) -> None:
+    def _send(self, head: Head, frame: bytes, queues: Queues) -> None:
         if not head.oneway:
-            self._produced += len(frame)
-            self._connection.push(frame, touched)
+            self._connection.push(frame, queues)
 
     def _put(self, head: Head, put: Put) -> None:
         PutItems(
@@ -167,9 +158,10 @@ class ThriftSession(Session):
             self._context,
             put.queue,
             put.items,
-            lambda count, touched: self._answer(head, count, touched),
+            self._context.expiry_after(put.expiration),
+            lambda count, queues: self._answer(head, count, queues),
             lambda error: self._refuse(head, _internal_error(error)),
-        ).begin(put.expiration)
+        ).begin()
 
     def _end(self, request: Confirm | Abort) -> tuple[int, Queue | None]:
         found = self._shared.take(request.queue, request.ids)
@@ -183,9 +175,7 @@ class ThriftSession(Session):
     def _peek(self, name: str) -> QueueInfo:
         context = self._context
         context.counters.cmd_peek += 1
-        refusal = context.refuses_reads()
-        if refusal is not None:
-            raise QueueUnavailable(refusal)
+        context.check_readable()
         context.check_client(name, write=False)
         queue = context.collection.queues.get(name)
         if queue is None:

@@ -236,8 +236,8 @@ class Turns:
         now = self.clock.now()
         sample = self.latencies.look(now, commits.dirty) if now != self.latencies.looked else None
         failures = commits.commit()
-        unsynced = self._syncs.take_unsynced()
-        sync = self.sync(unsynced) if unsynced else 0
+        unsynced = self._syncs.unsynced
+        sync = self.sync(self._syncs.take_unsynced()) if unsynced else 0
         self.turns += 1
         if replying:
             self.replying = []

@@ -1,0 +1,216 @@
+"""Adding items, for every protocol: all that is not the short way of a small memcache `set`.
+
+Large items are written by a thread first, so that other clients need not wait. Each goes to a file
+that is not part of its queue's journal yet (`Queue.begin`); adding the item makes it that. A crash
+in between leaves the file, which means nothing, and an item that was never acknowledged.
+
+Then the items are added, a slice in each turn, until one is refused. A slice is in the journal when
+the next one begins. So if a later slice cannot be written, the earlier ones stay, and the answer
+counts them; if the first cannot, the answer is the error and nothing was added. A crash leaves the
+slices that were written, none of them acknowledged.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.worker import Pause
+from kestrelmq.errors import KestrelError
+from kestrelmq.journal import records
+from kestrelmq.server.connection import Connection, Unfinished
+from kestrelmq.server.context import ServerContext
+from kestrelmq.server.large_item import AHEAD
+from kestrelmq.server.replies import Queues
+
+SLICE_ITEMS: Final = 500
+"""Items that are added at once: they take about a millisecond."""
+SLICE_BYTES: Final = 1 << 20
+"""Bytes of items after which a slice ends."""
+
+log = logging.getLogger(__name__)
+
+
+class Put(Unfinished):
+    """One client's items, on their way to a queue or to what an alias stands for."""
+
+    __slots__ = (
+        "_answer",
+        "_connection",
+        "_context",
+        "_expiry",
+        "_files",
+        "_is_cancelled",
+        "_is_writing",
+        "_items",
+        "_large_added",
+        "_name",
+        "_next",
+        "_queue",
+        "_records",
+        "_refuse",
+        "_turn",
+        "_written",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        context: ServerContext,
+        name: str,
+        items: Sequence[bytes],
+        expiry: int,
+        answer: Callable[[int, Queues], None],
+        refuse: Callable[[KestrelError], None],
+    ) -> None:
+        """Prepare; `begin` or `write_ahead` begins.
+
+        Args:
+            connection: it applies no other request until the items are added.
+            context: the server's.
+            name: of the queue, or of an alias.
+            items: in their order.
+            expiry: when they expire (ms since the epoch), 0 for never.
+            answer: called with how many were accepted, and what the reply depends on.
+            refuse: called instead when none was, with what went wrong.
+        """
+        self._connection = connection
+        self._context = context
+        self._name = name
+        self._items = items
+        self._expiry = expiry
+        self._answer = answer
+        self._refuse = refuse
+        self._next = self._written = self._large_added = 0
+        self._turn = -1
+        self._is_writing = self._is_cancelled = False
+        self._queue: Queue | None = None
+        self._records: Sequence[bytes] = ()
+        self._files: list[str] = []
+
+    def begin(self) -> None:
+        """Add the items, those of `AHEAD` bytes or more after a thread has written them."""
+        context, name = self._context, self._name
+        context.counters.cmd_set += bool(self._items)
+        try:
+            context.check_writable()
+            context.check_client(name, write=True)
+        except KestrelError as error:
+            self._refuse(error)
+            return
+        queue = context.collection.queues.get(name)
+        if queue is not None and queue.writes_ahead:
+            now = context.turns.clock.now()
+            large = [
+                records.item(now, self._expiry, data) for data in self._items if len(data) >= AHEAD
+            ]
+            if large:
+                self.write_ahead(queue, large)
+                return
+        self._add()
+
+    def write_ahead(self, queue: Queue, large: Sequence[bytes]) -> None:
+        """Have the records of all items of `AHEAD` bytes or more written, and add the items then.
+
+        Args:
+            queue: where to; its `writes_ahead` is true.
+            large: the records.
+        """
+        self._queue, self._records = queue, large
+        self._files = [queue.new_file() for _ in large]
+        self._is_writing = True
+        self._connection.write(self)
+        self._context.writer.run(self._write_files, self._files_written)
+
+    def _write_files(self, pause: Pause) -> None:
+        """Write the large items; in the thread. Raises OSError."""
+        assert self._queue is not None  # noqa: S101 # else nothing is written ahead
+        for file, record in zip(self._files, self._records, strict=True):
+            self._queue.begin(file, record, pause)
+
+    def _files_written(self, error: BaseException | None) -> None:
+        """Add the items, also when their client is gone."""
+        assert self._queue is not None  # noqa: S101 # else nothing is written ahead
+        self._is_writing = False
+        if error is None:
+            self._connection.guard(self._add)
+        elif isinstance(error, OSError):
+            self._fail(self._queue.failed(error))
+        else:
+            log.error("an item for queue %s was not written", self._name, exc_info=error)
+            self._fail(KestrelError("internal error"))
+
+    def resume(self) -> None:
+        """Add the next slice, when the one before is in the journal and there is time."""
+        turns = self._context.turns
+        if turns.turns == self._turn or turns.share_is_over():
+            self._connection.yield_turn()
+            self._connection.interrupt(self)
+        else:
+            self._add()
+
+    def _add(self) -> None:
+        """Add a slice of the items; answer when it was the last."""
+        connection, is_first = self._connection, not self._written
+        try:
+            has_more = self._add_slice()
+            queues = tuple(self._context.collection.destinations(self._name))
+            if has_more or not is_first:
+                for queue in queues:
+                    queue.write_now()
+        except KestrelError as error:
+            self._fail(error)
+            return
+        self._written = self._next
+        if not has_more:
+            self._finish()
+            self._answer(self._next, queues)
+        elif self._is_cancelled:
+            self._finish()
+        else:
+            self._turn = self._context.turns.turns
+            connection.push(b"", queues)  # the answer depends on this slice, too
+            connection.yield_turn()
+            connection.interrupt(self)
+
+    def _add_slice(self) -> bool:
+        """Add some items; return whether there are more to add."""
+        items, size = self._items, 0
+        last = min(self._next + SLICE_ITEMS, len(items))
+        while self._next < last and size < SLICE_BYTES:
+            data = items[self._next]
+            if not self._add_item(data):
+                return False
+            self._next += 1
+            size += len(data)
+        return self._next < len(items)
+
+    def _add_item(self, data: bytes) -> bool:
+        """Add an item; False when it is refused."""
+        context = self._context
+        context.counters.cmd_set += self._next > 0
+        if self._queue is not None and len(data) >= AHEAD:
+            place = self._large_added
+            self._large_added += 1
+            return self._queue.add_begun(self._records[place], self._files[place], self._expiry)
+        return context.collection.add(self._name, data, self._expiry)
+
+    def _fail(self, error: KestrelError) -> None:
+        """Answer with what was accepted and written before, if anything was."""
+        self._finish()
+        if self._written:
+            self._answer(self._written, None)
+        else:
+            self._refuse(error)
+
+    def cancel(self) -> None:
+        """Add no more, except after the thread, for a file that it writes must not stay behind."""
+        self._is_cancelled = True
+        if not self._is_writing:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._queue is not None:
+            for file in self._files:
+                self._queue.forget(file)  # one whose item was added has another name by now
+        self._connection.done()
