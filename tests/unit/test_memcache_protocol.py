@@ -3,13 +3,15 @@
 import pytest
 
 from kestrelmq.names import queue_name_error
-from kestrelmq.protocol import memcache_replies as replies
+from kestrelmq.protocol import memcache
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import binary_refusal
-from kestrelmq.protocol.memcache import MAX_ITEM, MAX_LINE, Dialect, Parser
-from kestrelmq.protocol.memcache_requests import (
+from kestrelmq.protocol.memcache import (
+    MAX_ITEM,
+    MAX_LINE,
     Confirm,
     Delete,
+    Dialect,
     Dump,
     Flush,
     FlushAll,
@@ -17,6 +19,7 @@ from kestrelmq.protocol.memcache_requests import (
     Get,
     Key,
     Monitor,
+    Parser,
     Refused,
     Request,
     Set,
@@ -370,13 +373,13 @@ def test_longest_line() -> None:
 
 def test_replies() -> None:
     """Replies that are built from values are of one shape, and an error is one line."""
-    assert replies.value(b"q", b"ab\r\n") == b"VALUE q 0 4\r\nab\r\n\r\n"
-    assert replies.value(b"q", b"", 7) == b"VALUE q 0 0 7\r\n\r\n"
-    assert replies.value_header(b"VALUE q 0 ", 12) == b"VALUE q 0 12\r\n"
-    assert replies.client_error("bad\r\nSTORED") == b"CLIENT_ERROR bad STORED\r\n"
-    assert replies.server_error("full\ndisk") == b"SERVER_ERROR full disk\r\n"
-    assert replies.line("UP") == b"UP\r\n"
-    assert replies.stats([("a", 1), ("b", "x")]) == b"STAT a 1\r\nSTAT b x\r\n"
-    assert replies.stats([("a", 1)], "queue_q_") == b"STAT queue_q_a 1\r\n"
-    assert replies.stats([]) == b""
-    assert replies.dump("q", [("k", 1)]) == b"queue 'q' {\r\n  k=1\r\n}\r\n"
+    assert memcache.value(b"q", b"ab\r\n") == b"VALUE q 0 4\r\nab\r\n\r\n"
+    assert memcache.value(b"q", b"", 7) == b"VALUE q 0 0 7\r\n\r\n"
+    assert memcache.value_header(b"VALUE q 0 ", 12) == b"VALUE q 0 12\r\n"
+    assert memcache.client_error("bad\r\nSTORED") == b"CLIENT_ERROR bad STORED\r\n"
+    assert memcache.server_error("full\ndisk") == b"SERVER_ERROR full disk\r\n"
+    assert memcache.line("UP") == b"UP\r\n"
+    assert memcache.stats([("a", 1), ("b", "x")]) == b"STAT a 1\r\nSTAT b x\r\n"
+    assert memcache.stats([("a", 1)], "queue_q_") == b"STAT queue_q_a 1\r\n"
+    assert memcache.stats([]) == b""
+    assert memcache.dump("q", [("k", 1)]) == b"queue 'q' {\r\n  k=1\r\n}\r\n"

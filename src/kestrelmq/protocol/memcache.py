@@ -4,95 +4,19 @@ Sans-IO. A request line is parsed into an immutable value, so equal lines may sh
 meant to be memoised (`Parser`), and on the hot path a request costs one look-up.
 
 Lines end in CR LF; a bare LF is accepted. Command words are case-insensitive.
+
+To add a command, write its request, a method of `Parser`, and a line in `_VERBS`; the server serves
+it in `server/memcache_session.py`, or in `server/memcache_admin.py` if it is about whole queues.
 """
 # ruff: noqa: SLF001 # the table of parsers names methods of the class above it
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
 
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, is_http
-from kestrelmq.protocol.memcache_replies import (
-    DELETED,
-    END,
-    ERROR,
-    FLUSHED_ALL,
-    NOT_FOUND,
-    NOT_STORED,
-    OK,
-    RELOADED,
-    STORED,
-    TOUCHED,
-    client_error,
-    dump,
-    line,
-    server_error,
-    stats,
-    value,
-    value_header,
-)
-from kestrelmq.protocol.memcache_requests import (
-    Confirm,
-    Delete,
-    Dump,
-    Flush,
-    FlushAll,
-    FlushExpired,
-    Get,
-    Key,
-    Monitor,
-    Refused,
-    Request,
-    Set,
-    Simple,
-    Stats,
-    Status,
-    TouchRead,
-)
-
-__all__ = [
-    "DELETED",
-    "END",
-    "ERROR",
-    "FLUSHED_ALL",
-    "MAX_ITEM",
-    "MAX_LINE",
-    "NOT_FOUND",
-    "NOT_STORED",
-    "OK",
-    "RELOADED",
-    "REMEMBERED",
-    "STORED",
-    "TOUCHED",
-    "Confirm",
-    "Delete",
-    "Dialect",
-    "Dump",
-    "Flush",
-    "FlushAll",
-    "FlushExpired",
-    "Get",
-    "Key",
-    "Monitor",
-    "NameCheck",
-    "Parser",
-    "Refused",
-    "Request",
-    "Set",
-    "Simple",
-    "Stats",
-    "Status",
-    "TouchRead",
-    "client_error",
-    "dump",
-    "line",
-    "number",
-    "server_error",
-    "stats",
-    "value",
-    "value_header",
-]
 
 Dialect = Literal["kestrel", "memcached"]
 
@@ -103,10 +27,232 @@ MAX_ITEM: Final = 2**31 - 1 - 16
 REMEMBERED: Final = 512
 """Longest line that is remembered, in bytes."""
 _LINES: Final = 2048
+_HEADERS: Final = 4096
 _MAX_DIGITS: Final = 19
 
 NameCheck = Callable[[bytes], str | None]
 """Says why bytes cannot be a queue's name; None when they can."""
+
+
+# --- requests ---
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """Add an item; `size` bytes of data and a line end follow."""
+
+    queue: str
+    expiry: int
+    size: int
+    noreply: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of a `get`: a queue and what to do with it.
+
+    Attributes:
+        queue: its name.
+        echo: what the VALUE line calls it, in bytes.
+        timeout: milliseconds to wait for an item; None is not at all.
+        open, close, abort, peek: the options that were given.
+    """
+
+    queue: str
+    echo: bytes
+    timeout: int | None = None
+    open: bool = False
+    close: bool = False
+    abort: bool = False
+    peek: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read from queues.
+
+    Attributes:
+        keys: the queues, and what to do with each.
+        cas: whether VALUE lines have a fourth field.
+        plain: the queue of a `get` of one key that has no option but perhaps a time-out.
+        prefix: start of the VALUE line of a plain `get`, up to the length.
+    """
+
+    keys: tuple[Key, ...]
+    cas: bool
+    plain: str | None
+    prefix: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Monitor:
+    """Open reads of items as they arrive, for a time and up to a number."""
+
+    queue: str
+    seconds: int
+    max_items: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Confirm the oldest `count` open reads."""
+
+    queue: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TouchRead:
+    """Extend every open read of this connection on a queue."""
+
+    queue: str
+    milliseconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Drop a queue."""
+
+    queue: str
+    noreply: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Drop what waits in a queue."""
+
+    queue: str
+    noreply: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FlushAll:
+    """Drop what waits in every queue."""
+
+    noreply: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FlushExpired:
+    """Drop expired items of a queue, or of every queue (None)."""
+
+    queue: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Tell the statistics of the server, or of one queue."""
+
+    queue: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """Tell statistics or settings, grouped by queue; of all queues when none is named."""
+
+    what: Literal["stats", "config"]
+    queues: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Tell the server's status, or change it."""
+
+    new: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Simple:
+    """A command without arguments."""
+
+    verb: Literal["version", "reload", "shutdown", "quit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that is refused once its data, if any, has been read and dropped."""
+
+    reply: bytes
+    """What to answer; nothing if the client reads no reply."""
+    size: int | None
+    """Bytes of data that follow, before a line end; None when there is no data."""
+
+
+Request = (
+    Set
+    | Get
+    | Monitor
+    | Confirm
+    | TouchRead
+    | Delete
+    | Flush
+    | FlushAll
+    | FlushExpired
+    | Stats
+    | Dump
+    | Status
+    | Simple
+    | Refused
+)
+
+
+# --- replies ---
+
+STORED: Final = b"STORED\r\n"
+NOT_STORED: Final = b"NOT_STORED\r\n"
+END: Final = b"END\r\n"
+ERROR: Final = b"ERROR\r\n"
+DELETED: Final = b"DELETED\r\n"
+TOUCHED: Final = b"TOUCHED\r\n"
+NOT_FOUND: Final = b"NOT_FOUND\r\n"
+OK: Final = b"OK\r\n"
+FLUSHED_ALL: Final = b"Flushed all queues.\r\n"
+RELOADED: Final = b"Reloaded config.\r\n"
+
+
+@lru_cache(_HEADERS)
+def value_header(prefix: bytes, size: int) -> bytes:
+    """Return a VALUE line; `prefix` is the line up to the length."""
+    return b"%b%d\r\n" % (prefix, size)
+
+
+def value(echo: bytes, data: bytes, cas: int | None = None) -> bytes:
+    """Return a VALUE line and its data, without END."""
+    extra = b"" if cas is None else b" %d" % cas
+    return b"VALUE %b 0 %d%b\r\n%b\r\n" % (echo, len(data), extra, data)
+
+
+def client_error(reason: str) -> bytes:
+    """Return the reply that says the client is at fault."""
+    return b"CLIENT_ERROR " + _one_line(reason) + b"\r\n"
+
+
+def server_error(reason: str) -> bytes:
+    """Return the reply that says the server is at fault, or does not allow it now."""
+    return b"SERVER_ERROR " + _one_line(reason) + b"\r\n"
+
+
+def stats(pairs: list[tuple[str, object]], prefix: str = "") -> bytes:
+    """Return STAT lines, without END; `prefix` comes before each name."""
+    return "".join(f"STAT {prefix}{name} {content}\r\n" for name, content in pairs).encode()
+
+
+def dump(queue: str, pairs: list[tuple[str, object]]) -> bytes:
+    """Return what a dump has of one queue, without END."""
+    lines = "".join(f"  {name}={content}\r\n" for name, content in pairs)
+    return f"queue '{queue}' {{\r\n{lines}}}\r\n".encode()
+
+
+def line(text: str) -> bytes:
+    """Return a reply of one line."""
+    return _one_line(text) + b"\r\n"
+
+
+def _one_line(text: str) -> bytes:
+    return " ".join(text.split()).encode(errors="replace")
+
+
+# --- parsing ---
 
 
 class Parser:
