@@ -12,6 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 import kestrelmq
+from kestrelmq.cli.main import main
 from kestrelmq.config import (
     RELOADED,
     AliasConfig,
@@ -132,6 +133,16 @@ def test_a_server_setting_is_written_or_secret(model: type[BaseModel], name: str
         assert found[name] == json.loads(
             written(kinds(model)[name], getattr(config.zookeeper if table else config, name))
         )
+
+
+def test_flags_have_the_help_of_their_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the default, unless that depends on the user."""
+    with pytest.raises(SystemExit):
+        main(("serve", "--help"))
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "Port of the memcache protocol (22133)." in shown
+    assert "Least severity that is logged (info)." in shown
+    assert "`~/.local/state/kestrelmq`." in shown
 
 
 def test_secrets_are_left_out_of_what_the_admin_service_shows() -> None:

@@ -7,7 +7,7 @@ import typer
 
 from kestrelmq.admin.service import AdminService
 from kestrelmq.cli.processes import be_supervised, supervise
-from kestrelmq.config import ServerConfig, apply_overrides, load_config
+from kestrelmq.config import ServerConfig, apply_overrides, load_config, written_default
 from kestrelmq.errors import ConfigError
 from kestrelmq.server.app import Server
 from kestrelmq.server.logs import set_up_logging
@@ -16,11 +16,9 @@ from kestrelmq.server.processes import check_layout
 
 def _flag(setting: str) -> Any:
     """Return the flag of a setting; its help is that of the setting, with its default."""
-    field = ServerConfig.model_fields[setting]
-    default = field.get_default()  # None where it depends on the environment
-    shown = "" if default is None else f" ({default})"
-    text = (field.description or "").removesuffix(".")
-    return typer.Option(help=f"{text}{shown}.", show_default=False)
+    text = (ServerConfig.model_fields[setting].description or "").removesuffix(".")
+    default = written_default(ServerConfig, setting).strip('"')
+    return typer.Option(help=f"{text} ({default})." if default else f"{text}.", show_default=False)
 
 
 def serve(  # noqa: PLR0913 # one parameter a flag

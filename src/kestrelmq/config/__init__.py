@@ -17,7 +17,12 @@ from kestrelmq.config.model import (
     effective,
     secrets,
 )
-from kestrelmq.config.rendering import config_toml, queue_settings, queues_toml
+from kestrelmq.config.rendering import (
+    config_toml,
+    queue_settings,
+    queues_toml,
+    written_default,
+)
 
 __all__ = [
     "LISTENERS",
@@ -36,4 +41,5 @@ __all__ = [
     "queue_settings",
     "queues_toml",
     "secrets",
+    "written_default",
 ]

@@ -43,6 +43,14 @@ def written(kind: Kind, value: Any) -> str:
     return _toml(kind.none if value is None else kind.write(value))
 
 
+def written_default(model: type[BaseModel], name: str) -> str:
+    """Return the default of a setting in TOML; empty if it has none, or it depends on the user."""
+    field = model.model_fields[name]
+    if field.is_required() or field.default_factory is not None:
+        return ""
+    return written(kinds(model)[name], field.default)
+
+
 def dotted(path: Sequence[str]) -> str:
     """Return `path` as a TOML key, quoted where TOML asks for it."""
     return ".".join(
