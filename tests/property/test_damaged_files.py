@@ -195,7 +195,7 @@ def check_spark(path: Path, server: Verdict) -> None:
     assert not isinstance(plan, Verdict)
     assert not isinstance(packed, Verdict)
     assert checks[-1].torn_at == server.torn
-    assert (None if packed[1] is None else packed[1].position) == server.torn
+    assert (None if packed[2] is None else packed[2].position) == server.torn
     assert packed[0] == len(server.contents)
     reading = replayed({NAME: output.read_bytes()}, NAME, keeps_xid=True)
     assert reading.loaded == server.contents

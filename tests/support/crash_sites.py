@@ -12,7 +12,7 @@ import kestrelmq
 PACKAGE: Final = Path(kestrelmq.__file__).parent
 ON_DIRECTORIES: Final = frozenset({"link", "remove", "rename", "sync", "sync_file", "truncate"})
 """Methods of a `Directory` or an `AppendFile`."""
-RECEIVERS: Final = frozenset({"directory", "_directory", "file", "current", "saved"})
+RECEIVERS: Final = frozenset({"directory", "_directory", "file", "_file", "current", "saved"})
 """What these are called where they are used."""
 ON_PATHS: Final = frozenset(
     {

@@ -202,6 +202,13 @@ TOOLS = {
         items(2, 3, 4),
         items(8, 9),
     ),
+    "Spark, overwrite, again": Tool(
+        lambda directory: commits(directory, added(8), overwrite=True),
+        PACKED,
+        (items(2),),
+        items(2, 3),
+        items(8),
+    ),
     "Spark, new, one part": Tool(
         lambda directory: commits(directory, added(8)), {}, (), None, items(8)
     ),

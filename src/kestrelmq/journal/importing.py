@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from kestrelmq.clock import Clock
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.exchange import Row
-from kestrelmq.journal.files import AppendFile, Directory
+from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import (
     NEXT,
@@ -20,31 +20,9 @@ from kestrelmq.journal.names import (
     rotated_name,
     temporary_name,
 )
+from kestrelmq.journal.pack import RecordFile
 
-_PIECE = 1 << 20
 _MEMORY = 8 << 20
-
-
-class _Writer:
-    """The temporary of one queue."""
-
-    def __init__(self, file: AppendFile, name: str) -> None:
-        self.file = file
-        self.name = name
-        self._records: list[bytes] = []
-        self._size = 0
-
-    def add(self, record: bytes) -> None:
-        self._records.append(record)
-        self._size += len(record)
-        if self._size > _PIECE:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._records:
-            self.file.append(b"".join(self._records))
-            self._records.clear()
-            self._size = 0
 
 
 def import_rows(
@@ -63,7 +41,7 @@ def import_rows(
         OSError: a file could not be written; each queue got all of its items, or none.
     """
     existing = plan(directory.names()).queues
-    writers: dict[str, _Writer] = {}
+    writers: dict[str, RecordFile] = {}
     counts: dict[str, int] = {}
     now = clock.now()
     try:
@@ -73,23 +51,22 @@ def import_rows(
                 if not append:
                     _check_new(row.queue, existing)
                 name = temporary_name(row.queue, NEXT, now)
-                writer = writers[row.queue] = _Writer(directory.create(name), name)
+                writer = writers[row.queue] = RecordFile(directory, name)
                 counts[row.queue] = 0
             writer.add(row.record)
             counts[row.queue] += 1
         for writer in writers.values():
-            writer.flush()
-            writer.file.sync()
+            writer.sync()
         for queue in writers:
             if queue in existing:
                 _make_loadable(directory, existing[queue], clock)
         directory.reached("import: written")
         for queue, writer in writers.items():
-            writer.file.close()
+            writer.close()
             _put_in_place(directory, existing.get(queue, QueuePlan(queue)), writer.name, clock)
     except BaseException:
         for writer in writers.values():
-            writer.file.close()
+            writer.close()
             directory.remove(writer.name)
         raise
     directory.sync()

@@ -1,19 +1,39 @@
 """Packing the journal of a queue that no server has: one file with what is live, in any dialect.
 
-The files are replaced as a server does it (see `replacement`), and so a crash leaves the queue as
-it was or packed. A torn tail is set aside first, as at a server's start.
+What a packed file consists of, `contents` says. How it takes the place of the queue's files stands
+here, for the tools and for Spark, which writes many packed files at once:
+
+1. The file is written under a name that means nothing, and synced.
+2. The current file is rotated, which changes nothing.
+3. The new file is renamed to `NAME.TIMESTAMP.pack`: from now on it stands for all the others.
+4. These are removed, and then it drops the `.pack`, as loading does it.
+
+A crash leaves the queue as it was, or packed, and perhaps what loading removes. A torn tail is set
+aside first, as at a server's start.
 """
 
+import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from kestrelmq.clock import Clock
 from kestrelmq.journal.files import Directory
-from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.names import QueuePlan
-from kestrelmq.journal.replacement import FromFiles, Replacement
+from kestrelmq.journal.loading import clean_up, load_queue
+from kestrelmq.journal.names import (
+    PACK,
+    QueuePlan,
+    later_timestamp,
+    pack_name,
+    plan,
+    rotated_name,
+    temporary_name,
+)
+from kestrelmq.journal.replacement import FromFiles
 from kestrelmq.journal.writer import Dialect
 
-_MEMORY = 8 << 20
+_MEMORY: Final = 8 << 20
+_PIECE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,33 +47,117 @@ class Packed:
     after: int
 
 
-def pack(directory: Directory, plan: QueuePlan, dialect: Dialect, clock: Clock) -> Packed:
+class RecordFile:
+    """A new file of records, which are written about 1 MiB at a time.
+
+    Attributes:
+        name: its name.
+        size: bytes in it, and in what is still to be written.
+    """
+
+    def __init__(self, directory: Directory, name: str) -> None:
+        """Create the file, or empty it. Raises OSError."""
+        self.name = name
+        self.size = 0
+        self._file = directory.create(name)
+        self._records: list[bytes] = []
+
+    def add(self, records: bytes) -> None:
+        """Append whole records. Raises OSError."""
+        self._records.append(records)
+        self.size += len(records)
+        if self.size - self._file.size > _PIECE:
+            self._flush()
+
+    def _flush(self) -> None:
+        records, self._records = self._records, []
+        self._file.append(b"".join(records))
+
+    def sync(self) -> None:
+        """Write all of it, and force it to disk. Raises OSError."""
+        self._flush()
+        self._file.sync()
+
+    def close(self) -> None:
+        """Release the file."""
+        self._file.close()
+
+
+def write(directory: Directory, name: str, records: Iterable[bytes]) -> int:
+    """Write a file of records and force it to disk; return its size.
+
+    Raises:
+        OSError: it could not be written, and is not there.
+    """
+    writer = RecordFile(directory, name)
+    try:
+        for some in records:
+            writer.add(some)
+        writer.sync()
+    except BaseException:
+        with contextlib.suppress(OSError):
+            directory.remove(name)
+        raise
+    finally:
+        writer.close()
+    return writer.size
+
+
+def take_place(directory: Directory, files: QueuePlan, file: str, now: int) -> str:
+    """Have a file stand for all that a queue's files hold. Nobody else may use the queue.
+
+    Args:
+        directory: the queue path.
+        files: the queue's files, cleaned up.
+        file: the name of the new one, which is synced.
+        now: file timestamps are at least this (ms).
+
+    Returns:
+        What the new file is called in the end.
+
+    Raises:
+        OSError: the queue is as it was, or all is done that a server's start does not do anyway.
+    """
+    queue, old = files.queue, list(files.rotated)
+    timestamp = later_timestamp(old, now)
+    if files.has_current:
+        old.append(rotated_name(queue, timestamp))
+        directory.rename(queue, old[-1])
+        directory.sync()
+        directory.reached("pack: current file rotated")
+        timestamp += 1
+    directory.rename(file, pack_name(queue, timestamp))
+    directory.sync()
+    directory.reached("pack: in place")
+    clean_up(directory, plan([*old, pack_name(queue, timestamp)]).queues[queue])
+    return rotated_name(queue, timestamp)
+
+
+def pack(directory: Directory, files: QueuePlan, dialect: Dialect, clock: Clock) -> Packed:
     """Pack the journal of one queue. Nobody else may use it.
 
     Raises:
         DamagedJournal: it must be repaired first; nothing was changed.
         OSError: a file could not be read or written; the queue is as it was, or packed.
     """
-    loaded = load_queue(directory, plan, _MEMORY, clock)
-    state, journal = loaded.state, loaded.journal
+    queue, path = files.queue, directory.path
+    loaded = load_queue(directory, files, _MEMORY, clock)
+    state = loaded.state
     if state.behind is not None:
         state.behind.close()
-    journal.open()
-    before = journal.size
-    try:
-        journal.rotate(clock.now())
-        files = list(journal.sizes)
-        source = FromFiles(directory, files, dialect)
-        replacement = Replacement(directory, plan.queue, files, source)
-        replacement.place(_no_pause)
-        replacement.clear(_no_pause)
-    finally:
-        journal.close()
-    # The current file is empty: the packed one may take its place.
-    directory.rename(replacement.name, plan.queue)
+    # Loading may have rotated the current file.
+    files = QueuePlan(queue, tuple(loaded.journal.sizes), (path / queue).exists())
+    before = sum((path / name).lstat().st_size for name in files.files)
+    temporary = temporary_name(queue, PACK, clock.now())
+    after = write(
+        directory, temporary, FromFiles(directory, files.files, dialect).pieces(_no_pause)
+    )
+    directory.reached("pack: temporary written")
+    placed = take_place(directory, files, temporary, clock.now())
+    directory.rename(placed, queue)
     directory.reached("pack: made the current file")
     directory.sync()
-    return Packed(plan.queue, state.items, len(state.open), before, replacement.size)
+    return Packed(queue, state.items, len(state.open), before, after)
 
 
 def _no_pause() -> None:

@@ -8,8 +8,8 @@ Which rename that is depends on what the queue has:
                             the pack is renamed to an older file's name, and they are not
     files, append           the current file is rotated, which changes nothing; then all parts, as
                             one file, get the next name
-    files, overwrite        the current file is rotated; then all parts, as one file, become a
-                            pack, which makes everything before it dead
+    files, overwrite        all parts, as one file, take the place of all others as a packed
+                            journal does (`journal.pack.take_place`)
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,8 @@ from pathlib import Path
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import clean_up
-from kestrelmq.journal.names import (
-    JournalName,
-    QueuePlan,
-    pack_name,
-    parse_name,
-    plan,
-    rotated_name,
-)
+from kestrelmq.journal.names import QueuePlan, later_timestamp, pack_name, plan, rotated_name
+from kestrelmq.journal.pack import take_place
 from kestrelmq.spark.journal_parts import Part, joined
 from kestrelmq.spark.scanning import open_view
 
@@ -47,25 +41,21 @@ class Commit:
         self._work = work
         self._now = now
         self._overwrite = overwrite
-        self._joined = count()
+        self._count = count()
 
     def run(self, parts: Mapping[str, Sequence[Part]]) -> None:
         """Commit the parts of each queue, given in their final order."""
-        names = self._directory.names()
-        found = plan(names).queues
-        newest: dict[str, int] = {}
-        for name in names:
-            parsed = parse_name(name)
-            if parsed is not None:
-                newest[parsed.queue] = max(newest.get(parsed.queue, 0), parsed.timestamp or 0)
+        found = plan(self._directory.names()).queues
         for queue in sorted(parts):
-            timestamp = max(self._now, newest.get(queue, 0) + 1)
             existing = found.get(queue)
             if existing is None:
-                self._create(queue, parts[queue], timestamp)
+                self._create(queue, parts[queue], self._now)
+                continue
+            clean_up(self._directory, existing)
+            if self._overwrite:
+                self._replace(existing, parts[queue])
             else:
-                clean_up(self._directory, existing)
-                self._replace_or_append(queue, parts[queue], timestamp, existing)
+                self._append(existing, parts[queue])
 
     def _create(self, queue: str, parts: Sequence[Part], timestamp: int) -> None:
         directory = self._directory
@@ -86,30 +76,33 @@ class Commit:
         directory.reached("committed")
         directory.remove(opened)
 
-    def _replace_or_append(
-        self, queue: str, parts: Sequence[Part], timestamp: int, existing: QueuePlan
-    ) -> None:
-        directory = self._directory
-        if existing.files and not self._overwrite:
+    def _replace(self, existing: QueuePlan, parts: Sequence[Part]) -> None:
+        take_place(self._directory, existing, self._inside(self._joined(parts)), self._now)
+
+    def _append(self, existing: QueuePlan, parts: Sequence[Part]) -> None:
+        directory, queue = self._directory, existing.queue
+        timestamp = later_timestamp(existing.rotated, self._now)
+        if existing.files:
             self._check_tail(existing.files[-1])
-        single = joined(parts, self._work / f"joined-{next(self._joined)}")
-        if existing.files and not self._overwrite:
+        single = self._joined(parts)
+        if existing.files:
             # Only the last file may end in a record that is cut short, after a crash too.
             directory.sync_file(existing.files[-1])
         if existing.has_current:
             directory.rename(queue, rotated_name(queue, timestamp))
             directory.sync()
             directory.reached("rotated")
-        if not self._overwrite:
-            self._move_in(single, rotated_name(queue, timestamp + 1))
-            return
-        self._move_in(single, pack_name(queue, timestamp + 1))
-        directory.reached("packed")
-        for replaced in plan(_of_queue(directory.names(), queue)).queues.values():
-            clean_up(directory, replaced)
+        self._move_in(single, rotated_name(queue, timestamp + 1))
+
+    def _joined(self, parts: Sequence[Part]) -> Path:
+        return joined(parts, self._work / f"joined-{next(self._count)}")
+
+    def _inside(self, part: Path) -> str:
+        """Return the name of a part within the queue path."""
+        return f"{self._work.name}/{part.name}"
 
     def _move_in(self, part: Path, name: str, *, sync: bool = True) -> None:
-        self._directory.rename(f"{self._work.name}/{part.name}", name)
+        self._directory.rename(self._inside(part), name)
         if sync:
             self._directory.sync()
 
@@ -128,8 +121,3 @@ class Commit:
                 f"nothing can be appended: {path}: the last record is cut short at byte "
                 f"{view.torn_at}: start a server on the queue path once, or repair the journal"
             )
-
-
-def _of_queue(names: Sequence[str], queue: str) -> list[str]:
-    parsed: list[tuple[str, JournalName | None]] = [(name, parse_name(name)) for name in names]
-    return [name for name, journal in parsed if journal is not None and journal.queue == queue]

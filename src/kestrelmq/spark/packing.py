@@ -6,17 +6,18 @@ Records are copied as they are, in runs: item data is not looked at, and memory 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kestrelmq.journal.contents import open_read_records
-from kestrelmq.journal.files import open_stream
+from kestrelmq.journal.files import DiskDirectory
+from kestrelmq.journal.pack import write
 from kestrelmq.journal.records import ADD_XID, ADDX_HEADER, CONTINUE, added_item
 from kestrelmq.journal.walk import Ending
 from kestrelmq.journal.writer import Dialect
-from kestrelmq.spark.planning import Wanted, replay_in_order, wanted
+from kestrelmq.spark.planning import QueuePlan, Wanted, replay_in_order, wanted
 from kestrelmq.spark.queue_source import is_live
 from kestrelmq.spark.scanning import Chunk, FileView, open_view
 from kestrelmq.spark.spool import SpoolFile
@@ -27,33 +28,38 @@ _ADDING_WITH_XID: Final = (ADD_XID, CONTINUE)
 
 def pack_files(
     files: Sequence[SpoolFile], output: Path, dialect: Dialect
-) -> tuple[int, Ending | None]:
-    """Write to `output` what a queue's files come to.
+) -> tuple[int, int, Ending | None]:
+    """Write to `output` what a queue's files come to, and force it to disk.
 
     A server that loads it has the same items and open reads, and, from the documented dialect, the
     same last-used xid.
 
     Returns:
-        The number of items, and where the last file is torn, if it is: what follows is left out.
+        The number of items, the bytes written, and where the last file is torn, if it is: what
+        follows is left out.
 
     Raises:
         DamagedJournal: a file is damaged.
+        OSError: `output` could not be written.
     """
     replayed = replay_in_order(files)
     plan = replayed.plan()
-    plans = wanted(plan)
-    front = {item: record for part in plans for item, record in _front(part)}
-    with open_stream(output, "wb") as target:
-        reads = [(xid, _as_addx(front[item])) for item, xid in plan.live.given_back]
-        if reads or replayed.end.last_xid:
-            target.writelines(open_read_records(dialect, replayed.end.last_xid, reads))
-        for item in plan.live.head:
-            target.write(_as_stored(front[item]))
-        for part in plans:
-            _copy_rest(part, target)
+    records = _records(plan, dialect, replayed.end.last_xid)
+    size = write(DiskDirectory(output.parent), output.name, records)
     live = plan.live
     items = len(live.given_back) + len(live.head) + live.end - live.first
-    return items, _torn(files[-1])
+    return items, size, _torn(files[-1])
+
+
+def _records(plan: QueuePlan, dialect: Dialect, last_xid: int) -> Iterator[bytes]:
+    plans = wanted(plan)
+    front = {item: record for part in plans for item, record in _front(part)}
+    reads = [(xid, _as_addx(front[item])) for item, xid in plan.live.given_back]
+    yield from open_read_records(dialect, last_xid, reads)
+    for item in plan.live.head:
+        yield _as_stored(front[item])
+    for part in plans:
+        yield from _rest(part)
 
 
 def _torn(file: SpoolFile) -> Ending | None:
@@ -99,8 +105,8 @@ def _as_addx(record: bytes) -> bytes:
     return bytes(item)
 
 
-def _copy_rest(part: Wanted, target: BinaryIO) -> None:
-    """Copy the records of the live range, as long runs as the file allows."""
+def _rest(part: Wanted) -> Iterator[bytes]:
+    """The records of the live range, in as long runs as the file allows."""
     for view, items, ordinals in _live_chunks(part):
         wanted_here = (ordinals >= part.live_from) & (ordinals < part.live_to)
         rest = items.part(wanted_here)
@@ -111,4 +117,4 @@ def _copy_rest(part: Wanted, target: BinaryIO) -> None:
         bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(rest)]
         for low, high in pairwise(bounds):
             run = bytes(view.buffer[rest.starts[low] : rest.ends[high - 1]])
-            target.write(_as_addx(run) if combined[low] else run)
+            yield _as_addx(run) if combined[low] else run

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.journal import write_directories
-from kestrelmq.journal.files import DiskDirectory, QueuePathLock, mapped, sync_path
+from kestrelmq.journal.files import DiskDirectory, QueuePathLock, mapped
 from kestrelmq.journal.loading import save_tail
 from kestrelmq.journal.walk import Ending
 from kestrelmq.journal.write_directories import Owner
@@ -102,9 +102,8 @@ def _pack_all(
 
 def _pack_one(files: list[SpoolFile], target: Path, dialect: Dialect) -> _Written:
     spool, queue = files[0].spool, files[0].queue
-    items, torn = pack_files(files, target, dialect)
-    sync_path(target)
-    before, after = sum(file.size for file in files), target.stat().st_size
+    items, after, torn = pack_files(files, target, dialect)
+    before = sum(file.size for file in files)
     return _Written(
         Packed(spool, queue, items, before, after),
         Part(queue, target, items, after),
