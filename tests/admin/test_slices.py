@@ -20,6 +20,7 @@ from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.status import ServerStatus, Status
 from kestrelmq.server.turns import Turns
+from tests.support.turning import no_reload
 
 QUEUES = 4000
 Result = TypeVar("Result")
@@ -46,7 +47,7 @@ async def context(tmp_path: Path) -> AsyncIterator[ServerContext]:
         turns,
         InlineWorker(),
         loop,
-        list,
+        no_reload,
         lambda: None,
     )
     collection.close()

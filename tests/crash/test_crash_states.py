@@ -24,6 +24,7 @@ REACHED = {
     "read behind, rewritten": {"rotate", "_remove_old"},
     "written ahead": {"rotate", "begin", "_remove_old"},
     "deleted": {"rotate", "replace", "remove"},
+    "deleted beside a worker": {"rotate", "replace", "remove"},
     "behind beside a worker": {"rotate", "_remove_old"},
     "killed in between": {"rotate", "replace", "remove"},
     "journal switched": {"begin_journal", "_set_aside_files", "replace", "remove"},

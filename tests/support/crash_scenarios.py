@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
+from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import item
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.recording import RecordingDirectory, SimulatedCrash
@@ -35,6 +36,7 @@ class Run:
 
     Attributes:
         states: what the model held after each commit, the one under way included.
+        ended: how deletions that were begun ended.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Run:
         self.waiting: deque[bytes] = deque()
         self.open: dict[int, bytes] = {}
         self.added = 0
+        self.ended: list[JournalError | None] = []
         self._synced = synced
         self._safe = self._committed = 0
         self.start()
@@ -196,6 +199,30 @@ class Run:
         self.collection.delete("jobs")
         self.answered(safe=True)
 
+    def begin_delete(self) -> None:
+        """Begin to delete the queue, which a worker does."""
+        self.states += [(), None]
+        self._mark()
+        assert self.collection.begin_delete("jobs", self.ended.append)
+
+    def add_to_doomed(self) -> None:
+        """Add an item while the queue is being deleted: it may be found, or be gone with it."""
+        data = b"%d doomed" % self.added
+        self.added += 1
+        self.collection.queues["jobs"].add(data)
+        self.waiting.append(data)
+        self.note()
+        assert not self.collection.commits.commit()
+
+    def gone(self) -> None:
+        """The queue is gone, and its files mean nothing, though they are there."""
+        assert "jobs" not in self.collection.queues
+        self.waiting.clear()
+        self.open.clear()
+        self._safe = self._committed = len(self.states)
+        self.states += [None, ()]
+        self._mark()
+
 
 def empty_again(run: Run) -> None:
     """Goes empty time and again, with reads open, until the journal begins anew."""
@@ -278,6 +305,25 @@ def deleted(run: Run) -> None:
     run.add()
     run.sync()
     run.add()
+
+
+def deleted_beside_a_worker(run: Run) -> None:
+    """Is deleted by a worker, takes items meanwhile, and is begun again before its files go."""
+    worker = HeldWorker()
+    run.collection.deletions.worker = worker
+    for _ in range(2):
+        for _ in range(8):
+            run.add(15)
+        run.open_read()
+        run.begin_delete()
+        run.add_to_doomed()
+        assert worker.step()
+        run.gone()
+        for _ in range(8):
+            run.add(15)
+        assert worker.step()
+    assert run.ended == [None, None]
+    run.sync()
 
 
 def behind_beside_a_worker(run: Run) -> None:
@@ -369,6 +415,7 @@ SCENARIOS = {
     ),
     "written ahead": (written_ahead, TINY, 50_000),
     "deleted": (deleted, TINY, 50_000),
+    "deleted beside a worker": (deleted_beside_a_worker, TINY, 50_000),
     "behind beside a worker": (
         behind_beside_a_worker,
         TINY.model_copy(update={"default_journal_size": 10_000}),

@@ -75,7 +75,7 @@ class Turning:
             self.turns,
             self._writer,
             self._loop,
-            list,
+            no_reload,
             lambda: None,
         )
         return self
@@ -174,3 +174,8 @@ def no_collector() -> Iterator[None]:
 def alive(*kinds: type) -> list[str]:
     """Return the type of each object that is an instance of one of `kinds`."""
     return [type(one).__name__ for one in gc.get_objects() if isinstance(one, kinds)]
+
+
+async def no_reload() -> list[str]:
+    """Reload nothing: there is no configuration file."""
+    return []

@@ -8,6 +8,7 @@ import pytest
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.startup import StartUp
+from kestrelmq.engine.worker import at_once
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.names import QueuePlan
 from kestrelmq.journal.records import item, item_data
@@ -103,11 +104,11 @@ def test_a_queue_that_loads_is_not_made_anew(starting: Starting) -> None:
 def test_flush_all_says_that_not_all_were_flushed(starting: Starting) -> None:
     """Queues that are up are flushed, and those that load are an error."""
     with pytest.raises(QueueUnavailable, match="is still loading"):
-        starting.collection.flush_all()
+        at_once(starting.collection.flushing())
     assert starting.items("short") == []
     starting.finish()
     assert starting.items("long") == [b"4" * 1000]
-    starting.collection.flush_all()
+    at_once(starting.collection.flushing())
     assert starting.items("long") == []
 
 

@@ -30,6 +30,7 @@ from kestrelmq.server.context import ServerContext
 from kestrelmq.server.memcache_admin import listing
 from kestrelmq.server.status import ServerStatus, Status
 from kestrelmq.server.turns import Turns
+from tests.support.turning import no_reload
 
 OWN: Final = [stat.name for stat in QUEUE_STATS if stat.shown == "everywhere"]
 ADMIN: Final = [stat.name for stat in QUEUE_STATS if stat.shown != "metrics"]
@@ -54,7 +55,7 @@ async def context(tmp_path: Path) -> AsyncIterator[ServerContext]:
     status = ServerStatus(None, Status.UP, 0.0, clock, loop.call_later)
     counters, worker = Counters(), InlineWorker()
     yield ServerContext(
-        config, collection, status, counters, turns, worker, loop, list, lambda: None
+        config, collection, status, counters, turns, worker, loop, no_reload, lambda: None
     )
     collection.close()
     turns.close()

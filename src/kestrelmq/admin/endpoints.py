@@ -5,12 +5,13 @@ import json
 from aiohttp import web
 
 from kestrelmq.admin import openapi, ostrich
-from kestrelmq.admin.errors import ApiError, Handler
+from kestrelmq.admin.errors import Handler
 from kestrelmq.admin.guard import SERVER_ACTION
 from kestrelmq.admin.health import unhealthy_because
 from kestrelmq.admin.large_replies import LargeReplies
 from kestrelmq.admin.prometheus import CONTENT_TYPE, Exposition
 from kestrelmq.admin.serverwide import config_in_force
+from kestrelmq.server import changes
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.status import Status
 
@@ -87,10 +88,7 @@ class Endpoints:
         return web.Response(body=self._document, content_type="application/json")
 
     async def _reload(self, _request: web.Request) -> web.Response:
-        try:
-            self._context.reload()
-        except OSError as error:
-            raise ApiError(422, "invalid_configuration", str(error)) from None
+        await changes.reload(self._context)
         return web.Response(text="ok\n")
 
     async def _quiesce(self, _request: web.Request) -> web.Response:

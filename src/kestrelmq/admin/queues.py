@@ -32,6 +32,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.stats import read_numbers
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.names import master_of
+from kestrelmq.server import changes
 from kestrelmq.server.context import ServerContext
 
 _MOST_FILES: Final = 200
@@ -39,21 +40,6 @@ _LOOKED_AT: Final = 2000
 _SHOWN: Final = 200
 
 Entry = tuple[str, Row]
-
-
-async def settle(context: ServerContext, *queues: Queue) -> None:
-    """Wait until what was changed in `queues` is as durable as they promise.
-
-    Raises:
-        JournalError: it could not be written, and was taken back.
-    """
-    await context.turns.committed(*queues)
-    for queue in queues:
-        if queue.config.sync_journal == 0:
-            try:
-                await asyncio.to_thread(queue.sync)
-            except OSError as error:
-                raise queue.failed(error) from error
 
 
 async def list_queues(call: Call) -> Answer:
@@ -129,7 +115,7 @@ async def create_queue(call: Call) -> Answer:
     collection = call.admin.context.collection
     there = name in collection.queues
     queue = collection.obtain(name)
-    await settle(call.admin.context, queue)
+    await changes.settle(call.admin.context, queue)
     return Answer(Created(name=name, created=not there), status=200 if there else 201)
 
 
@@ -229,7 +215,7 @@ async def flush_queue(call: Call) -> Answer:
     call.allow_changes()
     queue = call.queue()
     count = queue.flush()
-    await settle(call.admin.context, queue)
+    await changes.settle(call.admin.context, queue)
     return Answer(Flushed(flushed=count))
 
 
@@ -237,7 +223,6 @@ async def delete_queue(call: Call) -> Answer:
     """Delete a queue with its items and its journal."""
     call.allow_changes()
     name = call.queue().name
-    if not call.admin.context.collection.delete(name):
+    if not await changes.delete(call.admin.context, name):
         raise ApiError(404, "queue_not_found", f"there is no queue {name}")
-    await settle(call.admin.context)
     return Answer(None, status=204)

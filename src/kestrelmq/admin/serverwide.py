@@ -7,6 +7,7 @@ from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.models import ConfigAnswer, NewStatus, Reloaded, ServerAnswer, StatusAnswer
 from kestrelmq.config import RELOADED, ServerConfig, secrets
 from kestrelmq.engine.stats import damaged_queues
+from kestrelmq.server import changes
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.status import ServerStatus, Status
@@ -72,8 +73,4 @@ def config_in_force(context: ServerContext) -> dict[str, Any]:
 
 async def reload(call: Call) -> Answer:
     """Read the configuration file again and put the settings of queues and aliases in force."""
-    try:
-        changed = call.admin.context.reload()
-    except OSError as error:
-        raise ApiError(422, "invalid_configuration", str(error)) from None
-    return Answer(Reloaded(needs_restart=changed))
+    return Answer(Reloaded(needs_restart=await changes.reload(call.admin.context)))

@@ -285,8 +285,10 @@ def effective(config: ServerConfig, queue_name: str) -> QueueConfig:
     built-in values, as in Kestrel 2.3.4 and later. Only `fanout_only` is never inherited by a
     child: it says that the items are the children's.
     """
-    merged = _explicit(config.default)
     master = master_of(queue_name)
+    if master is None and queue_name not in config.queues:
+        return config.default  # as for most queues, of which there may be very many
+    merged = _explicit(config.default)
     if master is not None:
         merged |= _explicit(config.queues.get(master))
         merged.pop("fanout_only", None)

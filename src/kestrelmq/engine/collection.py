@@ -7,7 +7,7 @@ known but unusable; its files are not touched. Queues may be loaded while others
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from kestrelmq.engine.durability import Commits
 from kestrelmq.engine.late import Late, family_of, in_order
 from kestrelmq.engine.path_guard import PathGuard
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.worker import InlineWorker
+from kestrelmq.engine.worker import InlineWorker, at_once
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.journal import write_directories
 from kestrelmq.journal.creation import created_at
@@ -341,19 +341,20 @@ class QueueCollection:
         self.check_usable(name)
         return self.queues.get(name)
 
-    def flush_all(self) -> None:
-        """Drop every waiting item of every queue.
+    def flushing(self) -> Generator[None, None, None]:
+        """Drop every waiting item of every queue there is now, one after the other.
 
         Raises, after trying all:
             JournalError: a queue could not be written.
             QueueUnavailable: a queue is still loading.
         """
         failure: str | None = None
-        for queue in self.queues.values():
+        for queue in self._one_by_one():
             try:
                 queue.flush()
             except JournalError as error:
                 failure = str(error)
+            yield
         if failure is not None:
             raise JournalError(failure)
         self.loading.check(sorted(self.loading))
@@ -408,28 +409,33 @@ class QueueCollection:
 
     # --- time ---
 
-    def sweep(self) -> None:
-        """Expire items and queues, and give back overdue reads; called now and then."""
-        now = self._clock.now()
+    def _one_by_one(self) -> Iterator[Queue]:
+        """Yield the queues that there are now, unless they have gone when it is their turn."""
         for queue in list(self.queues.values()):
+            if not queue.is_closed:
+                yield queue
+
+    def sweep(self) -> None:
+        """Do all of `sweeping`."""
+        at_once(self.sweeping())
+
+    def sweeping(self) -> Generator[None, None, None]:
+        """Expire items and queues, and give back overdue reads, one queue after the other."""
+        for queue in self._one_by_one():
             try:
                 queue.sweep()
-                if self._is_expired(queue, now) and queue not in self.deletions:
+                if self._is_expired(queue, self._clock.now()) and queue not in self.deletions:
                     log.info("queue %s is empty and past its age, deleting it", queue.name)
-                    done = partial(self._expired, queue.name)
+                    done = partial(_log_failure, queue.name)
                     self.deletions.begin(queue, done, is_empty=True)
+                    self.expires += queue.is_closed
             except (JournalError, QueueUnavailable) as error:
                 late = self.loading and isinstance(error, QueueUnavailable)
                 log.log(logging.DEBUG if late else logging.ERROR, "queue %s: %s", queue.name, error)
             except Exception:
                 # A bug that one queue shows must not keep all others from being swept, for ever.
                 log.exception("queue %s was not swept", queue.name)
-
-    def _expired(self, name: str, failure: JournalError | None) -> None:
-        if failure is None:
-            self.expires += 1
-        else:
-            log.error("queue %s: %s", name, failure)
+            yield
 
     @staticmethod
     def _is_expired(queue: Queue, now: int) -> bool:
@@ -443,9 +449,15 @@ class QueueCollection:
         )
 
     def tick(self) -> None:
-        """Do what upkeep of the journals the passing of time brings about; about once a second."""
+        """Do all of `ticking`."""
+        at_once(self.ticking())
+
+    def ticking(self) -> Generator[None, None, None]:
+        """Do what upkeep of the journals time brings about, one queue after the other."""
         self.check_path()
         for queue in self._everything():
+            if queue.is_closed:
+                continue
             try:
                 queue.tick()
                 if queue.is_draining:
@@ -454,6 +466,7 @@ class QueueCollection:
                 log.warning("the journal of queue %s stays: %s", queue.name, error)
             except Exception:
                 log.exception("the journal of queue %s was not looked after", queue.name)
+            yield
 
     def abort_overdue(self) -> None:
         """Give back the open reads whose time is up."""
@@ -471,19 +484,30 @@ class QueueCollection:
         queue = self._found(name)
         return queue.expire() if queue is not None else 0
 
-    def flush_all_expired(self) -> int:
-        """Drop the expired items at the head of every queue; return how many.
+    def expiring(self) -> Generator[list[Queue], None, int]:
+        """Drop the expired items at the head of every queue, one queue after the other.
+
+        Yields:
+            The queues that were changed, and not committed yet.
+
+        Returns:
+            How many items were dropped or moved.
 
         Raises, after trying all:
             JournalError, QueueUnavailable: a queue could not be read or written.
         """
         count = 0
         failure: JournalError | QueueUnavailable | None = None
-        for queue in list(self.queues.values()):
+        for queue in self._one_by_one():
+            expired = 0
             try:
-                count += queue.expire()
+                expired = queue.expire()
             except (JournalError, QueueUnavailable) as error:
                 failure = error
+            count += expired
+            target = queue.config.expire_to_queue
+            moved_to = self.destinations(target) if expired and target is not None else []
+            yield [queue, *moved_to] if queue.has_pending else []
         if failure is not None:
             raise failure
         return count
@@ -491,28 +515,46 @@ class QueueCollection:
     # --- configuration ---
 
     def reload(self, config: ServerConfig) -> list[str]:
-        """Put the settings of queues and aliases in `config` in force; return what could not be."""
-        self.config = config
+        """Do all of `reloading`."""
+        return at_once(self.reloading(config))
+
+    def reloading(self, config: ServerConfig) -> Generator[None, None, list[str]]:
+        """Put the settings of queues and aliases in force, one queue after the other.
+
+        Aliases and queues that begin from now on have theirs at once.
+
+        Returns:
+            What could not be put in force.
+        """
+        self._set_aliases(config)
         refused: list[str] = []
         everything = {**self.queues, **self._masked}
         there = {*everything, *self.damaged, *self.loading.expected}
         for warning in config_warnings(config, there):
             log.warning("%s", warning)
+        yield
         for name, queue in everything.items():
-            if queue in self.deletions:
+            if queue.is_closed or queue in self.deletions:
                 continue
             try:
                 refused += self._put_in_force(queue, effective(config, name))
             except Exception as error:
                 log.exception("the settings of queue %s were not put in force", name)
                 refused.append(f"the settings of queue {name} stay as they are: {error!r}")
-        self.queues.clear()
-        self._masked.clear()
-        for name, queue in everything.items():
-            (self._masked if name in config.aliases else self.queues)[name] = queue
-        for name in self.queues:
-            self._connect_fanout(name)
+            yield
         return refused
+
+    def _set_aliases(self, config: ServerConfig) -> None:
+        """Use a new configuration, and mask the queues that its aliases mask."""
+        self.config = config
+        shown = {name: queue for name, queue in self._masked.items() if name not in config.aliases}
+        masked = {name: self.queues[name] for name in config.aliases if name in self.queues}
+        for name in masked:
+            self._masked[name] = self.queues.pop(name)
+        for name in shown:
+            self.queues[name] = self._masked.pop(name)
+        for name in self._children:
+            self._connect_fanout(name)
 
     def _put_in_force(self, queue: Queue, config: QueueConfig) -> list[str]:
         """Put settings of a queue in force; say what could not be, which stays as it is."""
@@ -573,3 +615,8 @@ def _cannot_be_loaded(name: str, error: Exception) -> QueueUnavailable:
 
 def _is_journaled(config: QueueConfig) -> bool:
     return config.keep_journal and not config.fanout_only
+
+
+def _log_failure(name: str, failure: JournalError | None) -> None:
+    if failure is not None:
+        log.error("queue %s: %s", name, failure)

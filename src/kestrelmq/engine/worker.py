@@ -5,15 +5,16 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 Pause = Callable[[], None]
 Job = Callable[[Pause], None]
 """Long work; it calls what it is given after each short piece."""
 Done = Callable[[BaseException | None], None]
+Result = TypeVar("Result")
 
 _PAUSE: Final = 100e-6
 """Seconds; long enough that a thread that waits for the interpreter gets it."""
@@ -147,6 +148,16 @@ def _interrupt_nobody() -> None:
     if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def at_once(work: Generator[object, None, Result]) -> Result:
+    """Do work that yields where others may go on, without letting them; return its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
 
 
 def no_pause() -> None:

@@ -27,6 +27,7 @@ from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.memcache import Parser
 from kestrelmq.server.advertise import advertised_host, member_data
 from kestrelmq.server.background import BackgroundTask, kept_running
+from kestrelmq.server.changes import in_shares
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.listener import Listener, SessionFactory
@@ -100,6 +101,8 @@ class Server:
         self._ports: dict[str, int] = {}
         self._stopping: asyncio.Event = asyncio.Event()
         self._wait = wait
+        self._reloading = asyncio.Lock()
+        self._reloads: set[asyncio.Task[None]] = set()
         self._watcher = PathWatcher(self._turns, config.queue_path, self._path_changed)
 
     def run(self) -> None:
@@ -122,7 +125,7 @@ class Server:
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         self._collection.commits.worker = ThreadWorker(loop.call_soon_threadsafe)
-        self._writer = ThreadWorker(loop.call_soon_threadsafe)
+        self._writer = self._collection.deletions.worker = ThreadWorker(loop.call_soon_threadsafe)
         loaded = asyncio.Event()
         start_up = StartUp(
             self._collection, ThreadWorker(loop.call_soon_threadsafe), self._clock, loaded.set
@@ -281,7 +284,7 @@ class Server:
     async def _expire(self, period: float) -> None:
         while True:
             await asyncio.sleep(period)
-            self._collection.sweep()
+            await in_shares(self._turns, self._collection.sweeping())
 
     async def _keep_time(self) -> None:
         """End open reads whose time is up, and sync what is due; sleep while there is nothing."""
@@ -308,7 +311,7 @@ class Server:
             for _ in range(_AGINGS):
                 await asyncio.sleep(_UPKEEP / _AGINGS)
                 gc.collect(1)
-            self._collection.tick()
+            await in_shares(self._turns, self._collection.ticking())
 
     async def _close_silent(self, limit: float) -> None:
         """Close connections from which nothing came between two looks `limit` seconds apart."""
@@ -323,13 +326,20 @@ class Server:
             seen = {one: one.last_served for one in connections}
 
     def _hang_up(self) -> None:
+        task = asyncio.create_task(self._reload_loudly())
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    async def _reload_loudly(self) -> None:
         try:
             set_up_logging(self._config)
-            self._reload()
+            await self._reload()
         except (ConfigError, OSError) as error:
             log.error("not reloaded, or not wholly: %s", error)  # noqa: TRY400
+        except Exception:
+            log.exception("not reloaded, or not wholly")
 
-    def _reload(self) -> list[str]:
+    async def _reload(self) -> list[str]:
         """Read the configuration file again; return the settings that need a restart.
 
         Raises:
@@ -338,11 +348,13 @@ class Server:
         """
         if self._config_file is None:
             return []
-        config = apply_overrides(load_config(self._config_file), self._overrides)
-        changed = changed_globals(self._config, config)
-        for name in changed:
-            log.warning("%s changed; it takes a restart to put that in force", name)
-        refused = self._collection.reload(config)
+        async with self._reloading:
+            loaded = await asyncio.to_thread(load_config, self._config_file)
+            config = apply_overrides(loaded, self._overrides)
+            changed = changed_globals(self._config, config)
+            for name in changed:
+                log.warning("%s changed; it takes a restart to put that in force", name)
+            refused = await in_shares(self._turns, self._collection.reloading(config))
         log.info("configuration reloaded")
         if refused:
             raise ConfigError("reloaded, but " + "; ".join(refused))

@@ -98,7 +98,7 @@ _WAITING: Final = 1
 _STALLED: Final = 2
 """The client has too many replies to read first."""
 _WRITING: Final = 4
-"""An item is being written in a thread; what follows it waits."""
+"""A thread writes an item, or queues are being changed; what follows waits."""
 _YIELDING: Final = 8
 """Others are served first: the next request is slow, or more of the present one is to come."""
 

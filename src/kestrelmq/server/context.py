@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +50,7 @@ class ServerContext:
     turns: Turns
     writer: Worker
     loop: asyncio.AbstractEventLoop
-    reload: Callable[[], list[str]]
+    reload: Callable[[], Awaitable[list[str]]]
     shutdown: Callable[[], None]
     actions: ServerActions = field(init=False)
     started: float = field(default_factory=time.monotonic)

@@ -59,6 +59,18 @@ class LongReply(Unfinished):
         """Nothing was taken for it."""
 
 
+class AwaitedReply(Unfinished):
+    """A reply that is made elsewhere, by something that goes on when the client is gone."""
+
+    __slots__ = ()
+
+    def resume(self) -> None:
+        """Nothing is left to do here."""
+
+    def cancel(self) -> None:
+        """Nothing was taken for it."""
+
+
 async def in_slices(work: Generator[None, None, Result]) -> Result:
     """Do `work`, and let others be served wherever it yields; return its result."""
     while True:

@@ -1,12 +1,11 @@
 """Requests of the memcache protocol that are about the server or whole queues."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from kestrelmq.config import queue_settings
 from kestrelmq.engine.stats import sorted_names, stats_of
-from kestrelmq.errors import ConfigError, InvalidQueueName, JournalError, QueueUnavailable
+from kestrelmq.errors import KestrelError, QueueUnavailable
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.memcache import (
     DELETED,
@@ -24,19 +23,22 @@ from kestrelmq.protocol.memcache import (
     Stats,
     Status,
 )
-from kestrelmq.server.context import Forbidden, ServerContext
+from kestrelmq.server import changes
+from kestrelmq.server.connection import Connection
+from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import Pieces
-from kestrelmq.server.replies import Queues
+from kestrelmq.server.memcache_reads import error_reply
 from kestrelmq.server.server_actions import Action, RemoteAdminRefused
 from kestrelmq.server.status import Status as ServerStatusValue
 from kestrelmq.server.status import StatusNotSaved
 from kestrelmq.version import VERSION
 
-Answer = tuple[bytes, Queues]
+Result = TypeVar("Result")
+Change = Delete | Flush | FlushAll | FlushExpired
 
 
-def serve_admin(context: ServerContext, request: Request, peer: str) -> Answer:
-    """Serve `request` of `peer`; return the reply, and what must be written before it may leave.
+def serve_admin(context: ServerContext, connection: Connection, request: Request) -> bytes:
+    """Serve `request`; return the reply, or b"" where none follows, or only later.
 
     Raises:
         Forbidden: the server does not allow it now, which ends the connection.
@@ -44,14 +46,13 @@ def serve_admin(context: ServerContext, request: Request, peer: str) -> Answer:
     try:
         action = _server_action(request)
         if action is not None:
-            context.actions.check(action, "memcache", peer)
-        return _serve(context, request)
-    except Forbidden:
-        raise
-    except (JournalError, QueueUnavailable) as error:
-        return memcache.server_error(str(error)), None
-    except (InvalidQueueName, RemoteAdminRefused) as error:
-        return memcache.client_error(str(error)), None
+            context.actions.check(action, "memcache", connection.peer)
+        if isinstance(request, Change):
+            _change(context, connection, request)
+            return b""
+        return _serve(context, connection, request)
+    except RemoteAdminRefused as error:
+        return memcache.client_error(str(error))
 
 
 def _server_action(request: Request) -> Action | None:
@@ -65,46 +66,57 @@ def _server_action(request: Request) -> Action | None:
     return None
 
 
-def _serve(context: ServerContext, request: Request) -> Answer:  # one case a request
-    collection = context.collection
+def _serve(context: ServerContext, connection: Connection, request: Request) -> bytes:
     match request:
-        case Delete(doomed, noreply):
-            return _change(context, partial(collection.delete, doomed), DELETED, noreply=noreply)
-        case Flush(flushed, noreply):
-            return _change(context, partial(collection.flush, flushed), END, noreply=noreply)
-        case FlushAll(noreply):
-            done = OK if context.config.memcache_dialect == "memcached" else FLUSHED_ALL
-            return _change(context, collection.flush_all, done, noreply=noreply)
-        case FlushExpired(None):
-            context.check_writable()
-            count = collection.flush_all_expired()
-            return memcache.line(str(count)), tuple(collection.queues.values())
-        case FlushExpired(str(queue)):
-            context.check_writable()
-            count = collection.flush_expired(queue)
-            return memcache.line(str(count)), collection.queues.get(queue)
-        case Status(new):
-            return _status(context, new), None
-        case Simple("version"):
-            return b"VERSION " + VERSION.encode() + b"\r\n", None
         case Simple("reload"):
-            return _reload(context), None
+            _answer_later(connection, changes.reload(context), lambda _: RELOADED)
+            return b""
+        case Status(new):
+            return _status(context, new)
+        case Simple("version"):
+            return b"VERSION " + VERSION.encode() + b"\r\n"
         case Simple("shutdown"):
             context.shutdown()
-            return b"", None
+            return b""
         case _:
             raise AssertionError(f"{request} is served elsewhere")
 
 
-def _change(
-    context: ServerContext, change: Callable[[], object], done: bytes, *, noreply: bool
-) -> Answer:
+def _change(context: ServerContext, connection: Connection, request: Change) -> None:
     context.check_writable()
-    try:
-        change()
-    except (JournalError, QueueUnavailable) as error:
-        done = memcache.server_error(str(error))
-    return b"" if noreply else done, None
+    match request:
+        case Delete(name, noreply):
+            deletion = changes.delete(context, name)
+            _answer_later(connection, deletion, lambda _: DELETED, noreply=noreply)
+        case Flush(name, noreply):
+            _answer_later(connection, changes.flush(context, name), lambda _: END, noreply=noreply)
+        case FlushAll(noreply):
+            done = OK if context.config.memcache_dialect == "memcached" else FLUSHED_ALL
+            _answer_later(connection, changes.flush_all(context), lambda _: done, noreply=noreply)
+        case FlushExpired(None):
+            _answer_later(connection, changes.flush_all_expired(context), _count)
+        case FlushExpired(str(name)):
+            _answer_later(connection, changes.flush_expired(context, name), _count)
+
+
+def _count(count: int) -> bytes:
+    return memcache.line(str(count))
+
+
+def _answer_later(
+    connection: Connection,
+    change: Coroutine[None, None, Result],
+    reply: Callable[[Result], bytes],
+    *,
+    noreply: bool = False,
+) -> None:
+    def answer(result: Result) -> None:
+        connection.push(b"" if noreply else reply(result))
+
+    def refuse(error: KestrelError) -> None:
+        connection.push(b"" if noreply else error_reply(error))
+
+    changes.answer_later(connection, change, answer, refuse)
 
 
 def listing(context: ServerContext, request: Stats | Dump) -> Pieces:
@@ -158,11 +170,3 @@ def _status(context: ServerContext, new: str | None) -> bytes:
     except StatusNotSaved as error:
         return memcache.server_error(str(error))
     return END
-
-
-def _reload(context: ServerContext) -> bytes:
-    try:
-        context.reload()
-    except (ConfigError, OSError) as error:
-        return memcache.server_error(str(error))
-    return RELOADED

@@ -332,12 +332,12 @@ class MemcacheSession(Session):
 
     def _serve_admin(self, request: Request) -> None:
         try:
-            reply, touched = serve_admin(self._context, request, self._connection.peer)
+            reply = serve_admin(self._context, self._connection, request)
         except Forbidden as forbidden:
             self._close_with(memcache.server_error(str(forbidden)))
             return
         if reply:
-            self._connection.push(reply, touched)
+            self._connection.push(reply)
         elif request == Simple("shutdown"):
             self._connection.closing = True
 

@@ -5,6 +5,7 @@ reads of the connection: `get` confirms the one before it, and whatever is open 
 is given back.
 """
 
+from collections.abc import Coroutine
 from typing import Final
 
 from kestrelmq.engine.queue import Queue
@@ -32,6 +33,7 @@ from kestrelmq.protocol.text_commands import (
     Shutdown,
     Version,
 )
+from kestrelmq.server import changes
 from kestrelmq.server.collect import Collect, OpenReads, Reader
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext
@@ -43,7 +45,7 @@ from kestrelmq.version import VERSION
 
 _DONE: Final = text.counted(0)
 
-_SLOW: Final = (Flush, FlushAll, FlushExpired, Delete, SetStatus, Reload)
+_SLOW: Final = (SetStatus,)
 """Commands that may take long: they share a part of each turn."""
 
 Answer = tuple[bytes, Queues]
@@ -109,7 +111,7 @@ class TextSession(Session):
             case Confirm():
                 self._connection.push(*self._confirm(command))
             case Flush() | FlushAll() | FlushExpired() | Delete():
-                self._connection.push(*self._change(command))
+                self._change(command)
             case SetStatus(name):
                 self._check_action("status")
                 self._context.status.set(Status.parse(name))
@@ -118,8 +120,7 @@ class TextSession(Session):
                 self._connection.push(text.value(self._context.status.status.value.encode()))
             case Reload():
                 self._check_action("reload")
-                self._context.reload()
-                self._connection.push(_DONE)
+                self._answer_later(changes.reload(self._context))
             case Version():
                 self._connection.push(text.value(VERSION.encode()))
 
@@ -151,23 +152,29 @@ class TextSession(Session):
                 touched.append(queue)
         return text.counted(confirm.count), tuple(touched[:1])
 
-    def _change(self, command: Flush | FlushAll | FlushExpired | Delete) -> Answer:
-        self._context.check_writable()
-        collection = self._context.collection
+    def _change(self, command: Flush | FlushAll | FlushExpired | Delete) -> None:
+        context = self._context
+        context.check_writable()
         match command:
             case Flush(name):
-                collection.flush(name)
+                self._answer_later(changes.flush(context, name))
             case FlushAll():
-                collection.flush_all()
+                self._answer_later(changes.flush_all(context))
             case Delete(name):
-                collection.delete(name)
+                self._answer_later(changes.delete(context, name))
             case FlushExpired(None):
-                collection.flush_all_expired()
-                return _DONE, tuple(collection.queues.values())
+                self._answer_later(changes.flush_all_expired(context))
             case FlushExpired(str(name)):
-                collection.flush_expired(name)
-                return _DONE, collection.queues.get(name)
-        return _DONE, None
+                self._answer_later(changes.flush_expired(context, name))
+
+    def _answer_later(self, change: Coroutine[None, None, object]) -> None:
+        push = self._connection.push
+        changes.answer_later(
+            self._connection,
+            change,
+            lambda _: push(_DONE),
+            lambda error: push(text.error(str(error))),
+        )
 
 
 class TextRead(Reader):

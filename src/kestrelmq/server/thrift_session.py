@@ -5,6 +5,7 @@ when the stream makes no sense. Open reads are the server's, not the connection'
 """
 
 import logging
+from collections.abc import Coroutine
 from typing import Final
 
 from kestrelmq.engine.queue import Queue
@@ -34,6 +35,7 @@ from kestrelmq.protocol.thrift_messages import (
     SetStatus,
     ThriftStatus,
 )
+from kestrelmq.server import changes
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.put import Put as PutItems
@@ -57,7 +59,7 @@ _MEANT: Final = {
     ThriftStatus.READ_ONLY: Status.READ_ONLY,
     ThriftStatus.QUIESCENT: Status.QUIESCENT,
 }
-_SLOW: Final = (FlushQueue, FlushAllQueues, DeleteQueue, SetStatus)
+_SLOW: Final = (SetStatus,)
 """Requests that may take long: they share a part of each turn."""
 _NO_QUEUE: Final = QueueInfo(None, 0, 0, 0, 0, 0, 0)
 
@@ -130,8 +132,7 @@ class ThriftSession(Session):
                 case Peek(name):
                     self._answer(head, self._peek(name))
                 case FlushQueue() | FlushAllQueues() | DeleteQueue():
-                    self._change(request)
-                    self._answer(head, None)
+                    self._change(head, request)
                 case CurrentStatus():
                     self._answer(head, _TOLD[self._context.status.status])
                 case SetStatus(status):
@@ -199,16 +200,23 @@ class ThriftSession(Session):
             raise QueueUnavailable(problem)
         self._context.collection.check_usable(name)
 
-    def _change(self, request: FlushQueue | FlushAllQueues | DeleteQueue) -> None:
-        self._context.check_writable()
-        collection = self._context.collection
+    def _change(self, head: Head, request: FlushQueue | FlushAllQueues | DeleteQueue) -> None:
+        context = self._context
+        context.check_writable()
+        change: Coroutine[None, None, object]
         match request:
             case FlushQueue(name):
-                collection.flush(name)
+                change = changes.flush(context, name)
             case FlushAllQueues():
-                collection.flush_all()
+                change = changes.flush_all(context)
             case DeleteQueue(name):
-                collection.delete(name)
+                change = changes.delete(context, name)
+        changes.answer_later(
+            self._connection,
+            change,
+            lambda _: self._answer(head, None),
+            lambda error: self._refuse(head, _internal_error(error)),
+        )
 
     def _set_status(self, status: ThriftStatus) -> None:
         if status not in _MEANT:

@@ -116,6 +116,7 @@ class Turns:
         self._syncs = commits.syncs
         self._sync_thread: ThreadWorker | None = None
         self._held: dict[TurnConnection, None] = {}
+        self._after_sync: list[tuple[int, AfterCommit]] = []
         self._connections: dict[int, TurnConnection] = {}
         self._gather = False
         self._began = 0.0
@@ -153,19 +154,20 @@ class Turns:
         Raises:
             JournalError: one of `queues` could not be written; its changes were taken back.
         """
-        future = asyncio.get_running_loop().create_future()
-
-        def settle(failures: Mapping[Committable, JournalError]) -> None:
-            if future.done():
-                return
-            failed = [failures[queue] for queue in queues if queue in failures]
-            if failed:
-                future.set_exception(failed[0])
-            else:
-                future.set_result(None)
-
+        future, settle = _settled(queues)
         self._after_commit.append(settle)
         await future
+
+    async def synced(self, queues: set[Committable]) -> None:
+        """Wait until what was written to `queues` so far is on disk.
+
+        Raises:
+            JournalError: one of them could not be synced.
+        """
+        if queues:
+            future, settle = _settled(queues)
+            self._after_sync.append((self.sync(queues), settle))
+            await future
 
     def turn(self, timeout: float | None) -> list[tuple[int, int]]:
         """Serve clients, turn after turn, until asyncio has something to do.
@@ -283,6 +285,12 @@ class Turns:
                 log.exception("a connection was not told of a sync")
             if not connection.is_held:
                 del self._held[connection]
+        waiting, self._after_sync = self._after_sync, []
+        for number, settle in waiting:
+            if number <= ended.number:
+                settle(ended.failures)
+            else:
+                self._after_sync.append((number, settle))
         if self._syncs.has_next:
             asyncio.get_running_loop().call_soon(self._begin_round)
 
@@ -290,3 +298,19 @@ class Turns:
         """Wait for the round of fsyncs that runs, if any."""
         if self._sync_thread is not None:
             self._sync_thread.close()
+
+
+def _settled(queues: Collection[Committable]) -> tuple[asyncio.Future[None], AfterCommit]:
+    """Return a future, and what settles it: with a failure, if one of `queues` has one."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def settle(failures: Mapping[Committable, JournalError]) -> None:
+        if future.done():
+            return
+        failed = [failures[queue] for queue in queues if queue in failures]
+        if failed:
+            future.set_exception(failed[0])
+        else:
+            future.set_result(None)
+
+    return future, settle

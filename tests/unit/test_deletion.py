@@ -1,0 +1,221 @@
+"""Queues that are deleted by a worker: what they do until they are gone, and who is told."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.errors import JournalError
+from kestrelmq.journal.records import item_data
+from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.testing.worker import HeldWorker
+
+pytestmark = pytest.mark.compiled
+
+
+class Spool:
+    """Queues on a disk that fails when the test wants it.
+
+    Attributes:
+        collection: the queues.
+        worker: what deletes them.
+        directory: where they are.
+        clock: their clock.
+        told: how deletions ended, in their order.
+    """
+
+    def __init__(self, path: Path, **settings: object) -> None:
+        for part in ("queues", "links"):
+            (path / part).mkdir(exist_ok=True)
+        self.directory = CrashingDirectory(path / "queues", path / "links")
+        self.clock = FakeClock()
+        self.config = ServerConfig(
+            queue_path=path / "queues", default=QueueConfig.model_validate(settings)
+        )
+        self.told: list[JournalError | None] = []
+        self.worker = HeldWorker()
+        self.come_up()
+
+    def come_up(self) -> None:
+        """Start."""
+        self.collection = QueueCollection(self.config, self.clock, self.directory)
+        self.collection.open()
+        self.collection.deletions.worker = self.worker
+
+    def add(self, data: bytes) -> None:
+        """Add to the queue, which is made if it is not there, and commit."""
+        assert self.collection.add("jobs", data)
+        assert not self.collection.commits.commit()
+
+    def take(self) -> None:
+        """Take the head, and commit."""
+        assert self.collection.queues["jobs"].remove()
+        assert not self.collection.commits.commit()
+
+    def delete(self) -> bool:
+        """Begin to delete the queue."""
+        return self.collection.begin_delete("jobs", self.told.append)
+
+    def items(self) -> list[bytes] | None:
+        """Return what is in the queue; None when there is none."""
+        queue = self.collection.queues.get("jobs")
+        return None if queue is None else [item_data(one) for one in queue.browse(99)]
+
+    def after_restart(self) -> list[bytes] | None:
+        """Start again, and return what is in the queue."""
+        self.collection.close()
+        self.come_up()
+        return self.items()
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
+    """Queues whose journals are soon too long."""
+    opened = Spool(tmp_path, default_journal_size=100, max_journal_size=300)
+    yield opened
+    opened.collection.close()
+
+
+def test_a_queue_serves_until_it_is_gone(spool: Spool) -> None:
+    """What was added meanwhile goes with it; who asked is told when its files are gone."""
+    spool.add(b"one")
+    assert spool.delete()
+    spool.add(b"two")
+    assert spool.items() == [b"one", b"two"]
+    assert spool.worker.step()
+    assert (spool.items(), spool.told) == (None, [])
+    assert spool.worker.step()
+    assert spool.told == [None]
+    assert [name for name in spool.directory.names() if "jobs" in name] == []
+    assert not spool.delete()
+    assert spool.collection.deletes == 1
+
+
+def test_who_asks_twice_is_told_twice(spool: Spool) -> None:
+    """It is deleted once."""
+    spool.add(b"one")
+    assert spool.delete()
+    assert spool.delete()
+    while spool.worker.step():
+        pass
+    assert spool.told == [None, None]
+    assert spool.collection.deletes == 1
+
+
+def test_a_queue_that_goes_begins_no_other_file(spool: Spool) -> None:
+    """However long its journal gets: the file would come after the pack that stands for all."""
+    spool.add(b"one")
+    assert spool.delete()
+    before = spool.directory.names()
+    for _ in range(20):
+        spool.add(bytes(200))
+        spool.collection.tick()
+    assert not spool.collection.queues["jobs"].writes_ahead
+    assert spool.directory.names() == before
+    while spool.worker.step():
+        pass
+    assert spool.after_restart() is None
+
+
+def test_a_new_queue_of_its_name_keeps_its_own_files(spool: Spool) -> None:
+    """It may begin, and rotate, before those of the old one are removed, in one millisecond."""
+    for number in range(20):
+        spool.add(b"old %d" % number + bytes(50))
+    assert spool.delete()
+    assert spool.worker.step()
+    added = [b"new %d" % number + bytes(200) for number in range(10)]
+    for data in added:
+        spool.add(data)
+        spool.take()
+        spool.add(data)
+    queue = spool.collection.queues["jobs"]
+    assert queue.journal.rotations
+    added = spool.items() or []
+    assert len(added) == 10
+    while spool.worker.step():
+        pass
+    assert spool.items() == added
+    assert spool.after_restart() == added
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_a_queue_that_cannot_be_deleted_stays(spool: Spool, step: int) -> None:
+    """With what was added meanwhile and later, and with its journal looked after."""
+    spool.add(b"one")
+    seen = iter(range(100))
+    spool.directory.fail = lambda _point: next(seen) == step
+    assert spool.delete()
+    spool.directory.fail = lambda _point: False
+    if not spool.told:
+        spool.add(b"two")
+        seen = iter(range(1, 100))
+        spool.directory.fail = lambda _point: next(seen) == step
+        assert spool.worker.step()
+        spool.directory.fail = lambda _point: False
+    else:
+        spool.add(b"two")
+    (failure,) = spool.told
+    assert isinstance(failure, JournalError)
+    spool.add(b"three")
+    expected = [b"one", b"two", b"three"]
+    assert spool.items() == expected
+    for _ in range(20):
+        spool.clock.advance(2)
+        spool.add(bytes(100))
+        spool.take()
+        spool.collection.tick()
+    assert spool.collection.queues["jobs"].journal.rotations
+    left = spool.items()
+    assert spool.after_restart() == left
+
+
+def test_settings_that_came_while_it_was_to_be_deleted(spool: Spool) -> None:
+    """They are in force for a queue that stays."""
+    spool.add(b"one")
+    assert spool.delete()
+    default = spool.config.default.model_copy(update={"max_items": 7})
+    spool.collection.reload(spool.config.model_copy(update={"default": default}))
+    spool.directory.fail = lambda _point: True
+    assert spool.worker.step()
+    spool.directory.fail = lambda _point: False
+    assert isinstance(spool.told[0], JournalError)
+    assert spool.collection.queues["jobs"].config.max_items == 7
+
+
+def test_an_expired_queue_takes_nothing_along(tmp_path: Path) -> None:
+    """It was empty when it went; what comes next is in a new queue of its name."""
+    spool = Spool(tmp_path, max_queue_age="1s", default_journal_size=100)
+    spool.add(b"one")
+    spool.take()
+    spool.clock.advance(2)
+    spool.collection.sweep()
+    assert (spool.items(), spool.collection.expires) == (None, 1)
+    added = [b"%d" % number + bytes(200) for number in range(5)]
+    for data in added:
+        spool.add(data)
+    while spool.worker.step():
+        pass
+    assert spool.items() == added
+    assert spool.after_restart() == added
+    spool.collection.close()
+
+
+def test_an_expired_queue_whose_files_stay_comes_back_with_nothing_of_its_own(
+    tmp_path: Path,
+) -> None:
+    """A disk that fails, or a crash, leaves files of an empty queue before those of the new one."""
+    spool = Spool(tmp_path, max_queue_age="1s", default_journal_size=100)
+    spool.add(b"one")
+    spool.take()
+    spool.clock.advance(2)
+    spool.collection.sweep()
+    spool.add(b"two")
+    spool.directory.fail = lambda _point: True
+    assert spool.worker.step()
+    spool.directory.fail = lambda _point: False
+    spool.add(b"three")
+    assert spool.after_restart() == [b"two", b"three"]
+    spool.collection.close()
