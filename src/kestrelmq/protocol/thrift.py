@@ -10,7 +10,7 @@ is wrong is a `Refused` request, to be answered with its exception.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from kestrelmq.protocol.thrift_messages import (
     Get,
     GetVersion,
     Head,
+    Item,
     Peek,
     Problem,
     Put,
@@ -47,6 +48,11 @@ MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
 """The longest frame that is accepted."""
 
 _LENGTH: Final = struct.Struct(">i")
+# An item and a list of them in the binary protocol: a type and a number before each field, the
+# end of a struct after the last.
+_DATA: Final = struct.Struct(">bhi")
+_ID: Final = struct.Struct(">bhqx")
+_LIST: Final = struct.Struct(">bhbi")
 _MOST_NAME_BYTES: Final = 1024
 _VERSION_1: Final = 0x8001
 _COMPACT_ID: Final = b"\x82"
@@ -133,10 +139,10 @@ def decode(frame: bytes) -> tuple[Head, Request | Refused]:
 
 def encode(head: Head, answer: Answer) -> bytes:
     """Return the frame that answers the request of `head`."""
+    if isinstance(answer, list):
+        return encode_items(head, [encode_item(head, item) for item in answer])
     result = getattr(_IDL.Kestrel, f"{head.name}_result")()
     match answer:
-        case list():
-            result.success = [_IDL.Item(data=item.data, id=item.id) for item in answer]
         case QueueInfo():
             result.success = _IDL.QueueInfo(
                 head_item=answer.head_item,
@@ -154,6 +160,29 @@ def encode(head: Head, answer: Answer) -> bytes:
         case None:
             pass
     return _frame(head, TMessageType.REPLY, result)
+
+
+def encode_item(head: Head, item: Item) -> bytes:
+    """Return an item as it stands in an answer; `encode_items` makes the answer of many.
+
+    There may be thousands, which are encoded some at a time, and so not by thriftpy2.
+    """
+    size = len(item.data)
+    if head.dialect is Dialect.COMPACT:
+        zigzag = item.id << 1 if item.id >= 0 else ~(item.id << 1)
+        return b"".join((b"\x18", _varint(size), item.data, b"\x16", _varint(zigzag), b"\0"))
+    return b"".join((_DATA.pack(TType.STRING, 1, size), item.data, _ID.pack(TType.I64, 2, item.id)))
+
+
+def encode_items(head: Head, items: Sequence[bytes]) -> bytes:
+    """Return the frame that answers a `get` with items that `encode_item` returned."""
+    count = len(items)
+    if head.dialect is Dialect.COMPACT:
+        size = bytes((count << 4 | 12,)) if count < 15 else b"\xfc" + _varint(count)
+        begin = b"\x09\0" + size
+    else:
+        begin = _LIST.pack(TType.LIST, 0, TType.STRUCT, count)
+    return _framed(head, TMessageType.REPLY, (begin, *items, b"\0"))
 
 
 def encode_refusal(head: Head, refused: Refused) -> bytes:
@@ -260,9 +289,13 @@ _REQUESTS: Final[dict[str, Callable[[Any], Request]]] = {
 def _frame(head: Head, message_type: int, body: Any) -> bytes:
     transport, protocol = _open(head.dialect)
     protocol.write_struct(body)
-    content: bytes = transport.getvalue()
+    return _framed(head, message_type, (transport.getvalue(),))
+
+
+def _framed(head: Head, message_type: int, content: Sequence[bytes]) -> bytes:
     begin = _message_begin(head, message_type)
-    return b"".join((_LENGTH.pack(len(begin) + len(content)), begin, content))
+    size = len(begin) + sum(map(len, content))
+    return b"".join((_LENGTH.pack(size), begin, *content))
 
 
 def _message_begin(head: Head, message_type: int) -> bytes:

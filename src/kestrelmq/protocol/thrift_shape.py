@@ -7,7 +7,7 @@ What passes is well-formed, and small enough to decode.
 """
 
 from abc import ABC, abstractmethod
-from struct import unpack_from
+from struct import Struct, unpack_from
 from typing import Final, TypeAlias
 
 from thriftpy2.thrift import TType
@@ -21,6 +21,7 @@ MAX_DEPTH: Final = 16
 Shape: TypeAlias = tuple[int, int]
 """A field's type, and the type of its elements (0 when it has none), as `TType` numbers."""
 
+_I32: Final = Struct(">i")
 _WIDTHS: Final = {
     TType.BOOL: 1,
     TType.BYTE: 1,
@@ -80,8 +81,11 @@ class Walker(ABC):
         elif ttype in (TType.LIST, TType.SET):
             element, count = self._list_begin()
             self._count(count)
-            for _ in range(count):
-                self._value(element, depth + 1)
+            if element == TType.STRING and depth < MAX_DEPTH:
+                self._strings(count)  # the items of a put
+            else:
+                for _ in range(count):
+                    self._value(element, depth + 1)
             return ttype, element
         elif ttype == TType.MAP:
             key, value, count = self._map_begin()
@@ -94,6 +98,11 @@ class Walker(ABC):
         else:
             self._scalar(ttype)
         return ttype, 0
+
+    def _strings(self, count: int) -> None:
+        """Walk through so many strings."""
+        for _ in range(count):
+            self.skip(self.length())
 
     def skip(self, size: int) -> int:
         """Pass `size` bytes that must be there; return where they begin."""
@@ -144,7 +153,7 @@ class BinaryWalker(Walker):
 
     def integer(self) -> int:
         """Return the next i32."""
-        number: int = unpack_from(">i", self.data, self.skip(4))[0]
+        number: int = _I32.unpack_from(self.data, self.skip(_I32.size))[0]
         return number
 
     def _field(self) -> tuple[int, int] | None:
@@ -162,6 +171,18 @@ class BinaryWalker(Walker):
     def length(self) -> int:
         """Pass the head of a string; return its length."""
         return self.integer()
+
+    def _strings(self, count: int) -> None:
+        data, at, end = self.data, self.at, len(self.data)
+        for _ in range(count):
+            if end - at < _I32.size:
+                raise MalformedError("cut short")
+            size: int = _I32.unpack_from(data, at)[0]
+            at += _I32.size
+            if not 0 <= size <= end - at:
+                raise MalformedError("cut short")
+            at += size
+        self.at = at
 
     def _scalar(self, ttype: int) -> None:
         if (width := _WIDTHS.get(ttype)) is None:

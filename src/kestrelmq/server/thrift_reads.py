@@ -13,7 +13,8 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import Wanted
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal.records import ADDX_HEADER
-from kestrelmq.protocol.thrift_messages import Get, Item
+from kestrelmq.protocol import thrift
+from kestrelmq.protocol.thrift_messages import Get, Head, Item
 from kestrelmq.server.collect import Collect, Reader
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
@@ -26,6 +27,8 @@ MAX_BYTES: Final = 16 * 1024 * 1024
 
 _AT_ONCE: Final = 1000
 """So many items are removed in one turn; a read of more opens them first."""
+_LOOK_AGAIN: Final = 32
+"""Items that are encoded before others may have to be served first."""
 _SLACK: Final = 64
 _ID_BITS: Final = 53
 """Bits of an id: as many as every language's numbers hold exactly."""
@@ -103,13 +106,19 @@ class ThriftReads:
 
 
 class ThriftGet(Reader):
-    """One `get`: collects items until there are enough, or the time is up."""
+    """One `get`: collects items until there are enough, or the time is up; then answers.
+
+    Answering with thousands of items takes several turns. They stay open until all of the answer
+    is made, and so a client that leaves meanwhile takes nothing with it.
+    """
 
     __slots__ = (
         "_answer",
         "_connection",
         "_context",
+        "_encoded",
         "_get",
+        "_head",
         "_items",
         "_most",
         "_own",
@@ -125,8 +134,9 @@ class ThriftGet(Reader):
         context: ServerContext,
         shared: ThriftReads,
         own: dict[str, set[int]],
+        head: Head,
         get: Get,
-        answer: Callable[[list[Item], Queue | None], None],
+        answer: Callable[[list[bytes], Queue | None], None],
         refuse: Callable[[KestrelError], None],
     ) -> None:
         """Prepare; `begin` reads.
@@ -136,18 +146,21 @@ class ThriftGet(Reader):
             context: the server's.
             shared: the open reads of every client.
             own: by queue, those that this connection opened, whose number is limited.
+            head: of the request.
             get: what is asked.
-            answer: called once with the items, and the queue they came from.
+            answer: called once with the items, encoded, and the queue they came from.
             refuse: called instead when none could be read, with the reason.
         """
         self._connection = connection
         self._context = context
         self._shared = shared
         self._own = own
+        self._head = head
         self._get = get
         self._answer = answer
         self._refuse = refuse
         self._items: list[tuple[bytes, int]] = []
+        self._encoded: list[bytes] = []
         self._most = min(get.max_items, MAX_ITEMS)
         self._queue: Queue | None = None
         # A read that is answered at once needs no opening to be removed.
@@ -184,15 +197,13 @@ class ThriftGet(Reader):
 
     def end(self, queue: Queue | None) -> None:
         """Answer."""
-        items = [] if queue is None else self._kept(queue)
-        if queue is not None:
-            queue.get_misses += not items and self._most > 0
-        self._answer(items, queue)
+        self._queue = queue
+        self.resume()
 
     def fail(self, error: KestrelError) -> None:
         """Answer with what was read already; without any, with the error."""
         if self._items:
-            self.end(self._queue)
+            self.resume()
         else:
             self._refuse(error)
 
@@ -201,16 +212,46 @@ class ThriftGet(Reader):
         if self._queue is not None:
             self._queue.give_back([xid for _, xid in self._items])
 
-    def _kept(self, queue: Queue) -> list[Item]:
-        """Make what was read the client's, save what ended while other items were waited for."""
+    def resume(self) -> None:
+        """Encode the items; answer when that is done with all."""
+        connection, queue = self._connection, self._queue
+        while queue is not None and len(self._encoded) < len(self._items):
+            if self._is_time_over():
+                connection.yield_turn()
+                connection.interrupt(self)
+                return
+            self._encode(queue, *self._items[len(self._encoded)])
+        connection.done()
+        items = [] if queue is None else self._kept(queue)
+        if queue is not None:
+            queue.get_misses += not items and self._most > 0
+        self._answer(items, queue)
+
+    def _is_time_over(self) -> bool:
+        """Whether others are to be served first; what was removed could not be given back then."""
+        return (
+            self._wanted is not Wanted.REMOVE
+            and len(self._encoded) % _LOOK_AGAIN == _LOOK_AGAIN - 1
+            and self._context.turns.share_is_over()
+        )
+
+    def _encode(self, queue: Queue, record: bytes, xid: int) -> None:
+        """Encode an item; nothing stands for one whose read ended while others were waited for."""
+        identity = 0
+        if self._get.auto_abort:
+            if not queue.extend(xid, self._get.auto_abort / 1000):
+                self._encoded.append(b"")
+                return
+            identity = self._shared.add(queue, xid)
+            self._own[queue.name].add(identity)
+        item = Item(record[ADDX_HEADER:], identity)
+        self._encoded.append(thrift.encode_item(self._head, item))
+
+    def _kept(self, queue: Queue) -> list[bytes]:
+        """Make what was read the client's; return the items whose reads had not ended."""
         if self._wanted is Wanted.REMOVE:
-            return [Item(record[ADDX_HEADER:], 0) for record, _ in self._items]
-        if not self._get.auto_abort:
-            return [
-                Item(record[ADDX_HEADER:], 0) for record, xid in self._items if queue.confirm(xid)
-            ]
-        seconds = self._get.auto_abort / 1000
-        kept = [one for one in self._items if queue.extend(one[1], seconds)]
-        items = [Item(record[ADDX_HEADER:], self._shared.add(queue, xid)) for record, xid in kept]
-        self._own.setdefault(queue.name, set()).update(item.id for item in items)
-        return items
+            return self._encoded
+        if self._get.auto_abort:
+            return [encoded for encoded in self._encoded if encoded]
+        both = zip(self._encoded, self._items, strict=True)
+        return [encoded for encoded, (_, xid) in both if queue.confirm(xid)]

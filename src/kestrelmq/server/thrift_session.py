@@ -121,8 +121,11 @@ class ThriftSession(Session):
                         self._context,
                         self._shared,
                         self._own,
+                        head,
                         request,
-                        lambda items, queue: self._answer(head, items, queue),
+                        lambda items, queue: self._send(
+                            head, thrift.encode_items(head, items), queue
+                        ),
                         lambda error: self._refuse(head, _internal_error(error)),
                     ).begin()
                 case Put():

@@ -1,0 +1,335 @@
+"""Requests that take several turns: nobody waits for them, and what they answer is true."""
+
+import re
+import socket
+import struct
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.journal.files import DiskDirectory, DiskFile
+from kestrelmq.server import turns
+from kestrelmq.server.put import SLICE_ITEMS
+from tests.support.patience import PATIENCE
+from tests.support.turning import Turning
+from tests.unit.test_closed_connections import thrift_get, thrift_put
+
+COUNT: Final = 4 * SLICE_ITEMS + 7
+ITEMS: Final = [b"%d" % number for number in range(COUNT)]
+PUTS: Final = {
+    "text": b"put work:\n" + b"\n".join(ITEMS) + b"\n\n",
+    "thrift": thrift_put(b"work", *ITEMS),
+}
+
+
+class Disk:
+    """How the disk of a test behaves.
+
+    Attributes:
+        room: bytes that it still takes; None is any number.
+        synced: set when a sync may end.
+        fails: whether a sync fails.
+    """
+
+    def __init__(self) -> None:
+        self.room: int | None = None
+        self.synced = threading.Event()
+        self.synced.set()
+        self.fails = False
+
+
+class OddFile(DiskFile):
+    """A file on such a disk."""
+
+    __slots__ = ("disk",)
+    disk: Disk
+
+    def append(self, data: bytes) -> None:
+        """Append what there is room for."""
+        if self.disk.room is not None:
+            if len(data) > self.disk.room:
+                raise OSError(28, "No space left on device")
+            self.disk.room -= len(data)
+        super().append(data)
+
+    def sync(self) -> None:
+        """Sync when the test lets it."""
+        assert self.disk.synced.wait(PATIENCE)
+        if self.disk.fails:
+            raise OSError(5, "Input/output error")
+        super().sync()
+
+
+class OddDirectory(DiskDirectory):
+    """A queue path on such a disk."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.disk = Disk()
+
+    def append_to(self, name: str) -> DiskFile:
+        """Open a file."""
+        file = OddFile(self, name)
+        file.disk = self.disk
+        return file.open()
+
+
+Scenario = Callable[[Turning, OddDirectory], Coroutine[Any, Any, None]]
+
+
+def run(path: Path, scenario: Scenario, **settings: Any) -> None:
+    """Run `scenario` with a server's loop on an odd disk."""
+    directory = OddDirectory(path)
+    config = ServerConfig(
+        queue_path=path, max_monitor_transactions=100_000, default=QueueConfig(**settings)
+    )
+    with Turning(path, config, directory=directory) as turning:
+        turning.collection.obtain("work")
+        turning.run(scenario(turning, directory))
+
+
+async def answer(turning: Turning, client: socket.socket, protocol: str) -> int | str:
+    """Return what a `put` is answered with: the count, or the error."""
+    if protocol == "text":
+        reply = (await turning.receive(client, b"\n")).decode().partition("\n")[0]
+        return int(reply[1:]) if reply.startswith("+") else reply[1:]
+    received = b""
+    while len(received) < 4 or len(received) < 4 + struct.unpack_from(">i", received)[0]:
+        try:
+            received += client.recv(1 << 20)
+        except BlockingIOError:
+            await turning.turn()
+    if received[7] == 3:
+        return received.decode(errors="replace")
+    count: int = struct.unpack_from(">i", received, 22)[0]
+    return count
+
+
+async def send(client: socket.socket, turning: Turning, request: bytes) -> None:
+    """Send a request without waiting for the server."""
+    left = memoryview(request)
+    while left:
+        try:
+            left = left[client.send(left) :]
+        except BlockingIOError:
+            await turning.turn()
+
+
+def waiting(turning: Turning) -> list[bytes]:
+    """Return what is in the queue."""
+    return [record[21:] for record in turning.collection.queues["work"].browse(COUNT + 1)]
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("protocol", PUTS)
+def test_others_are_served_while_many_items_are_added(tmp_path: Path, protocol: str) -> None:
+    """A slice in each turn; then all are counted, in their order, and what follows is served."""
+
+    async def scenario(turning: Turning, _directory: OddDirectory) -> None:
+        client, other = turning.connect(protocol), turning.connect("memcache")
+        await turning.send(client, PUTS[protocol] * 2)
+        lengths = set()
+        while len(turning.collection.queues["work"]) < 2 * COUNT:
+            await turning.send(other, b"version\r\n")
+            await turning.receive(other, b"\r\n")
+            lengths.add(len(turning.collection.queues["work"]))
+        assert len(lengths) > 2
+        assert turning.turns.turns > 2 * COUNT // SLICE_ITEMS
+        assert await answer(turning, client, protocol) == COUNT
+        client.close()
+        other.close()
+        await turning.until(lambda: not turning.connections)
+        assert [record[21:] for record in turning.collection.queues["work"].browse(3 * COUNT)] == (
+            ITEMS * 2
+        )
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("protocol", PUTS)
+@pytest.mark.parametrize("sync", [None, 0])
+def test_the_disk_fills_up_during_a_put(tmp_path: Path, protocol: str, sync: float | None) -> None:
+    """What was written is counted and stays; the rest is not there."""
+
+    async def scenario(turning: Turning, directory: OddDirectory) -> None:
+        client = turning.connect(protocol)
+        directory.disk.room = 60 * SLICE_ITEMS  # two slices, for an item takes 22 to 25 bytes
+        await send(client, turning, PUTS[protocol])
+        assert await answer(turning, client, protocol) == 2 * SLICE_ITEMS
+        assert waiting(turning) == ITEMS[: 2 * SLICE_ITEMS]
+        directory.disk.room = None
+        await send(client, turning, PUTS[protocol])
+        assert await answer(turning, client, protocol) == COUNT
+        assert len(turning.collection.queues["work"]) == 2 * SLICE_ITEMS + COUNT
+        client.close()
+
+    run(tmp_path, scenario, sync_journal=sync)
+    with Turning(tmp_path) as turning:
+        assert waiting(turning)[: 2 * SLICE_ITEMS] == ITEMS[: 2 * SLICE_ITEMS]
+        assert len(turning.collection.queues["work"]) == 2 * SLICE_ITEMS + COUNT
+
+
+@pytest.mark.parametrize("protocol", PUTS)
+def test_the_disk_is_full_when_a_put_begins(tmp_path: Path, protocol: str) -> None:
+    """The answer is the error, and nothing was added."""
+
+    async def scenario(turning: Turning, directory: OddDirectory) -> None:
+        client = turning.connect(protocol)
+        directory.disk.room = 1000
+        await send(client, turning, PUTS[protocol])
+        assert "No space left" in str(await answer(turning, client, protocol))
+        assert waiting(turning) == []
+        client.close()
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("protocol", PUTS)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_put_is_answered_when_all_of_it_is_synced(
+    tmp_path: Path, protocol: str, *, fails: bool
+) -> None:
+    """Its first slice as well as its last; if a sync fails, the answer is the error."""
+
+    async def scenario(turning: Turning, directory: OddDirectory) -> None:
+        client = turning.connect(protocol)
+        directory.disk.synced.clear()
+        await send(client, turning, PUTS[protocol])
+        await turning.until(lambda: len(turning.collection.queues["work"]) == COUNT)
+        for _ in range(10):
+            await turning.turn()
+        with pytest.raises(BlockingIOError):
+            client.recv(1)
+        directory.disk.fails = fails
+        directory.disk.synced.set()
+        answered = await answer(turning, client, protocol)
+        if fails:
+            assert re.search("Input/output error|sync failed", str(answered))
+        else:
+            assert answered == COUNT
+        client.close()
+
+    run(tmp_path, scenario, sync_journal=0)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("protocol", PUTS)
+def test_a_client_leaves_while_its_items_are_added(tmp_path: Path, protocol: str) -> None:
+    """Some of them are there, from the first on; nothing else stays behind."""
+
+    async def scenario(turning: Turning, _directory: OddDirectory) -> None:
+        client = turning.connect(protocol)
+        queue = turning.collection.queues["work"]
+        await send(client, turning, PUTS[protocol])
+        await turning.until(lambda: len(queue) > 0)
+        for connection in list(turning.connections.values()):
+            connection.close()
+        client.close()
+        for _ in range(10):
+            await turning.turn()
+        found = waiting(turning)
+        assert found == ITEMS[: len(found)]
+
+    run(tmp_path, scenario)
+    assert [path.name for path in tmp_path.glob("*~~ahead*")] == []
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("auto_abort", [0, 60_000])
+def test_a_client_leaves_while_its_thrift_get_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, auto_abort: int
+) -> None:
+    """In whatever turn that is, all of the items go back, in their order."""
+    monkeypatch.setattr(turns, "SHARE", 0.0)  # others are served after the first items
+
+    async def scenario(turning: Turning, _directory: OddDirectory) -> None:
+        queue = turning.collection.queues["work"]
+        for item in ITEMS:
+            queue.add(item)
+        interrupted = 0
+        for steps in range(40):
+            client = turning.connect("thrift")
+            await turning.send(client, thrift_get(b"work", COUNT, 0, auto_abort))
+            for _ in range(steps):
+                await turning.turn()
+            (connection,) = turning.connections.values()
+            if connection.unfinished is None:
+                break  # answered
+            interrupted += 1
+            connection.close()
+            client.close()
+            await turning.turn()
+            assert waiting(turning) == ITEMS
+        assert interrupted > 1
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.compiled
+def test_a_thrift_get_of_many_items(tmp_path: Path) -> None:
+    """It has them all, once, while others are served."""
+
+    async def scenario(turning: Turning, _directory: OddDirectory) -> None:
+        queue = turning.collection.queues["work"]
+        for item in ITEMS:
+            queue.add(item)
+        client = turning.connect("thrift")
+        await turning.send(client, thrift_get(b"work", COUNT, 0))
+        received = await turning.receive(client, b"\n\0\2" + bytes(8) + b"\0\0")
+        at = received.index(struct.pack(">bi", 12, COUNT)) + 5
+        found = []
+        for _ in range(COUNT):
+            size = struct.unpack_from(">i", received, at + 3)[0]
+            found.append(received[at + 7 : at + 7 + size])
+            at += 7 + size + 12
+        assert found == ITEMS
+        assert len(queue) == len(queue.open) == 0
+        client.close()
+
+    run(tmp_path, scenario)
+
+
+LONG: Final = {
+    "a listing": ("memcache", b"dump_stats\r\n", b"version\r\n", b"VERSION "),
+    "a monitor": ("memcache", b"monitor work 0\r\n", b"version\r\n", b"VERSION "),
+    "a get": ("memcache", b"get" + b" work/peek" * 600 + b"\r\n", b"version\r\n", b"VERSION "),
+    "a text monitor": ("text", b"monitor work 0\n", b"peek none\n", b"*\n"),
+}
+"""By name: the protocol, a long request, a short one, and how its answer begins."""
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("kind", LONG)
+def test_no_request_overtakes_a_long_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Those that arrive between its turns, one after the other, are answered after it."""
+    monkeypatch.setattr(turns, "SHARE", 0.0)
+    protocol, long_request, request, answer = LONG[kind]
+
+    async def scenario(turning: Turning, _directory: OddDirectory) -> None:
+        queue = turning.collection.queues["work"]
+        for number in range(600):
+            queue.add(b"x" * 3000)
+            turning.collection.obtain(f"queue-{number}")
+        client = turning.connect(protocol)
+        await turning.send(client, long_request)
+        received, asked = bytearray(), 0
+        while asked < 300 or received.count(answer) < asked:
+            if asked < 300:
+                asked += client.send(request) == len(request)
+            try:
+                received += client.recv(1 << 14)
+            except BlockingIOError:
+                await turning.turn()
+        first = received.index(answer)
+        assert (b"x" * 3000 in received[:first]) == (kind != "a listing")
+        assert b"x" * 3000 not in received[first:]
+        assert b"queue 'queue-" not in received[first:]
+        client.close()
+
+    run(tmp_path, scenario)

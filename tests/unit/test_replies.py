@@ -1,0 +1,89 @@
+"""Replies wait for what they depend on, in their order, and fail with it."""
+
+import pytest
+
+from kestrelmq.engine.durability import Committable
+from kestrelmq.errors import JournalError
+from kestrelmq.server.replies import Replies
+
+pytestmark = pytest.mark.compiled
+
+
+class Named(Committable):
+    """Something that replies depend on."""
+
+
+ONE, OTHER = Named(), Named()
+
+
+def failed(failure: JournalError, reply: bytes) -> bytes:
+    """Return the reply to what was taken back."""
+    return b"[%b failed: %b]" % (reply, str(failure).encode())
+
+
+def collected(*replies: tuple[bytes, Committable | tuple[Committable, ...] | None]) -> Replies:
+    """Return replies of one turn."""
+    collected = Replies()
+    collected.due.extend(replies)
+    return collected
+
+
+def test_replies_leave_together_and_once() -> None:
+    """In their order."""
+    replies = collected((b"a", ONE), (b"b", None), (b"c", (ONE, OTHER)))
+    assert replies.take(frozenset(), 0) == b"abc"
+    assert replies.take(frozenset(), 0) == b""
+    assert not replies.is_held
+
+
+def test_only_what_depends_on_a_failure_is_replaced() -> None:
+    """Each by an error of its own."""
+    replies = collected((b"a", ONE), (b"b", None), (b"c", (ONE, OTHER)), (b"d", ONE))
+    replies.fail({OTHER: JournalError("disk")}, failed)
+    assert replies.take(frozenset(), 0) == b"ab[c failed: disk]d"
+
+
+def test_the_failure_of_an_empty_reply_is_that_of_the_next() -> None:
+    """Also when that comes in a later turn, and depends on nothing that failed."""
+    replies = collected((b"a", None), (b"", (ONE,)))
+    replies.fail({ONE: JournalError("disk")}, failed)
+    assert replies.take(frozenset(), 0) == b"a"
+    assert replies.failure is not None
+    replies.due.extend([(b"b", OTHER), (b"c", OTHER)])
+    replies.fail({}, failed)
+    assert replies.take(frozenset(), 0) == b"[b failed: disk]c"
+    assert replies.failure is None
+
+
+def test_what_waits_for_a_sync_holds_what_comes_after_it() -> None:
+    """Until its own sync is done, or a later one."""
+    replies = collected((b"a", None), (b"b", (OTHER, ONE)))
+    assert replies.take({ONE}, 1) is None
+    replies.due.append((b"c", None))
+    assert replies.take(frozenset(), 0) is None
+    replies.due.append((b"d", ONE))
+    assert replies.take({ONE}, 2) is None
+    assert replies.synced(0, {}, failed) == b""
+    assert replies.is_held
+    assert replies.synced(1, {}, failed) == b"abc"
+    assert replies.synced(2, {}, failed) == b"d"
+    assert not replies.is_held
+
+
+def test_a_sync_that_fails_fails_what_waited_for_it() -> None:
+    """The answer to a request of several turns among it, once."""
+    replies = collected((b"", ONE))
+    assert replies.take({ONE}, 1) is None
+    replies.due.extend([(b"answer", None), (b"next", None)])
+    assert replies.take(frozenset(), 0) is None
+    assert replies.synced(1, {ONE: JournalError("disk")}, failed) == b"[answer failed: disk]next"
+
+
+def test_nothing_is_left_of_a_client_that_is_gone() -> None:
+    """Neither what is due nor what waits."""
+    replies = collected((b"a", ONE))
+    replies.take({ONE}, 1)
+    replies.due.append((b"b", None))
+    replies.clear()
+    assert not replies.is_held
+    assert replies.take(frozenset(), 0) == b""
