@@ -55,7 +55,7 @@ MAX_PUT_BYTES: Final = 64 * 1024 * 1024
 """The most bytes that the items of one `put` may have together."""
 
 MAX_PUT_ITEMS: Final = 100_000
-"""The most items of one `put`: they are added in one go."""
+"""The most items of one `put`."""
 
 # Times and counts: more digits than any sensible number has, fewer than cost time to convert.
 _MOST_DIGITS: Final = 18
