@@ -13,7 +13,8 @@ from kestrelmq.journal.files import Directory
 from kestrelmq.journal.records import item, item_data
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory, Loss, SimulatedCrash
+from kestrelmq.testing.crashing import CrashingDirectory, Loss
+from kestrelmq.testing.real import SimulatedCrash
 
 pytestmark = pytest.mark.compiled
 

@@ -15,7 +15,8 @@ from kestrelmq.journal.records import AddX, Remove, RemoveTentative, encode, ite
 from kestrelmq.journal.repair import repair
 from kestrelmq.journal.selection import select
 from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory, Loss, SimulatedCrash
+from kestrelmq.testing.crashing import CrashingDirectory, Loss
+from kestrelmq.testing.real import SimulatedCrash
 
 pytestmark = pytest.mark.compiled
 

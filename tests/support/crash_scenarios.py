@@ -9,7 +9,8 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import item
 from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.recording import RecordingDirectory, SimulatedCrash
+from kestrelmq.testing.real import SimulatedCrash
+from kestrelmq.testing.recording import RecordingDirectory
 from kestrelmq.testing.worker import HeldWorker
 
 State = tuple[bytes, ...] | None

@@ -15,7 +15,8 @@ from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.records import item_data
 from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory, Loss, SimulatedCrash
+from kestrelmq.testing.crashing import CrashingDirectory, Loss
+from kestrelmq.testing.real import SimulatedCrash
 from tests.support.following import Follower
 from tests.support.limits import largest_file
 

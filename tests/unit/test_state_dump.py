@@ -15,7 +15,8 @@ from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import plan
 from kestrelmq.journal.records import AddX, Continue, Remove, StateDump, encode, item, item_data
 from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory, Loss, SimulatedCrash
+from kestrelmq.testing.crashing import CrashingDirectory, Loss
+from kestrelmq.testing.real import SimulatedCrash
 
 pytestmark = pytest.mark.compiled
 

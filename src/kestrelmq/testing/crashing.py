@@ -17,16 +17,13 @@ with `tears`, half of what was to be appended is written.
 import errno
 import os
 import resource
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from kestrelmq.journal.files import DiskDirectory, DiskFile, link_new
-
-
-class SimulatedCrash(BaseException):
-    """The process ended here."""
+from kestrelmq.journal.files import DiskFile, link_new
+from kestrelmq.testing.real import RealDirectory, RealFile, SimulatedCrash
 
 
 class Loss(Enum):
@@ -45,72 +42,49 @@ class _Inode:
     synced: int = 0
 
 
-class CrashingFile:
+class CrashingFile(RealFile):
     """An append file of a `CrashingDirectory`."""
 
     def __init__(self, directory: "CrashingDirectory", file: DiskFile, inode: _Inode) -> None:
+        super().__init__(file)
         self._directory = directory
-        self._file = file
         self._inode = inode
         self._cut = False
-
-    @property
-    def size(self) -> int:
-        """Bytes in the file."""
-        return self._file.size
-
-    @property
-    def is_torn(self) -> bool:
-        """Whether nothing can be appended any more, because a failed write left something."""
-        return self._file.is_torn
 
     def append(self, data: bytes) -> None:
         """Write all of `data`; a crash here leaves half of it."""
         try:
-            self._directory.step(f"append to {self._file.name}")
+            self._directory.step(f"append to {self.file.name}")
         except SimulatedCrash:
             if not self._cut:
                 self._cut = True
-                self._file.append(data[: len(data) // 2])
+                self.file.append(data[: len(data) // 2])
             raise
         except OSError:
             if self._directory.tears:
                 self._tear(data)
             raise
-        self._file.append(data)
+        self.file.append(data)
 
     def _tear(self, data: bytes) -> None:
         """Fail, as on a full disk, with half of `data` in the file. Raises OSError."""
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (self._file.size + len(data) // 2, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.file.size + len(data) // 2, hard))
         try:
-            self._file.append(data)
+            self.file.append(data)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    def settle(self) -> None:
-        """Make sure that the file ends after the last append that succeeded."""
-        self._file.settle()
-
     def sync(self) -> None:
         """Make what was appended safe."""
-        self._directory.step(f"sync {self._file.name}")
-        self._inode.synced = self._file.size
-
-    def renamed(self, name: str) -> None:
-        """Tell that the file is called `name` now."""
-        self._file.renamed(name)
-
-    def close(self) -> None:
-        """Release the file."""
-        self._file.close()
+        self._directory.step(f"sync {self.file.name}")
+        self._inode.synced = self.file.size
 
 
-class CrashingDirectory:
+class CrashingDirectory(RealDirectory):
     """A `Directory` that crashes or fails on demand.
 
     Attributes:
-        path: where it is.
         steps: how many steps there were.
         crash_at: the step to crash at, counted from 1; None for never.
         crashed: what the step was that it crashed at.
@@ -120,17 +94,15 @@ class CrashingDirectory:
 
     def __init__(self, path: Path, links: Path) -> None:
         """`links` is an empty directory beside `path`, for the bytes of files without a name."""
-        self.path = path
+        super().__init__(path)
         self.steps = 0
         self.crash_at: int | None = None
         self.crashed: str | None = None
         self.fail: Callable[[str], bool] = lambda _point: False
         self.tears = False
-        self._disk = DiskDirectory(path)
         self._links = links
         self._inodes: list[_Inode] = []
-        self._files: list[DiskFile] = []
-        self._names = {name: self._inode(name, whole=True) for name in self._disk.names()}
+        self._names = {name: self._inode(name, whole=True) for name in self.disk.names()}
         self._safe_names = dict(self._names)
 
     def step(self, point: str) -> None:
@@ -152,27 +124,10 @@ class CrashingDirectory:
         self._inodes.append(inode)
         return inode
 
-    def names(self) -> list[str]:
-        """Return the names of all in it that is no directory."""
-        return self._disk.names()
-
-    def open(self, name: str) -> int:
-        """Open `name` to read it; return the descriptor."""
-        return self._disk.open(name)
-
-    def recheck(self, names: Collection[str] | None) -> None:
-        """See whether files that are appended to are still there; None means all."""
-        self._disk.recheck(names)
-
-    def refuse(self, reason: str | None) -> None:
-        """Let every step fail from now on, for that reason; None ends that."""
-        self._disk.refuse(reason)
-
     def append_to(self, name: str) -> CrashingFile:
         """Open `name` for appending; it is created if it is not there."""
         self.step(f"open {name}")
-        file = self._disk.append_to(name)
-        self._files.append(file)
+        file = self.appended_to(name)
         if name not in self._names:
             self._names[name] = self._inode(name)
         return CrashingFile(self, file, self._names[name])
@@ -180,34 +135,32 @@ class CrashingDirectory:
     def create(self, name: str) -> CrashingFile:
         """Open `name`, empty, for a file that is written once and closed."""
         self.step(f"create {name}")
-        self._disk.remove(name)
-        file = self._disk.create(name)
-        self._files.append(file)
+        file = self.created(name)
         self._names[name] = self._inode(name)
         return CrashingFile(self, file, self._names[name])
 
     def rename(self, old: str, new: str) -> None:
         """Rename `old` to `new`, replacing it."""
         self.step(f"rename {old}")
-        self._disk.rename(old, new)
+        self.disk.rename(old, new)
         self._names[new] = self._names.pop(old)
 
     def link(self, old: str, new: str) -> None:
         """Give the file `old` the second name `new`."""
         self.step(f"link {old}")
-        self._disk.link(old, new)
+        self.disk.link(old, new)
         self._names[new] = self._names[old]
 
     def remove(self, name: str) -> None:
         """Delete `name`; no error when it is not there."""
         self.step(f"remove {name}")
-        self._disk.remove(name)
+        self.disk.remove(name)
         self._names.pop(name, None)
 
     def truncate(self, name: str, size: int) -> None:
         """Cut `name` to `size` bytes and make that safe."""
         self.step(f"truncate {name}")
-        self._disk.truncate(name, size)
+        self.disk.truncate(name, size)
         self._names[name].synced = size
 
     def sync_file(self, name: str) -> None:
@@ -228,11 +181,6 @@ class CrashingDirectory:
             self.step(point)
         finally:
             self.fail = fail
-
-    def abandon(self) -> None:
-        """Release the files that what crashed had open."""
-        for file in self._files:
-            file.close()
 
     def survive(self, loss: Loss, target: Path) -> None:
         """Write to the new directory `target` what is left."""

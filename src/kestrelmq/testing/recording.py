@@ -20,7 +20,7 @@ from data.
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, product
 from math import gcd
@@ -28,13 +28,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, TypedDict
 
-from kestrelmq.journal.files import DiskDirectory, DiskFile
+from kestrelmq.journal.files import DiskFile
+from kestrelmq.testing.real import RealDirectory, RealFile, SimulatedCrash
 
 _PACKAGE: Final = str(Path(__file__).resolve().parent.parent)
-
-
-class SimulatedCrash(BaseException):
-    """The process ended here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,32 +154,18 @@ class _Where(TypedDict):
     caller: str
 
 
-class RecordingFile:
+class RecordingFile(RealFile):
     """An append file of a `RecordingDirectory`."""
 
     def __init__(self, directory: "RecordingDirectory", file: DiskFile, number: int) -> None:
+        super().__init__(file)
         self._directory = directory
-        self._file = file
         self._number = number
-
-    @property
-    def size(self) -> int:
-        """Bytes in the file."""
-        return self._file.size
-
-    @property
-    def is_torn(self) -> bool:
-        """Whether nothing can be appended any more, because a failed write left something."""
-        return self._file.is_torn
-
-    def settle(self) -> None:
-        """Make sure that the file ends after the last append that succeeded."""
-        self._file.settle()
 
     def append(self, data: bytes) -> None:
         """Write all of `data`."""
         self._directory.check()
-        self._file.append(data)
+        self.file.append(data)
         self._directory.note(Append(self._number, bytes(data), **_where()))
 
     def sync(self) -> None:
@@ -190,22 +173,13 @@ class RecordingFile:
         self._directory.check()
         self._directory.note(SyncFile(self._number, **_where()))
 
-    def renamed(self, name: str) -> None:
-        """Tell that the file is called `name` now."""
-        self._file.renamed(name)
 
-    def close(self) -> None:
-        """Release the file."""
-        self._file.close()
-
-
-class RecordingDirectory:
+class RecordingDirectory(RealDirectory):
     """A `Directory` that notes what is done to it.
 
     Names with a slash are files of a directory below, whose names count as safe.
 
     Attributes:
-        path: where it is.
         operations: what was done, in order. What was in `path` before is safe, and not among them.
         start: what was in `path` before.
         crash_at: how many operations there are, marks included, when the process ends: the next one
@@ -213,15 +187,13 @@ class RecordingDirectory:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self.operations: list[Operation] = []
         self.crash_at: int | None = None
-        names = sorted(DiskDirectory(path).names())
+        names = sorted(self.names())
         self.start = {name: (path / name).read_bytes() for name in names}
-        self._disk = DiskDirectory(path)
         self._numbers = {name: number for number, name in enumerate(self.start)}
         self._count = len(self.start)
-        self._opened: list[DiskFile] = []
 
     def note(self, operation: Operation) -> None:
         """Note an operation that was done."""
@@ -251,44 +223,24 @@ class RecordingDirectory:
             self.note(SyncFile(number, **where))
         return number
 
-    def _open(self, file: DiskFile, number: int) -> RecordingFile:
-        self._opened.append(file)
-        return RecordingFile(self, file, number)
-
-    def names(self) -> list[str]:
-        """Return the names of all in it that is no directory."""
-        return self._disk.names()
-
-    def open(self, name: str) -> int:
-        """Open `name` to read it; return the descriptor."""
-        return self._disk.open(name)
-
-    def recheck(self, names: Collection[str] | None) -> None:
-        """See whether files that are appended to are still there; None means all."""
-        self._disk.recheck(names)
-
-    def refuse(self, reason: str | None) -> None:
-        """Let every step fail from now on, for that reason; None ends that."""
-        self._disk.refuse(reason)
-
     def append_to(self, name: str) -> RecordingFile:
         """Open `name` for appending; it is created if it is not there."""
         self.check()
         known = self._numbers.get(name)
-        file = self._disk.append_to(name)
-        return self._open(file, self._new(name, _where()) if known is None else known)
+        file = self.appended_to(name)
+        number = self._new(name, _where()) if known is None else known
+        return RecordingFile(self, file, number)
 
     def create(self, name: str) -> RecordingFile:
         """Open `name`, empty, for a file that is written once and closed."""
         self.check()
-        self._disk.remove(name)
-        return self._open(self._disk.create(name), self._new(name, _where()))
+        return RecordingFile(self, self.created(name), self._new(name, _where()))
 
     def rename(self, old: str, new: str) -> None:
         """Rename `old` to `new`, replacing it."""
         self.check()
         number = self._number(old, _where())
-        self._disk.rename(old, new)
+        self.disk.rename(old, new)
         del self._numbers[old]
         self._numbers[new] = number
         self.note(Rename(old, new, **_where()))
@@ -297,14 +249,14 @@ class RecordingDirectory:
         """Give the file `old` the second name `new`."""
         self.check()
         number = self._number(old, _where())
-        self._disk.link(old, new)
+        self.disk.link(old, new)
         self._numbers[new] = number
         self.note(Link(new, number, **_where()))
 
     def remove(self, name: str) -> None:
         """Delete `name`; no error when it is not there."""
         self.check()
-        self._disk.remove(name)
+        self.disk.remove(name)
         if self._numbers.pop(name, None) is not None:
             self.note(Remove(name, **_where()))
 
@@ -331,11 +283,9 @@ class RecordingDirectory:
         """Do nothing: every moment counts."""
 
     def abandon(self) -> None:
-        """Release the files that a process which is gone had open."""
+        """Release the files that a process which is gone had open; the next one may begin."""
         self.crash_at = None
-        for file in self._opened:
-            file.close()
-        self._opened.clear()
+        super().abandon()
 
 
 def _where() -> _Where:
