@@ -52,7 +52,7 @@ UNSEEN = {
     "journal/importing.py import_rows: directory.remove(writer.name)": TEMPORARY,
     "journal/loading.py remove_left_over: directory.remove(name)": TEMPORARY,
     "journal/replacement.py Replacement.place: self._directory.remove(self._temporary)": TEMPORARY,
-    "journal/pack.py write: directory.remove(name)": TEMPORARY,
+    "journal/files.py write_file: directory.remove(name)": TEMPORARY,
     "journal/writer.py FileJournal.forget: self.directory.remove(begun)": TEMPORARY,
     "journal/writer.py FileJournal.probe: self.directory.remove(name)": TEMPORARY,
     "journal/writer.py Removal.replace: directory.remove(self._pack)": (
@@ -96,8 +96,8 @@ UNSEEN_SWAPS = {
     ("clean_up: directory.remove(name)", "clean_up: directory.sync() #2"): TEMPORARY,
     ("self._file.sync()", "clean_up: directory.remove(name)"): OTHER,
     (f"{SHARED} < _sync_rest", "clean_up: directory.remove(name)"): OTHER,
-    ("RecordFile.sync: self._file.sync()", "rename(queue, old[-1])"): OTHER,
-    ("_repair_file: file.sync()", "directory.link(name, aside)"): OTHER,
+    ("FileWriter.sync: self._file.sync()", "rename(queue, old[-1])"): OTHER,
+    ("FileWriter.sync: self._file.sync()", "directory.link(name, aside)"): OTHER,
     ("Commit._create: directory.sync() #3", "directory.remove(opened)"): "it is empty",
 }
 """Ends of the names of two steps."""

@@ -13,8 +13,8 @@ Rules:
 - Nothing is done in another directory that was put in the queue path's place, nor to a file that
   was put in the place of one that is written.
 
-In this order: opening files; syncing, renaming and linking by path; reading by maps; locks; the
-queue path and the files that are written in it.
+In this order: opening files; syncing, renaming and linking by path; writing whole files; reading by
+maps; locks; the queue path and the files that are appended to in it.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ import os
 import resource
 import stat
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from threading import Lock
 from typing import BinaryIO, Final, Literal, Protocol, Self
@@ -144,15 +144,69 @@ def link_new(existing: Path, new: Path) -> bool:
     return True
 
 
+# --- writing whole files ---
+
+
+class FileWriter:
+    """A new file, which is written about 1 MiB at a time.
+
+    Attributes:
+        name: its name.
+        size: bytes in it, and in what is still to be written.
+    """
+
+    def __init__(self, directory: "Directory", name: str) -> None:
+        """Create the file, or empty it. Raises OSError."""
+        self.name = name
+        self.size = 0
+        self._file = directory.create(name)
+        self._pieces: list[bytes] = []
+
+    def add(self, piece: bytes) -> None:
+        """Append to the file. Raises OSError."""
+        self._pieces.append(piece)
+        self.size += len(piece)
+        if self.size - self._file.size >= _PIECE:
+            self._flush()
+
+    def _flush(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        self._file.append(b"".join(pieces))
+
+    def sync(self) -> None:
+        """Write all of it, and force it to disk. Raises OSError."""
+        self._flush()
+        self._file.sync()
+
+    def close(self) -> None:
+        """Release the file."""
+        self._file.close()
+
+
+def write_file(directory: "Directory", name: str, pieces: Iterable[bytes]) -> int:
+    """Write a file and force it to disk; return its size.
+
+    Raises:
+        OSError: it could not be written, and is not there.
+    """
+    writer = FileWriter(directory, name)
+    try:
+        for piece in pieces:
+            writer.add(piece)
+        writer.sync()
+    except BaseException:
+        with contextlib.suppress(OSError):
+            directory.remove(name)
+        raise
+    finally:
+        writer.close()
+    return writer.size
+
+
 def replace_file(directory: "Directory", name: str, content: bytes) -> None:
     """Have `name` hold `content`; a crash leaves the old content or the new. Raises OSError."""
     temporary = f"{name}{TEMPORARY_MARK}new"
-    file = directory.create(temporary)
-    try:
-        file.append(content)
-        file.sync()
-    finally:
-        file.close()
+    write_file(directory, temporary, (content,))
     directory.rename(temporary, name)
     directory.sync()
 
@@ -757,14 +811,9 @@ class DiskDirectory:
             os.link(old, new, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
         except OSError:
             self.remove(new)
-            copy = self.create(new)
-            try:
-                with mapped(self.path / old, self.open) as content:
-                    for at in range(0, len(content), _PIECE):
-                        copy.append(content[at : at + _PIECE])
-                copy.sync()
-            finally:
-                copy.close()
+            with mapped(self.path / old, self.open) as content:
+                pieces = (content[at : at + _PIECE] for at in range(0, len(content), _PIECE))
+                write_file(self, new, pieces)
 
     def remove(self, name: str) -> None:
         """Delete `name`; no error when it is not there."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from kestrelmq.clock import Clock
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.exchange import Row
-from kestrelmq.journal.files import Directory
+from kestrelmq.journal.files import Directory, FileWriter
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import (
     NEXT,
@@ -20,7 +20,6 @@ from kestrelmq.journal.names import (
     rotated_name,
     temporary_name,
 )
-from kestrelmq.journal.pack import RecordFile
 
 _MEMORY = 8 << 20
 
@@ -41,7 +40,7 @@ def import_rows(
         OSError: a file could not be written; each queue got all of its items, or none.
     """
     existing = plan(directory.names()).queues
-    writers: dict[str, RecordFile] = {}
+    writers: dict[str, FileWriter] = {}
     counts: dict[str, int] = {}
     now = clock.now()
     try:
@@ -51,7 +50,7 @@ def import_rows(
                 if not append:
                     _check_new(row.queue, existing)
                 name = temporary_name(row.queue, NEXT, now)
-                writer = writers[row.queue] = RecordFile(directory, name)
+                writer = writers[row.queue] = FileWriter(directory, name)
                 counts[row.queue] = 0
             writer.add(row.record)
             counts[row.queue] += 1

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from kestrelmq.clock import Clock
-from kestrelmq.journal.files import Directory, mapped
+from kestrelmq.journal.files import Directory, mapped, write_file
 from kestrelmq.journal.names import QueuePlan, later_timestamp, rotated_name, temporary_name
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import Buffer
@@ -290,15 +290,10 @@ def save_tail(directory: Directory, name: str, buffer: Buffer, torn: Ending, now
     while (directory.path / (aside := temporary_name(name, "torn", now))).exists():
         now += 1
     end, size = torn.position, len(buffer)
-    file = directory.create(aside)  # from any thread, unlike `append_to`
-    try:
-        # The hole of a sparse file may be larger than the disk; it stays a hole.
-        copied = min(size, end + WINDOW) if torn.reason == ZEROS else size
-        for at in range(end, copied, WINDOW):
-            file.append(bytes(buffer[at : min(copied, at + WINDOW)]))
-        file.sync()
-    finally:
-        file.close()
+    # The hole of a sparse file may be larger than the disk; it stays a hole.
+    copied = min(size, end + WINDOW) if torn.reason == ZEROS else size
+    tail = (bytes(buffer[at : min(copied, at + WINDOW)]) for at in range(end, copied, WINDOW))
+    write_file(directory, aside, tail)
     if copied < size:
         directory.truncate(aside, size - end)
     directory.sync()

@@ -12,13 +12,11 @@ A crash leaves the queue as it was, or packed, and perhaps what loading removes.
 aside first, as at a server's start.
 """
 
-import contextlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from kestrelmq.clock import Clock
-from kestrelmq.journal.files import Directory
+from kestrelmq.journal.files import Directory, write_file
 from kestrelmq.journal.loading import clean_up, load_queue
 from kestrelmq.journal.names import (
     PACK,
@@ -33,7 +31,6 @@ from kestrelmq.journal.replacement import FromFiles
 from kestrelmq.journal.writer import Dialect
 
 _MEMORY: Final = 8 << 20
-_PIECE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,62 +42,6 @@ class Packed:
     open_reads: int
     before: int
     after: int
-
-
-class RecordFile:
-    """A new file of records, which are written about 1 MiB at a time.
-
-    Attributes:
-        name: its name.
-        size: bytes in it, and in what is still to be written.
-    """
-
-    def __init__(self, directory: Directory, name: str) -> None:
-        """Create the file, or empty it. Raises OSError."""
-        self.name = name
-        self.size = 0
-        self._file = directory.create(name)
-        self._records: list[bytes] = []
-
-    def add(self, records: bytes) -> None:
-        """Append whole records. Raises OSError."""
-        self._records.append(records)
-        self.size += len(records)
-        if self.size - self._file.size > _PIECE:
-            self._flush()
-
-    def _flush(self) -> None:
-        records, self._records = self._records, []
-        self._file.append(b"".join(records))
-
-    def sync(self) -> None:
-        """Write all of it, and force it to disk. Raises OSError."""
-        self._flush()
-        self._file.sync()
-
-    def close(self) -> None:
-        """Release the file."""
-        self._file.close()
-
-
-def write(directory: Directory, name: str, records: Iterable[bytes]) -> int:
-    """Write a file of records and force it to disk; return its size.
-
-    Raises:
-        OSError: it could not be written, and is not there.
-    """
-    writer = RecordFile(directory, name)
-    try:
-        for some in records:
-            writer.add(some)
-        writer.sync()
-    except BaseException:
-        with contextlib.suppress(OSError):
-            directory.remove(name)
-        raise
-    finally:
-        writer.close()
-    return writer.size
 
 
 def take_place(directory: Directory, files: QueuePlan, file: str, now: int) -> str:
@@ -149,7 +90,7 @@ def pack(directory: Directory, files: QueuePlan, dialect: Dialect, clock: Clock)
     files = QueuePlan(queue, tuple(loaded.journal.sizes), (path / queue).exists())
     before = sum((path / name).lstat().st_size for name in files.files)
     temporary = temporary_name(queue, PACK, clock.now())
-    after = write(
+    after = write_file(
         directory, temporary, FromFiles(directory, files.files, dialect).pieces(_no_pause)
     )
     directory.reached("pack: temporary written")

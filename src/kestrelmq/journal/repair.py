@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from kestrelmq.clock import Clock
-from kestrelmq.journal.files import Directory, mapped
+from kestrelmq.journal.files import Directory, mapped, write_file
 from kestrelmq.journal.names import PACK, temporary_name
 from kestrelmq.journal.salvage import Lost
 from kestrelmq.journal.selection import Selected
@@ -59,14 +59,12 @@ def _repair_file(directory: Directory, name: str, lost: Sequence[Lost], now: int
     source = directory.path / name
     with mapped(source) as buffer:
         bounds = [0, *(edge for one in lost for edge in (one.start, one.end)), len(buffer)]
-        file = directory.create(temporary)
-        try:
-            for start, end in list(pairwise(bounds))[::2]:
-                for at in range(start, end, _PIECE):
-                    file.append(bytes(buffer[at : min(end, at + _PIECE)]))
-            file.sync()
-        finally:
-            file.close()
+        whole = (
+            bytes(buffer[at : min(end, at + _PIECE)])
+            for start, end in list(pairwise(bounds))[::2]
+            for at in range(start, end, _PIECE)
+        )
+        write_file(directory, temporary, whole)
     directory.link(name, aside)
     directory.sync()
     directory.reached("repair: old content kept")

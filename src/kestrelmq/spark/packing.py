@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kestrelmq.journal.contents import open_read_records
-from kestrelmq.journal.files import DiskDirectory
-from kestrelmq.journal.pack import write
+from kestrelmq.journal.files import DiskDirectory, write_file
 from kestrelmq.journal.records import ADD_XID, ADDX_HEADER, CONTINUE, added_item
 from kestrelmq.journal.walk import Ending
 from kestrelmq.journal.writer import Dialect
@@ -45,7 +44,7 @@ def pack_files(
     replayed = replay_in_order(files)
     plan = replayed.plan()
     records = _records(plan, dialect, replayed.end.last_xid)
-    size = write(DiskDirectory(output.parent), output.name, records)
+    size = write_file(DiskDirectory(output.parent), output.name, records)
     live = plan.live
     items = len(live.given_back) + len(live.head) + live.end - live.first
     return items, size, _torn(files[-1])
