@@ -7,7 +7,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.journal.creation import created_at
+from kestrelmq.journal.loading import created_at
 from kestrelmq.journal.records import item
 from kestrelmq.testing.clock import FakeClock
 

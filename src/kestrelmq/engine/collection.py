@@ -22,7 +22,6 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import InlineWorker, at_once
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.journal import write_directories
-from kestrelmq.journal.creation import created_at
 from kestrelmq.journal.files import (
     Directory,
     DiskDirectory,
@@ -130,7 +129,6 @@ class QueueCollection:
             return self._new_queue(name, config)
         try:
             memory = config.max_memory_size
-            created = created_at(self._directory.path, queue_plan.present, self._clock.now())
             found = load_queue(self._directory, queue_plan, memory, self._clock, pace)
         except (JournalError, OSError) as error:
             return _cannot_be_loaded(name, error)
@@ -138,7 +136,7 @@ class QueueCollection:
         dialect = found.journal.dialect
         if dialect not in {None, config.journal_dialect}:
             config = config.model_copy(update={"journal_dialect": dialect})
-        return self._new_queue(name, config, found.journal, found.state, created)
+        return self._new_queue(name, config, found.journal, found.state, found.created)
 
     def admit(self, name: str, found: Queue | QueueUnavailable) -> None:
         """Let what `load` returned be used, or known as damaged."""

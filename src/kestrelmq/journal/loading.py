@@ -20,10 +20,23 @@ from pathlib import Path
 from typing import Final
 
 from kestrelmq.clock import Clock
-from kestrelmq.journal.files import Directory, mapped, write_file
-from kestrelmq.journal.names import QueuePlan, later_timestamp, rotated_name, temporary_name
+from kestrelmq.journal.files import Directory, mapped, open_regular, write_file
+from kestrelmq.journal.names import (
+    QueuePlan,
+    later_timestamp,
+    parse_name,
+    rotated_name,
+    temporary_name,
+)
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import Buffer
+from kestrelmq.journal.records import (
+    ADDX,
+    ADDX_HEADER,
+    YEAR_2000,
+    YEAR_2100,
+    Buffer,
+    item_add_time,
+)
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.walk import WINDOW, ZEROS, End, Ending, Walk, find_records
 from kestrelmq.journal.writer import FileJournal
@@ -34,6 +47,8 @@ _SMALL_BATCH: Final = 64 << 10
 """For replay beside queues that serve: a short time, as long as other threads wait."""
 _AHEAD: Final = 1 << 20
 """Bytes that are read ahead of the map."""
+_NANOSECONDS: Final = 1_000_000
+"""In a millisecond."""
 _TELL: Final = 5.0
 """Seconds between lines in the log about a queue that takes long."""
 
@@ -47,10 +62,17 @@ Pace = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True)
 class LoadedQueue:
-    """A queue as its files tell it. The journal is not open yet."""
+    """A queue as its files tell it.
+
+    Attributes:
+        state: what it holds.
+        journal: its files; not open yet.
+        created: when it came into being (ms), see `created_at`.
+    """
 
     state: Replay
     journal: FileJournal
+    created: int
 
 
 def load_queue(
@@ -74,6 +96,7 @@ def load_queue(
         DamagedJournal: a file has bytes that are no record; it is named in the error.
         OSError: a file could not be read, or a clean-up failed.
     """
+    created = created_at(directory.path, plan.present, clock.now())
     clean_up(directory, plan)
     state = Replay(
         memory_limit,
@@ -100,7 +123,46 @@ def load_queue(
     elif files and not plan.has_current:
         directory.sync_file(files[-1])
     sizes.pop(plan.queue, None)
-    return LoadedQueue(state, FileJournal(directory, plan.queue, sizes, dialect))
+    return LoadedQueue(state, FileJournal(directory, plan.queue, sizes, dialect), created)
+
+
+def created_at(path: Path, files: Sequence[str], now: int) -> int:
+    """Return when a queue came into being (ms), as far as its files tell; at the latest `now`.
+
+    No record says it, and packs replace old files, so it is the earliest of what is known:
+
+    - the timestamp of the oldest rotated file: the queue was there when that file ended;
+    - the add time of the first item in the oldest file;
+    - when any of the files was last written: for a queue that was never used, when it was created.
+
+    So a queue never seems older than it is, but one whose early files were packed may seem younger.
+
+    Args:
+        path: the queue path.
+        files: the queue's files, in replay order.
+        now: the time (ms).
+
+    Raises:
+        OSError: a file cannot be looked at.
+    """
+    if not files:
+        return now
+    # There may be a hundred thousand queues: no path object for each.
+    folder = str(path)
+    descriptor = open_regular(f"{folder}/{files[0]}", os.O_RDONLY)
+    try:
+        known = [os.fstat(descriptor).st_mtime_ns // _NANOSECONDS]
+        first = os.pread(descriptor, ADDX_HEADER, 0)
+    finally:
+        os.close(descriptor)
+    known += [os.lstat(f"{folder}/{name}").st_mtime_ns // _NANOSECONDS for name in files[1:]]
+    if "." in files[0]:
+        oldest = parse_name(files[0])
+        if oldest is not None and oldest.timestamp is not None:
+            known.append(oldest.timestamp)
+    if len(first) == ADDX_HEADER and first[0] == ADDX:
+        known.append(item_add_time(first))
+    return min([now, *(time for time in known if YEAR_2000 <= time < YEAR_2100)])
 
 
 def _rotate(directory: Directory, plan: QueuePlan, state: Replay, clock: Clock) -> str:

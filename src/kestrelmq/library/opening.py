@@ -14,7 +14,6 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.engine.durability import Commits
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import ConfigError, InvalidQueueName
-from kestrelmq.journal.creation import created_at
 from kestrelmq.journal.files import DiskDirectory, FileLock, QueuePathLock, make_queue_path
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import QueuePlan, plan
@@ -68,7 +67,6 @@ def open_queue(
     with _lock(path, name) as held:
         directory = DiskDirectory(path)
         files = plan(directory.names()).queues.get(name, QueuePlan(name))
-        created = created_at(path, files.present, clock.now())
         loaded = load_queue(directory, files, config.max_memory_size, clock)
         loaded.journal.open()
         queue = Queue(
@@ -78,6 +76,6 @@ def open_queue(
             commits,
             journal=loaded.journal,
             state=loaded.state,
-            created=created,
+            created=loaded.created,
         )
         return queue, held.pop_all()
