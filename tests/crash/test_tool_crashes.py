@@ -8,8 +8,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.journal.exchange import Row
-from kestrelmq.journal.importing import import_rows
+from kestrelmq.journal.exchange import Row, import_rows
 from kestrelmq.journal.pack import pack
 from kestrelmq.journal.records import AddX, Remove, RemoveTentative, encode, item_data
 from kestrelmq.journal.repair import repair

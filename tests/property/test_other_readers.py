@@ -16,9 +16,8 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine import upkeep
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
-from kestrelmq.journal.exchange import Row, rows
+from kestrelmq.journal.exchange import Row, import_rows, rows
 from kestrelmq.journal.files import DiskDirectory
-from kestrelmq.journal.importing import import_rows
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import plan
 from kestrelmq.journal.pack import pack

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kestrelmq.journal.exchange import Row
-from kestrelmq.journal.importing import import_rows
+from kestrelmq.journal.exchange import Row, import_rows
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.pack import pack
 from kestrelmq.journal.records import AddX, Remove, RemoveTentative, StateDump, encode

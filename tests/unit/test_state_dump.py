@@ -8,9 +8,8 @@ import pytest
 from kestrelmq import PersistentQueue, QueueConfig
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.journal.exchange import Row
+from kestrelmq.journal.exchange import Row, import_rows
 from kestrelmq.journal.files import DiskDirectory
-from kestrelmq.journal.importing import import_rows
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import plan
 from kestrelmq.journal.records import AddX, Continue, Remove, StateDump, encode, item, item_data

@@ -17,8 +17,8 @@ from kestrelmq.clock import SystemClock
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal import dump as dumping
 from kestrelmq.journal import exchange
+from kestrelmq.journal.exchange import import_rows
 from kestrelmq.journal.files import DiskDirectory, QueuePathLock, is_locked, make_queue_path
-from kestrelmq.journal.importing import import_rows
 from kestrelmq.journal.pack import pack as pack_queue
 from kestrelmq.journal.repair import repair as repair_queue
 from kestrelmq.journal.selection import Selected, select, steady, whole_queues

@@ -2,20 +2,33 @@
 
 A row is an item: its queue, its position (0 is the head; items of open reads come first, as they
 would be given back), its data, and its add time and expiry in milliseconds (0 for never).
+
+What is imported into a queue goes to a temporary, which is synced and then becomes the current
+file, after what was current before was rotated. A crash leaves a queue with all of the items or
+none, and maybe temporaries; an error leaves no temporary. No server may have the queue.
 """
 
 import base64
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from kestrelmq.clock import Clock
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.files import mapped
-from kestrelmq.journal.loading import fold
+from kestrelmq.journal.files import Directory, FileWriter, mapped
+from kestrelmq.journal.loading import fold, load_queue
+from kestrelmq.journal.names import (
+    NEXT,
+    QueuePlan,
+    later_timestamp,
+    plan,
+    rotated_name,
+    temporary_name,
+)
 from kestrelmq.journal.records import item, item_add_time, item_data, item_expiry
 from kestrelmq.journal.selection import Selected
 from kestrelmq.journal.walk import WINDOW
@@ -23,6 +36,7 @@ from kestrelmq.names import queue_name_error
 
 _READ: Final = 1 << 20
 _ROWS: Final = 4096
+_MEMORY: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +132,83 @@ def _row(queue: object, number: int, data: bytes, added: object, expiry: object)
     if not (0 <= added < 1 << 63 and 0 <= expiry < 1 << 63):
         raise ValueError("times are milliseconds since 1970")
     return Row(queue, number, data, added, expiry)
+
+
+# --- importing ---
+
+
+def import_rows(
+    directory: Directory, source: Iterable[Row], clock: Clock, *, append: bool = False
+) -> dict[str, int]:
+    """Add items to queues; return how many each got. Nobody else may use the queue path.
+
+    Args:
+        directory: the queue path.
+        source: the items, in the order in which they are to be read.
+        clock: for the names of files.
+        append: whether a queue may be there already; its items then come first.
+
+    Raises:
+        JournalError: a queue is there or damaged, or a row is unusable; no queue got anything.
+        OSError: a file could not be written; each queue got all of its items, or none.
+    """
+    existing = plan(directory.names()).queues
+    writers: dict[str, FileWriter] = {}
+    counts: dict[str, int] = {}
+    now = clock.now()
+    try:
+        for row in source:
+            writer = writers.get(row.queue)
+            if writer is None:
+                if not append:
+                    _check_new(row.queue, existing)
+                name = temporary_name(row.queue, NEXT, now)
+                writer = writers[row.queue] = FileWriter(directory, name)
+                counts[row.queue] = 0
+            writer.add(row.record)
+            counts[row.queue] += 1
+        for writer in writers.values():
+            writer.sync()
+        for queue in writers:
+            if queue in existing:
+                _make_loadable(directory, existing[queue], clock)
+        directory.reached("import: written")
+        for queue, writer in writers.items():
+            writer.close()
+            _put_in_place(directory, existing.get(queue, QueuePlan(queue)), writer.name, clock)
+    except BaseException:
+        for writer in writers.values():
+            writer.close()
+            directory.remove(writer.name)
+        raise
+    directory.sync()
+    return counts
+
+
+def _check_new(queue: str, existing: Mapping[str, QueuePlan]) -> None:
+    if queue in existing:
+        raise JournalError(f"queue {queue} is there already")
+
+
+def _make_loadable(directory: Directory, files: QueuePlan, clock: Clock) -> None:
+    """Set a torn tail aside: no other file may follow it. Raises JournalError: it is damaged."""
+    if files.files:
+        loaded = load_queue(directory, files, _MEMORY, clock)
+        if loaded.state.behind is not None:
+            loaded.state.behind.close()
+
+
+def _put_in_place(directory: Directory, files: QueuePlan, temporary: str, clock: Clock) -> None:
+    if (directory.path / files.queue).exists():  # loading may have rotated it
+        stamp = later_timestamp(files.rotated, clock.now())
+        directory.sync_file(files.queue)
+        directory.rename(files.queue, rotated_name(files.queue, stamp))
+        directory.reached("import: current file rotated")
+    directory.rename(temporary, files.queue)
+    directory.reached("import: file named")
+
+
+# --- Parquet ---
 
 
 def write_parquet(source: Iterable[Row], file: Path) -> int:
