@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,18 +14,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from kestrelmq.admin.models import QueueSummary
 from kestrelmq.admin.ostrich import Ostrich, as_json
 from kestrelmq.admin.prometheus import Exposition
-from kestrelmq.admin.sampling import Row
+from kestrelmq.admin.sampling import Row, State
 from kestrelmq.cli import tables
-from kestrelmq.client.statistics import queue_stats
+from kestrelmq.client.statistics import QueueStats, over_servers, queue_stats
 from kestrelmq.clock import TurnClock
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import Counters
+from kestrelmq.engine.metrics import Latency
 from kestrelmq.engine.stats import read_numbers
 from kestrelmq.engine.worker import InlineWorker
 from kestrelmq.errors import JournalError
 from kestrelmq.protocol.memcache import Dump, Stats
-from kestrelmq.protocol.stats import QUEUE_STATS, SERVER_STATS, Statistic, combined
+from kestrelmq.protocol.stats import QUEUE_STATS, SERVER_STATS, Statistic
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.memcache_admin import listing
 from kestrelmq.server.status import ServerStatus, Status
@@ -190,9 +191,9 @@ def test_a_name_in_stats_is_no_other_queues_statistic() -> None:
 
 def test_times_do_not_add_up() -> None:
     """Over several servers a number is the sum, a time the longest."""
-    stats = {stat.name: stat for stat in QUEUE_STATS}
-    assert combined(stats["items"], [3, 4]) == 7
-    assert combined(stats["age_msec"], [3, 4]) == 4
+    same = [QueueStats(server, "q", {"items": n, "age_msec": n}) for server, n in ("a3", "b4")]
+    assert over_servers("items", same) == 7
+    assert over_servers("age_msec", same) == 4
 
 
 def test_the_table_of_queues_shows_statistics() -> None:
@@ -207,3 +208,14 @@ def test_the_console_reads_rows_as_they_are_sent() -> None:
     (fields,) = re.findall(r"set\(\[, ([\w, ]+)\], time\)", script)
     assert [short.get(name, name) for name in fields.split(", ")] == list(Row._fields)
     assert {"name", *Row._fields} == set(QueueSummary.model_fields)
+
+
+def test_the_console_knows_every_state_and_latency() -> None:
+    """One that it did not know would show as nothing."""
+    script = files("kestrelmq.admin").joinpath("static/queue.js").read_text()
+    known = {}
+    for name in ("STATES", "LATENCIES"):
+        (table,) = re.findall(rf"^const {name} = \{{(.*?)^\}};$", script, re.MULTILINE | re.DOTALL)
+        known[name] = set(re.findall(r"(\w+): \"", table))
+    assert known["STATES"] == set(get_args(State))
+    assert known["LATENCIES"] == {latency.value for latency in Latency}

@@ -10,9 +10,8 @@ import typer
 from kestrelmq.cli.servers import PathPrefixFlag, ServersFlag, ZookeeperFlag, connect
 from kestrelmq.cli.terminal import printable
 from kestrelmq.client import QueueStats
-from kestrelmq.client.statistics import number
+from kestrelmq.client.statistics import number, over_servers
 from kestrelmq.errors import KestrelError
-from kestrelmq.protocol.stats import QUEUE_STATS, combined
 
 COLUMNS: Final = (
     "items",
@@ -28,7 +27,6 @@ COLUMNS: Final = (
     "logsize",
 )
 """The statistics that the table of queues shows."""
-_STATS: Final = {stat.name: stat for stat in QUEUE_STATS}
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
 
 
@@ -119,9 +117,7 @@ def summed(found: Iterable[QueueStats]) -> list[dict[str, Any]]:
 def row_of(same: Sequence[QueueStats]) -> dict[str, Any]:
     """Return the row of one queue, on one server or on several."""
     row: dict[str, Any] = {"queue": same[0].name, "server": ", ".join(q.server for q in same)}
-    for name in COLUMNS:
-        row[name] = combined(_STATS[name], [queue.number(name) for queue in same])
-    return row
+    return row | {stat: over_servers(stat, same) for stat in COLUMNS}
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -24,7 +24,7 @@ from kestrelmq.cli.terminal import printable
 from kestrelmq.client import Client, ClientOptions, QueueStats
 from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import FixedMembership, Membership
-from kestrelmq.client.statistics import number
+from kestrelmq.client.statistics import number, over_servers
 from kestrelmq.errors import ClientError
 
 _WIDE: Final = 200
@@ -126,13 +126,13 @@ def _queue_line(
     stats = [queue for _, queue, _ in here]
     return QueueLine(
         name,
-        items=sum(queue.items for queue in stats),
-        bytes=sum(queue.bytes for queue in stats),
+        items=over_servers("items", stats),
+        bytes=over_servers("bytes", stats),
         rate_in=rate_in,
         rate_out=rate_out,
-        age_msec=max(queue.age_msec for queue in stats),
-        open_reads=sum(queue.number("open_transactions") for queue in stats),
-        waiters=sum(queue.number("waiters") for queue in stats),
+        age_msec=over_servers("age_msec", stats),
+        open_reads=over_servers("open_transactions", stats),
+        waiters=over_servers("waiters", stats),
     )
 
 

@@ -6,7 +6,7 @@ one ends in, and that ends in no other; a line that fits two queues goes to the 
 stands among.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +15,7 @@ from kestrelmq.protocol.stats import QUEUE_STATS
 _PREFIX: Final = "queue_"
 _DIGITS: Final = 20
 # Those of the admin service too: other servers of this protocol report them.
-_NAMES: Final = [stat.name for stat in QUEUE_STATS if stat.shown != "metrics"]
+_STATS: Final = {stat.name: stat for stat in QUEUE_STATS if stat.shown != "metrics"}
 # Kestrels have the first, others of the protocol one of the rest; the last is no sure sign where
 # there is a stat `transactions`, too.
 _MARKS: Final = ("_logsize", "_waiters", "_open_transactions")
@@ -57,6 +57,12 @@ class QueueStats:
         return self.number("age_msec")
 
 
+def over_servers(stat: str, same: Sequence[QueueStats]) -> int:
+    """Return a stat of one queue on several servers: the sum, or the longest time."""
+    values = [queue.number(stat) for queue in same]
+    return sum(values) if _STATS[stat].adds_up else max(values)
+
+
 def number(text: str) -> int:
     """Return a statistic as a number, 0 when it is none or longer than any counter is."""
     digits = text.removeprefix("-")
@@ -93,6 +99,6 @@ def _candidates(line: str, queues: Mapping[str, object]) -> list[tuple[str, str]
     rest = line.removeprefix(_PREFIX)
     return [
         (rest.removesuffix(f"_{stat}"), stat)
-        for stat in _NAMES
+        for stat in _STATS
         if rest.endswith(f"_{stat}") and rest.removesuffix(f"_{stat}") in queues
     ]

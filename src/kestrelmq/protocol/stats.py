@@ -8,7 +8,6 @@ To add one, add a line to a list. Its `source` is where the server finds the val
 the queue (`engine.queue.Queue`), or of all numbers of the server (`engine.stats.ServerNumbers`).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -192,8 +191,3 @@ SERVER_STATS: Final = (
 )
 """Those of the whole server, in the order of `stats`."""
 # fmt: on
-
-
-def combined(stat: Statistic, values: Iterable[int]) -> int:
-    """Return one value for a queue that several servers have: the sum, or the greatest time."""
-    return sum(values) if stat.adds_up else max(values)
