@@ -333,3 +333,20 @@ def test_no_request_overtakes_a_long_one(
         client.close()
 
     run(tmp_path, scenario)
+
+
+ONE_PLACE: Final = {
+    "changes why a connection is paused": (r"\.paused\s*([|&]?=)[^=]", "connection.py"),
+    "changes which request goes on": (r"\.unfinished\s*=[^=]", "connection.py"),
+    "waits for an item": (r"\bWaiter\(", "collect.py"),
+    "decides how much a client may have to read": (r"produced\s*[+>]", "connection.py"),
+    "adds what was written ahead": (r"\.add_begun\(", "put.py"),
+}
+
+
+@pytest.mark.parametrize("what", ONE_PLACE)
+def test_each_rule_stands_in_one_module(what: str) -> None:
+    """Who needs it calls that module."""
+    rule, home = ONE_PLACE[what]
+    sources = Path(turns.__file__).parent.glob("*.py")
+    assert [path.name for path in sources if re.search(rule, path.read_text())] == [home]

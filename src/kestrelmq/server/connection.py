@@ -444,6 +444,7 @@ class Connection(TurnConnection):
         if self._is_closed:
             return
         self._is_closed = True
+        self.paused = 0
         self._turns.discard(self._descriptor)
         self._socket.close()
         # Memory must come back now, and not when a collector of cycles comes along. Somebody may
