@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kestrelmq.cli.main import main as kestrelmq
-from kestrelmq.engine import behind, upkeep, worker
+from kestrelmq.engine import backlog, upkeep, worker
 from kestrelmq.server.poller import Poller, Turn
 
 Events = list[tuple[int, int]]
@@ -82,11 +82,11 @@ class Observer:
         for owner, name in (
             (upkeep.Upkeep, "_start_empty"),
             (upkeep.Upkeep, "_rewrite"),
-            (upkeep.Upkeep, "_rotate_behind"),
+            (upkeep.Upkeep, "_rotate_full"),
             (upkeep.Upkeep, "_pack"),
             (upkeep.Upkeep, "_placed"),
             (upkeep.Upkeep, "_cleared"),
-            (behind.Behind, "read"),
+            (backlog.Behind, "read"),
         ):
             with suppress(TypeError):  # compiled: it cannot be watched
                 setattr(owner, name, self._noted(name.strip("_"), getattr(owner, name)))

@@ -58,8 +58,8 @@ UNSEEN = {
     "journal/writer.py Removal.replace: directory.remove(self._pack)": (
         "only after a sync that failed; tests/unit/test_rotation.py"
     ),
-    "engine/store.py Store.forget: self._directory.remove(file)": TEMPORARY,
-    "engine/store.py Store.begin_journal: directory.remove(name)": TEMPORARY,
+    "engine/queue.py Queue.forget: self._directory.remove(file)": TEMPORARY,
+    "engine/queue.py Queue.begin_journal: directory.remove(name)": TEMPORARY,
     "journal/loading.py save_tail: directory.truncate(aside, size - end)": "a hole beyond 1 MiB",
     "journal/loading.py _rotate: directory.sync()": FOLLOWER,
     "spark/pipelines/archive.py _check_same_queues: rename_durably(unfinished, staging)": TASKS,

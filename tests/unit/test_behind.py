@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.engine.behind import READ_AHEAD, READY, Behind
+from kestrelmq.engine.backlog import READ_AHEAD, READY, Behind
 from kestrelmq.journal.reader import JournalReader
 
 pytestmark = pytest.mark.compiled

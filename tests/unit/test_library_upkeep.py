@@ -10,6 +10,7 @@ from threading import Event, Timer
 import pytest
 
 from kestrelmq import AsyncPersistentQueue, PersistentQueue, QueueCollection, QueueConfig
+from kestrelmq.engine.upkeep import Idle
 from kestrelmq.journal.replacement import Pause, Replacement
 from kestrelmq.library import BlockingQueue
 from kestrelmq.testing.clock import FakeClock
@@ -122,7 +123,7 @@ def test_a_rewrite_comes_when_the_delay_is_over_though_nobody_writes(tmp_path: P
         churn(queue, lambda: journal.rewrites == 1)
         upkeep = queue._queue()._upkeep
         assert upkeep is not None
-        until(lambda: upkeep._job is None)
+        until(lambda: isinstance(upkeep.state, Idle))
         churn(queue, lambda: journal.size > 12_000)
         assert journal.rewrites == 1
         assert "kestrelmq-upkeep-work" in names()

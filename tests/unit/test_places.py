@@ -2,8 +2,7 @@
 
 import pytest
 
-from kestrelmq.engine.places import Places
-from kestrelmq.engine.undo import Confirmed, GivenBack, Opened
+from kestrelmq.engine.changes import Confirmed, GivenBack, Opened, Places
 from kestrelmq.journal.records import item
 
 pytestmark = pytest.mark.compiled

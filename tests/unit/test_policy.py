@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from kestrelmq.engine.policy import Action, JournalState, Limits, decide
+from kestrelmq.config import QueueConfig
+from kestrelmq.engine.upkeep import Action, JournalState, decide
 
 MIB = 1 << 20
-LIMITS = Limits(
+LIMITS = QueueConfig(
     default_journal_size=16 * MIB,
     max_journal_size=1024 * MIB,
     max_memory_size=128 * MIB,
-    min_compact_delay=60,
-    aggressive=True,
+    min_journal_compact_delay=60,
+    disable_aggressive_rewrites=False,
 )
 
 
@@ -64,7 +65,7 @@ def test_a_full_journal_is_rewritten_when_that_frees_enough(
 
 def test_a_mostly_dead_journal_is_rewritten_early_unless_that_is_disabled() -> None:
     """15 parts in 16 must be dead, and the delay over."""
-    calm = replace(LIMITS, aggressive=False)
+    calm = LIMITS.model_copy(update={"disable_aggressive_rewrites": True})
     assert decide(state(160, 10), LIMITS) is Action.REWRITE
     assert decide(state(160, 11), LIMITS) is Action.NOTHING
     assert decide(state(160, 10, since_rewrite=5.0), LIMITS) is Action.NOTHING
@@ -94,8 +95,12 @@ def test_large_items_have_files_of_their_own_and_count_together_in_read_behind()
 @pytest.mark.parametrize("default", [16, 1000])
 def test_a_steady_load_in_memory_has_few_files(default: int, live: int, aggressive: bool) -> None:  # noqa: FBT001 # drawn
     """However long it lasts; and what is copied is at most three times what is written."""
-    limits = replace(
-        LIMITS, default_journal_size=default * MIB, aggressive=aggressive, min_compact_delay=0
+    limits = LIMITS.model_copy(
+        update={
+            "default_journal_size": default * MIB,
+            "disable_aggressive_rewrites": not aggressive,
+            "min_journal_compact_delay": 0,
+        }
     )
     files = [0.0]
     copied, most = 0.0, 0
@@ -129,7 +134,7 @@ def test_older_files_are_packed_when_that_halves_them() -> None:
 @pytest.mark.parametrize("reads", [0, 10_000, 2_000_000])
 def test_rewriting_never_costs_more_than_three_times_what_was_written(reads: int) -> None:
     """However many reads stay open, the bytes copied are bounded by the bytes written."""
-    limits = replace(LIMITS, min_compact_delay=0)
+    limits = LIMITS.model_copy(update={"min_journal_compact_delay": 0})
     live = reads * 1000
     size = live
     written = copied = 0

@@ -177,7 +177,7 @@ def test_reload_reaches_queues_that_load(starting: Starting) -> None:
     starting.collection.reload(changed)
     starting.collection.admit("long", found)
     assert not starting.collection.add("long", b"one too many")
-    assert starting.collection.queues["long"].dialect == "kestrel-2"
+    assert starting.collection.queues["long"].reads.dialect == "kestrel-2"
 
 
 def test_a_queue_that_is_there_and_masked_is_warned_about(

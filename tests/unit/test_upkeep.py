@@ -15,6 +15,8 @@ import pytest
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.upkeep import RETRY, Clearing, Idle, Placing, Retrying, State
+from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.names import parse_name
 from kestrelmq.journal.records import item_data
@@ -287,6 +289,84 @@ def test_what_cannot_be_rotated_is_served_on_and_tried_again(tmp_path: Path) -> 
             collection.tick()
             churn(collection, queue, 20)
             assert queue.journal.size < 2 * CONFIG.default_journal_size, what
+
+
+def state_of(queue: Queue) -> State:
+    """Return what the upkeep of a queue is doing."""
+    assert queue._upkeep is not None
+    return queue._upkeep.state
+
+
+def test_a_disk_that_fills_up_while_a_journal_is_rewritten(tmp_path: Path) -> None:
+    """No file is left of the attempt, the queue serves on, and each step is taken again later."""
+    clock, directory = FakeClock(), crashing(tmp_path)
+    with queues(tmp_path, clock, directory) as collection:
+        worker = collection.commits.worker = HeldWorker()
+        queue = collection.obtain("jobs")
+        queue.add(b"kept")
+        commit(collection)
+        while not worker:
+            churn(collection, queue, 1)
+        assert isinstance(state_of(queue), Placing)
+        before = set(directory.names())
+        directory.fail = lambda point: point.startswith("append to jobs~~pack")
+        worker.step()
+        failed = state_of(queue)
+        assert isinstance(failed, Retrying)
+        assert isinstance(failed.then, Idle)
+        assert set(directory.names()) == before
+        churn(collection, queue, 1)
+        directory.fail = lambda point: point.startswith("remove")
+        clock.advance(CONFIG.min_journal_compact_delay or 0)
+        collection.tick()
+        assert isinstance(state_of(queue), Placing)
+        worker.step()
+        clearing = state_of(queue)
+        assert isinstance(clearing, Clearing)
+        worker.step()
+        failed = state_of(queue)
+        assert isinstance(failed, Retrying)
+        assert failed.then is clearing
+        directory.fail = lambda _point: False
+        clock.advance(RETRY)
+        collection.tick()
+        worker.step()
+        assert isinstance(state_of(queue), Idle)
+        assert queue.journal.size == sum(on_disk(tmp_path / "queues").values())
+        expected = [item_data(one) for one in queue.browse(9)]
+    with queues(tmp_path / "queues") as again:
+        assert [item_data(one) for one in again.obtain("jobs").browse(9)] == expected
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_deletion_that_fails_while_a_journal_is_rewritten(tmp_path: Path, steps: int) -> None:
+    """The rewrite is given up, whichever step it is at; the next one comes in its time."""
+    clock, directory = FakeClock(), crashing(tmp_path)
+    with queues(tmp_path, clock, directory) as collection:
+        worker = collection.commits.worker = HeldWorker()
+        queue = collection.obtain("jobs")
+        queue.add(b"kept")
+        commit(collection)
+        while not worker:
+            churn(collection, queue, 1)
+        for _ in range(steps):
+            worker.step()
+        directory.fail = lambda point: point.startswith("create")
+        with pytest.raises(JournalError):
+            collection.delete("jobs")
+        directory.fail = lambda _point: False
+        rewrites = queue.journal.rewrites
+        clock.advance(100)
+        collection.tick()
+        while queue.journal.rewrites == rewrites:
+            churn(collection, queue, 1)
+            worker.step()
+        while worker.step():
+            pass
+        expected = [item_data(one) for one in queue.browse(9)]
+        assert len(expected) == 1
+    with queues(tmp_path / "queues") as again:
+        assert [item_data(one) for one in again.obtain("jobs").browse(9)] == expected
 
 
 def test_many_journals_share_few_descriptors(tmp_path: Path) -> None:

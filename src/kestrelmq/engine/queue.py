@@ -1,46 +1,124 @@
-"""One durable queue: what may be added to it, and who waits for an item.
+"""One durable queue, made of parts.
 
-It is made of layers, each of which knows nothing of the next:
+    backlog   the items that wait: in memory, and behind it on disk
+    reads     the open reads: which items readers hold, and until when
+    changes   what the journal has not got yet, and how to take that back
+    waiters   the readers that wait for an item
+    upkeep    what keeps the journal small
 
-    items    the items that wait, in memory and on disk
-    store    open reads, and the journal of every change
-    taking   removes, open reads and expiry, at the head
-    queue    adds, limits, fanout and waiting readers
+An operation changes the parts in memory and collects its records; `commit` writes them with one
+write, before any reply leaves. If that fails, the changes are taken back, newest first.
 
 Not thread-safe: the server's loop, or the library's lock, goes around it.
 """
 
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.durability import Commits
-from kestrelmq.engine.taking import ExpireTo, Taking
-from kestrelmq.engine.waiters import Waiter, Wanted
-from kestrelmq.errors import JournalError
+from kestrelmq.engine.backlog import Backlog
+from kestrelmq.engine.changes import Changes, Confirmed, Dropped, GivenBack, Opened
+from kestrelmq.engine.durability import Commits, Committable
+from kestrelmq.engine.reads import Reads
+from kestrelmq.engine.upkeep import Upkeep
+from kestrelmq.engine.waiters import Waiter, Waiters, Wanted
+from kestrelmq.engine.worker import Pause, Worker, no_pause
+from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
+from kestrelmq.journal.files import Directory, UnnamedFiles
+from kestrelmq.journal.names import AHEAD, NEXT, temporary_name
 from kestrelmq.journal.records import (
     ADDX,
     ADDX_HEADER,
     NO_EXPIRY,
+    REMOVE_RECORD,
     TIMES_SIZE,
+    confirm_remove,
     item,
     item_add_time,
     item_expiry,
     pack_header,
+    save_xid,
+    unremove,
 )
+from kestrelmq.journal.replacement import FromMemory
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.writer import FileJournal, NoJournal
+from kestrelmq.journal.writer import Dialect, FileJournal, NoJournal, Removal
+
+_ABORT_AGAIN: Final = 1.0
+"""Seconds until reads are given back that could not be."""
+_LEAST_ASIDE: Final = 1 << 20
+"""Bytes of memory that may be set aside, however little `max_memory_size` is."""
+_TRIED_AGAIN: Final = 500
+"""Items that were set aside and are tried again in one sweep, at most."""
+_REFUSED: Final = 16
+"""After so many refusals the sweep tries no more."""
+_TELL_AGAIN: Final = 60.0
+"""Seconds between lines in the log about items that are set aside."""
+
+log = logging.getLogger(__name__)
+
+ExpireTo = Callable[[str, bytes], bool]
+"""Adds data to the queue of that name, and writes it, before its old queue forgets it.
+
+False, or a KestrelError, when it cannot be added now.
+"""
 
 
-class Queue(Taking):
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an add must look out for. A queue that has the defaults adds without a look.
+
+    A new limit needs a field here, whose default is no limit, and a check in `Queue._admit`.
+
+    Attributes:
+        max_items, max_size, max_item_size: as in the settings.
+        max_age: as in the settings, but in milliseconds.
+        fanout_only: whether only the children take items.
+        memory_only: whether there is nowhere but memory for them.
+    """
+
+    max_items: int | None = None
+    max_size: int | None = None
+    max_item_size: int | None = None
+    max_age: int | None = None
+    fanout_only: bool = False
+    memory_only: bool = False
+
+    @classmethod
+    def of(cls, config: QueueConfig, *, memory_only: bool) -> "Limits":
+        """Return those of a queue with these settings."""
+        return cls(
+            max_items=config.max_items,
+            max_size=config.max_size,
+            max_item_size=config.max_item_size,
+            max_age=None if config.max_age is None else int(config.max_age * 1000),
+            fanout_only=config.fanout_only,
+            memory_only=memory_only,
+        )
+
+
+class Queue(Committable):
     """A queue that is up.
 
     Attributes:
+        name: the queue's name.
+        config: the settings in force.
+        journal: where the items are written.
+        backlog, reads, changes, waiters: its parts.
         children: fanout queues that receive every item added here.
         reached: what an add must be written to: the children, and this queue.
         create_time: when it came into being (ms), as far as its files can tell.
         restricted: whether only some clients may use it.
         is_draining: whether it takes no items any more, and its journal is to go with the last.
         measured: how long its operations took; it belongs to `metrics`.
-        get_misses, discarded, total_flushes: counted since the queue came up.
+        failure: why the journal could not be written when that was last tried; None when it was.
+        get_hits, get_misses, discarded, expired_items, total_flushes, transactions,
+            canceled_transactions: counted since the queue came up.
     """
 
     def __init__(
@@ -55,43 +133,230 @@ class Queue(Taking):
         expire_to: ExpireTo | None = None,
         created: int | None = None,
     ) -> None:
+        """Begin with what a journal tells.
+
+        Args:
+            name: the queue's name.
+            config: its settings.
+            clock: tells the time.
+            commits: knows which queues are to be committed.
+            journal: where the items are written; None: nowhere.
+            state: what the journal holds; its open reads go back to the head.
+            expire_to: moves expired items to other queues.
+            created: when it came into being (ms); None: now.
+        """
+        self.name = name
+        self.journal = journal = journal or NoJournal()
+        self._clock = clock
+        self._commits = commits
+        self._expire_to = expire_to
+        state = state or Replay()
+        given_back = sorted(state.open, reverse=True)
+        for xid in given_back:
+            state.unremove(xid)
+        dialect: Dialect = "documented"
+        if isinstance(journal, FileJournal) and journal.dialect is not None:
+            dialect = journal.dialect
+        # The journal still has the open reads open; it hears of it with the first write.
+        self.changes = Changes(b"".join(map(unremove, given_back)))
+        self.backlog = Backlog(name, journal, state)
+        self.reads = Reads(state.last_xid, dialect)
+        self.waiters = Waiters()
+        self._upkeep: Upkeep | None = None
+        # Where its files are, or were.
+        self._directory = journal.directory if isinstance(journal, FileJournal) else None
         self.children: tuple[Queue, ...] = ()
         self.reached: tuple[Queue, ...] = (self,)
         self.measured: object = None
+        self.create_time = clock.now() if created is None else created
+        self.failure: JournalError | None = None
+        self.get_hits = self.get_misses = self.discarded = self.expired_items = 0
+        self.total_flushes = self.transactions = self.canceled_transactions = 0
         # The header made last, and what for: items are often of one size, and many of one time.
         self._header = b""
         self._header_time = self._header_size = -1
-        self.create_time = clock.now() if created is None else created
-        self.get_misses = self.discarded = self.total_flushes = 0
-        super().__init__(
-            name, config, clock, commits, journal or NoJournal(), state or Replay(), expire_to
+        self._closed = False
+        # Whether an expired item is on its way to another queue; whether one cannot get there, nor
+        # be set aside, and so keeps what follows from being read.
+        self._moving = self._held_up = False
+        self._tell_at = 0.0
+        # Whether items may expire that wait, or that may wait again.
+        self._expiring = self.backlog.behind is not None or any(
+            record[13:21] != NO_EXPIRY for record in self.backlog.memory
         )
+        self.configure(config)
+
+    # --- settings ---
 
     def configure(self, config: QueueConfig) -> None:
-        """Put other settings in force; what is in the queue stays."""
+        """Put other settings in force; what is in the queue stays.
+
+        This is the one place that knows which setting is whose.
+        """
+        journal = self.journal
+        self.config = config
         self.restricted = (
             config.allowed_client_ids_for_dequeue is not None
             or config.allowed_client_ids_for_enqueue is not None
         )
-        self._limited = (
-            config.max_items is not None
-            or config.max_size is not None
-            or config.max_item_size is not None
-            or config.fanout_only
-            or isinstance(self.journal, NoJournal)
+        self.is_draining = config.fanout_only and isinstance(journal, FileJournal)
+        self._limits = Limits.of(config, memory_only=isinstance(journal, NoJournal))
+        self._is_limited = self._limits != Limits()
+        if self._limits.max_age is not None:
+            self._expiring = True
+        self._timeout = config.open_transaction_timeout
+        self._sync_each = config.sync_journal == 0
+        self._sync_period = config.sync_journal or None
+        holds_too_much = self.backlog.limit_memory(config.max_memory_size)
+        if isinstance(journal, FileJournal):
+            self._configure_journal(journal, config)
+        self._set_careful()
+        if holds_too_much and self._upkeep is not None:
+            with contextlib.suppress(JournalError):  # then it is done later
+                self.write_now()
+            self._upkeep.trim_memory()
+
+    def _configure_journal(self, journal: FileJournal, config: QueueConfig) -> None:
+        if self._upkeep is None:
+            self._upkeep = self._new_upkeep(journal, config)
+        self._upkeep.configure(config)
+        wanted: Dialect = config.journal_dialect
+        if journal.dialect not in {None, wanted}:
+            if not self._end_file(journal):
+                wanted = self.reads.dialect  # the next reload tries again
+                # The settings tell what is in force.
+                self.config = config.model_copy(update={"journal_dialect": wanted})
+            elif wanted == "documented":
+                # Reads are numbered from the last one, which the other dialect need not tell.
+                self.changes.prelude += save_xid(self.reads.last_xid)
+        journal.dialect = self.reads.dialect = wanted
+
+    def _end_file(self, journal: FileJournal) -> bool:
+        """Begin a new file, for a file keeps to one dialect; False if it failed."""
+        self.changes.places = None
+        with contextlib.suppress(JournalError):  # it was taken back, and the commit reports it
+            self.write_now()
+        try:
+            journal.end_file(self._clock.now())
+        except OSError as error:
+            log.warning("the journal of queue %s stays in its dialect: %s", self.name, error)
+            return False
+        return True
+
+    def _new_upkeep(self, journal: FileJournal, config: QueueConfig) -> Upkeep:
+        return Upkeep(
+            journal,
+            self.backlog,
+            self.reads,
+            self.changes,
+            self._commits.worker,
+            self._clock,
+            config,
+            self.write_now,
         )
-        self.is_draining = config.fanout_only and isinstance(self.journal, FileJournal)
-        super().configure(config)
+
+    def _set_careful(self) -> None:
+        """Know whether an operation has to look out for anything; see `Limits`."""
+        self._careful = self._expiring or self._closed or self._is_limited
 
     def connect(self, children: tuple["Queue", ...]) -> None:
         """Have `children` receive every item that is added here from now on."""
         self.children = children
         self.reached = (*children, self)
 
+    # --- what is in it ---
+
+    def __len__(self) -> int:
+        """Items waiting, without the open ones."""
+        return len(self.backlog)
+
+    @property
+    def waiting_items(self) -> int:
+        """Items waiting, without the open ones."""
+        return len(self.backlog)
+
+    @property
+    def open_reads(self) -> int:
+        """Reads that are open, without the expired items that are set aside."""
+        return len(self.reads.open) - len(self.reads.aside)
+
+    @property
+    def waiting_readers(self) -> int:
+        """Readers that wait for an item."""
+        return len(self.waiters.line)
+
+    @property
+    def size(self) -> int:
+        """Bytes of data in the items that wait."""
+        return self.backlog.size
+
+    @property
+    def memory_items(self) -> int:
+        """Items held in memory."""
+        return len(self.backlog.memory)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of item data held in memory, without open reads."""
+        return self.backlog.memory_bytes
+
+    @property
+    def read_behind(self) -> bool:
+        """Whether part of the queue is on disk only."""
+        return self.backlog.behind is not None
+
+    @property
+    def total_items(self) -> int:
+        """Items added since the queue came up."""
+        return self.backlog.total_items
+
+    @property
+    def put_bytes(self) -> int:
+        """Bytes of data in these."""
+        return self.backlog.put_bytes
+
+    @property
+    def oldest(self) -> int:
+        """When the item at the head was added (ms); 0 when memory holds none."""
+        return self.backlog.oldest
+
     @property
     def age(self) -> int:
         """How long the last item that was read had waited (ms); 0 when the queue is empty."""
-        return self.last_wait if len(self) else 0
+        return self.last_wait if len(self.backlog) else 0
+
+    @property
+    def last_wait(self) -> int:
+        """How long the item that was read last, as of the last commit, had waited (ms)."""
+        return self.changes.last_wait
+
+    @property
+    def open(self) -> dict[int, bytes]:
+        """Items of open reads by xid."""
+        return self.reads.open
+
+    @property
+    def last_xid(self) -> int:
+        """The last-used xid."""
+        return self.reads.last_xid
+
+    @property
+    def set_aside(self) -> int:
+        """How many expired items wait until they can be moved."""
+        return len(self.reads.aside)
+
+    def is_set_aside(self, xid: int) -> bool:
+        """Whether the open item `xid` is no reader's, but one that expired."""
+        return xid in self.reads.aside
+
+    def browse(self, count: int) -> list[bytes]:
+        """Return the first items that memory holds, at most `count`, and leave them there."""
+        return self.backlog.browse(count)
+
+    def sample(self, number: int) -> int | None:
+        """Return the opcode of one of the records collected for the next commit, if any are."""
+        pending = self.changes.pending
+        return pending[number % len(pending)][0] if pending else None
 
     # --- adding ---
 
@@ -109,12 +374,13 @@ class Queue(Taking):
             QueueUnavailable: the queue was closed.
         """
         size = len(data)
-        behind = self._behind
+        backlog = self.backlog
+        behind = backlog.behind
         if (
             self._careful
             or expiry
             or self.children
-            or (behind is None and self.memory_bytes + size > self._memory_limit)
+            or (behind is None and backlog.memory_bytes + size > backlog.memory_limit)
         ):
             return self.add_record(item(self._clock.now(), expiry, data), expiry)
         # The hot path: as `accept`, with nothing to look out for.
@@ -124,14 +390,14 @@ class Queue(Taking):
             self._header = pack_header(ADDX, size + TIMES_SIZE, now, 0)
         record = self._header + data
         if behind is None:
-            self._memory.append(record)
-            self.memory_bytes += size
+            backlog.memory.append(record)
+            backlog.memory_bytes += size
         else:
             behind.items += 1
             behind.bytes += size
-        self.total_items += 1
-        self.put_bytes += size
-        pending = self._pending
+        backlog.total_items += 1
+        backlog.put_bytes += size
+        pending = self.changes.pending
         if not pending:
             self._commits.dirty.append(self)
         pending.append(record)
@@ -149,28 +415,77 @@ class Queue(Taking):
         """Add an item here only; as `add`, for a record that queues may share."""
         size = len(record) - ADDX_HEADER
         if self._careful or expiry:
-            if self.config.fanout_only:
+            if self._limits.fanout_only:
                 return True
             admitted = self._admit(record, size)
             if admitted is None:
                 return False
             record = admitted
-        self._place(record, size)
-        self._log(record)
+        self._append(record, size)
+        self._collect(record)
         if self.waiters.line:
             self._serve()
         return True
 
-    def _place(self, record: bytes, size: int) -> None:
-        if self._behind is None and (
-            self.memory_bytes + size <= self._memory_limit or self._has_room(size)
+    def _append(self, record: bytes, size: int) -> None:
+        """Add an item to the backlog, at the end; its record is still to be collected."""
+        backlog = self.backlog
+        if backlog.behind is None and not backlog.has_room(size):
+            backlog.begin_behind(self.changes.size)
+        backlog.append(record, size)
+
+    def _admit(self, record: bytes, size: int) -> bytes | None:
+        """Return the record to add, its expiry capped; None when it is refused."""
+        self._check_usable()
+        limits = self._limits
+        if limits.max_item_size is not None and size > limits.max_item_size:
+            return None
+        if self._expiring:
+            self.discard_expired(self.config.max_expire_sweep)
+        if self._too_full(size) and self._expiring:
+            self.discard_expired(None)
+        if self._too_full(size):
+            if self._moving or not self.config.discard_old_when_full:
+                return None
+            while self._too_full(size) and self._drop_head():
+                self.discarded += 1
+        max_age = limits.max_age
+        if max_age is not None:
+            added, expiry = item_add_time(record), item_expiry(record)
+            if expiry == 0 or expiry > added + max_age:
+                record = item(added, added + max_age, record[ADDX_HEADER:])
+        if record[13:21] != NO_EXPIRY:
+            self._expiring = self._careful = True
+        return record
+
+    def has_room(self, size: int) -> bool:
+        """Whether an item of `size` bytes would be taken now."""
+        self._check_usable()
+        limits = self._limits
+        if limits.max_item_size is not None and size > limits.max_item_size:
+            return False
+        return limits.fanout_only or self.config.discard_old_when_full or not self._too_full(size)
+
+    def _too_full(self, size: int) -> bool:
+        """Whether an item of `size` bytes has to be refused, or older ones dropped for it.
+
+        A limit refuses once it is reached, so that the last item may exceed `max_size`; where older
+        items are dropped instead, the queue is within its limits with the new one.
+        """
+        limits, backlog = self._limits, self.backlog
+        if limits.max_items is not None and len(backlog) >= limits.max_items:
+            return True
+        if limits.max_size is not None and (
+            backlog.size + size > limits.max_size
+            if self.config.discard_old_when_full
+            else backlog.size >= limits.max_size
         ):
-            self._memory.append(record)
-            self.memory_bytes += size
-        else:
-            self._put_behind(size)
-        self.total_items += 1
-        self.put_bytes += size
+            return True
+        return limits.memory_only and bool(
+            backlog.memory and backlog.memory_bytes + size > backlog.memory_limit
+        )
+
+    # --- adding an item that is written already ---
 
     @property
     def writes_ahead(self) -> bool:
@@ -183,9 +498,36 @@ class Queue(Taking):
             and not self.children
             and not self._closed
             and not self.journal.is_ending
-            and self._max_age is None
-            and not self.config.fanout_only
+            and self._limits.max_age is None
+            and not self._limits.fanout_only
         )
+
+    def new_file(self) -> str:
+        """Return a name for a file to `begin`."""
+        self._commits.begun += 1
+        return temporary_name(self.name, AHEAD, self._commits.begun)
+
+    def begin(self, file: str, record: bytes, pause: Pause) -> None:
+        """Write the record of an item that is not here yet, a large one; from any thread.
+
+        Args:
+            file: where to; for `add_begun` or `forget`.
+            record: the item.
+            pause: called after each short piece.
+
+        Raises:
+            OSError: it could not be written; there is no such file.
+        """
+        journal = self.journal
+        if isinstance(journal, NoJournal):
+            raise OSError(f"queue {self.name} keeps no journal any more")
+        journal.begin(file, record, pause)
+
+    def forget(self, file: str) -> None:
+        """Remove a file that `begin` made, if it is still one."""
+        if self._directory is not None:
+            with contextlib.suppress(OSError):
+                self._directory.remove(file)
 
     def add_begun(self, record: bytes, file: str, expiry: int = 0) -> bool:
         """Add an item whose record is in a file, as `begin` wrote it; otherwise as `add_record`.
@@ -203,73 +545,328 @@ class Queue(Taking):
             return False
         # What came before is in the files before.
         self.write_now()
-        self._place(record, size)
+        self._append(record, size)
+        journal = self.journal
+        assert isinstance(journal, FileJournal)  # noqa: S101 # else it cannot write ahead
         try:
-            self._adopt(file)
-        except JournalError:
-            self._take_back_add(record)
-            raise
+            journal.rotate(self._clock.now(), file)
+        except OSError as error:
+            self.backlog.drop_last(size)
+            raise self._fail(error) from error
+        self.failure = None
+        self._sync_in_time()
+        self._commits.dirty.append(self)  # the journal grew: the commit may have to attend to it
         if self.waiters.line:
             self._serve()
         return True
 
-    def _admit(self, record: bytes, size: int) -> bytes | None:
-        """Return the record to add, its expiry capped; None when it is refused."""
-        self._check_usable()
-        config = self.config
-        if config.max_item_size is not None and size > config.max_item_size:
-            return None
-        if self._expiring:
-            self.discard_expired(config.max_expire_sweep)
-        if self._too_full(size) and self._expiring:
-            self.discard_expired(None)
-        if self._too_full(size):
-            if self._moving or not config.discard_old_when_full:
+    # --- taking ---
+
+    def remove(self) -> bytes | None:
+        """Take the head off the queue; None when the queue is empty.
+
+        Raises:
+            QueueUnavailable: the queue was closed, or its items could not be read.
+        """
+        backlog = self.backlog
+        if self._careful or backlog.memory_bytes < backlog.refill_below or not backlog.memory:
+            record = self._take()
+            if record is None:
                 return None
-            while self._too_full(size) and self._drop_head():
-                self.discarded += 1
-        if self._max_age is not None:
-            added, expiry = item_add_time(record), item_expiry(record)
-            if expiry == 0 or expiry > added + self._max_age:
-                record = item(added, added + self._max_age, record[ADDX_HEADER:])
-        if record[13:21] != NO_EXPIRY:
-            self._expiring = self._careful = True
+        else:
+            record = backlog.memory.popleft()
+            backlog.memory_bytes -= len(record) - ADDX_HEADER
+            self.get_hits += 1
+        changes = self.changes
+        pending = changes.pending
+        if not pending:
+            self._commits.dirty.append(self)
+        pending.append(REMOVE_RECORD)
+        changes.undo.append(record)
         return record
 
-    def has_room(self, size: int) -> bool:
-        """Whether an item of `size` bytes would be taken now."""
-        self._check_usable()
-        config = self.config
-        if config.max_item_size is not None and size > config.max_item_size:
-            return False
-        return config.fanout_only or config.discard_old_when_full or not self._too_full(size)
+    def open_read(self, timeout: float | None = None) -> tuple[int, bytes] | None:
+        """Open a read of the head: set it aside until it is confirmed or given back.
 
-    def _too_full(self, size: int) -> bool:
-        """Whether an item of `size` bytes has to be refused, or older ones dropped for it.
+        Args:
+            timeout: seconds after which it gives itself back; None is the queue's setting.
 
-        A limit refuses once it is reached, so that the last item may exceed `max_size`; where older
-        items are dropped instead, the queue is within its limits with the new one.
+        Returns:
+            The read's xid and the item; None when the queue is empty.
+
+        Raises:
+            QueueUnavailable: as `remove`.
         """
-        config = self.config
-        if config.max_items is not None and len(self) >= config.max_items:
-            return True
-        if config.max_size is not None and (
-            self.size + size > config.max_size
-            if config.discard_old_when_full
-            else self.size >= config.max_size
-        ):
-            return True
-        # Without a journal there is nowhere but memory.
-        return isinstance(self.journal, NoJournal) and bool(
-            self._memory and self.memory_bytes + size > self._memory_limit
-        )
+        self.transactions += 1
+        record = self._take()
+        if record is None:
+            return None
+        xid = self._open(record, by_reader=True)
+        timeout = self._timeout if timeout is None else timeout
+        if timeout is not None:
+            self._end_read_after(xid, record, timeout)
+        return xid, record
 
-    def flush(self) -> int:
-        """Drop every waiting item, not the open ones; return how many there were."""
-        self._check_usable()
-        count = self._drop_all()
-        self.total_flushes += 1
+    def _open(self, record: bytes, *, by_reader: bool) -> int:
+        """Hold `record`, which was the head, open; return its xid."""
+        last = self.reads.last_xid
+        xid, told = self.reads.begin(record)
+        self._collect(told)
+        self.changes.undo.append(Opened(xid, record, last, by_reader))
+        return xid
+
+    def _take(self) -> bytes | None:
+        if not self._has_head():
+            return None
+        backlog = self.backlog
+        if backlog.behind is not None and backlog.memory_bytes < backlog.refill_below:
+            # Before the item is taken: this may write what is collected, which must be whole.
+            self._recall()
+            if not backlog.memory:
+                return None
+        self.get_hits += 1
+        return backlog.take()
+
+    def peek(self) -> bytes | None:
+        """Return the head and leave it there; None when the queue is empty."""
+        return self.backlog.memory[0] if self._has_head() else None
+
+    def _has_head(self) -> bool:
+        """Have memory hold the head; False when there is none that may be taken now.
+
+        Raises:
+            QueueUnavailable: as `remove`.
+        """
+        if self._careful:
+            self._check_usable()
+            if self._expiring:
+                self.discard_expired(None)
+                if self._held_up or self._moving:
+                    return False
+        return bool(self.backlog.memory) or self._recall()
+
+    def _recall(self) -> bool:
+        """Read items back into memory; return whether it holds any.
+
+        Raises:
+            QueueUnavailable: it holds none, and they cannot be read.
+        """
+        backlog = self.backlog
+        if backlog.behind is None:
+            return False
+        try:
+            if not backlog.recall():
+                self.write_now()  # what is left has not been written yet
+                backlog.recall()
+        except (OSError, JournalError) as error:
+            if backlog.memory:
+                return True  # those come first; the error is the next reader's
+            raise QueueUnavailable(f"queue {self.name} cannot be read: {error}") from error
+        return bool(backlog.memory)
+
+    def _drop_head(self) -> bool:
+        """Take the head off, unseen; False when the queue is empty."""
+        if not self.backlog.memory and not self._recall():
+            return False
+        self._drop(self.backlog.take())
+        return True
+
+    def _drop(self, record: bytes) -> None:
+        """Have the journal told that the head, which was taken off, is gone."""
+        self._collect(REMOVE_RECORD)
+        self.changes.undo.append(Dropped(record))
+
+    # --- ending reads ---
+
+    def confirm(self, xid: int) -> bool:
+        """Finish the open read `xid`; False when it is not open."""
+        record = self.reads.open.pop(xid, None)
+        if record is None:
+            return False
+        self._collect(confirm_remove(xid))
+        self.changes.undo.append(Confirmed(xid, record))
+        return True
+
+    def unremove(self, xid: int) -> bool:
+        """Give the open read `xid` back to the head; False when it is not open."""
+        return self.give_back((xid,)) == 1
+
+    def give_back(self, xids: Sequence[int]) -> int:
+        """Give open reads back, the first of `xids` at the head; return how many were open.
+
+        Waiting readers are served when all of them are back, and so in their order.
+        """
+        count = 0
+        for xid in reversed(xids):
+            record = self.reads.end(xid)
+            if record is None:
+                continue
+            count += 1
+            self.backlog.put_back(self.reads.as_waiting(xid, record))
+            self._collect(unremove(xid))
+            self.changes.undo.append(GivenBack(xid, record))
+        self.canceled_transactions += count
+        if count and self.waiters.line:
+            self._serve()
         return count
+
+    def extend(self, xid: int, timeout: float) -> bool:
+        """Let the open read `xid` give itself back `timeout` seconds from now, not earlier."""
+        record = self.reads.open.get(xid)
+        if record is None:
+            return False
+        self._end_read_after(xid, record, timeout)
+        return True
+
+    def _end_read_after(self, xid: int, record: bytes, seconds: float) -> None:
+        self.reads.end_at(xid, record, self._clock.monotonic() + seconds)
+        self._commits.end_later(self)
+
+    def abort_overdue(self) -> int:
+        """Give back the open reads whose time is up, and write that; return how many.
+
+        If it cannot be written they stay open, the commit reports it, and a second later it is
+        tried again.
+        """
+        now = self._clock.monotonic()
+        reads = self.reads
+        overdue = reads.take_overdue(now)
+        if not overdue:
+            return 0
+        held = [(xid, reads.open[xid]) for xid in overdue]
+        count = self.give_back(overdue)
+        try:
+            self.write_now()
+        except JournalError:
+            for xid, record in held:
+                reads.end_at(xid, record, now + _ABORT_AGAIN)
+            return 0
+        return count
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the next open read may give itself back (monotonic seconds)."""
+        return self.reads.next_deadline
+
+    def end_overdue(self) -> bool:
+        """Give back the open reads whose time is up; return whether others have one."""
+        self.abort_overdue()
+        return self.reads.has_deadlines
+
+    # --- expiry ---
+
+    def discard_expired(self, limit: int | None) -> int:
+        """Take expired items off the head, at most `limit`; return how many are gone.
+
+        An item may expire to the queue that it is in, also by way of others: it goes to the end.
+        One that `expire_to_queue` cannot take now is set aside.
+        """
+        if self._moving:
+            return 0
+        now = self._clock.now()
+        backlog = self.backlog
+        self._held_up = False
+        count = 0
+        before, expired = len(backlog), self.expired_items
+        while limit is None or count < limit:
+            if not backlog.memory and not self._recall():
+                # What is open, or taken back when the write fails, may expire yet.
+                self._expiring = self._limits.max_age is not None or bool(
+                    self.reads.open or self.changes.undo
+                )
+                self._set_careful()
+                break
+            if count == before or not self._is_expired(backlog.memory[0], now):
+                break
+            if not self._expire_head():
+                self._held_up = True
+                break
+            count += 1
+        return self.expired_items - expired
+
+    def _is_expired(self, record: bytes, now: int) -> bool:
+        expiry = item_expiry(record)
+        if expiry != 0 and expiry <= now:
+            return True
+        max_age = self._limits.max_age
+        return max_age is not None and item_add_time(record) + max_age <= now
+
+    def _expire_head(self) -> bool:
+        """Move the head to where it expires to, or set it aside; False when neither can be done."""
+        backlog, reads = self.backlog, self.reads
+        record = backlog.take()
+        try:
+            moved = self._move(record)
+        except BaseException:
+            backlog.put_back(record)
+            raise
+        if moved:
+            self._drop(record)
+            self.expired_items += 1
+            return True
+        size = len(record) - ADDX_HEADER
+        if reads.aside_bytes + size > max(_LEAST_ASIDE, backlog.memory_most // 4):
+            backlog.put_back(record)
+            return False
+        reads.set_aside(self._open(record, by_reader=False), record)
+        return True
+
+    def _move(self, record: bytes) -> bool:
+        """Add an expired item to where it expires to; False when that cannot be done now."""
+        target = self.config.expire_to_queue
+        if target is None or self._expire_to is None:
+            return True
+        if self.failure is not None:
+            return False  # it could not be forgotten here, and would be moved again and again
+        reason = "it refuses them"
+        self._moving = True
+        try:
+            if self._expire_to(target, record[ADDX_HEADER:]):
+                return True
+        except KestrelError as error:
+            reason = str(error)
+        finally:
+            self._moving = False
+        now = self._clock.monotonic()
+        if now >= self._tell_at:
+            self._tell_at = now + _TELL_AGAIN
+            log.warning(
+                "queue %s: expired items cannot go to %s: %s; they are set aside (%d so far) and "
+                "tried again",
+                self.name,
+                target,
+                reason,
+                len(self.reads.aside),
+            )
+        return False
+
+    def move_aside(self) -> None:
+        """Try again to move items that were set aside, some of them."""
+        reads = self.reads
+        moved = []
+        refused = 0
+        most = min(self.config.max_expire_sweep or _TRIED_AGAIN, _TRIED_AGAIN)
+        for xid, record in list(islice(reads.aside.items(), most)):
+            if reads.open.get(xid) is not record:
+                reads.forget_aside(xid)  # somebody who guessed its xid confirmed it
+            elif self._move(record):
+                moved.append(xid)
+            else:
+                # The others have their turn before it is tried again.
+                del reads.aside[xid]
+                reads.aside[xid] = record
+                refused += 1
+                if refused == _REFUSED:
+                    break
+        for xid in moved:
+            self.confirm(xid)
+        try:
+            self.write_now()
+        except JournalError:
+            return  # they are open, and set aside, as before
+        for xid in moved:
+            reads.forget_aside(xid)
+        self.expired_items += len(moved)
 
     # --- waiting ---
 
@@ -280,8 +877,8 @@ class Queue(Taking):
 
     def _serve(self) -> None:
         """Serve those who wait, in their order; nothing that fails here concerns the caller."""
-        line = self.waiters.line
-        while line and not self._moving and (self._memory or self._behind is not None):
+        line, backlog = self.waiters.line, self.backlog
+        while line and not self._moving and (backlog.memory or backlog.behind is not None):
             waiter = self.waiters.pop()
             try:
                 record, xid = self.take_as(waiter.wanted)
@@ -305,22 +902,94 @@ class Queue(Taking):
                 opened = self.open_read()
                 return (None, 0) if opened is None else (opened[1], opened[0])
 
-    # --- counted for the statistics ---
+    # --- writing ---
 
-    @property
-    def waiting_items(self) -> int:
-        """Items waiting, without the open ones."""
-        return len(self)
+    def _collect(self, record: bytes) -> None:
+        """Collect a journal record for the next commit."""
+        pending = self.changes.pending
+        if not pending:
+            self._commits.dirty.append(self)
+        pending.append(record)
 
-    @property
-    def open_reads(self) -> int:
-        """Reads that are open, without the expired items that are set aside."""
-        return len(self.open) - self.set_aside
+    def commit(self) -> JournalError | None:
+        """Write the collected records; on failure take the changes back and say why."""
+        if self.changes.pending:
+            failure = self._write()
+            if failure is not None:
+                return failure
+        upkeep = self._upkeep
+        if upkeep is not None and self.journal.size > (
+            upkeep.attend_at if self.backlog.memory else upkeep.attend_empty_at
+        ):
+            upkeep.attend()
+        return None
 
-    @property
-    def waiting_readers(self) -> int:
-        """Readers that wait for an item."""
-        return len(self.waiters.line)
+    def write_now(self) -> None:
+        """Commit ahead of the others, within a turn. Raises JournalError."""
+        if self.changes.pending or self.changes.prelude:
+            failure = self._write()
+        else:
+            failure = self._commits.failures.get(self)
+        if failure is not None:
+            self._commits.failures[self] = failure
+            raise JournalError(str(failure))  # another, for the same reason as in `_fail`
+
+    def _write(self) -> JournalError | None:
+        changes = self.changes
+        failures = self._commits.failures
+        if failures and self in failures:
+            # Earlier in the turn a write failed. All replies of the turn are errors then, and so
+            # what came after must not be done either.
+            changes.take_back(self.backlog, self.reads)
+            return failures[self]
+        pending = changes.pending
+        try:
+            if changes.prelude:
+                self._write_records(changes.prelude + b"".join(pending))
+                changes.prelude = b""
+            else:
+                self._write_records(
+                    pending[0] if len(pending) == 1 else self._commits.join(pending)
+                )
+        except OSError as error:
+            failure = self._fail(error)
+            changes.take_back(self.backlog, self.reads)
+            return failure
+        self.failure = None
+        changes.written(self._clock)
+        self._sync_in_time()
+        return None
+
+    def _write_records(self, records: bytes) -> None:
+        """Write records, all or none, where the journal can still take some. Raises OSError."""
+        journal = self.journal
+        if journal.is_torn and isinstance(journal, FileJournal):
+            journal.append_to_new_file(records, self.new_file(), self._clock.now())
+        else:
+            journal.append(records)
+
+    def _sync_in_time(self) -> None:
+        """Have what was written synced when the settings say so."""
+        if self._sync_each:
+            self._commits.syncs.unsynced.add(self)
+        elif self._sync_period is not None:
+            self._commits.sync_later(self, self._clock.monotonic() + self._sync_period)
+
+    def sync(self) -> None:
+        """Force to disk what was written; may be called from another thread. Raises OSError."""
+        self.journal.sync()
+
+    def failed(self, error: OSError) -> JournalError:
+        """Say how a failed `sync` or `begin` is to be reported."""
+        return self._fail(error)
+
+    def _fail(self, error: OSError) -> JournalError:
+        message = f"queue {self.name}: {error}"
+        if str(self.failure) != message:
+            log.error("%s", message)
+        # What is kept is never raised: its traceback would keep the connection that asked.
+        self.failure = JournalError(message)
+        return JournalError(message)
 
     # --- as time goes by ---
 
@@ -329,35 +998,95 @@ class Queue(Taking):
         """Whether `sweep` or `tick` may have something to do, now or later."""
         return (
             self._expiring
-            or bool(self._aside)
+            or bool(self.reads.aside)
             or self.is_draining
-            or len(self._deadlines) > 0
+            or self.reads.has_deadlines
             or self.upkeep_waits
         )
 
     def sweep(self) -> None:
         """Do what time demands: give back overdue reads, drop or move expired items."""
-        if len(self._deadlines):
+        if self.reads.has_deadlines:
             self.abort_overdue()
         self.expire(self.config.max_expire_sweep)
 
     def expire(self, limit: int | None = None) -> int:
         """Drop or move expired items, at most `limit` of the head; return how many are gone."""
         expired = self.expired_items
-        if self._aside:
+        if self.reads.aside:
             self.move_aside()
         if self._expiring:
             self.discard_expired(limit)
             self._serve()  # an item may have expired to this queue
         return self.expired_items - expired
 
+    @property
+    def upkeep_waits(self) -> bool:
+        """Whether `tick` may have something to do for the journal, now or later."""
+        return self._upkeep is not None and self._upkeep.waits
+
+    def tick(self) -> None:
+        """Do what upkeep the passing of time brings about; everything must be committed."""
+        changes = self.changes
+        if self._upkeep is None or changes.pending:
+            return
+        try:
+            if changes.prelude:
+                self._write_records(changes.prelude)
+                changes.prelude = b""
+            if self.failure is not None:
+                self.journal.probe(self._clock.now())
+                self.failure = None
+        except OSError as error:
+            self._fail(error)
+        self._upkeep.tick()
+
+    # --- dropping everything, and the end ---
+
+    def flush(self) -> int:
+        """Drop every waiting item, not the open ones; return how many there were.
+
+        Raises:
+            JournalError: it could not be written; nothing was dropped.
+        """
+        self._check_usable()
+        self.write_now()
+        count = len(self.backlog)
+        if count:
+            try:
+                self._write_records(self.changes.prelude + REMOVE_RECORD * count)
+            except OSError as error:
+                raise self._fail(error) from error
+            self.changes.prelude = b""
+            if self.changes.places is not None:
+                self.changes.places.drop(count)
+            self._commits.worker.let_go(self.backlog.drop_all())
+        self.total_flushes += 1
+        return count
+
+    @property
+    def worker(self) -> Worker:
+        """What runs long work on the journal."""
+        return self._commits.worker
+
+    def begin_removal(self) -> Removal | None:
+        """Return what removes the journal, if there is one, while the queue goes on for now.
+
+        Then call `drop`, or `removal_failed`. Raises OSError, after which `removal_failed` too.
+        """
+        return None if self._upkeep is None else self._upkeep.begin_removal()
+
+    def removal_failed(self, error: BaseException) -> JournalError:
+        """Go on as before; say how it is to be reported."""
+        if self._upkeep is not None:
+            self._upkeep.removal_failed()
+        return self._fail(error if isinstance(error, OSError) else OSError(str(error)))
+
     def drop(self) -> None:
         """Stop, for good: the queue is deleted, and nothing of it is needed any more."""
-        self._let_go()
-        self._pending.clear()
-        self._undo.clear()
-        self.open.clear()
-        self._aside.clear()
+        self._commits.worker.let_go(self.backlog.drop_all())
+        self.changes.forget()
+        self.reads.clear()
         self.close()
 
     @property
@@ -372,8 +1101,89 @@ class Queue(Taking):
         self._closed = self._careful = True
         while self.waiters.line:
             self.waiters.pop().serve(None, 0)
-        if self._behind is not None:
-            self._behind.close()
-        self._close_journal()
+        self.backlog.close()
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            # The turn that deletes the queue may still commit it.
+            self._upkeep = None
+        self.journal.close()
         # A queue that is gone must not wait for the collector of cycles.
         self.children = self.reached = ()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise QueueUnavailable(f"queue {self.name} is closed")
+
+    # --- turning the journal on and off ---
+
+    def begin_journal(self, directory: Directory, config: QueueConfig) -> None:
+        """Keep a journal from now on, which begins with what the queue holds.
+
+        Either all of it is on disk then, or the queue goes on without a journal.
+
+        Raises:
+            JournalError: it could not be written.
+        """
+        self.write_now()
+        reads, dialect = self.reads, config.journal_dialect
+        name = temporary_name(self.name, NEXT, self._clock.now())
+        contents = FromMemory(
+            dialect, reads.last_xid, tuple(reads.open.items()), self.backlog.memory
+        )
+        journal = FileJournal(directory, self.name, {}, dialect if reads.open else None)
+        try:
+            file = directory.create(name)
+            try:
+                for piece in contents.pieces(no_pause):
+                    file.append(piece)
+                file.sync()
+            finally:
+                file.close()
+            directory.rename(name, self.name)
+            directory.sync()
+            journal.open()
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                directory.remove(name)
+            raise JournalError(f"queue {self.name}: {error}") from error
+        self.journal, self._directory = journal, directory
+        self.backlog.follow(journal)
+        reads.dialect = dialect
+        reads.named = set(reads.open) if dialect == "documented" else set()
+        self._upkeep = self._new_upkeep(journal, config)
+
+    def end_journal(self, memory_size: int) -> None:
+        """Hold everything in memory from now on, and remove the journal.
+
+        Args:
+            memory_size: bytes of data that memory may hold.
+
+        Raises:
+            JournalError: that is not enough, or the journal could not be read or removed; the
+                queue goes on as before.
+        """
+        self.write_now()
+        if self.size > memory_size:
+            raise JournalError(
+                f"queue {self.name}: its items have {self.size} bytes, and memory may hold "
+                f"{memory_size}"
+            )
+        try:
+            self.backlog.recall_all()
+            removal = self.begin_removal()
+            if removal is not None:
+                removal.replace(no_pause)
+        except OSError as error:
+            if self._upkeep is not None:
+                self._upkeep.removal_failed()
+            raise JournalError(f"queue {self.name}: {error}") from error
+        self.journal.close()
+        if removal is not None:
+            unnamed = UnnamedFiles()
+            removal.remove(unnamed, no_pause)
+            self._commits.worker.run(unnamed.free, lambda _error: None)
+        self.journal, self._upkeep, self.failure = NoJournal(), None, None
+        self.backlog.follow(self.journal)
+        self.reads.named.clear()
+        self.changes.prelude = b""
+        self.changes.places = None

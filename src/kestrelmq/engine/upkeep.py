@@ -1,23 +1,46 @@
-"""Keeping a queue's journal small: decides, and has it rotated, rewritten or packed.
+"""Keeping a queue's journal small: what is done to it, when, and what becomes of a step that fails.
 
 `attend` is called after a commit when the journal has grown past `attend_at` (items wait) or
-`attend_empty_at` (none does), and now and then. What takes long runs in the worker, on files that
-do not change any more, while the queue goes on in a new one. One replacement runs at a time; what
-failed is tried again later, and a queue never fails because of it.
+`attend_empty_at` (none does), and now and then. It asks `decide`, a pure function, and begins:
+
+    rotate       the journal goes on in a new file; at once
+    rewrite      all older files are replaced by one that holds what is live
+    start empty  the same, where only open reads are left to write
+    pack         in read-behind: the files up to a checkpoint are replaced by one
+
+Each begins with a rotation, for only files that do not change any more are replaced. What takes
+long runs in the worker, while the queue goes on in the new file. One thing is done at a time:
+
+    Idle --- much of the current file is not on disk yet ---> Syncing --- it is ---> Idle
+    Idle --- files are to be replaced by one ---> Placing --- it has its place and the queue
+        reads it ---> Clearing --- the old files are gone ---> Idle
+    Syncing, Placing, Clearing, or a rotation --- a step fails ---> Retrying --- a while later --->
+        the same step, or Idle
+
+`_failed` is the one place that handles a step that fails, whatever the reason: a full disk, too
+many open files, a queue path that went away, files that cannot be read. The queue never fails
+because of it, and goes on in the file that it has. A replacement that fails before it has its place
+leaves nothing behind (see `Replacement.place`), and later it is decided afresh what is to be done.
+After that, the same step is tried until it succeeds. `journal/replacement.py` says what a crash
+leaves.
 """
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
 
 from kestrelmq.clock import Clock
-from kestrelmq.engine.places import Checkpoint, Places
-from kestrelmq.engine.policy import Action, JournalState, Limits, decide
-from kestrelmq.engine.worker import InlineWorker, Worker, no_pause
+from kestrelmq.config import QueueConfig
+from kestrelmq.engine.backlog import Backlog
+from kestrelmq.engine.changes import Changes, Checkpoint, Places
+from kestrelmq.engine.reads import Reads
+from kestrelmq.engine.worker import InlineWorker, Worker
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import ADD_XID_HEADER, ADDX_HEADER
 from kestrelmq.journal.replacement import (
-    Cancelled,
     Expected,
     FromFiles,
     FromMemory,
@@ -26,9 +49,6 @@ from kestrelmq.journal.replacement import (
     Source,
 )
 from kestrelmq.journal.writer import FileJournal, Removal
-
-if TYPE_CHECKING:
-    from kestrelmq.engine.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +63,194 @@ AT_HAND_BYTES: Final = 16 << 20
 """And so many bytes of them, since what is copied is kept until it is written."""
 REST: Final = 256 << 10
 """Bytes at most that a rotation syncs while the queue waits; more is synced in the worker first."""
-_ROTATES: Final = frozenset({Action.START_EMPTY, Action.ROTATE, Action.REWRITE})
 AT_ONCE: Final = 256 << 10
 """Bytes of a journal that is read and written at once when memory is to hold less of the queue."""
 _STEPS: Final = 16
 _OPENED: Final = ADD_XID_HEADER - ADDX_HEADER + 1
 """Bytes that a read which a file begins with takes besides its item, in either dialect."""
+
+
+# --- deciding ---
+
+
+class Action(Enum):
+    """What is to be done with a journal."""
+
+    NOTHING = auto()
+    START_EMPTY = auto()
+    """Begin a new file with the open reads only, and drop all others."""
+    ROTATE = auto()
+    """Begin a new file; in read-behind, remember where the queue stood."""
+    PACK = auto()
+    """Replace the files before the newest checkpoint that was passed."""
+    REWRITE = auto()
+    """Replace all files by one that holds what is live."""
+
+
+_ROTATES: Final = frozenset({Action.START_EMPTY, Action.ROTATE, Action.REWRITE})
+
+
+@dataclass(frozen=True, slots=True)
+class JournalState:
+    """What a decision rests on; sizes in bytes.
+
+    Attributes:
+        size: of all files.
+        current_size: of the current file.
+        live: of a file that holds the live items and open reads and nothing else.
+        is_empty: whether no item waits.
+        read_behind: whether items are on disk only.
+        since_rewrite: seconds since the last rewrite began; None before the first.
+        packable: of the files before the newest checkpoint that was passed.
+        packed: about what would stand in their place.
+        unmarked: of older files that hold what came after the newest checkpoint.
+    """
+
+    size: int
+    current_size: int
+    live: int
+    is_empty: bool = False
+    read_behind: bool = False
+    since_rewrite: float | None = None
+    packable: int = 0
+    packed: int = 0
+    unmarked: int = 0
+
+
+def decide(state: JournalState, config: QueueConfig) -> Action:
+    """Return what is to be done now: by the first of these rules that applies.
+
+    - The queue is empty and its journal larger than `default_journal_size`: begin a new file.
+    - A checkpoint was passed in read-behind, what comes before it takes at least twice the room of
+      what would stand in its place, and packing it frees an eighth of the journal: pack it.
+    - The journal is larger than `max_journal_size`: rewrite it, at most once a
+      `min_journal_compact_delay`, and only if that frees a good part of it.
+    - The same, unless `disable_aggressive_rewrites`, for a queue that is wholly in memory, when the
+      journal is larger than `default_journal_size` and 15 parts in 16 of it are dead: a queue that
+      is being drained is mostly empty soon, and copying a good part of it would be in vain.
+    - The current file is larger than `max_memory_size`: rotate it. In read-behind what counts is
+      what was written since the last checkpoint, which large items may have spread over several
+      files.
+
+    No rule copies more than three times what it frees, and so all of them together cost no more
+    than a fixed multiple of the writing of the journal, whatever the sizes: no number of open reads
+    leads to a rewrite at every operation. (A rewrite beyond `max_journal_size` copies three parts
+    to free one, the others at most as much as they free; a rotation copies nothing.)
+
+    No rule counts files, for their sizes bound their number. A file that is rotated for its length
+    holds more than `max_memory_size`. What a queue in memory holds fits into about that, and so
+    beyond 16 such files, or beyond `default_journal_size` if that is more, 15 parts in 16 are dead.
+    """
+    dead = state.size - state.live
+    if state.is_empty and state.size > config.default_journal_size and 2 * dead >= state.size:
+        return Action.START_EMPTY
+    freed = state.packable - state.packed
+    if state.packable and freed >= state.packed and 8 * freed >= state.size:
+        return Action.PACK
+    if _may_rewrite(state, config):
+        # What is on disk only must be read to be rewritten, so more of it has to be dead.
+        if state.size > config.max_journal_size and (
+            2 * dead >= state.size if state.read_behind else 4 * dead >= state.size
+        ):
+            return Action.REWRITE
+        if (
+            not config.disable_aggressive_rewrites
+            and not state.read_behind
+            and state.size > config.default_journal_size
+            and 16 * dead >= 15 * state.size
+        ):
+            return Action.REWRITE
+    grown = state.current_size + (state.unmarked if state.read_behind else 0)
+    if grown > config.max_memory_size:
+        return Action.ROTATE
+    return Action.NOTHING
+
+
+def _may_rewrite(state: JournalState, config: QueueConfig) -> bool:
+    delay = config.min_journal_compact_delay or 0.0
+    return state.since_rewrite is None or state.since_rewrite >= delay
+
+
+# --- the states ---
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A replacement of all files, and the queue as it was when that began.
+
+    Attributes:
+        replacement: what replaces them.
+        memory_items: items that memory held.
+        read_items: items that had been read back.
+        waiting: items that waited.
+        total_items: items that had been added.
+        given_back: reads that had been given back.
+        cures: whether the journal was suspect: all that a failed sync should have covered is
+            written anew, and synced.
+    """
+
+    replacement: Replacement
+    memory_items: int
+    read_items: int
+    waiting: int
+    total_items: int
+    given_back: int
+    cures: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """A replacement of the files up to a checkpoint."""
+
+    replacement: Replacement
+    checkpoint: Checkpoint
+
+
+Work = Rewrite | Pack
+
+
+class Idle:
+    """Nothing is under way."""
+
+
+class Syncing:
+    """The worker syncs the current file, so that a rotation need not."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placing:
+    """The worker writes the new file and gives it its place."""
+
+    work: Work
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clearing:
+    """The new file stands for the old ones, which the worker removes."""
+
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Retrying:
+    """A step failed; `then` is to be entered again at `at` (monotonic seconds)."""
+
+    at: float
+    then: Idle | Placing | Clearing
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The journal is being removed, and nothing else is done to it.
+
+    Attributes:
+        given_up: the replacement that was under way, if one was.
+    """
+
+    given_up: Placing | Clearing | None
+
+
+State = Idle | Syncing | Placing | Clearing | Retrying | Ending
 
 
 class Upkeep:
@@ -57,100 +259,125 @@ class Upkeep:
     Attributes:
         attend_at, attend_empty_at: journal size (bytes) beyond which to call `attend`, when items
             wait and when none does.
-        places: follows the items while the queue is in read-behind; None otherwise.
-        named: xids of reads that the journal opens with ADD_XID.
-        limits: the settings in force.
-        packs: how often older files were packed.
+        state: what is under way.
     """
 
     def __init__(
-        self, store: "Store", journal: FileJournal, worker: Worker, clock: Clock, limits: Limits
+        self,
+        journal: FileJournal,
+        backlog: Backlog,
+        reads: Reads,
+        changes: Changes,
+        worker: Worker,
+        clock: Clock,
+        config: QueueConfig,
+        write_now: Callable[[], None],
     ) -> None:
-        self._store = store
+        """Begin idle.
+
+        Args:
+            journal: the queue's journal.
+            backlog: the items that wait.
+            reads: the open reads.
+            changes: what the journal has not got yet.
+            worker: where long work runs.
+            clock: tells the time.
+            config: the settings in force.
+            write_now: writes what the queue collected; raises JournalError.
+        """
+        self._name = journal.queue
         self._journal = journal
-        self._directory = journal.directory
+        self._backlog = backlog
+        self._reads = reads
+        self._changes = changes
         self._worker = worker
         self._clock = clock
-        self._job: Replacement | None = None
-        self._stalled = False  # whether the job failed and is to be begun again
-        self._syncing = False  # whether the worker syncs the current file, to be rotated then
-        self._reader_base = 0
-        self._ahead = 0
-        # How many items there were when the replacement began, had been added, and given back.
-        self._waited = self._added = self._given_back = 0
+        self._config = config
+        self._write_now = write_now
         # When memory is to hold less of the queue (monotonic seconds); None when it need not.
         self._trim_at: float | None = None
-        # Bytes in files that were rotated without a checkpoint since the last one.
-        self._unmarked = 0
-        self._checkpoint: Checkpoint | None = None
-        self._cures = False
         self._rewrote_at: float | None = None
-        self._retry_at: float | None = None
-        self.places: Places | None = None
-        self.named: set[int] = set()
-        self.packs = 0
+        self.state: State = Idle()
         self.attend_at = self.attend_empty_at = 0
-        self.configure(limits)
+        self._look_again(0)
 
-    def configure(self, limits: Limits) -> None:
-        """Put other limits in force."""
-        self.limits = limits
-        if self._job is None and not self._syncing:
+    def configure(self, config: QueueConfig) -> None:
+        """Put other settings in force."""
+        self._config = config
+        if isinstance(self.state, Idle):
             self._look_again(0)
 
     def _look_again(self, size: int) -> None:
         """Look again when the journal is a little larger than `size`."""
-        limits = self.limits
-        least = min(limits.default_journal_size, limits.max_journal_size, limits.max_memory_size)
+        config = self._config
+        least = min(config.default_journal_size, config.max_journal_size, config.max_memory_size)
         step = least // _STEPS
         self.attend_at = max(least, size + step)
-        self.attend_empty_at = min(limits.default_journal_size, limits.max_memory_size)
-        if not len(self._store):
+        self.attend_empty_at = min(config.default_journal_size, config.max_memory_size)
+        if not len(self._backlog):
             # It was looked at as an empty one; while items wait that is still to come.
             self.attend_empty_at = max(self.attend_empty_at, size + step)
 
-    # --- deciding ---
+    def _enter(self, state: State) -> None:
+        """Enter a state, and have the worker begin what that is about."""
+        self.state = state
+        self.attend_at = self.attend_empty_at = NEVER
+        match state:
+            case Idle():
+                self._look_again(0)
+            case Syncing():
+                sync = self._journal.sync_current
+                self._worker.run(lambda _pause: sync(), lambda error: self._synced(state, error))
+            case Placing(work):
+                # What is asked for and short is done at once.
+                is_short = self._trim_at is not None and self._journal.size <= AT_ONCE
+                worker = InlineWorker() if is_short else self._worker
+                worker.run(work.replacement.place, lambda error: self._placed(state, error))
+            case Clearing(work):
+                self._worker.run(work.replacement.clear, lambda error: self._cleared(state, error))
+
+    def _failed(self, verb: str, error: BaseException, then: Idle | Placing | Clearing) -> None:
+        """Take note that a step failed; have `then` entered later."""
+        log.warning("the journal of queue %s could not be %s: %s", self._name, verb, error)
+        # A disk may have room again soon; what cannot be read stays so.
+        delay = RETRY if isinstance(error, OSError) else RETRY_UNREADABLE
+        self._enter(Retrying(self._clock.monotonic() + delay, then))
+
+    # --- idle: what is to be done ---
 
     @property
     def waits(self) -> bool:
         """Whether `tick` may have something to do, now or later."""
-        if self._retry_at is not None:
-            return True
-        if self._job is not None or self._syncing:
-            return False
+        match self.state:
+            case Retrying():
+                return True
+            case Idle():
+                return self._is_due or self._trim_at is not None
+            case _:
+                return False
+
+    @property
+    def _is_due(self) -> bool:
         journal = self._journal
         return (
             journal.suspect
-            or self._trim_at is not None
+            or self._is_trim_due
             or journal.size > min(self.attend_at, self.attend_empty_at)
         )
 
     def tick(self) -> None:
         """Do what only time brings about: try again what failed, rewrite when the delay is over."""
-        if self._journal.is_ending:
-            return
-        if self._retry_at is not None:
-            if self._clock.monotonic() < self._retry_at:
+        state = self.state
+        if isinstance(state, Retrying):
+            if self._clock.monotonic() < state.at:
                 return
-            self._retry_at = None
-            if self._job is not None:
-                if self._stalled:
-                    self._begin(self._job)
-                return
-            self._look_again(0)
-        journal = self._journal
-        if (
-            journal.suspect
-            or self._is_trim_due
-            or journal.size > min(self.attend_at, self.attend_empty_at)
-        ):
+            self._enter(state.then)
+        if self._is_due:
             self.attend()
 
     def attend(self) -> None:
         """Decide, and begin what is to be done. Everything must have been committed."""
-        if self._job is not None or self._syncing or self._retry_at is not None:
-            return
-        if self._journal.is_ending:
+        if not isinstance(self.state, Idle):
             return
         if self._journal.suspect:
             self._rewrite()
@@ -159,7 +386,7 @@ class Upkeep:
             if self._may_rotate():
                 self._rewrite()
             return
-        action = decide(self._state(), self.limits)
+        action = decide(self._journal_state(), self._config)
         if action in _ROTATES and not self._may_rotate():
             return
         match action:
@@ -175,6 +402,36 @@ class Upkeep:
                 self._rewrote_at = self._clock.monotonic()
                 self._rewrite()
 
+    def _journal_state(self) -> JournalState:
+        backlog, journal, places = self._backlog, self._journal, self._changes.places
+        reads = sum(map(len, self._reads.open.values())) + _OPENED * len(self._reads.open)
+        packable = packed = 0
+        checkpoint = places.passed(len(backlog.memory)) if places is not None else None
+        if places is not None and checkpoint is not None:
+            packable = sum(journal.sizes[name] for name in self._files_to(checkpoint.file))
+            packed = reads + backlog.memory_bytes + ADDX_HEADER * len(backlog.memory)
+            packed += 9 * places.taken_since(checkpoint)
+        since = None
+        if self._rewrote_at is not None:
+            since = self._clock.monotonic() - self._rewrote_at
+        return JournalState(
+            size=journal.size,
+            current_size=journal.current_size,
+            live=reads + backlog.size + ADDX_HEADER * len(backlog),
+            is_empty=not len(backlog),
+            read_behind=backlog.behind is not None,
+            since_rewrite=since,
+            packable=packable,
+            packed=packed,
+            unmarked=journal.begun_after,
+        )
+
+    def _files_to(self, name: str) -> list[str]:
+        files = list(self._journal.sizes)
+        return files[: files.index(name) + 1]
+
+    # --- rotating ---
+
     def _may_rotate(self) -> bool:
         """Whether little of the current file is left to sync; if not, have the worker sync it.
 
@@ -182,175 +439,101 @@ class Upkeep:
         much again: the queue never waits for more than `REST` bytes.
         """
         if self._journal.unsynced > REST:
-            self._syncing = True
-            self.attend_at = self.attend_empty_at = NEVER
-            self._worker.run(lambda _pause: self._journal.sync_current(), self._synced)
-        return not self._syncing and self._retry_at is None and self._journal.unsynced <= REST
+            self._enter(Syncing())
+        return isinstance(self.state, Idle) and self._journal.unsynced <= REST
 
-    def _synced(self, error: BaseException | None) -> None:
-        self._syncing = False
+    def _synced(self, state: Syncing, error: BaseException | None) -> None:
+        if self.state is not state:
+            return  # it was given up
         if error is not None:
-            self._failed("synced", error)
-        elif self._job is None and self._retry_at is None:
-            # The next commit or tick finds out what is to be done now.
-            self.attend_at = self.attend_empty_at = 0
-
-    def _state(self) -> JournalState:
-        store, journal = self._store, self._journal
-        reads = sum(map(len, store.open.values())) + _OPENED * len(store.open)
-        packable = packed = 0
-        checkpoint = self.places.passed(store.memory_items) if self.places is not None else None
-        if self.places is not None and checkpoint is not None:
-            packable = sum(journal.sizes[name] for name in self._files_to(checkpoint.file))
-            packed = reads + store.memory_bytes + ADDX_HEADER * store.memory_items
-            packed += 9 * self.places.taken_since(checkpoint)
-        since = None
-        if self._rewrote_at is not None:
-            since = self._clock.monotonic() - self._rewrote_at
-        return JournalState(
-            size=journal.size,
-            current_size=journal.current_size,
-            live=reads + store.size + ADDX_HEADER * len(store),
-            is_empty=not len(store),
-            read_behind=store.read_behind,
-            since_rewrite=since,
-            packable=packable,
-            packed=packed,
-            unmarked=self._unmarked,
-        )
-
-    def _files_to(self, name: str) -> list[str]:
-        files = list(self._journal.sizes)
-        return files[: files.index(name) + 1]
-
-    # --- beginning ---
+            self._failed("synced", error, Idle())
+            return
+        self._enter(Idle())
+        # The next commit or tick finds out what is to be done now.
+        self.attend_at = self.attend_empty_at = 0
 
     def _rotate(self) -> str | None:
         """Have no more written to the files there are; return the last one's name.
 
         None: it failed, and is to be tried again later.
         """
-        journal = self._journal
-        self._unmarked = 0
-        if journal.sizes and not journal.current_size:
-            return list(journal.sizes)[-1]
         try:
-            return self._begin_file()
+            return self._journal.end_file(self._clock.now())
         except OSError as error:
-            self._failed("rotated", error)
+            self._failed("rotated", error, Idle())
             return None
-
-    def _begin_file(self, begun: str | None = None) -> str:
-        journal = self._journal
-        before = journal.current_name
-        try:
-            rotated = journal.rotate(self._clock.now(), begun)
-        except OSError:
-            self._store.reader_renamed(before, journal.current_name)
-            raise
-        self._store.reader_renamed(before, rotated)
-        return rotated
-
-    def adopt(self, begun: str) -> None:
-        """Let the journal go on in a file that it began. Raises OSError."""
-        size = self._journal.current_size
-        self._begin_file(begun)
-        self._unmarked += size
-
-    def write_to_new_file(self, records: bytes, name: str) -> None:
-        """Write records, all or none, to a file of their own: the current one takes no more.
-
-        They go to a temporary first, `name`, and so each failure leaves the files as they were: a
-        disk that stays full does not get a file with every attempt. Raises OSError.
-        """
-        journal = self._journal
-        old, end = journal.current_name, journal.current_size
-        journal.begin(name, records, no_pause)
-        try:
-            self.adopt(name)
-        except OSError:
-            journal.forget(name)
-            raise
-        log.info("queue %s goes on in a new file: the end of %s was cut off", self._store.name, old)
-        self._store.reader_carried(list(journal.sizes)[-1], end, journal.current_name)
-
-    def _failed(self, verb: str, error: BaseException) -> None:
-        log.warning("the journal of queue %s could not be %s: %s", self._store.name, verb, error)
-        # A disk may have room again soon; what cannot be read stays so.
-        delay = RETRY if isinstance(error, OSError) else RETRY_UNREADABLE
-        self._retry_at = self._clock.monotonic() + delay
-        self.attend_at = self.attend_empty_at = NEVER
-
-    def rotate_for_dialect(self) -> bool:
-        """Begin a new file because other records are written from now on; False if it failed."""
-        self.places = None
-        return self._rotate() is not None
 
     def _rotate_full(self) -> None:
         """Begin a new file because the current one is long; packs need to know of it."""
-        store = self._store
         rotated = self._rotate()
         if rotated is None:
             return
-        if store.read_behind and self.places is None:
-            self.places = Places(store.open)
-        if self.places is not None:
-            self.places.mark(rotated, len(store))
+        changes, backlog = self._changes, self._backlog
+        if changes.places is None and backlog.behind is not None:
+            changes.places = Places(self._reads.open)
+        if changes.places is not None:
+            changes.places.mark(rotated, len(backlog))
         self._look_again(self._journal.size)
 
+    # --- beginning to replace files ---
+
     def _start_empty(self) -> None:
-        store = self._store
-        if self._rotate() is None:
-            return
-        self._name_reads()
-        reads = tuple(store.open.items())
-        self._replace_all(FromMemory(store.dialect, store.last_xid, reads, ()))
+        if self._rotate() is not None:
+            self._replace_all(self._at_hand(()), cures=False)
 
     def _rewrite(self) -> None:
-        store = self._store
-        cures = self._journal.suspect
+        journal, backlog, reads = self._journal, self._backlog, self._reads
+        cures = journal.suspect
         if self._rotate() is None:
             return
-        self._cures = cures
-        self._name_reads()
-        self._journal.rewrites += 1
-        log.info("rewriting the journal of queue %s, %d bytes", store.name, self._journal.size)
+        journal.rewrites += 1
+        log.info("rewriting the journal of queue %s, %d bytes", self._name, journal.size)
+        source: Source
         if (
             self._trim_at is None
-            and not store.read_behind
-            and store.memory_items <= AT_HAND
-            and store.memory_bytes <= AT_HAND_BYTES
+            and backlog.behind is None
+            and len(backlog.memory) <= AT_HAND
+            and backlog.memory_bytes <= AT_HAND_BYTES
         ):
-            reads = tuple(store.open.items())
-            items = store.browse(store.memory_items)
-            self._replace_all(FromMemory(store.dialect, store.last_xid, reads, items))
-            return
-        expected = Expected(
-            len(store),
-            store.size,
-            frozenset(store.open),
-            store.last_xid if store.dialect == "documented" else None,
-        )
-        files = list(self._journal.sizes)
-        self._replace_all(FromFiles(self._directory, files, store.dialect, expected=expected))
+            source = self._at_hand(tuple(backlog.memory))
+        else:
+            expected = Expected(
+                len(backlog),
+                backlog.size,
+                frozenset(reads.open),
+                reads.last_xid if reads.dialect == "documented" else None,
+            )
+            files = list(journal.sizes)
+            source = FromFiles(journal.directory, files, reads.dialect, expected=expected)
+        self._replace_all(source, cures=cures)
 
-    def _name_reads(self) -> None:
-        if self._store.dialect == "documented":
-            self.named = set(self._store.open)
+    def _at_hand(self, items: tuple[bytes, ...]) -> FromMemory:
+        reads = self._reads
+        return FromMemory(reads.dialect, reads.last_xid, tuple(reads.open.items()), items)
+
+    def _replace_all(self, source: Source, *, cures: bool) -> None:
+        """Have all files but the current one replaced by `source`."""
+        journal, backlog, reads = self._journal, self._backlog, self._reads
+        if reads.dialect == "documented":
+            reads.named = set(reads.open)
         # All older files go, and with them the checkpoints.
-        self.places = None
-
-    def _replace_all(self, source: Source) -> None:
-        store = self._store
-        self._ahead = store.memory_items
-        self._reader_base = store.behind_read
-        self._waited, self._added = len(store), store.total_items
-        self._given_back = store.given_back
-        self._begin(Replacement(self._directory, store.name, list(self._journal.sizes), source))
+        self._changes.places = None
+        replacement = Replacement(journal.directory, self._name, list(journal.sizes), source)
+        work = Rewrite(
+            replacement,
+            memory_items=len(backlog.memory),
+            read_items=backlog.read_items,
+            waiting=len(backlog),
+            total_items=backlog.total_items,
+            given_back=reads.given_back,
+            cures=cures,
+        )
+        self._enter(Placing(work))
 
     def _pack(self) -> None:
-        store, places = self._store, self.places
-        checkpoint = places.passed(store.memory_items) if places is not None else None
+        """Have the files up to the newest checkpoint that was passed replaced."""
+        journal, places = self._journal, self._changes.places
+        checkpoint = places.passed(len(self._backlog.memory)) if places is not None else None
         if places is None or checkpoint is None:
             raise AssertionError("the policy packs only where a checkpoint was passed")
         early, fresh, place = places.live_places(), places.fresh, checkpoint.place
@@ -360,64 +543,67 @@ class Upkeep:
             frozenset(xid for xid, at in checkpoint.opened.items() if at in early),
         )
         files = self._files_to(checkpoint.file)
-        source = FromFiles(self._directory, files, store.dialect, live=live)
-        self._checkpoint = checkpoint
-        self.packs += 1
-        self._journal.rewrites += 1
-        log.info("packing %d files of queue %s", len(files), store.name)
+        source = FromFiles(journal.directory, files, self._reads.dialect, live=live)
+        journal.rewrites += 1
+        log.info("packing %d files of queue %s", len(files), self._name)
         # What is gone by later records stays gone only if those are on disk.
-        self._begin(Replacement(self._directory, store.name, files, source, self._journal.sync))
+        replacement = Replacement(journal.directory, self._name, files, source, journal.sync)
+        self._enter(Placing(Pack(replacement, checkpoint)))
 
-    # --- the replacement ---
+    # --- the new file is written ---
 
-    def _begin(self, job: Replacement) -> None:
-        self._job = job
-        self._stalled = False
-        self.attend_at = self.attend_empty_at = NEVER
-        if job.pack in self._journal.sizes:
-            self._clear(job)
-        else:
-            # What is asked for and short is done at once.
-            is_short = self._trim_at is not None and self._journal.size <= AT_ONCE
-            worker = InlineWorker() if is_short else self._worker
-            worker.run(job.place, lambda error: self._placed(job, error))
-
-    def _placed(self, job: Replacement, error: BaseException | None) -> None:
-        if isinstance(error, Cancelled) or self._job is not job:
-            return
+    def _placed(self, state: Placing, error: BaseException | None) -> None:
+        if self.state is not state:
+            return  # it was given up
+        work = state.work
         if error is None:
-            error = self._switch(job)
-        if error is not None:
-            if not job.is_placed:
-                self._job = self._checkpoint = None
-                self._cures = False
-            self._stalled = self._job is not None
-            self._failed("replaced", error)
-            return
-        self._clear(job)
+            error = self._switch(work)
+        if error is None:
+            self._enter(Clearing(work))
+        else:
+            self._failed("replaced", error, state if work.replacement.is_placed else Idle())
 
-    def _switch(self, job: Replacement) -> BaseException | None:
-        """Let the queue's reader go on in the new file; say why it cannot."""
-        journal, store = self._journal, self._store
-        if store.reader_file in job.files:
-            later = [name for name in journal.files if name not in job.files]
-            next_item = self._ahead + store.behind_read - self._reader_base
+    def _switch(self, work: Work) -> BaseException | None:
+        """Let the queue go on with the new file; say why it cannot."""
+        journal, replacement = self._journal, work.replacement
+        if self._backlog.reader_file in replacement.files:
             try:
-                if self._checkpoint is not None or next_item >= job.marks[-1][0]:
-                    # What it still has to read is in the file after those that are replaced.
-                    store.move_reader(later, 0, 0)
-                else:
-                    number, position = job.mark_before(next_item)
-                    store.move_reader([job.pack, *later], position, next_item - number)
+                self._move_reader(work)
             except (OSError, JournalError) as error:
                 return error
-        journal.replaced(list(job.files), job.pack, job.size)
-        if self._checkpoint is None:
-            self._trim(job)
+        journal.replaced(list(replacement.files), replacement.pack, replacement.size)
+        if isinstance(work, Rewrite) and self._trim_at is not None:
+            self._trim(work)
         return None
 
-    def _clear(self, job: Replacement) -> None:
-        self._worker.run(job.clear, lambda error: self._cleared(job, error))
+    def _move_reader(self, work: Work) -> None:
+        """Let what is behind be read from the new file. Raises OSError, JournalError."""
+        backlog, replacement = self._backlog, work.replacement
+        later = [name for name in self._journal.files if name not in replacement.files]
+        if isinstance(work, Rewrite):
+            next_item = work.memory_items + backlog.read_items - work.read_items
+            if next_item < replacement.marks[-1][0]:
+                number, position = replacement.mark_before(next_item)
+                files = [replacement.pack, *later]
+                backlog.move_reader(files, position, next_item - number)
+                return
+        # What it still has to read is in the file after those that are replaced.
+        backlog.move_reader(later, 0, 0)
+
+    def _cleared(self, state: Clearing, error: BaseException | None) -> None:
+        if self.state is not state:
+            return  # it was given up
+        if error is not None:
+            self._failed("cleared", error, state)
+            return
+        work, journal, places = state.work, self._journal, self._changes.places
+        journal.renamed(work.replacement.pack, work.replacement.name)
+        match work:
+            case Rewrite(cures=True):
+                journal.suspect = False
+            case Pack(checkpoint=checkpoint) if places is not None:
+                places.packed(checkpoint)
+        self._enter(Idle())
 
     # --- memory that is to hold less ---
 
@@ -428,87 +614,76 @@ class Upkeep:
         and then it is known of every item in the new file.
         """
         self._trim_at = self._clock.monotonic()
-        if not self._store.has_pending:
+        if not self._changes.pending:
             self.attend()
 
     @property
     def _is_trim_due(self) -> bool:
         return self._trim_at is not None and self._clock.monotonic() >= self._trim_at
 
-    def _trim(self, job: Replacement) -> None:
-        """Drop from memory what it may not hold, now that `job` wrote all there was to one file."""
-        if self._trim_at is None:
-            return
+    def _trim(self, work: Rewrite) -> None:
+        """Drop from memory what it may not hold, now that all there was is in one file."""
         try:
-            done = self._drop_newest(job)
+            done = self._drop_newest(work)
         except (OSError, JournalError) as error:
-            log.warning("queue %s still holds more in memory: %s", self._store.name, error)
+            log.warning("queue %s still holds more in memory: %s", self._name, error)
             done = False
         self._trim_at = None if done else self._clock.monotonic() + RETRY_UNREADABLE
 
-    def _drop_newest(self, job: Replacement) -> bool:
+    def _drop_newest(self, work: Rewrite) -> bool:
         """Drop the newest items that memory holds; False if the new file does not have them.
 
         Items are numbered as they stand in the new file; those that were added since go on from
         there, in the files after it. Items that were given back since may stand at the head.
         """
-        store = self._store
-        store.write_now()
-        in_memory, given_back = store.memory_items, store.given_back - self._given_back
-        kept = max(store.fitting_items(), given_back)
+        self._write_now()
+        backlog = self._backlog
+        in_memory, given_back = len(backlog.memory), self._reads.given_back - work.given_back
+        kept = max(backlog.fitting_items(), given_back)
         if kept >= in_memory:
             return True
-        end = self._waited + store.total_items - self._added - store.behind_items
-        first = min(end - (in_memory - kept), self._waited)
+        end = work.waiting + backlog.total_items - work.total_items - backlog.behind_items
+        first = min(end - (in_memory - kept), work.waiting)
         kept = in_memory - (end - first)
         if kept < given_back:
             return False
-        number, position = job.mark_before(first)
+        number, position = work.replacement.mark_before(first)
         files = self._journal.files
-        files = files[files.index(job.pack) :]
-        store.trim_memory(kept, files, position, first - number)
+        files = files[files.index(work.replacement.pack) :]
+        self._worker.let_go(backlog.trim(kept, files, position, first - number))
         return True
 
-    def _cleared(self, job: Replacement, error: BaseException | None) -> None:
-        if isinstance(error, Cancelled) or self._job is not job:
-            return
-        if error is not None:
-            self._stalled = True
-            self._failed("cleared", error)
-            return
-        journal = self._journal
-        journal.renamed(job.pack, job.name)
-        self._store.reader_renamed(job.pack, job.name)
-        if self._cures:
-            # All that the failed sync should have covered was written anew, and synced.
-            journal.suspect = self._cures = False
-        if self._checkpoint is not None and self.places is not None:
-            self.places.packed(self._checkpoint)
-        self._job = self._checkpoint = None
-        self._look_again(0)
+    # --- the end ---
 
     def begin_removal(self) -> Removal:
         """Give up what is under way; return what removes the journal's files. Raises OSError.
 
         Nothing else is done to the journal then, unless `removal_failed`.
         """
-        journal = self._journal
-        before = journal.current_name
-        also = self.cancel()
-        try:
-            return journal.begin_removal(self._clock.now(), also)
-        finally:
-            self._store.reader_renamed(before, journal.current_name)
+        given_up = self.cancel()
+        self._enter(Ending(given_up))
+        left = given_up.work.replacement.names if given_up is not None else ()
+        return self._journal.begin_removal(self._clock.now(), left)
 
     def removal_failed(self) -> None:
         """Look after the journal again: the queue stays."""
+        state = self.state
         self._journal.is_ending = False
-        self._look_again(0)
+        if not isinstance(state, Ending):
+            return
+        given_up = state.given_up
+        if given_up is None or not given_up.work.replacement.is_placed:
+            self._enter(Idle())
+            return
+        # The new file stands for the old ones, which must not outlive it.
+        given_up.work.replacement.resume()
+        self._enter(type(given_up)(given_up.work))
 
-    def cancel(self) -> tuple[str, ...]:
-        """Give up what is under way; return the names of files that it may leave."""
-        job, self._job = self._job, None
-        if job is None:
-            return ()
-        job.cancel()
-        return (*job.files, job.pack, job.name)
+    def cancel(self) -> Placing | Clearing | None:
+        """Give up what is under way; return that, if it is a replacement."""
+        state = self.state.then if isinstance(self.state, Retrying) else self.state
+        self._enter(Idle())
+        if not isinstance(state, Placing | Clearing):
+            return None
+        state.work.replacement.cancel()
+        return state

@@ -274,6 +274,15 @@ class Replacement:
         with self._lock:
             pass
 
+    def resume(self) -> None:
+        """Let steps be taken again, after `cancel`."""
+        self._cancelled = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all files that it may leave when it is given up."""
+        return (*self.files, self.pack, self.name)
+
     def place(self, pause: Pause) -> None:
         """Write the file and put it in place.
 

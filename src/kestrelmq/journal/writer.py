@@ -59,6 +59,21 @@ class NoJournal:
         """Nothing to release."""
 
 
+class Follower:
+    """Who reads the files of a journal while they change; this one reads none."""
+
+    __slots__ = ()
+
+    def file_renamed(self, old: str, new: str) -> None:
+        """Learn that the file `old` is called `new` now."""
+
+    def file_ended(self, name: str, end: int, following: str) -> None:
+        """Learn that what was to come after byte `end` of `name` begins the file `following`."""
+
+
+_NOBODY: Final = Follower()
+
+
 class FileJournal:
     """A queue's journal on disk.
 
@@ -70,13 +85,16 @@ class FileJournal:
         dialect: how the current file says which xid a read got; None while it does not.
         is_ending: the queue is being deleted, and no other file may be begun.
         is_torn: a failed write left something in the current file, which takes no more: what comes
-            next goes to a file of its own, see `begin` and `rotate`.
+            next goes to a file of its own, see `append_to_new_file`.
+        follower: who reads the files, and is told when their names change.
         suspect: a sync failed, and what it should have covered may never reach the disk: until
             the journal is replaced, no sync succeeds.
         rewrites: how often what lives in its files, or in the oldest of them, was written to one
             that took their place, since it was opened.
         rotations: how often a new current file was begun.
         syncs: how often it was forced to disk.
+        begun_after: bytes in the rotated files that one made by `begin` followed, since the last
+            `end_file`.
     """
 
     __slots__ = (
@@ -86,8 +104,10 @@ class FileJournal:
         "_name",
         "_names_changed",
         "_synced",
+        "begun_after",
         "dialect",
         "directory",
+        "follower",
         "is_ending",
         "is_torn",
         "queue",
@@ -125,6 +145,8 @@ class FileJournal:
         self.dialect = dialect
         self.is_torn = self.suspect = False
         self.rewrites = self.rotations = self.syncs = 0
+        self.begun_after = 0
+        self.follower: Follower = _NOBODY
         self.directory = directory
         self._current: AppendFile | None = None
         self._name = queue
@@ -161,6 +183,23 @@ class FileJournal:
             self.is_torn = current.is_torn
             raise
         self.size += len(data)
+
+    def append_to_new_file(self, records: bytes, name: str, now: int) -> None:
+        """Write whole records, all or none, where the current file takes no more. Raises OSError.
+
+        They are written to the temporary `name` first, which then becomes the current file. So a
+        failure leaves the files as they were: a disk that stays full does not get a file with
+        every attempt.
+        """
+        self.begin(name, records, _no_pause)
+        old, end = self._name, self.current_size
+        try:
+            rotated = self.rotate(now, name)
+        except OSError:
+            self.forget(name)
+            raise
+        log.info("queue %s goes on in a new file: the end of %s was cut off", self.queue, old)
+        self.follower.file_ended(rotated, end, self._name)
 
     @property
     def current_size(self) -> int:
@@ -237,6 +276,16 @@ class FileJournal:
 
     # --- rotating ---
 
+    def end_file(self, now: int) -> str:
+        """Have no more written to the files there are; return the last one's name.
+
+        The current file is rotated, unless nothing was written to it yet. Raises OSError.
+        """
+        self.begun_after = 0
+        if self.sizes and not self.current_size:
+            return list(self.sizes)[-1]
+        return self.rotate(now)
+
     def begin(self, name: str, record: bytes, pause: Callable[[], None]) -> None:
         """Write `record` to a file that is not part of the journal yet; from any thread.
 
@@ -300,8 +349,7 @@ class FileJournal:
             self._sync_rest()
             if rotated != old:
                 self.directory.rename(old, rotated)
-                self._name = rotated
-                current.renamed(rotated)
+                self._current_renamed(current, rotated)
                 self.directory.reached("rotate: current file renamed")
             self.directory.rename(temporary, self.queue)
         except OSError:
@@ -315,12 +363,19 @@ class FileJournal:
             self.sizes[rotated] = current.size
             self._current = new
             self._synced = new.size  # that is what `begin` wrote
+            if begun is not None:
+                self.begun_after += current.size
             self.size += new.size
         current.close()
         self._name = self.queue
         self.is_torn = False
         self.rotations += 1
         return rotated
+
+    def _current_renamed(self, current: AppendFile, name: str) -> None:
+        old, self._name = self._name, name
+        current.renamed(name)
+        self.follower.file_renamed(old, name)
 
     def _sync_rest(self) -> None:
         """Sync what is left to sync of the current file. Raises OSError."""
@@ -343,6 +398,7 @@ class FileJournal:
     def renamed(self, old: str, new: str) -> None:
         """Take note that the rotated file `old` is called `new` now."""
         self.sizes = {new if name == old else name: size for name, size in self.sizes.items()}
+        self.follower.file_renamed(old, new)
 
     # --- the end ---
 
@@ -367,8 +423,7 @@ class FileJournal:
         if current is not None and self._name == self.queue:
             rotated = rotated_name(self.queue, self._timestamp(now))
             self.directory.rename(self._name, rotated)
-            current.renamed(rotated)
-            self._name = rotated
+            self._current_renamed(current, rotated)
             self._names_changed = True
             self.directory.reached("delete: current file renamed")
 
@@ -382,6 +437,7 @@ class FileJournal:
             current, self._current = self._current, None
         if current is not None:
             current.close()
+        self.follower = _NOBODY  # or the two would wait for the collector of cycles
 
 
 class Removal:
@@ -452,3 +508,7 @@ class Removal:
             directory.sync()
         except OSError as error:
             log.warning("queue %s is deleted, but not all of its files: %s", self._queue, error)
+
+
+def _no_pause() -> None:
+    """Nobody waits."""

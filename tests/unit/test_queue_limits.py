@@ -1,0 +1,68 @@
+"""What a queue refuses: each limit holds by itself, also on the short way that an add may take."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.queue import Limits
+from kestrelmq.journal.records import item_data, item_expiry
+from kestrelmq.testing.clock import FakeClock
+
+pytestmark = pytest.mark.compiled
+
+SETTINGS: Final[dict[str, dict[str, object]]] = {
+    "max_items": {"max_items": 2},
+    "max_size": {"max_size": 4},
+    "max_item_size": {"max_item_size": 1},
+    "max_age": {"max_age": 5},
+    "fanout_only": {"fanout_only": True},
+    "memory_only": {"keep_journal": False, "max_memory_size": 4},
+}
+"""Settings that are nothing but the limit of that name."""
+
+
+def stored(path: Path, settings: dict[str, object]) -> list[tuple[bytes, bool]]:
+    """Add `a1` to `a3`; return what is there, and whether it expires."""
+    config = QueueConfig.model_validate(settings)
+    clock = FakeClock()
+    collection = QueueCollection(ServerConfig(queue_path=path, default=config), clock)
+    collection.open()
+    queue = collection.obtain("jobs")
+    for data in (b"a1", b"a2", b"a3"):
+        queue.add(data)
+    assert not collection.commits.commit()
+    found = [(item_data(record), item_expiry(record) > 0) for record in queue.browse(9)]
+    collection.close()
+    return found
+
+
+def test_every_limit_is_tested_here() -> None:
+    """A new one needs a case below."""
+    assert set(SETTINGS) == {field.name for field in fields(Limits)}
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        ("max_items", [(b"a1", False), (b"a2", False)]),
+        ("max_size", [(b"a1", False), (b"a2", False)]),
+        ("max_item_size", []),
+        ("max_age", [(b"a1", True), (b"a2", True), (b"a3", True)]),
+        ("fanout_only", []),
+        ("memory_only", [(b"a1", False), (b"a2", False)]),
+    ],
+)
+def test_a_limit_holds_though_it_is_the_only_one(
+    tmp_path: Path, limit: str, expected: list[tuple[bytes, bool]]
+) -> None:
+    """None of them needs another one to be looked at."""
+    assert stored(tmp_path, SETTINGS[limit]) == expected
+
+
+def test_a_queue_without_limits_takes_everything(tmp_path: Path) -> None:
+    """By default."""
+    assert stored(tmp_path, {}) == [(b"a1", False), (b"a2", False), (b"a3", False)]
