@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kestrelmq import clock
 from kestrelmq.cli.main import main as kestrelmq
 from kestrelmq.engine import backlog, upkeep, worker
 from kestrelmq.server.poller import Poller, Turn
@@ -139,7 +140,7 @@ class Observer:
         return noted
 
     def _running_while(self, name: str, job: worker.Job) -> worker.Job:
-        def running(pause: worker.Pause) -> None:
+        def running(pause: clock.Pause) -> None:
             self._running = name
             try:
                 job(pause)

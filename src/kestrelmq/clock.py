@@ -1,11 +1,19 @@
-"""The clock that is passed in everywhere.
+"""The clock that is passed in everywhere, and the pauses that long work makes.
 
 Two readings: `now`, wall time in whole milliseconds since the epoch, which journals and expiry
 use and which may step; and `monotonic`, seconds that only go forward, which time-outs use.
 """
 
 import time
+from collections.abc import Callable
 from typing import Protocol
+
+Pause = Callable[[], None]
+"""Called after each short piece of long work, to let others run; what it raises ends the work."""
+
+
+def no_pause() -> None:
+    """Let nobody run: nobody waits."""
 
 
 class Clock(Protocol):

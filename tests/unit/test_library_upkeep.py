@@ -10,8 +10,9 @@ from threading import Event, Timer
 import pytest
 
 from kestrelmq import AsyncPersistentQueue, PersistentQueue, QueueCollection, QueueConfig
+from kestrelmq.clock import Pause
 from kestrelmq.engine.upkeep import Idle
-from kestrelmq.journal.replacement import Pause, Replacement
+from kestrelmq.journal.replacement import Replacement
 from kestrelmq.library import BlockingQueue
 from kestrelmq.testing.clock import FakeClock
 from tests.support.patience import PATIENCE, until

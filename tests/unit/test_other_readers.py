@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from kestrelmq import PersistentQueue
-from kestrelmq.journal.contents import open_read_records
 from kestrelmq.journal.dump import describe, entries
 from kestrelmq.journal.exchange import rows
 from kestrelmq.journal.files import DiskDirectory
@@ -15,6 +14,7 @@ from kestrelmq.journal.names import plan
 from kestrelmq.journal.pack import pack
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import MAX_XID, MIN_XID, item
+from kestrelmq.journal.replacement import open_read_records
 from kestrelmq.journal.selection import select
 from kestrelmq.journal.verify import verify
 from kestrelmq.journal.writer import Dialect

@@ -4,15 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from kestrelmq.clock import no_pause
 from kestrelmq.journal.records import item
 from kestrelmq.journal.replacement import FromMemory, Replacement
 from kestrelmq.testing.crashing import CrashingDirectory
 
 pytestmark = pytest.mark.compiled
-
-
-def no_pause() -> None:
-    """Nobody waits."""
 
 
 def replacement(tmp_path: Path) -> tuple[CrashingDirectory, Replacement]:

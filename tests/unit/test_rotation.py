@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from kestrelmq.clock import Pause
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine import upkeep
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.worker import Done, InlineWorker, Job, Pause
+from kestrelmq.engine.worker import Done, InlineWorker, Job
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import item, item_data
 from kestrelmq.testing.clock import FakeClock

@@ -9,7 +9,8 @@ from threading import Event
 
 import pytest
 
-from kestrelmq.engine.worker import Pause, ThreadWorker
+from kestrelmq.clock import Pause
+from kestrelmq.engine.worker import ThreadWorker
 from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.compiled

@@ -121,19 +121,6 @@ class Backlog(Follower):
         total_items, put_bytes: added since the queue came up.
     """
 
-    __slots__ = (
-        "_journal",
-        "_name",
-        "behind",
-        "memory",
-        "memory_bytes",
-        "memory_limit",
-        "memory_most",
-        "put_bytes",
-        "refill_below",
-        "total_items",
-    )
-
     def __init__(self, name: str, journal: FileJournal | NoJournal, state: Replay) -> None:
         """Begin with the items of `state`; `name` is the queue's."""
         self._name = name

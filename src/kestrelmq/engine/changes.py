@@ -180,8 +180,6 @@ class Changes:
         places: follows the items while the queue is in read-behind; None otherwise.
     """
 
-    __slots__ = ("_last_taken", "_last_taken_at", "pending", "places", "prelude", "undo")
-
     def __init__(self, prelude: bytes) -> None:
         self.pending: list[bytes] = []
         self.undo: list[Change] = []

@@ -505,7 +505,7 @@ class QueueCollection:
             count += expired
             target = queue.config.expire_to_queue
             moved_to = self.destinations(target) if expired and target is not None else []
-            yield [queue, *moved_to] if queue.has_pending else []
+            yield [queue, *moved_to] if queue.changes.pending else []
         if failure is not None:
             raise failure
         return count

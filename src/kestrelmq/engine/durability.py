@@ -12,7 +12,8 @@ library for threads (`library.gate`) and the library for asyncio (`library.aio`)
 import logging
 from collections.abc import Callable
 
-from kestrelmq.engine.worker import InlineWorker, Pause, Worker, no_pause
+from kestrelmq.clock import Pause, no_pause
+from kestrelmq.engine.worker import InlineWorker, Worker
 from kestrelmq.errors import JournalError
 
 log = logging.getLogger(__name__)

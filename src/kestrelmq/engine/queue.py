@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from kestrelmq.clock import Clock
+from kestrelmq.clock import Clock, Pause, no_pause
 from kestrelmq.config import QueueConfig
 from kestrelmq.engine.backlog import Backlog
 from kestrelmq.engine.changes import Changes, Confirmed, Dropped, GivenBack, Opened
@@ -27,7 +27,7 @@ from kestrelmq.engine.durability import Commits, Committable
 from kestrelmq.engine.reads import Reads
 from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.engine.waiters import Waiter, Waiters, Wanted
-from kestrelmq.engine.worker import Pause, Worker, no_pause
+from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.files import Directory, UnnamedFiles
 from kestrelmq.journal.names import AHEAD, NEXT, temporary_name
@@ -133,18 +133,7 @@ class Queue(Committable):
         expire_to: ExpireTo | None = None,
         created: int | None = None,
     ) -> None:
-        """Begin with what a journal tells.
-
-        Args:
-            name: the queue's name.
-            config: its settings.
-            clock: tells the time.
-            commits: knows which queues are to be committed.
-            journal: where the items are written; None: nowhere.
-            state: what the journal holds; its open reads go back to the head.
-            expire_to: moves expired items to other queues.
-            created: when it came into being (ms); None: now.
-        """
+        """Begin with `state`, which `journal` told; its open reads go back to the head."""
         self.name = name
         self.journal = journal = journal or NoJournal()
         self._clock = clock

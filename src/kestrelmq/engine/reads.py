@@ -36,18 +36,6 @@ class Reads:
         given_back: how many reads were given back at most since the queue came up.
     """
 
-    __slots__ = (
-        "_deadlines",
-        "_sequence",
-        "aside",
-        "aside_bytes",
-        "dialect",
-        "given_back",
-        "last_xid",
-        "named",
-        "open",
-    )
-
     def __init__(self, last_xid: int, dialect: Dialect) -> None:
         """Begin with no open read."""
         self.open: dict[int, bytes] = {}

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from kestrelmq.clock import Clock
+from kestrelmq.clock import Clock, Pause
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.worker import Pause, Worker
+from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.names import QueuePlan
 

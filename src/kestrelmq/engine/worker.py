@@ -10,7 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-Pause = Callable[[], None]
+from kestrelmq.clock import Pause, no_pause
+
 Job = Callable[[Pause], None]
 """Long work; it calls what it is given after each short piece."""
 Done = Callable[[BaseException | None], None]
@@ -158,7 +159,3 @@ def at_once(work: Generator[object, None, Result]) -> Result:
         except StopIteration as end:
             result: Result = end.value
             return result
-
-
-def no_pause() -> None:
-    """Nobody waits."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kestrelmq.clock import Clock
+from kestrelmq.clock import Clock, Pause
 from kestrelmq.journal.files import Directory, mapped, open_regular, write_file
 from kestrelmq.journal.names import (
     QueuePlan,
@@ -54,10 +54,8 @@ _TELL: Final = 5.0
 
 log = logging.getLogger(__name__)
 
-Pause = Callable[[], None]
-"""Called after each short piece of work; what it raises ends the work."""
 Pace = Callable[[], bool]
-"""The same; it returns whether others are served meanwhile, so that pieces have to be short."""
+"""A `Pause` that returns whether others are served meanwhile, so that pieces have to be short."""
 
 
 @dataclass(frozen=True, slots=True)

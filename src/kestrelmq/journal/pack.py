@@ -15,7 +15,7 @@ aside first, as at a server's start.
 from dataclasses import dataclass
 from typing import Final
 
-from kestrelmq.clock import Clock
+from kestrelmq.clock import Clock, no_pause
 from kestrelmq.journal.files import Directory, write_file
 from kestrelmq.journal.loading import clean_up, load_queue
 from kestrelmq.journal.names import (
@@ -91,7 +91,7 @@ def pack(directory: Directory, files: QueuePlan, dialect: Dialect, clock: Clock)
     before = sum((path / name).lstat().st_size for name in files.files)
     temporary = temporary_name(queue, PACK, clock.now())
     after = write_file(
-        directory, temporary, FromFiles(directory, files.files, dialect).pieces(_no_pause)
+        directory, temporary, FromFiles(directory, files.files, dialect).pieces(no_pause)
     )
     directory.reached("pack: temporary written")
     placed = take_place(directory, files, temporary, clock.now())
@@ -99,7 +99,3 @@ def pack(directory: Directory, files: QueuePlan, dialect: Dialect, clock: Clock)
     directory.reached("pack: made the current file")
     directory.sync()
     return Packed(queue, state.items, len(state.open), before, after)
-
-
-def _no_pause() -> None:
-    """Nobody waits."""

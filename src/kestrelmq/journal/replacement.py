@@ -8,6 +8,15 @@ The files that are replaced are rotated ones, which do not change. Steps, each a
    another name yet would repeat what that file holds.
 2. `clear`, once nobody reads the old files: remove them, sync, drop the `.pack`, sync.
 
+What a queue holds is written as the first records of a file, which replay to the same:
+
+    documented   SAVE_XID, ADD_XID and REMOVE_TENTATIVE for each open read, SAVE_XID, then ADDX ...
+    kestrel-2    ADDX and REMOVE_TENTATIVE_XID for each open read, then ADDX ...
+
+Readers of the documented dialect disagree about a REMOVE_TENTATIVE after ADD_XID: it takes the xid
+of its item, or the next one. So the counter is set to the xid before, and to the last-used one in
+the end.
+
 A crash leaves the old files, or the pack beside some of them, or the pack alone; loading finishes
 what was begun. Each step may be tried again after a failure. `cancel`, from another thread, keeps
 the steps that follow from being taken: the queue is deleted or closed.
@@ -17,21 +26,33 @@ import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from threading import Lock
 from typing import Final, Protocol
 
+from kestrelmq.clock import Pause
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.contents import in_pieces, open_read_records
 from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import replay_whole
 from kestrelmq.journal.names import PACK, pack_name, parse_name, temporary_name
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import Add, Buffer, encode, item
+from kestrelmq.journal.records import (
+    REMOVE_TENTATIVE_RECORD,
+    Add,
+    Buffer,
+    add_xid,
+    encode,
+    item,
+    next_xid,
+    remove_tentative_xid,
+    save_xid,
+    xid_before,
+)
 from kestrelmq.journal.replay import ReaderFactory, Replay
 from kestrelmq.journal.writer import Dialect
 
-Pause = Callable[[], None]
-
+PIECE: Final = 256 << 10
+"""Bytes of records that are put together at once: a short time, as long as other threads wait."""
 _MEMORY: Final = 64 << 10
 _RECORDS: Final = 500
 _READ: Final = 64 << 10
@@ -40,6 +61,45 @@ _SYNC_EVERY: Final = 16 << 20
 _DEAD_ITEM: Final = encode(Add(0, b""))
 _DEAD_RUN: Final = 10_000
 _DEAD_READ: Final = item(0, 0, b"")
+
+
+def open_read_records(
+    dialect: Dialect, last_xid: int, reads: Iterable[tuple[int, bytes]], *, followed: bool = False
+) -> Iterator[bytes]:
+    """Yield the records that open `reads` in an empty queue and leave the xid counter right.
+
+    Args:
+        dialect: how the xid of a read is said.
+        last_xid: the last-used xid.
+        reads: the open reads, as xid and item.
+        followed: whether records of later times follow in other files. An item that was added
+            with ADD_XID keeps its xid when it is opened again, which those records do not know
+            of; so the xids then come from the counter.
+    """
+    if dialect == "kestrel-2":
+        for xid, record in reads:
+            yield record + remove_tentative_xid(xid)
+        return
+    taken = dict(reads)
+    for xid, record in taken.items():
+        # An xid of 0, which no counter gives, may come from the other dialect.
+        told = xid or next_xid(0, taken)
+        added = record if followed else add_xid(told, record)
+        yield save_xid(xid_before(told)) + added + REMOVE_TENTATIVE_RECORD
+    yield save_xid(last_xid)
+
+
+def in_pieces(records: Iterable[bytes]) -> Iterator[bytes]:
+    """Join records to pieces of about `PIECE` bytes."""
+    source = iter(records)
+    count = 64
+    while batch := list(islice(source, count)):
+        piece = b"".join(batch)
+        yield piece
+        if len(piece) < PIECE // 2 and count < 4096:
+            count *= 2
+        elif len(piece) > PIECE and count > 1:
+            count //= 2
 
 
 class Cancelled(Exception):  # noqa: N818 # says what it is

@@ -9,10 +9,11 @@ rotated file and no current one, an empty temporary, or a pack beside the files 
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import Final, Literal
 
+from kestrelmq.clock import Pause, no_pause
 from kestrelmq.journal.files import AppendFile, Directory, UnnamedFiles
 from kestrelmq.journal.names import (
     DELETE,
@@ -191,7 +192,7 @@ class FileJournal:
         failure leaves the files as they were: a disk that stays full does not get a file with
         every attempt.
         """
-        self.begin(name, records, _no_pause)
+        self.begin(name, records, no_pause)
         old, end = self._name, self.current_size
         try:
             rotated = self.rotate(now, name)
@@ -286,7 +287,7 @@ class FileJournal:
             return list(self.sizes)[-1]
         return self.rotate(now)
 
-    def begin(self, name: str, record: bytes, pause: Callable[[], None]) -> None:
+    def begin(self, name: str, record: bytes, pause: Pause) -> None:
         """Write `record` to a file that is not part of the journal yet; from any thread.
 
         It is synced, and the current file too, so that `rotate` has little left to sync.
@@ -474,7 +475,7 @@ class Removal:
         self._also = also
         self._pack = pack_name(queue, newest)
 
-    def replace(self, _pause: Callable[[], None]) -> None:
+    def replace(self, _pause: Pause) -> None:
         """Let the files mean nothing any more. Raises OSError: they still do."""
         directory = self._directory
         temporary = temporary_name(self._queue, DELETE, self.newest)
@@ -489,7 +490,7 @@ class Removal:
             raise
         directory.reached("delete: empty pack in place")
 
-    def remove(self, unnamed: UnnamedFiles, _pause: Callable[[], None]) -> None:
+    def remove(self, unnamed: UnnamedFiles, _pause: Pause) -> None:
         """Remove the files, once they are replaced and the journal is closed.
 
         `unnamed` gets what is still to be freed, where nobody waits for it.
@@ -508,7 +509,3 @@ class Removal:
             directory.sync()
         except OSError as error:
             log.warning("queue %s is deleted, but not all of its files: %s", self._queue, error)
-
-
-def _no_pause() -> None:
-    """Nobody waits."""

@@ -14,8 +14,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from kestrelmq.clock import Pause
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.worker import Pause
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal import records
 from kestrelmq.server.connection import Connection, Unfinished

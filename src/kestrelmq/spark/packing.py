@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kestrelmq.journal.contents import open_read_records
 from kestrelmq.journal.files import DiskDirectory, write_file
 from kestrelmq.journal.records import ADD_XID, ADDX_HEADER, CONTINUE, added_item
+from kestrelmq.journal.replacement import open_read_records
 from kestrelmq.journal.walk import Ending
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.planning import QueuePlan, Wanted, replay_in_order, wanted
