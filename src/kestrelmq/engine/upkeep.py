@@ -8,14 +8,23 @@
     start empty  the same, where only open reads are left to write
     pack         in read-behind: the files up to a checkpoint are replaced by one
 
-Each begins with a rotation, for only files that do not change any more are replaced. What takes
-long runs in the worker, while the queue goes on in the new file. One thing is done at a time:
+Only files that do not change any more are replaced; so all but a pack begin with a rotation. What
+takes long runs in the worker, while the queue goes on in the new file. One thing is done at a time:
 
-    Idle --- much of the current file is not on disk yet ---> Syncing --- it is ---> Idle
-    Idle --- files are to be replaced by one ---> Placing --- it has its place and the queue
-        reads it ---> Clearing --- the old files are gone ---> Idle
-    Syncing, Placing, Clearing, or a rotation --- a step fails ---> Retrying --- a while later --->
-        the same step, or Idle
+                too much is not synced           files are to be replaced
+        Syncing <--------------------- Idle ---------------------> Placing
+           |                           ^  ^                           |
+           |         it is             |  |                           |  the new file has its
+           '---------------------------'  |                           v  place and is read
+                                          '----------------------- Clearing
+                                           the old files are gone
+
+        Syncing, Placing, Clearing, or a rotation  --- it fails ---> Retrying
+        Retrying  --- a while later ---> what failed, or Idle
+
+    Syncing    the worker syncs the current file, so that the queue need not wait for it to rotate
+    Placing    the worker writes the new file, which then stands for the old ones
+    Clearing   the worker removes the old files and gives the new one its last name
 
 `_failed` is the one place that handles a step that fails, whatever the reason: a full disk, too
 many open files, a queue path that went away, files that cannot be read. The queue never fails
