@@ -412,21 +412,18 @@ class FileJournal:
         Raises:
             OSError: the queue is as it was.
         """
-        self._end_current(now)
-        newest = max(newest_timestamp(list(self.sizes)), newest_timestamp([self._name]))
-        self.is_ending = True
-        sizes = {**self.sizes, self._name: self.current_size}
-        return Removal(self.directory, self.queue, newest, sizes, also)
-
-    def _end_current(self, now: int) -> None:
-        """Give the current file the name of a rotated one; none follows. Raises OSError."""
         current = self._current
         if current is not None and self._name == self.queue:
+            # No file follows; a new queue of this name begins one that is called so.
             rotated = rotated_name(self.queue, self._timestamp(now))
             self.directory.rename(self._name, rotated)
             self._current_renamed(current, rotated)
             self._names_changed = True
             self.directory.reached("delete: current file renamed")
+        newest = max(newest_timestamp(list(self.sizes)), newest_timestamp([self._name]))
+        self.is_ending = True
+        sizes = {**self.sizes, self._name: self.current_size}
+        return Removal(self.directory, self.queue, newest, sizes, also)
 
     def _timestamp(self, now: int) -> int:
         """Return the time (ms) that names the next rotated file."""

@@ -146,6 +146,7 @@ class Server:
         finally:
             for service in self._services:
                 await service.close()
+            await _cancel_others()
             start_up.stop()
             self._stop()
 
@@ -367,6 +368,14 @@ async def _first(one: asyncio.Event, other: asyncio.Event, seconds: float | None
     await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
+
+
+async def _cancel_others() -> None:
+    """End the tasks that still run: changes that were asked for and are not answered yet."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _raise_file_limit() -> None:
