@@ -29,7 +29,7 @@ from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.engine.waiters import Waiter, Waiters, Wanted
 from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
-from kestrelmq.journal.files import Directory, UnnamedFiles
+from kestrelmq.journal.files import Directory, UnnamedFiles, write_file
 from kestrelmq.journal.names import AHEAD, NEXT, temporary_name
 from kestrelmq.journal.records import (
     ADDX,
@@ -1121,13 +1121,7 @@ class Queue(Committable):
         )
         journal = FileJournal(directory, self.name, {}, dialect if reads.open else None)
         try:
-            file = directory.create(name)
-            try:
-                for piece in contents.pieces(no_pause):
-                    file.append(piece)
-                file.sync()
-            finally:
-                file.close()
+            write_file(directory, name, contents.pieces(no_pause))
             directory.rename(name, self.name)
             directory.sync()
             journal.open()
