@@ -27,7 +27,7 @@ from kestrelmq.journal.records import ADDX, ADDX_HEADER, NamedItem, item_add_tim
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An item was set aside under `xid`, by a reader or not; `last_xid` is the counter before."""
+    """An item was opened under `xid`, by a reader or not; `last_xid` is the counter before."""
 
     xid: int
     item: bytes

@@ -575,7 +575,7 @@ class Queue(Committable):
         return record
 
     def open_read(self, timeout: float | None = None) -> tuple[int, bytes] | None:
-        """Open a read of the head: set it aside until it is confirmed or given back.
+        """Open a read of the head: keep it for its reader until it is confirmed or given back.
 
         Args:
             timeout: seconds after which it gives itself back; None is the queue's setting.

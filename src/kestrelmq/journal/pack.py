@@ -1,7 +1,7 @@
 """Packing the journal of a queue that no server has: one file with what is live, in any dialect.
 
-What a packed file consists of, `contents` says. How it takes the place of the queue's files stands
-here, for the tools and for Spark, which writes many packed files at once:
+What a packed file consists of, `replacement` says. How it takes the place of the queue's files
+stands here, for the tools and for Spark, which writes many packed files at once:
 
 1. The file is written under a name that means nothing, and synced.
 2. The current file is rotated, which changes nothing.
