@@ -10,6 +10,7 @@ import logging
 from collections.abc import Collection, Generator, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig, ServerConfig, config_warnings, effective
@@ -34,6 +35,9 @@ from kestrelmq.journal.names import LEFT, QueuePlan, plan, temporary_name
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.names import queue_name_error
+
+_IDLE: Final = 500
+"""Queues at most that are looked at in one piece of a sweep, when they have nothing to do."""
 
 log = logging.getLogger(__name__)
 
@@ -419,21 +423,29 @@ class QueueCollection:
 
     def sweeping(self) -> Generator[None, None, None]:
         """Expire items and queues, and give back overdue reads, one queue after the other."""
-        for queue in self._one_by_one():
-            try:
-                queue.sweep()
-                if self._is_expired(queue, self._clock.now()) and queue not in self.deletions:
-                    log.info("queue %s is empty and past its age, deleting it", queue.name)
-                    done = partial(_log_failure, queue.name)
-                    self.deletions.begin(queue, done, is_empty=True)
-                    self.expires += queue.is_closed
-            except (JournalError, QueueUnavailable) as error:
-                late = self.loading and isinstance(error, QueueUnavailable)
-                log.log(logging.DEBUG if late else logging.ERROR, "queue %s: %s", queue.name, error)
-            except Exception:
-                # A bug that one queue shows must not keep all others from being swept, for ever.
-                log.exception("queue %s was not swept", queue.name)
-            yield
+        for number, queue in enumerate(list(self.queues.values())):
+            if not number % _IDLE:
+                yield
+            if (
+                queue.needs_sweep or queue.config.max_queue_age is not None
+            ) and not queue.is_closed:
+                self._sweep(queue)
+                yield
+
+    def _sweep(self, queue: Queue) -> None:
+        try:
+            queue.sweep()
+            if self._is_expired(queue, self._clock.now()) and queue not in self.deletions:
+                log.info("queue %s is empty and past its age, deleting it", queue.name)
+                done = partial(_log_failure, queue.name)
+                self.deletions.begin(queue, done, is_empty=True)
+                self.expires += queue.is_closed
+        except (JournalError, QueueUnavailable) as error:
+            late = self.loading and isinstance(error, QueueUnavailable)
+            log.log(logging.DEBUG if late else logging.ERROR, "queue %s: %s", queue.name, error)
+        except Exception:
+            # A bug that one queue shows must not keep all others from being swept, for ever.
+            log.exception("queue %s was not swept", queue.name)
 
     @staticmethod
     def _is_expired(queue: Queue, now: int) -> bool:

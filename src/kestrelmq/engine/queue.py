@@ -985,13 +985,12 @@ class Queue(Committable):
     @property
     def is_timed(self) -> bool:
         """Whether `sweep` or `tick` may have something to do, now or later."""
-        return (
-            self._expiring
-            or bool(self.reads.aside)
-            or self.is_draining
-            or self.reads.has_deadlines
-            or self.upkeep_waits
-        )
+        return self.needs_sweep or self.is_draining or self.upkeep_waits
+
+    @property
+    def needs_sweep(self) -> bool:
+        """Whether `sweep` may have something to do, now or later."""
+        return self._expiring or bool(self.reads.aside) or self.reads.has_deadlines
 
     def sweep(self) -> None:
         """Do what time demands: give back overdue reads, drop or move expired items."""
