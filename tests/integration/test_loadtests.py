@@ -10,10 +10,10 @@ from kestrelmq.cli.main import main
 from kestrelmq.client import Client
 from kestrelmq.client.address import parse_address
 from kestrelmq.loadtests import flood, leaky_reader, many_clients, packing, put_many
-from kestrelmq.loadtests.common import Outcome, Target
+from kestrelmq.loadtests.common import Outcome, Target, connector
 from kestrelmq.loadtests.crew import Bar, links
 from kestrelmq.loadtests.items import Verdict
-from kestrelmq.loadtests.links import LoadTestError, WireProtocol, connector
+from kestrelmq.loadtests.links import LoadTestError, WireProtocol
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 

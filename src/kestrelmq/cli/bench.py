@@ -25,10 +25,10 @@ from kestrelmq.loadtests import leaky_reader as leaky_reader_test
 from kestrelmq.loadtests import many_clients as many_clients_test
 from kestrelmq.loadtests import packing as packing_test
 from kestrelmq.loadtests import put_many as put_many_test
-from kestrelmq.loadtests.common import Outcome, Target
+from kestrelmq.loadtests.common import Outcome, Target, connector
 from kestrelmq.loadtests.crew import Bar
 from kestrelmq.loadtests.items import LEAST_BYTES
-from kestrelmq.loadtests.links import WireProtocol, connector
+from kestrelmq.loadtests.links import WireProtocol
 from kestrelmq.names import queue_name_error
 from kestrelmq.units import parse_size
 

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kestrelmq.client.address import Address
 from kestrelmq.loadtests.crew import WAIT_SECONDS, Crew, Job, Tally, Watch
 from kestrelmq.loadtests.items import Receipts, Recipe, Verdict
-from kestrelmq.loadtests.links import Connect, Link, LoadTestError
+from kestrelmq.loadtests.links import Connect, Link, LoadTestError, WireProtocol
 
 READ_BACK_ITEMS: Final = 100
 """How many items are read back in one round trip."""
@@ -125,3 +126,21 @@ def rate(action: str, count: int, seconds: float, by: str = "") -> str:
     per_second = f", {count / seconds:,.0f} a second" if seconds > 0 else ""
     line = f"{action} {several(count, 'item')} in {seconds:.2f} s{per_second}"
     return f"{line}, by {by}" if by else line
+
+
+def connector(protocol: WireProtocol, address: Address) -> Connect:
+    """Return what makes links to a server. A link's making raises LoadTestError."""
+    # Each in its turn, so that a test in one protocol loads no other.
+    match protocol:
+        case WireProtocol.MEMCACHE:
+            from kestrelmq.loadtests.memcache_link import MemcacheLink  # noqa: PLC0415 # as above
+
+            return lambda: MemcacheLink(address)
+        case WireProtocol.TEXT:
+            from kestrelmq.loadtests.text_link import TextLink  # noqa: PLC0415 # as above
+
+            return lambda: TextLink(address)
+        case WireProtocol.THRIFT:
+            from kestrelmq.loadtests.thrift_link import ThriftLink  # noqa: PLC0415 # as above
+
+            return lambda: ThriftLink(address)

@@ -74,24 +74,6 @@ class Link(Protocol):
 Connect = Callable[[], Link]
 
 
-def connector(protocol: WireProtocol, address: Address) -> Connect:
-    """Return what makes links to a server. A link's making raises LoadTestError."""
-    # Each in its turn, so that a test in one protocol loads no other.
-    match protocol:
-        case WireProtocol.MEMCACHE:
-            from kestrelmq.loadtests.memcache_link import MemcacheLink  # noqa: PLC0415 # as above
-
-            return lambda: MemcacheLink(address)
-        case WireProtocol.TEXT:
-            from kestrelmq.loadtests.text_link import TextLink  # noqa: PLC0415 # as above
-
-            return lambda: TextLink(address)
-        case WireProtocol.THRIFT:
-            from kestrelmq.loadtests.thrift_link import ThriftLink  # noqa: PLC0415 # as above
-
-            return lambda: ThriftLink(address)
-
-
 def connected_socket(address: Address) -> socket.socket:
     """Return a socket that is connected. Raises LoadTestError."""
     try:
