@@ -34,7 +34,7 @@ def run(path: Path, scenario: Callable[[Turning], Coroutine[Any, Any, None]], **
 def due(turning: Turning, client: socket.socket) -> int:
     """Return how many bytes of replies the server holds for a client."""
     connection = turning.connections[client.fileno()]
-    return sum(len(reply) for reply, _ in connection.replies.due) + len(connection._unsent)
+    return sum(map(len, connection.replies.parts)) + len(connection._unsent)
 
 
 LISTINGS: Final = {

@@ -24,7 +24,8 @@ def failed(failure: JournalError, reply: bytes) -> bytes:
 def collected(*replies: tuple[bytes, Committable | tuple[Committable, ...] | None]) -> Replies:
     """Return replies of one turn."""
     collected = Replies()
-    collected.due.extend(replies)
+    for reply, queues in replies:
+        collected.add(reply, queues)
     return collected
 
 
@@ -49,7 +50,8 @@ def test_the_failure_of_an_empty_reply_is_that_of_the_next() -> None:
     replies.fail({ONE: JournalError("disk")}, failed)
     assert replies.take(frozenset(), 0) == b"a"
     assert replies.failure is not None
-    replies.due.extend([(b"b", OTHER), (b"c", OTHER)])
+    replies.add(b"b", OTHER)
+    replies.add(b"c", OTHER)
     replies.fail({}, failed)
     assert replies.take(frozenset(), 0) == b"[b failed: disk]c"
     assert replies.failure is None
@@ -59,9 +61,9 @@ def test_what_waits_for_a_sync_holds_what_comes_after_it() -> None:
     """Until its own sync is done, or a later one."""
     replies = collected((b"a", None), (b"b", (OTHER, ONE)))
     assert replies.take({ONE}, 1) is None
-    replies.due.append((b"c", None))
+    replies.add(b"c", None)
     assert replies.take(frozenset(), 0) is None
-    replies.due.append((b"d", ONE))
+    replies.add(b"d", ONE)
     assert replies.take({ONE}, 2) is None
     assert replies.synced(0, {}, failed) == b""
     assert replies.is_held
@@ -74,7 +76,8 @@ def test_a_sync_that_fails_fails_what_waited_for_it() -> None:
     """The answer to a request of several turns among it, once."""
     replies = collected((b"", ONE))
     assert replies.take({ONE}, 1) is None
-    replies.due.extend([(b"answer", None), (b"next", None)])
+    replies.add(b"answer", None)
+    replies.add(b"next", None)
     assert replies.take(frozenset(), 0) is None
     assert replies.synced(1, {ONE: JournalError("disk")}, failed) == b"[answer failed: disk]next"
 
@@ -83,7 +86,19 @@ def test_nothing_is_left_of_a_client_that_is_gone() -> None:
     """Neither what is due nor what waits."""
     replies = collected((b"a", ONE))
     replies.take({ONE}, 1)
-    replies.due.append((b"b", None))
+    replies.add(b"b", None)
     replies.clear()
     assert not replies.is_held
     assert replies.take(frozenset(), 0) == b""
+
+
+def test_a_reply_in_parts_is_one() -> None:
+    """It leaves whole, or one error takes the place of all of it."""
+    replies = collected((b"a", None))
+    replies.add_parts(b"1", b"2", b"3", ONE)
+    replies.add_parts(b"4", b"5", b"6", OTHER)
+    assert replies.take(frozenset(), 0) == b"a123456"
+    replies.add_parts(b"1", b"2", b"3", ONE)
+    replies.add_parts(b"4", b"5", b"6", OTHER)
+    replies.fail({ONE: JournalError("disk")}, failed)
+    assert replies.take(frozenset(), 0) == b"[123 failed: disk]456"

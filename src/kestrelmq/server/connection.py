@@ -208,7 +208,7 @@ class Connection(TurnConnection):
         if self.closing:
             self._chunks.clear()
             self._watch(self._events & ~_IN)
-        if (self.replies.due or self.closing) and not self._queued:
+        if (self.replies.parts or self.closing) and not self._queued:
             self._queued = True
             self._turns.replying.append(self)
 
@@ -254,7 +254,7 @@ class Connection(TurnConnection):
 
     def stall(self) -> None:
         """Pause until the client has read what is due; when nothing is, for a turn."""
-        if self.replies.due:
+        if self.replies.parts:
             self.paused |= _STALLED
         else:
             self.yield_turn()
@@ -313,17 +313,19 @@ class Connection(TurnConnection):
         """
         if self._is_closed:
             return
-        self.replies.due.append((reply, queues))
+        self.replies.add(reply, queues)
         if not self._queued:
             self._queued = True
             self._turns.replying.append(self)
-        self.produced += len(reply)
-        if self.produced > OUTPUT_LIMIT:
-            self.stall()
+        self.produce(len(reply))
 
     def charge(self) -> None:
         """Count a request that is not served quickly, as if its reply had so many bytes more."""
-        self.produced += SLOW
+        self.produce(SLOW)
+
+    def produce(self, size: int) -> None:
+        """Count bytes of replies; with too many, apply no further request until they are read."""
+        self.produced += size
         if self.produced > OUTPUT_LIMIT:
             self.stall()
 
@@ -433,7 +435,7 @@ class Connection(TurnConnection):
             # It is seen again when the request is done and what came after it applied.
             self._watch(self._events & ~_IN)
             return
-        if self.paused or not (self.replies.due or self._unsent or self.replies.is_held):
+        if self.paused or not (self.replies.parts or self._unsent or self.replies.is_held):
             self.close()
             return
         self.closing = True

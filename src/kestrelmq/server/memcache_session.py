@@ -64,7 +64,7 @@ class MemcacheSession(Session):
         self._status = context.status
         # With a limit on connections every request is looked at in full.
         self._queues = {} if context.is_limited else context.collection.queues
-        self._due = connection.replies.due
+        self._replies = connection.replies
         self._parse = parser.parse
         self._parse_long = parser.parse_long
         self._epoch_expiry = _EPOCH_EXPIRY[context.config.memcache_dialect]
@@ -154,7 +154,7 @@ class MemcacheSession(Session):
             self._refuse_set(request, error)
             return after
         if not request.noreply:
-            self._due.append((STORED if stored else NOT_STORED, queue.reached))
+            self._replies.add(STORED if stored else NOT_STORED, queue.reached)
         return after
 
     def _get(self, request: Get) -> None:
@@ -180,8 +180,12 @@ class MemcacheSession(Session):
         if size != self._header_size or request is not self._header_request:
             self._header_size, self._header_request = size, request
             self._header = value_header(request.prefix, size)
-        data = record[ADDX_HEADER:] if size < LARGE else memoryview(record)[ADDX_HEADER:]
-        self._connection.push(b"".join((self._header, data, _AFTER_VALUE)), queue)
+        if size < LARGE:
+            self._replies.add_parts(self._header, record[ADDX_HEADER:], _AFTER_VALUE, queue)
+            self._connection.produce(size)
+        else:
+            data = memoryview(record)[ADDX_HEADER:]
+            self._connection.push(b"".join((self._header, data, _AFTER_VALUE)), queue)
 
     # --- input that is not whole ---
 
