@@ -80,13 +80,8 @@ def test_a_setting_is_documented(model: type[BaseModel], name: str) -> None:
 
 
 @pytest.mark.parametrize(("model", "name"), SETTINGS)
-def test_a_setting_is_obeyed_somewhere(
-    model: type[BaseModel], name: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_setting_is_obeyed_somewhere(model: type[BaseModel], name: str) -> None:
     """A module outside of the configuration looks at it; `status_file` by `status_path`."""
-    if name == "enable_trace":
-        reason = "it is accepted, and no operation is logged"
-        request.applymarker(pytest.mark.xfail(reason=reason))
     package = Path(kestrelmq.__file__).parent
     attribute = "status_path" if name == "status_file" else name
     used = re.compile(rf"\.{attribute}\b")

@@ -102,7 +102,7 @@ class QueueConfig(_Settings):
     max_queue_age: OptionalDuration = None
     """An empty queue that was created longer ago than this is deleted."""
     enable_trace: Flag = False
-    """Whether every operation on this queue is logged."""
+    """Whether every operation that changes this queue is logged, as `journal dump` prints it."""
     disable_aggressive_rewrites: Flag = False
     """Whether a journal is rewritten only when full, not as soon as most of it is dead."""
     open_transaction_timeout: OptionalPeriod = None

@@ -29,6 +29,7 @@ from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.engine.waiters import Waiter, Waiters, Wanted
 from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
+from kestrelmq.journal.dump import describe_record
 from kestrelmq.journal.files import Directory, UnnamedFiles, write_file
 from kestrelmq.journal.names import AHEAD, NEXT, temporary_name
 from kestrelmq.journal.records import (
@@ -194,6 +195,7 @@ class Queue(Committable):
         if self._limits.max_age is not None:
             self._expiring = True
         self._timeout = config.open_transaction_timeout
+        self._is_traced = config.enable_trace
         self._sync_each = config.sync_journal == 0
         self._sync_period = config.sync_journal or None
         holds_too_much = self.backlog.limit_memory(config.max_memory_size)
@@ -945,6 +947,9 @@ class Queue(Committable):
             changes.take_back(self.backlog, self.reads)
             return failure
         self.failure = None
+        if self._is_traced:
+            for record in pending:
+                log.info("queue %s: %s", self.name, describe_record(record))
         changes.written(self._clock)
         self._sync_in_time()
         return None

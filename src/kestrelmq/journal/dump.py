@@ -100,6 +100,12 @@ def describe(entry: Entry) -> str:
     return told if entry.is_replayed else f"{told} (not replayed)"
 
 
+def describe_record(record: bytes) -> str:
+    """Return a whole record as one line, without its data."""
+    end = len(record)
+    return _describe(decode_whole(record, 0, end, with_data=False), data_size(record, 0, end))
+
+
 def _describe(record: Record, size: int) -> str:  # one case a kind
     match record:
         case Add(expiry, _):
