@@ -9,11 +9,7 @@ from kestrelmq.server.replies import Replies
 pytestmark = pytest.mark.compiled
 
 
-class Named(Committable):
-    """Something that replies depend on."""
-
-
-ONE, OTHER = Named(), Named()
+ONE, OTHER = Committable(), Committable()
 
 
 def failed(failure: JournalError, reply: bytes) -> bytes:
