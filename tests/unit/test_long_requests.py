@@ -243,7 +243,6 @@ def test_a_client_leaves_while_its_items_are_added(tmp_path: Path, protocol: str
     assert [path.name for path in tmp_path.glob("*~~ahead*")] == []
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("auto_abort", [0, 60_000])
 def test_a_client_leaves_while_its_thrift_get_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, auto_abort: int
