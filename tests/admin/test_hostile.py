@@ -5,6 +5,7 @@ import http.client
 import json
 import re
 import socket
+import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -142,6 +143,22 @@ def test_bytes_that_come_one_by_one_save_no_connection(impatient: Admin) -> None
             while time.monotonic() < begun + PATIENCE:
                 connection.sendall(b"x")
                 time.sleep(0.05)
+
+
+def test_a_client_that_goes_while_it_sends_is_no_failure(tmp_path: Path) -> None:
+    """Nothing of it is in the log."""
+    with running_server(tmp_path) as server:
+        admin = Admin(server)
+        admin.get("/ping")
+        before = descriptors(admin)
+        for _ in range(10):
+            with connected(admin, HALVES[3]) as connection:
+                # The server has read what was sent when it serves another request.
+                admin.get("/ping")
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        until(lambda: descriptors(admin) <= before + 1)
+        server.stop()
+        assert "Traceback" not in server.output
 
 
 def test_a_client_that_takes_no_reply_is_ended(impatient: Admin) -> None:

@@ -220,7 +220,7 @@ def run(admin: Admin, seed: int) -> int:
             )
             part = request(source)
             with suppress(ConnectionError):
-                slow.sendall(part[: source.randrange(len(part))][:60_000])
+                slow.sendall(part[: source.randrange(len(part) + 1)][:60_000])
         for _ in range(TOGETHER):
             count += check(exchange(admin, source), seed)
     assert admin.server.process.poll() is None, seed

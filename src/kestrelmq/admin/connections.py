@@ -153,7 +153,8 @@ class HttpConnection(web.RequestHandler):
         """Return the reply to what is no request, or went wrong outside of every handler."""
         if request.writer.output_size > 0:
             raise ConnectionError("part of a reply was sent already")
-        if status >= 500:
+        # A client that goes while it sends is no failure of ours.
+        if status >= 500 and not isinstance(exc, ConnectionError):
             log.error("%s %s failed", request.method, request.path, exc_info=exc)
         code, text = (
             ("bad_request", "this is no valid HTTP request")
