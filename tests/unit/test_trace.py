@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from kestrelmq import PersistentQueue, QueueConfig
+from kestrelmq.config import ServerConfig
+from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import JournalError
+from kestrelmq.journal.dump import describe_records
+from kestrelmq.journal.records import REMOVE_TENTATIVE_RECORD, item, save_xid
+from kestrelmq.testing.clock import FakeClock
 from tests.support.limits import largest_file
 
 
@@ -39,3 +44,33 @@ def test_what_could_not_be_written_is_not_logged(
         with largest_file(10), pytest.raises(JournalError):
             queue.add(b"x" * 1000)
         assert "ADDX" not in caplog.text
+
+
+def test_each_record_of_an_operation_is_told() -> None:
+    """Some reads need several."""
+    records = save_xid(3) + REMOVE_TENTATIVE_RECORD + save_xid(5)
+    assert list(describe_records(records)) == ["SAVE_XID 3", "REMOVE_TENTATIVE", "SAVE_XID 5"]
+
+
+def test_what_is_written_in_its_own_way_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A large item, whose record has a file of its own; a flush is one line, not one an item."""
+    caplog.set_level(logging.INFO, "kestrelmq.engine.queue")
+    config = ServerConfig(queue_path=tmp_path, default=QueueConfig(enable_trace=True))
+    collection = QueueCollection(config, FakeClock())
+    collection.open()
+    queue = collection.obtain("jobs")
+    record, file = item(1000, 0, b"large"), queue.new_file()
+    queue.begin(file, record, lambda: None)
+    assert queue.add_begun(record, file)
+    queue.add(b"")
+    assert queue.flush() == 2
+    collection.close()
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "queue jobs: ADDX 5 bytes at 1970-01-01T00:00:01.000Z",
+        *[line for line in told if "ADDX 0 bytes" in line],
+        "queue jobs: REMOVE, 2 times",
+    ]
+    assert len(told) == 3

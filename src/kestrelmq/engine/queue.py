@@ -29,7 +29,7 @@ from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.engine.waiters import Waiter, Waiters, Wanted
 from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
-from kestrelmq.journal.dump import describe_record
+from kestrelmq.journal.dump import describe_records
 from kestrelmq.journal.files import Directory, UnnamedFiles, write_file
 from kestrelmq.journal.names import AHEAD, NEXT, temporary_name
 from kestrelmq.journal.records import (
@@ -545,6 +545,8 @@ class Queue(Committable):
             self.backlog.drop_last(size)
             raise self._fail(error) from error
         self.failure = None
+        if self._is_traced:
+            self._trace(record)
         self._sync_in_time()
         self._commits.dirty.append(self)  # the journal grew: the commit may have to attend to it
         if self.waiters.line:
@@ -948,11 +950,16 @@ class Queue(Committable):
             return failure
         self.failure = None
         if self._is_traced:
-            for record in pending:
-                log.info("queue %s: %s", self.name, describe_record(record))
+            for records in pending:
+                self._trace(records)
         changes.written(self._clock)
         self._sync_in_time()
         return None
+
+    def _trace(self, records: bytes) -> None:
+        """Log what an operation wrote."""
+        for told in describe_records(records):
+            log.info("queue %s: %s", self.name, told)
 
     def _write_records(self, records: bytes) -> None:
         """Write records, all or none, where the journal can still take some. Raises OSError."""
@@ -1051,6 +1058,8 @@ class Queue(Committable):
             except OSError as error:
                 raise self._fail(error) from error
             self.changes.prelude = b""
+            if self._is_traced:
+                log.info("queue %s: REMOVE, %d times", self.name, count)
             if self.changes.places is not None:
                 self.changes.places.drop(count)
             self._commits.worker.let_go(self.backlog.drop_all())

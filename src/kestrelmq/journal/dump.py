@@ -23,7 +23,7 @@ from kestrelmq.journal.records import (
     StateDump,
     Unremove,
 )
-from kestrelmq.journal.scanning import data_size, decode_whole
+from kestrelmq.journal.scanning import data_size, decode_whole, scan
 from kestrelmq.journal.selection import Selected
 from kestrelmq.journal.walk import Walk, find_records
 
@@ -100,10 +100,13 @@ def describe(entry: Entry) -> str:
     return told if entry.is_replayed else f"{told} (not replayed)"
 
 
-def describe_record(record: bytes) -> str:
-    """Return a whole record as one line, without its data."""
-    end = len(record)
-    return _describe(decode_whole(record, 0, end, with_data=False), data_size(record, 0, end))
+def describe_records(records: bytes) -> Iterator[str]:
+    """Yield each of some whole records as one line, without its data."""
+    starts: list[int] = []
+    end = scan(records, 0, len(records), starts)
+    for start, stop in pairwise((*starts, end)):
+        record = decode_whole(records, start, stop, with_data=False)
+        yield _describe(record, data_size(records, start, stop))
 
 
 def _describe(record: Record, size: int) -> str:  # one case a kind
