@@ -10,6 +10,7 @@ import pytest
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.server import changes
+from kestrelmq.server.long_reply import in_slices
 from kestrelmq.testing.worker import HeldWorker
 from tests.support.turning import Turning
 
@@ -180,7 +181,7 @@ def test_others_are_served_while_settings_are_put_in_force(turning: Turning) -> 
 
     async def scenario() -> None:
         task = asyncio.create_task(look())
-        await changes.in_shares(turning.turns, turning.collection.reloading(config))
+        await in_slices(turning.collection.reloading(config), turning.turns)
         await task
 
     turning.run(scenario())

@@ -27,11 +27,11 @@ from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.memcache import Parser
 from kestrelmq.server.advertise import advertised_host, member_data
 from kestrelmq.server.background import BackgroundTask, kept_running
-from kestrelmq.server.changes import in_shares
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.listener import Listener, SessionFactory
 from kestrelmq.server.logs import set_up_logging
+from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.membership import Membership
 from kestrelmq.server.memcache_session import MemcacheSession
 from kestrelmq.server.path_watcher import PathWatcher
@@ -285,7 +285,7 @@ class Server:
     async def _expire(self, period: float) -> None:
         while True:
             await asyncio.sleep(period)
-            await in_shares(self._turns, self._collection.sweeping())
+            await in_slices(self._collection.sweeping(), self._turns)
 
     async def _keep_time(self) -> None:
         """End open reads whose time is up, and sync what is due; sleep while there is nothing."""
@@ -312,7 +312,7 @@ class Server:
             for _ in range(_AGINGS):
                 await asyncio.sleep(_UPKEEP / _AGINGS)
                 gc.collect(1)
-            await in_shares(self._turns, self._collection.ticking())
+            await in_slices(self._collection.ticking(), self._turns)
 
     async def _close_silent(self, limit: float) -> None:
         """Close connections from which nothing came between two looks `limit` seconds apart."""
@@ -355,7 +355,7 @@ class Server:
             changed = changed_globals(self._config, config)
             for name in changed:
                 log.warning("%s changed; it takes a restart to put that in force", name)
-            refused = await in_shares(self._turns, self._collection.reloading(config))
+            refused = await in_slices(self._collection.reloading(config), self._turns)
         log.info("configuration reloaded")
         if refused:
             raise ConfigError("reloaded, but " + "; ".join(refused))

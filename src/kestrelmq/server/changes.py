@@ -6,15 +6,14 @@ in the end, and what came after the request is applied then (`answer_later`).
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import ConfigError, JournalError, KestrelError
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.long_reply import AwaitedReply
-from kestrelmq.server.turns import Turns
+from kestrelmq.server.long_reply import AwaitedReply, in_slices
 
 Result = TypeVar("Result")
 
@@ -36,7 +35,7 @@ async def flush(context: ServerContext, name: str) -> int:
 
 async def flush_all(context: ServerContext) -> None:
     """Drop every waiting item of every queue. Raises as `QueueCollection.flushing`."""
-    await in_shares(context.turns, context.collection.flushing())
+    await in_slices(context.collection.flushing(), context.turns)
 
 
 async def flush_expired(context: ServerContext, name: str) -> int:
@@ -105,21 +104,6 @@ async def reload(context: ServerContext) -> list[str]:
         return await context.reload()
     except OSError as error:
         raise ConfigError(str(error)) from None
-
-
-async def in_shares(turns: Turns, work: Generator[None, None, Result]) -> Result:
-    """Do `work`, a share of each turn; it yields wherever others may be served. Returns its result.
-
-    Raises what it raises.
-    """
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
-        if turns.share_is_over():
-            await asyncio.sleep(0)
 
 
 def answer_later(

@@ -71,12 +71,17 @@ class AwaitedReply(Unfinished):
         """Nothing was taken for it."""
 
 
-async def in_slices(work: Generator[None, None, Result]) -> Result:
-    """Do `work`, and let others be served wherever it yields; return its result."""
+async def in_slices(work: Generator[None, None, Result], turns: Turns | None = None) -> Result:
+    """Do `work`, and let others be served where it yields; return its result.
+
+    With `turns`, they are served only when the share of the turn is used up: for work that yields
+    more often than a turn is long. Raises what `work` raises.
+    """
     while True:
         try:
             next(work)
         except StopIteration as end:
             result: Result = end.value
             return result
-        await asyncio.sleep(0)
+        if turns is None or turns.share_is_over():
+            await asyncio.sleep(0)
