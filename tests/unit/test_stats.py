@@ -39,18 +39,18 @@ ADMIN: Final = [stat.name for stat in QUEUE_STATS if stat.shown != "metrics"]
 
 @pytest.fixture
 async def context(tmp_path: Path) -> AsyncIterator[ServerContext]:
-    """What a server has: a queue `work` that has a child, and whose journal cannot be written."""
+    """What a server has: a queue `jobs` that has a child, and whose journal cannot be written."""
     config = ServerConfig(queue_path=tmp_path, default=QueueConfig(keep_journal=False))
     clock = TurnClock()
     collection = QueueCollection(config, clock)
-    for name in ("work", "work+audit"):
+    for name in ("jobs", "jobs+audit"):
         collection.obtain(name)
-    queue = collection.queues["work"]
+    queue = collection.queues["jobs"]
     queue.add(b"12345")
     queue.add(b"123")
     queue.remove()
     collection.commits.commit()
-    queue.failure = JournalError("queue work:\nno room")
+    queue.failure = JournalError("queue jobs:\nno room")
     loop = asyncio.get_running_loop()
     turns = Turns(clock, collection.commits)
     status = ServerStatus(None, Status.UP, 0.0, clock, loop.call_later)
@@ -78,14 +78,14 @@ def stat_lines(text: str) -> Iterator[tuple[str, str]]:
 
 async def test_memcache_has_every_statistic_of_a_queue(context: ServerContext) -> None:
     """`stats QUEUE`, `dump_stats` and `stats` have the same names, in the declared order."""
-    assert [name for name, _ in stat_lines(reply(context, Stats("work")))] == OWN
-    dumped = reply(context, Dump("stats", ("work",)))
+    assert [name for name, _ in stat_lines(reply(context, Stats("jobs")))] == OWN
+    dumped = reply(context, Dump("stats", ("jobs",)))
     assert re.findall(r"^  (\w+)=", dumped, re.MULTILINE) == OWN
     everything = dict(stat_lines(reply(context, Stats(None))))
-    assert [name for name in everything if name.startswith("queue_work_")] == [
-        f"queue_work_{name}" for name in OWN
+    assert [name for name in everything if name.startswith("queue_jobs_")] == [
+        f"queue_jobs_{name}" for name in OWN
     ]
-    assert everything["queue_work_failure"] == "queue work: no room"
+    assert everything["queue_jobs_failure"] == "queue jobs: no room"
 
 
 async def test_memcache_has_every_statistic_of_the_server(context: ServerContext) -> None:
@@ -99,8 +99,8 @@ async def test_the_client_finds_every_statistic_of_a_queue(context: ServerContex
     found = {
         queue.name: queue for queue in queue_stats("s", stat_lines(reply(context, Stats(None))))
     }
-    assert list(found) == ["work", "work+audit"]
-    assert list(found["work"].values) == OWN
+    assert list(found) == ["jobs", "jobs+audit"]
+    assert list(found["jobs"].values) == OWN
 
 
 async def test_ostrich_has_every_statistic(context: ServerContext) -> None:
@@ -113,15 +113,15 @@ async def test_ostrich_has_every_statistic(context: ServerContext) -> None:
         expected[places[stat.kind]].add(stat.name)
     for stat in QUEUE_STATS:
         if stat.shown != "metrics":
-            expected[places[stat.kind]].add(f"q/work/{stat.name}")
+            expected[places[stat.kind]].add(f"q/jobs/{stat.name}")
     expected["labels"].add("status")
     for place, names in expected.items():
-        assert {name for name in sections[place] if not name.startswith("q/work+")} == names
+        assert {name for name in sections[place] if not name.startswith("q/jobs+")} == names
 
 
 async def test_the_api_has_every_number_of_a_queue(context: ServerContext) -> None:
     """The console shows them as they are."""
-    numbers = dict(read_numbers(context.collection.queues["work"]))
+    numbers = dict(read_numbers(context.collection.queues["jobs"]))
     texts = {stat.name for stat in QUEUE_STATS if stat.kind == "text"}
     assert [*numbers] == [name for name in ADMIN if name not in texts]
     assert {type(value) for value in numbers.values()} == {int}
