@@ -82,11 +82,13 @@ $(STAMPS)/runtime: $(STAMPS)/venv $(PINS)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
-# Without a compiler the server runs all the same, on plain Python.
+# Without a compiler the server runs all the same, on plain Python. The stamp has the time at which
+# compiling began: a source that is changed meanwhile is compiled the next time.
 $(HOT)/stamp: $(SOURCES) scripts/compile-hot-path $(STAMPS)/runtime
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[build]'
+	@touch $(STAMPS)/compiling
 	$(BIN)/python scripts/compile-hot-path $(HOT) || [ $$? -eq 3 ]
-	@mkdir -p $(HOT) && touch $@
+	@mkdir -p $(HOT) && touch -r $(STAMPS)/compiling $@
 
 # pylibmc has no wheel for every Python; from source it needs a compiler and two libraries.
 $(STAMPS)/test: $(STAMPS)/venv $(STAMPS)/test-tools $(PINS)
