@@ -30,7 +30,7 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        folder = path.split("/")[-2]
+        folder = path.split("/")[1]
         if folder in {"unit", "property"}:
             return nodeid
         return folder if folder == "spark" else path
@@ -47,5 +47,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _rank(item: pytest.Item) -> int:
-    folder = item.path.parent.name
+    folder = item.nodeid.split("/")[1]
     return _FOLDERS.index(folder) if folder in _FOLDERS else len(_FOLDERS)

@@ -36,7 +36,9 @@ LOADING = "loading does what is left of it, and the queue is the same before and
 TEMPORARY = "a temporary that stays means nothing, and the next start removes it"
 OTHER = "the two are about different files, one of them a temporary"
 FOLLOWER = "for whoever follows a file by its length; the queue is the same"
-DISK = "what a directory on disk does; tests/unit/test_disk_syncs.py watches the system calls"
+DISK = (
+    "what a directory on disk does; tests/unit/journal/test_disk_syncs.py watches the system calls"
+)
 TASKS = "files that the tasks of a Spark job write before its commit is told of them"
 UNSEEN = {
     "journal/replacement.py Replacement.clear: self._directory.rename(self.pack, self.name)": (
@@ -56,7 +58,7 @@ UNSEEN = {
     "journal/writer.py FileJournal.forget: self.directory.remove(begun)": TEMPORARY,
     "journal/writer.py FileJournal.probe: self.directory.remove(name)": TEMPORARY,
     "journal/writer.py Removal.replace: directory.remove(self._pack)": (
-        "only after a sync that failed; tests/unit/test_rotation.py"
+        "only after a sync that failed; tests/unit/engine/test_rotation.py"
     ),
     "engine/queue.py Queue.forget: self._directory.remove(file)": TEMPORARY,
     "engine/queue.py Queue.begin_journal: directory.remove(name)": TEMPORARY,

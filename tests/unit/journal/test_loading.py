@@ -32,7 +32,7 @@ from kestrelmq.testing.clock import FakeClock
 pytestmark = pytest.mark.compiled
 
 NOW = 1_700_000_000_000
-DATA = Path(__file__).parent.parent / "data"
+DATA = Path(__file__).parents[2] / "data"
 
 
 def journal(*records: Record | str) -> bytes:

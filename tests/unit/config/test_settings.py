@@ -28,7 +28,7 @@ from kestrelmq.config import (
 from kestrelmq.config.model import kinds
 from kestrelmq.config.rendering import written
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MODELS = (ServerConfig, QueueConfig, ZooKeeperConfig, AliasConfig)
 SETTINGS = [(model, name) for model in MODELS for name in kinds(model)]
 OTHERS = {

@@ -26,7 +26,7 @@ from tests.support.readings import Reading
 pytestmark = pytest.mark.compiled
 
 NOW = 1_700_000_000_000
-DATA = Path(__file__).parent.parent / "data"
+DATA = Path(__file__).parents[2] / "data"
 
 
 def golden(name: str) -> bytes:

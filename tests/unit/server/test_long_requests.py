@@ -16,7 +16,7 @@ from kestrelmq.server import turns
 from kestrelmq.server.put import SLICE_ITEMS
 from tests.support.patience import PATIENCE
 from tests.support.turning import Turning
-from tests.unit.test_closed_connections import thrift_get, thrift_put
+from tests.unit.server.test_closed_connections import thrift_get, thrift_put
 
 COUNT: Final = 4 * SLICE_ITEMS + 7
 ITEMS: Final = [b"%d" % number for number in range(COUNT)]
