@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.files import Directory
 from kestrelmq.journal.records import item, item_data
 from kestrelmq.journal.writer import FileJournal
-from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory, Loss
+from kestrelmq.testing.queues import LocalQueues, items_on_disk
 from kestrelmq.testing.real import SimulatedCrash
 
 pytestmark = pytest.mark.compiled
@@ -21,14 +19,12 @@ pytestmark = pytest.mark.compiled
 EVERYTHING = [b"opened", b"0", b"1", b"2"]
 
 
-class Spool:
+class Spool(LocalQueues):
     """A queue path with a queue `jobs` whose settings change."""
 
     def __init__(self, path: Path, directory: Directory | None = None, **settings: object) -> None:
         self.path = path
-        self.clock = FakeClock()
-        self.collection = QueueCollection(self.settings(**settings), self.clock, directory)
-        self.collection.open()
+        super().__init__(self.settings(**settings), directory)
 
     def settings(self, **settings: object) -> ServerConfig:
         """Return what the configuration file says."""
@@ -36,32 +32,15 @@ class Spool:
             queue_path=self.path, queues={"jobs": QueueConfig.model_validate(settings)}
         )
 
-    def reload(self, **settings: object) -> list[str]:
+    def change(self, **settings: object) -> list[str]:
         """Put settings in force; return what could not be."""
-        refused = self.collection.reload(self.settings(**settings))
-        self.commit()
-        return refused
-
-    def commit(self) -> None:
-        """Commit, which must succeed."""
-        assert not self.collection.commits.commit()
-
-    @property
-    def queue(self) -> Queue:
-        """The queue."""
-        return self.collection.obtain("jobs")
+        return self.reload(self.settings(**settings))
 
     def fill(self) -> None:
         """Add items, and hold the first one open."""
-        for data in (b"opened", b"0", b"1"):
-            assert self.queue.add(data)
-        assert self.queue.open_read() is not None
-        assert self.queue.add(b"2")
-        self.commit()
-
-    def items(self) -> list[bytes]:
-        """Return what a restart finds."""
-        return [item_data(record) for record in self.queue.browse(100)]
+        self.add(b"opened", b"0", b"1")
+        self.open_read()
+        self.add(b"2")
 
     @property
     def files(self) -> set[str]:
@@ -69,77 +48,71 @@ class Spool:
         return {file.name for file in self.path.iterdir()} - {"~~lock"}
 
 
-def loaded(path: Path, **settings: str) -> list[bytes]:
-    """Return the items that a server finds in a queue path, which it leaves behind."""
-    spool = Spool(path, None, **settings)
-    assert not spool.collection.damaged
-    found = spool.items()
-    spool.collection.close()
-    return found
-
-
 @pytest.mark.parametrize("dialect", ["documented", "kestrel-2"])
 def test_a_journal_begins_with_what_the_queue_holds(tmp_path: Path, dialect: str) -> None:
     """Items, open reads and the next xid; what comes later is added to it."""
     spool = Spool(tmp_path, keep_journal=False)
     spool.fill()
-    last = spool.queue.last_xid
-    assert spool.reload(journal_dialect=dialect) == []
-    assert (spool.queue.config.keep_journal, spool.queue.config.journal_dialect) == (True, dialect)
-    assert list(spool.queue.open) == [last]
-    opened = spool.queue.open_read()
+    last = spool.queue().last_xid
+    assert spool.change(journal_dialect=dialect) == []
+    assert (spool.queue().config.keep_journal, spool.queue().config.journal_dialect) == (
+        True,
+        dialect,
+    )
+    assert list(spool.queue().open) == [last]
+    opened = spool.queue().open_read()
     assert opened is not None
     assert opened[0] == last + 1
-    spool.queue.add(b"3")
+    spool.queue().add(b"3")
     spool.commit()
-    spool.queue.confirm(last)
+    spool.queue().confirm(last)
     spool.commit()
-    spool.collection.close()
-    assert loaded(tmp_path, journal_dialect=dialect) == [b"0", b"1", b"2", b"3"]
+    spool.close()
+    assert items_on_disk(tmp_path, journal_dialect=dialect) == [b"0", b"1", b"2", b"3"]
 
 
 def test_a_journal_that_ends_leaves_everything_in_memory(tmp_path: Path) -> None:
     """Its files are gone; the next start finds an empty queue."""
     spool = Spool(tmp_path)
     spool.fill()
-    assert spool.reload(keep_journal=False) == []
+    assert spool.change(keep_journal=False) == []
     assert spool.files == set()
     assert spool.items() == EVERYTHING[1:]
-    assert spool.queue.unremove(spool.queue.last_xid)
+    assert spool.queue().unremove(spool.queue().last_xid)
     spool.commit()
     assert spool.items() == EVERYTHING
-    assert spool.reload() == []
-    spool.collection.close()
-    assert loaded(tmp_path) == EVERYTHING
+    assert spool.change() == []
+    spool.close()
+    assert items_on_disk(tmp_path) == EVERYTHING
 
 
 def test_a_queue_that_does_not_fit_in_memory_keeps_its_journal(tmp_path: Path) -> None:
     """The reload says why, and the settings show what is in force."""
     spool = Spool(tmp_path, max_memory_size=3)
     for _ in range(10):
-        spool.queue.add(b"x")
+        spool.queue().add(b"x")
     spool.commit()
-    (refused,) = spool.reload(keep_journal=False, max_memory_size=9)
+    (refused,) = spool.change(keep_journal=False, max_memory_size=9)
     assert "10 bytes" in refused
-    assert spool.queue.config.keep_journal
-    assert spool.queue.config.max_memory_size == 9
-    assert len(spool.queue) == 10
-    assert spool.reload(keep_journal=False, max_memory_size=10) == []
+    assert spool.queue().config.keep_journal
+    assert spool.queue().config.max_memory_size == 9
+    assert len(spool.queue()) == 10
+    assert spool.change(keep_journal=False, max_memory_size=10) == []
     assert spool.items() == [b"x"] * 10
-    spool.collection.close()
+    spool.close()
 
 
 def test_files_of_another_time_are_not_taken_for_the_journal(tmp_path: Path) -> None:
     """They were left alone while the queue kept no journal, and are kept under other names."""
     old = Spool(tmp_path)
-    old.queue.add(b"old")
+    old.queue().add(b"old")
     old.commit()
-    old.collection.close()
+    old.close()
     spool = Spool(tmp_path, keep_journal=False)
     spool.fill()
-    assert spool.reload() == []
-    spool.collection.close()
-    assert loaded(tmp_path) == EVERYTHING
+    assert spool.change() == []
+    spool.close()
+    assert items_on_disk(tmp_path) == EVERYTHING
     (kept,) = [name for name in spool.files if "~~left" in name]
     assert item_data((tmp_path / kept).read_bytes()) == b"old"
 
@@ -149,33 +122,31 @@ def test_fanout_only_takes_no_more_and_drains(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     spool.fill()
     child = spool.collection.obtain("jobs+copy")
-    assert spool.reload(fanout_only=True) == []
-    assert spool.queue.add(b"new")
+    assert spool.change(fanout_only=True) == []
+    assert spool.queue().add(b"new")
     spool.commit()
     assert [item_data(record) for record in child.browse(9)] == [b"new"]
     assert spool.items() == EVERYTHING[1:]
-    spool.collection.close()
+    spool.close()
     spool = Spool(tmp_path, fanout_only=True)
     assert spool.items() == EVERYTHING
-    while spool.queue.remove() is not None:
+    while spool.queue().remove() is not None:
         spool.commit()
     spool.collection.tick()
     assert spool.files == {"jobs+copy"}
-    assert not isinstance(spool.queue.journal, FileJournal)
-    assert spool.reload() == []
-    spool.queue.add(b"kept")
+    assert not isinstance(spool.queue().journal, FileJournal)
+    assert spool.change() == []
+    spool.queue().add(b"kept")
     spool.commit()
-    spool.collection.close()
-    assert loaded(tmp_path) == [b"kept"]
+    spool.close()
+    assert items_on_disk(tmp_path) == [b"kept"]
 
 
 def crashes(tmp_path: Path) -> Iterator[tuple[CrashingDirectory, Path]]:
     """Yield directories, each to crash one step later; and where to put what is left."""
     for number in count(1):
         here = tmp_path / str(number)
-        for name in ("queues", "links"):
-            (here / name).mkdir(parents=True)
-        yield CrashingDirectory(here / "queues", here / "links"), here
+        yield CrashingDirectory.within(here), here
 
 
 @pytest.mark.parametrize("turned", ["on", "off"])
@@ -188,28 +159,28 @@ def test_a_crash_while_the_journal_is_turned_on_or_off(
     for directory, here in crashes(tmp_path):
         if left and turned == "on":
             (directory.path / "jobs").write_bytes(item(0, 0, b"old"))
-            directory = CrashingDirectory(directory.path, directory._links)  # noqa: PLW2901
+            directory = CrashingDirectory.within(here)  # noqa: PLW2901
         spool = Spool(directory.path, directory, keep_journal=turned == "off")
         spool.fill()
         if turned == "off":
-            spool.queue.sync()
+            spool.queue().sync()
         directory.crash_at = directory.steps + len(points) + 1
         try:
-            assert spool.reload(keep_journal=turned == "on") == []
+            assert spool.change(keep_journal=turned == "on") == []
         except SimulatedCrash:
             points.append(directory.crashed)
         is_done = directory.crashed is None
         for loss in Loss:
             target = here / loss.name
             directory.survive(loss, target)
-            found = loaded(target)
+            found = items_on_disk(target)
             if is_done:
                 assert found == (EVERYTHING if turned == "on" else []), loss
             else:
                 assert found in (EVERYTHING, [], [b"old"]), (directory.crashed, loss)
         directory.crash_at = None
         directory.crashed = None
-        spool.collection.close()
+        spool.close()
         directory.abandon()
         if is_done:
             break

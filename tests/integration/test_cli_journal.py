@@ -7,21 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.journal.files import QueuePathLock
 from kestrelmq.journal.records import (
     AddX,
     ConfirmRemove,
     Continue,
-    Record,
     Remove,
     RemoveTentative,
     RemoveTentativeXid,
-    encode,
-    item_data,
 )
-from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.journals import journal
+from kestrelmq.testing.queues import items_on_disk
 from tests.support.patience import PATIENCE
 
 COMMAND = "from kestrelmq.cli.main import main; main()"
@@ -42,26 +38,9 @@ def run(*arguments: str | Path, status: int = 0) -> str:
     return answer.stdout + answer.stderr
 
 
-def journal(*records: Record) -> bytes:
-    """Return the bytes of records."""
-    return b"".join(map(encode, records))
-
-
 def added(number: int, size: int = 20) -> AddX:
     """Return the record of an item that is told by its number."""
     return AddX(NOW + number, 0, b"%d " % number + b"x" * size)
-
-
-def contents(path: Path, queue: str = "work") -> list[bytes]:
-    """Load a queue and return its items."""
-    config = QueueConfig(journal_dialect="documented")
-    collection = QueueCollection(ServerConfig(queue_path=path, default=config), FakeClock())
-    collection.open()
-    try:
-        assert not collection.damaged
-        return [item_data(record) for record in collection.obtain(queue).browse(100_000)]
-    finally:
-        collection.close()
 
 
 @pytest.fixture
@@ -118,7 +97,7 @@ def test_repair_saves_what_can_be_read_and_deletes_nothing(spool: Path) -> None:
     assert "bytes 43 to 86" in text
     (aside,) = spool.glob("work.5~~damaged-*")
     assert aside.read_bytes() == damage
-    assert [data[:1] for data in contents(spool)] == [b"2", b"3", b"4"]
+    assert [data[:1] for data in items_on_disk(spool, "work")] == [b"2", b"3", b"4"]
     assert "damaged" not in run("verify", spool)
 
 
@@ -130,7 +109,14 @@ def test_a_size_that_points_past_the_end_hides_nothing(spool: Path) -> None:
     assert "damaged: work: bytes 44 to 87 (a record reaches beyond the end" in text
     assert "reaches beyond the end" in run("export", spool, status=1)
     run("repair", spool)
-    assert [data[:1] for data in contents(spool)] == [b"1", b"2", b"3", b"4", b"6", b"7"]
+    assert [data[:1] for data in items_on_disk(spool, "work")] == [
+        b"1",
+        b"2",
+        b"3",
+        b"4",
+        b"6",
+        b"7",
+    ]
 
 
 def test_a_torn_continue_is_told_as_a_server_does(spool: Path) -> None:
@@ -202,7 +188,7 @@ def test_a_journal_in_a_torn_item_is_no_part_of_the_queue(spool: Path) -> None:
         file.write(journal(AddX(NOW + 200, 0, inner + b"x"))[:-1])
     assert "cut short, as after a crash: work: bytes 44 to " in run("verify", spool)
     run("repair", spool)
-    assert [data[:1] for data in contents(spool)] == [b"1", b"2", b"3", b"4"]
+    assert [data[:1] for data in items_on_disk(spool, "work")] == [b"1", b"2", b"3", b"4"]
 
 
 def test_pack_keeps_items_and_open_reads_in_either_dialect(spool: Path) -> None:
@@ -219,7 +205,7 @@ def test_pack_keeps_items_and_open_reads_in_either_dialect(spool: Path) -> None:
         assert not list(spool.glob("work.*"))
         lines = run("dump", spool / "work").splitlines()[:-1]
         assert [line.split()[2] for line in lines] == operations
-    assert contents(spool) == expected
+    assert items_on_disk(spool, "work") == expected
 
 
 @pytest.mark.parametrize("name", ["items.jsonl", "items.parquet"])
@@ -238,8 +224,8 @@ def test_an_export_can_be_imported(spool: Path, tmp_path: Path, name: str) -> No
     with (copy / "work").open("ab") as file:
         file.write(b"\x02\x10")  # what a crash left must not end up between two files
     run("import", copy, export, "--append")
-    assert len(contents(copy)) == 8
-    assert contents(copy, "other") == [b"\xff", b"\xff"]
+    assert len(items_on_disk(copy, "work")) == 8
+    assert items_on_disk(copy, "other") == [b"\xff", b"\xff"]
 
 
 def test_a_bad_row_is_named_and_nothing_is_imported(tmp_path: Path) -> None:

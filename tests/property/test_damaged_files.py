@@ -45,6 +45,7 @@ from kestrelmq.spark.planning import Task, replay_in_parallel, summarise
 from kestrelmq.spark.segments import Segment
 from kestrelmq.spark.spool import list_files
 from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.journals import journal
 from tests.support.examples import examples
 from tests.support.readings import replayed
 
@@ -238,7 +239,7 @@ def test_all_say_the_same(
 ) -> None:
     """Whatever happened to which file."""
     names = [f"{NAME}.{number}" for number in range(1, len(files))] + [NAME]
-    raw = {name: b"".join(map(encode, one)) for name, one in zip(names, files, strict=True)}
+    raw = {name: journal(*one) for name, one in zip(names, files, strict=True)}
     harmed_name = names[-1 - min(where, len(names) - 1)]
     for harm in harms:
         raw[harmed_name] = harmed(raw[harmed_name], *harm)

@@ -36,6 +36,7 @@ from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.scanning import decode, scan
 from kestrelmq.journal.walk import Walk, find_records
 from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.journals import journal
 
 pytestmark = pytest.mark.compiled
 
@@ -176,18 +177,18 @@ def test_codec_round_trip(record: Record, before: bytes, after: bytes) -> None:
 @given(st.lists(any_record, max_size=30), st.data())
 def test_scan_in_chunks_is_scan_whole(records: list[Record], choices: st.DataObject) -> None:
     """Chunks of any size find the records that one scan finds."""
-    journal = b"".join(map(encode, records))
+    data = journal(*records)
     whole: list[int] = []
-    stop = scan(journal, 0, len(journal), whole)
+    stop = scan(data, 0, len(data), whole)
     dumps = [at for at, record in enumerate(records) if isinstance(record, StateDump)]
     assert len(whole) == min([*dumps, len(records)])
     assert stop == sum(len(encode(record)) for record in records[: len(whole)])
     found: list[int] = []
     position = 0
     end = 0
-    while end < len(journal):
-        end = min(len(journal), end + choices.draw(st.integers(1, 64)))
-        position = scan(journal, position, end, found, more=end < len(journal))
+    while end < len(data):
+        end = min(len(data), end + choices.draw(st.integers(1, 64)))
+        position = scan(data, position, end, found, more=end < len(data))
     assert position == stop
     assert found == whole
 
@@ -214,11 +215,11 @@ def test_replay_is_the_model(records: list[Record]) -> None:
     """The fold gives what the plain model gives."""
     model = Model()
     model.apply_file(records)
-    journal = b"".join(map(encode, records))
-    walk = Walk(journal, find_records, last=True)
+    whole = journal(*records)
+    walk = Walk(whole, find_records, last=True)
     state = Replay()
     for batch in walk.batches():
-        state.feed_batch(journal, batch, ("q",))
+        state.feed_batch(whole, batch, ("q",))
     assert contents(list(state.memory)) == model.contents
     assert {xid: item_data(item) for xid, item in state.open.items()} == model.open
     assert state.last_xid == model.last
@@ -235,7 +236,7 @@ def test_replay_with_little_memory(files: list[list[Record]], limit: int) -> Non
     with TemporaryDirectory() as name:
         path = Path(name)
         for number, records in enumerate(files):
-            (path / f"q.{number}").write_bytes(b"".join(map(encode, records)))
+            (path / f"q.{number}").write_bytes(journal(*records))
         directory = DiskDirectory(path)
         spool = plan(directory.names()).queues["q"]
         state = load_queue(directory, spool, limit, FakeClock(NOW)).state
@@ -298,8 +299,8 @@ def test_reader_hands_out_every_item(records: list[Record], size: int, count: in
         ]
     with TemporaryDirectory() as name:
         path = Path(name)
-        (path / "q.1").write_bytes(b"".join(map(encode, records[:half])))
-        (path / "q").write_bytes(b"".join(map(encode, records[half:])))
+        (path / "q.1").write_bytes(journal(*records[:half]))
+        (path / "q").write_bytes(journal(*records[half:]))
         reader = JournalReader(path, "q.1", 0)
         found: list[bytes] = []
         while items := reader.read(("q.1", "q"), count, size):

@@ -43,6 +43,7 @@ from kestrelmq.spark.packing import pack_files
 from kestrelmq.spark.planning import replay_in_parallel, summarise
 from kestrelmq.spark.spool import list_files
 from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.journals import journal
 from kestrelmq.testing.worker import HeldWorker
 from tests.support.examples import examples
 from tests.support.readings import Reading, replayed
@@ -95,9 +96,7 @@ files_of_records = st.lists(
 def write(path: Path, files: Sequence[Sequence[Record]]) -> dict[str, bytes]:
     """Write the files of a queue; return them by name."""
     names = [f"{NAME}.{number}" for number in range(1, len(files))] + [NAME]
-    written = {
-        name: b"".join(map(encode, records)) for name, records in zip(names, files, strict=True)
-    }
+    written = {name: journal(*records) for name, records in zip(names, files, strict=True)}
     for name, raw in written.items():
         (path / name).write_bytes(raw)
     return written

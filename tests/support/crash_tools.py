@@ -7,12 +7,14 @@ from pathlib import Path
 from kestrelmq.journal.exchange import Row, import_rows
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.pack import pack
-from kestrelmq.journal.records import AddX, Remove, RemoveTentative, StateDump, encode
+from kestrelmq.journal.records import Remove, RemoveTentative, StateDump, encode
 from kestrelmq.journal.repair import repair
 from kestrelmq.journal.selection import select
 from kestrelmq.spark.journal_commit import Commit
 from kestrelmq.spark.journal_parts import Part
 from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.testing.journals import numbered
 from kestrelmq.testing.recording import RecordingDirectory
 from tests.support.crash_checks import DAMAGED, Items
 
@@ -60,29 +62,24 @@ class Tool:
     kept: bytes = b""
 
 
-def added(*numbers: int) -> bytes:
-    """Return the records of items that are told by their numbers."""
-    return b"".join(encode(AddX(NOW + number, 0, b"%d" % number)) for number in numbers)
-
-
 def items(*numbers: int) -> Items:
     """Return the items of that numbers."""
     return tuple(b"%d" % number for number in numbers)
 
 
-def packs(directory: RecordingDirectory) -> None:
+def packs(directory: RecordingDirectory | CrashingDirectory) -> None:
     """Pack the queue."""
     (one,) = select([directory.path])
     pack(directory, one.plan, "documented", FakeClock())
 
 
-def imports(directory: RecordingDirectory) -> None:
+def imports(directory: RecordingDirectory | CrashingDirectory) -> None:
     """Add two items to the queue."""
     rows = [Row("jobs", number, b"%d" % number, NOW, 0) for number in (8, 9)]
     import_rows(directory, rows, FakeClock(), append=True)
 
 
-def repairs(directory: RecordingDirectory) -> None:
+def repairs(directory: RecordingDirectory | CrashingDirectory) -> None:
     """Save what can be read."""
     (one,) = select([directory.path])
     repair(directory, one, FakeClock())
@@ -93,7 +90,7 @@ def loads(directory: RecordingDirectory) -> None:
     (one,) = select([directory.path])
     loaded = load_queue(directory, one.plan, None, FakeClock())
     loaded.journal.open()
-    loaded.journal.append(added(9))
+    loaded.journal.append(numbered(9))
     loaded.journal.close()
 
 
@@ -110,15 +107,15 @@ def commits(directory: RecordingDirectory, *contents: bytes, overwrite: bool = F
 
 
 FILES = {
-    "jobs.1": (added(1, 2),),
+    "jobs.1": (numbered(1, 2),),
     "jobs.2": (encode(Remove()) + encode(RemoveTentative()),),
-    "jobs": (added(3), added(4)),
+    "jobs": (numbered(3), numbered(4)),
 }
 OLDER = (items(2), items(2, 3))
-HALF_ROTATED = {"jobs.1": (added(1),), "jobs.2": (added(2), added(3))}
-PACKED = {"jobs.1": (added(1),), "jobs.2.pack": (added(2),), "jobs.3": (added(3),)}
-DAMAGED_FILES = {"jobs": (added(1) + b"cc" + added(2),)}
-TORN = added(2)[:-1]
+HALF_ROTATED = {"jobs.1": (numbered(1),), "jobs.2": (numbered(2), numbered(3))}
+PACKED = {"jobs.1": (numbered(1),), "jobs.2.pack": (numbered(2),), "jobs.3": (numbered(3),)}
+DAMAGED_FILES = {"jobs": (numbered(1) + b"cc" + numbered(2),)}
+TORN = numbered(2)[:-1]
 UNDECIDED = encode(StateDump(5, 16))
 """What follows could make it a CONTINUE, and so nothing may."""
 TOOLS = {
@@ -143,11 +140,11 @@ TOOLS = {
         DAMAGED,
         items(1, 2),
         is_safe=True,
-        kept=added(1) + b"cc" + added(2),
+        kept=numbered(1) + b"cc" + numbered(2),
     ),
     "load, torn": Tool(
         loads,
-        {"jobs": (added(1) + TORN,)},
+        {"jobs": (numbered(1) + TORN,)},
         (),
         items(1),
         items(1, 9),
@@ -157,7 +154,7 @@ TOOLS = {
     ),
     "load, torn, half rotated": Tool(
         loads,
-        {"jobs.1": (added(1) + TORN,)},
+        {"jobs.1": (numbered(1) + TORN,)},
         (),
         items(1),
         items(1, 9),
@@ -167,52 +164,57 @@ TOOLS = {
     ),
     "load, undecided": Tool(
         loads,
-        {"jobs": (added(1), added(2) + UNDECIDED)},
+        {"jobs": (numbered(1), numbered(2) + UNDECIDED)},
         ((), items(1)),
         items(1, 2),
         items(1, 2, 9),
         is_synced=False,
     ),
     "Spark, append": Tool(
-        lambda directory: commits(directory, added(8), added(9)),
+        lambda directory: commits(directory, numbered(8), numbered(9)),
         FILES,
         OLDER,
         items(2, 3, 4),
         items(2, 3, 4, 8, 9),
     ),
     "Spark, append, half rotated": Tool(
-        lambda directory: commits(directory, added(8)),
+        lambda directory: commits(directory, numbered(8)),
         HALF_ROTATED,
         (items(1), items(1, 2)),
         items(1, 2, 3),
         items(1, 2, 3, 8),
     ),
     "Spark, append, again": Tool(
-        lambda directory: commits(directory, added(8)),
+        lambda directory: commits(directory, numbered(8)),
         PACKED,
         (items(2),),
         items(2, 3),
         items(2, 3, 8),
     ),
     "Spark, overwrite": Tool(
-        lambda directory: commits(directory, added(8), added(9), overwrite=True),
+        lambda directory: commits(directory, numbered(8), numbered(9), overwrite=True),
         FILES,
         OLDER,
         items(2, 3, 4),
         items(8, 9),
     ),
     "Spark, overwrite, again": Tool(
-        lambda directory: commits(directory, added(8), overwrite=True),
+        lambda directory: commits(directory, numbered(8), overwrite=True),
         PACKED,
         (items(2),),
         items(2, 3),
         items(8),
     ),
     "Spark, new, one part": Tool(
-        lambda directory: commits(directory, added(8)), {}, (), None, items(8)
+        lambda directory: commits(directory, numbered(8)), {}, (), None, items(8)
     ),
     "Spark, new": Tool(
-        lambda directory: commits(directory, added(8), added(9)), {}, (), None, items(8, 9), ((),)
+        lambda directory: commits(directory, numbered(8), numbered(9)),
+        {},
+        (),
+        None,
+        items(8, 9),
+        ((),),
     ),
 }
 

@@ -105,6 +105,13 @@ class CrashingDirectory(RealDirectory):
         self._names = {name: self._inode(name, whole=True) for name in self.disk.names()}
         self._safe_names = dict(self._names)
 
+    @classmethod
+    def within(cls, root: Path) -> "CrashingDirectory":
+        """Return the directory `queues` of `root`; both are made if they are not there."""
+        for part in ("queues", "links"):
+            (root / part).mkdir(parents=True, exist_ok=True)
+        return cls(root / "queues", root / "links")
+
     def step(self, point: str) -> None:
         """Count a step. Raises SimulatedCrash, OSError."""
         if self.crashed is not None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.config import QueueConfig
 from kestrelmq.engine.durability import Commits
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import Waiter, Wanted
@@ -16,6 +15,7 @@ from kestrelmq.journal.records import item_data
 from kestrelmq.server.background import kept_running
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.testing.queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 
@@ -37,26 +37,17 @@ class Reader:
             raise ValueError("a bug of the reader's")
 
 
-class Disk:
-    """A collection on a directory that can be made to fail."""
+class Disk(LocalQueues):
+    """Queues on a directory that can be made to fail."""
 
-    def __init__(self, path: Path, config: QueueConfig) -> None:
-        for name in ("queues", "links"):
-            (path / name).mkdir()
-        self.clock = FakeClock()
-        self.directory = CrashingDirectory(path / "queues", path / "links")
-        server = ServerConfig(queue_path=path / "queues", default=config)
-        self.collection = QueueCollection(server, self.clock, self.directory)
-        self.collection.open()
+    def __init__(self, path: Path, **settings: object) -> None:
+        self.crashing = CrashingDirectory.within(path)
+        super().__init__(queue_settings(self.crashing.path, **settings), self.crashing)
 
     def opened(self, name: str, count: int) -> list[int]:
         """Return the reads of so many items `0`, `1` and so on of a queue."""
-        queue = self.collection.obtain(name)
-        for number in range(count):
-            assert queue.add(b"%d" % number)
-        reads = [queue.open_read() for _ in range(count)]
-        assert not self.collection.commits.commit()
-        return [read[0] for read in reads if read is not None]
+        self.add(*(b"%d" % number for number in range(count)), name=name)
+        return [self.open_read(name) for _ in range(count)]
 
 
 def test_a_task_that_dies_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -86,28 +77,28 @@ def test_a_task_that_dies_is_started_again(caplog: pytest.LogCaptureFixture) -> 
 
 def test_overdue_reads_that_cannot_be_written_are_given_back_later(tmp_path: Path) -> None:
     """They stay open while the disk is full, and end by themselves when it is not."""
-    disk = Disk(tmp_path, QueueConfig(open_transaction_timeout=5))
+    disk = Disk(tmp_path, open_transaction_timeout=5)
     xids = disk.opened("jobs", 2)
-    queue = disk.collection.obtain("jobs")
-    disk.directory.fail = lambda point: point.startswith("append")
+    queue = disk.queue()
+    disk.crashing.fail = lambda point: point.startswith("append")
     disk.clock.advance(6)
     disk.collection.abort_overdue()
     assert isinstance(disk.collection.commits.commit()[queue], JournalError)
     assert list(queue.open) == xids
-    disk.directory.fail = lambda _point: False
+    disk.crashing.fail = lambda _point: False
     disk.collection.abort_overdue()
     assert list(queue.open) == xids, "it is not tried again at once"
     disk.clock.advance(1)
     disk.collection.abort_overdue()
-    assert not disk.collection.commits.commit()
+    disk.commit()
     assert [item_data(record) for record in queue.browse(9)] == [b"0", b"1"]
-    disk.collection.close()
+    disk.close()
 
 
 def test_reads_that_are_overdue_together_come_back_oldest_first(tmp_path: Path) -> None:
     """Whichever of them was to end first; readers that wait get them in that order."""
-    disk = Disk(tmp_path, QueueConfig())
-    queue = disk.collection.obtain("jobs")
+    disk = Disk(tmp_path)
+    queue = disk.queue()
     for number in range(3):
         queue.add(b"%d" % number)
     for seconds in (3, 2, 1):
@@ -116,12 +107,12 @@ def test_reads_that_are_overdue_together_come_back_oldest_first(tmp_path: Path) 
     disk.clock.advance(4)
     disk.collection.abort_overdue()
     assert [reader.told for reader in readers] == [[b"0"], [b"1"], [b"2"]]
-    disk.collection.close()
+    disk.close()
 
 
 def test_a_queue_that_fails_does_not_keep_others_from_their_upkeep(tmp_path: Path) -> None:
     """Overdue reads of the others come back, and the failure is reported by the commit."""
-    disk = Disk(tmp_path, QueueConfig(open_transaction_timeout=5))
+    disk = Disk(tmp_path, open_transaction_timeout=5)
     for name in ("a", "b", "c"):
         disk.opened(name, 1)
     steps = 0
@@ -131,16 +122,16 @@ def test_a_queue_that_fails_does_not_keep_others_from_their_upkeep(tmp_path: Pat
         steps += point.startswith("append")
         return point.startswith("append") and steps == 2
 
-    disk.directory.fail = second_fails
+    disk.crashing.fail = second_fails
     disk.clock.advance(6)
     disk.collection.abort_overdue()
     assert len(disk.collection.commits.commit()) == 1
     assert sorted(len(queue) for queue in disk.collection.queues.values()) == [0, 1, 1]
     disk.clock.advance(1)
     disk.collection.abort_overdue()
-    assert not disk.collection.commits.commit()
+    disk.commit()
     assert [len(queue) for queue in disk.collection.queues.values()] == [1, 1, 1]
-    disk.collection.close()
+    disk.close()
 
 
 def failing_queue(error: Exception) -> Queue:

@@ -5,70 +5,46 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.records import item_data
-from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.testing.queues import LocalQueues, queue_settings
 from kestrelmq.testing.worker import HeldWorker
 
 pytestmark = pytest.mark.compiled
 
 
-class Spool:
-    """Queues on a disk that fails when the test wants it.
+class Spool(LocalQueues):
+    """A queue `jobs` on a disk that fails when the test wants it.
 
     Attributes:
-        collection: the queues.
-        worker: what deletes them.
-        directory: where they are.
-        clock: their clock.
+        deleting: what deletes queues.
+        disk: where they are.
         told: how deletions ended, in their order.
     """
 
     def __init__(self, path: Path, **settings: object) -> None:
-        for part in ("queues", "links"):
-            (path / part).mkdir(exist_ok=True)
-        self.directory = CrashingDirectory(path / "queues", path / "links")
-        self.clock = FakeClock()
-        self.config = ServerConfig(
-            queue_path=path / "queues", default=QueueConfig.model_validate(settings)
-        )
+        self.disk = CrashingDirectory.within(path)
         self.told: list[JournalError | None] = []
-        self.worker = HeldWorker()
-        self.come_up()
+        self.deleting = HeldWorker()
+        super().__init__(queue_settings(self.disk.path, **settings), self.disk)
 
-    def come_up(self) -> None:
-        """Start."""
-        self.collection = QueueCollection(self.config, self.clock, self.directory)
-        self.collection.open()
-        self.collection.deletions.worker = self.worker
-
-    def add(self, data: bytes) -> None:
-        """Add to the queue, which is made if it is not there, and commit."""
-        assert self.collection.add("jobs", data)
-        assert not self.collection.commits.commit()
-
-    def take(self) -> None:
-        """Take the head, and commit."""
-        assert self.collection.queues["jobs"].remove()
-        assert not self.collection.commits.commit()
+    def open(self) -> None:
+        """Load the queue, and have deletions wait for the test."""
+        super().open()
+        self.collection.deletions.worker = self.deleting
 
     def delete(self) -> bool:
         """Begin to delete the queue."""
         return self.collection.begin_delete("jobs", self.told.append)
 
-    def items(self) -> list[bytes] | None:
+    def found(self) -> list[bytes] | None:
         """Return what is in the queue; None when there is none."""
-        queue = self.collection.queues.get("jobs")
-        return None if queue is None else [item_data(one) for one in queue.browse(99)]
+        return self.items() if "jobs" in self.collection.queues else None
 
     def after_restart(self) -> list[bytes] | None:
         """Start again, and return what is in the queue."""
-        self.collection.close()
-        self.come_up()
-        return self.items()
+        self.restart()
+        return self.found()
 
 
 @pytest.fixture
@@ -76,7 +52,7 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
     """Queues whose journals are soon too long."""
     opened = Spool(tmp_path, default_journal_size=100, max_journal_size=300)
     yield opened
-    opened.collection.close()
+    opened.close()
 
 
 def test_a_queue_serves_until_it_is_gone(spool: Spool) -> None:
@@ -84,12 +60,12 @@ def test_a_queue_serves_until_it_is_gone(spool: Spool) -> None:
     spool.add(b"one")
     assert spool.delete()
     spool.add(b"two")
-    assert spool.items() == [b"one", b"two"]
-    assert spool.worker.step()
-    assert (spool.items(), spool.told) == (None, [])
-    assert spool.worker.step()
+    assert spool.found() == [b"one", b"two"]
+    assert spool.deleting.step()
+    assert (spool.found(), spool.told) == (None, [])
+    assert spool.deleting.step()
     assert spool.told == [None]
-    assert [name for name in spool.directory.names() if "jobs" in name] == []
+    assert [name for name in spool.disk.names() if "jobs" in name] == []
     assert not spool.delete()
     assert spool.collection.deletes == 1
 
@@ -99,7 +75,7 @@ def test_who_asks_twice_is_told_twice(spool: Spool) -> None:
     spool.add(b"one")
     assert spool.delete()
     assert spool.delete()
-    while spool.worker.step():
+    while spool.deleting.step():
         pass
     assert spool.told == [None, None]
     assert spool.collection.deletes == 1
@@ -109,13 +85,13 @@ def test_a_queue_that_goes_begins_no_other_file(spool: Spool) -> None:
     """However long its journal gets: the file would come after the pack that stands for all."""
     spool.add(b"one")
     assert spool.delete()
-    before = spool.directory.names()
+    before = spool.disk.names()
     for _ in range(20):
         spool.add(bytes(200))
         spool.collection.tick()
     assert not spool.collection.queues["jobs"].writes_ahead
-    assert spool.directory.names() == before
-    while spool.worker.step():
+    assert spool.disk.names() == before
+    while spool.deleting.step():
         pass
     assert spool.after_restart() is None
 
@@ -125,7 +101,7 @@ def test_a_new_queue_of_its_name_keeps_its_own_files(spool: Spool) -> None:
     for number in range(20):
         spool.add(b"old %d" % number + bytes(50))
     assert spool.delete()
-    assert spool.worker.step()
+    assert spool.deleting.step()
     added = [b"new %d" % number + bytes(200) for number in range(10)]
     for data in added:
         spool.add(data)
@@ -133,11 +109,11 @@ def test_a_new_queue_of_its_name_keeps_its_own_files(spool: Spool) -> None:
         spool.add(data)
     queue = spool.collection.queues["jobs"]
     assert queue.journal.rotations
-    added = spool.items() or []
+    added = spool.found() or []
     assert len(added) == 10
-    while spool.worker.step():
+    while spool.deleting.step():
         pass
-    assert spool.items() == added
+    assert spool.found() == added
     assert spool.after_restart() == added
 
 
@@ -146,29 +122,29 @@ def test_a_queue_that_cannot_be_deleted_stays(spool: Spool, step: int) -> None:
     """With what was added meanwhile and later, and with its journal looked after."""
     spool.add(b"one")
     seen = iter(range(100))
-    spool.directory.fail = lambda _point: next(seen) == step
+    spool.disk.fail = lambda _point: next(seen) == step
     assert spool.delete()
-    spool.directory.fail = lambda _point: False
+    spool.disk.fail = lambda _point: False
     if not spool.told:
         spool.add(b"two")
         seen = iter(range(1, 100))
-        spool.directory.fail = lambda _point: next(seen) == step
-        assert spool.worker.step()
-        spool.directory.fail = lambda _point: False
+        spool.disk.fail = lambda _point: next(seen) == step
+        assert spool.deleting.step()
+        spool.disk.fail = lambda _point: False
     else:
         spool.add(b"two")
     (failure,) = spool.told
     assert isinstance(failure, JournalError)
     spool.add(b"three")
     expected = [b"one", b"two", b"three"]
-    assert spool.items() == expected
+    assert spool.found() == expected
     for _ in range(20):
         spool.clock.advance(2)
         spool.add(bytes(100))
         spool.take()
         spool.collection.tick()
     assert spool.collection.queues["jobs"].journal.rotations
-    left = spool.items()
+    left = spool.found()
     assert spool.after_restart() == left
 
 
@@ -178,9 +154,9 @@ def test_settings_that_came_while_it_was_to_be_deleted(spool: Spool) -> None:
     assert spool.delete()
     default = spool.config.default.model_copy(update={"max_items": 7})
     spool.collection.reload(spool.config.model_copy(update={"default": default}))
-    spool.directory.fail = lambda _point: True
-    assert spool.worker.step()
-    spool.directory.fail = lambda _point: False
+    spool.disk.fail = lambda _point: True
+    assert spool.deleting.step()
+    spool.disk.fail = lambda _point: False
     assert isinstance(spool.told[0], JournalError)
     assert spool.collection.queues["jobs"].config.max_items == 7
 
@@ -192,15 +168,15 @@ def test_an_expired_queue_takes_nothing_along(tmp_path: Path) -> None:
     spool.take()
     spool.clock.advance(2)
     spool.collection.sweep()
-    assert (spool.items(), spool.collection.expires) == (None, 1)
+    assert (spool.found(), spool.collection.expires) == (None, 1)
     added = [b"%d" % number + bytes(200) for number in range(5)]
     for data in added:
         spool.add(data)
-    while spool.worker.step():
+    while spool.deleting.step():
         pass
-    assert spool.items() == added
+    assert spool.found() == added
     assert spool.after_restart() == added
-    spool.collection.close()
+    spool.close()
 
 
 def test_an_expired_queue_whose_files_stay_comes_back_with_nothing_of_its_own(
@@ -213,9 +189,9 @@ def test_an_expired_queue_whose_files_stay_comes_back_with_nothing_of_its_own(
     spool.clock.advance(2)
     spool.collection.sweep()
     spool.add(b"two")
-    spool.directory.fail = lambda _point: True
-    assert spool.worker.step()
-    spool.directory.fail = lambda _point: False
+    spool.disk.fail = lambda _point: True
+    assert spool.deleting.step()
+    spool.disk.fail = lambda _point: False
     spool.add(b"three")
     assert spool.after_restart() == [b"two", b"three"]
-    spool.collection.close()
+    spool.close()

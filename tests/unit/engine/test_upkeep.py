@@ -64,9 +64,7 @@ def commit(collection: QueueCollection) -> None:
 
 def crashing(tmp_path: Path) -> CrashingDirectory:
     """Return a directory that can be made to fail."""
-    (tmp_path / "queues").mkdir()
-    (tmp_path / "links").mkdir()
-    return CrashingDirectory(tmp_path / "queues", tmp_path / "links")
+    return CrashingDirectory.within(tmp_path)
 
 
 def opcodes(path: Path) -> list[int]:

@@ -27,9 +27,7 @@ CONFIG = ServerConfig(
 @pytest.fixture
 def directory(tmp_path: Path) -> CrashingDirectory:
     """Return a directory that can be made to fail."""
-    (tmp_path / "queues").mkdir()
-    (tmp_path / "links").mkdir()
-    return CrashingDirectory(tmp_path / "queues", tmp_path / "links")
+    return CrashingDirectory.within(tmp_path)
 
 
 @pytest.fixture

@@ -28,18 +28,12 @@ from kestrelmq.journal.records import (
     item_data,
 )
 from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.journals import journal
 
 pytestmark = pytest.mark.compiled
 
 NOW = 1_700_000_000_000
 DATA = Path(__file__).parents[2] / "data"
-
-
-def journal(*records: Record | str) -> bytes:
-    """Return a journal; a text stands for an item."""
-    return b"".join(
-        encode(AddX(NOW, 0, one.encode()) if isinstance(one, str) else one) for one in records
-    )
 
 
 def load(path: Path, limit: int | None = None) -> tuple[list[str], dict[int, str], int]:

@@ -26,6 +26,7 @@ from kestrelmq.journal.records import (
 )
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.walk import Walk, find_records
+from kestrelmq.testing.journals import journal
 
 pytestmark = pytest.mark.compiled
 
@@ -59,7 +60,7 @@ def render(state: Replay) -> State:
 def replay(*records: Record) -> State:
     """Return what the records leave."""
     state = Replay()
-    feed(state, b"".join(map(encode, records)))
+    feed(state, journal(*records))
     assert state.memory_bytes == sum(len(item_data(item)) for item in state.memory)
     return render(state)
 
@@ -228,9 +229,9 @@ def limited(path: Path, limit: int, *files: list[Record]) -> Replay:
     state = Replay(limit, lambda file, at: JournalReader(path, file, at))
     names = tuple(f"q.{number}" for number in range(len(files)))
     for number, records in enumerate(files):
-        journal = b"".join(map(encode, records))
-        (path / names[number]).write_bytes(journal)
-        feed(state, journal, names[: number + 1])
+        whole = journal(*records)
+        (path / names[number]).write_bytes(whole)
+        feed(state, whole, names[: number + 1])
         assert state.memory_bytes <= limit or len(state.memory) == 1
     return state
 
