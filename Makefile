@@ -20,7 +20,7 @@ WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 IN_PARALLEL = -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve check docs format test bench bench-all bench-picture bench-peers soak clean
+.PHONY: help setup serve check docs format test coverage bench bench-all bench-picture bench-peers soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
@@ -49,6 +49,9 @@ format: $(STAMPS)/dev ## reformat the code and fix what lint can fix
 test: $(STAMPS)/test-tools $(STAMPS)/test $(STAMPS)/node $(HOT)/stamp ## all tests, then those of the hot path compiled; ARGS="-k name" picks some
 	$(BIN)/pytest $(IN_PARALLEL) $(ARGS)
 	PYTHONPATH=$(HOT) $(BIN)/pytest $(IN_PARALLEL) -m "compiled and not soak" $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
+
+coverage: $(STAMPS)/dev ## branch coverage of the journal and the engine by the tests that need no server
+	$(BIN)/pytest $(IN_PARALLEL) tests/unit tests/property --cov --cov-report=term $(ARGS)
 
 soak: $(STAMPS)/test-tools $(STAMPS)/test $(STAMPS)/node ## the tests that run for minutes or more, and random ones with new examples
 	$(BIN)/pytest -m soak --timeout 0 $(ARGS)
