@@ -1,7 +1,7 @@
-"""The clock that is passed in everywhere, and the pauses that long work makes.
+"""The clocks, which every part is given, and the pauses of long work.
 
-Two readings: `now`, wall time in whole milliseconds since the epoch, which journals and expiry
-use and which may step; and `monotonic`, seconds that only go forward, which time-outs use.
+A clock has two readings. `now` is wall time in whole milliseconds since the epoch; journals and
+expiry use it, and it may jump. `monotonic` is in seconds and never goes back; time-outs use it.
 """
 
 import time
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 Pause = Callable[[], None]
-"""Called after each short piece of long work, to let others run; what it raises ends the work."""
+"""Called after each short piece of long work, to let others run; its exceptions end the work."""
 
 
 def no_pause() -> None:
-    """Let nobody run: nobody waits."""
+    """Do nothing: no other work is waiting."""
 
 
 class Clock(Protocol):
@@ -41,9 +41,9 @@ class SystemClock:
 
 
 class TurnClock:
-    """Wall time that stands still within one turn of the server's loop: `tick` reads it anew.
+    """A clock whose wall time stays the same during one turn of the server's loop.
 
-    Reading the time once for all the requests of a turn is part of the hot path.
+    `tick` reads it once for all requests of the turn, which keeps the hot path short.
     """
 
     __slots__ = ("_now",)
@@ -52,7 +52,7 @@ class TurnClock:
         self._now = time.time_ns() // 1_000_000
 
     def tick(self) -> None:
-        """Read the machine's clock."""
+        """Read the machine's wall clock."""
         self._now = time.time_ns() // 1_000_000
 
     def now(self) -> int:

@@ -1,4 +1,4 @@
-"""One exception tree: who is at fault, and whether the connection survives."""
+"""The exceptions: the class says who is at fault, and whether the operation may have happened."""
 
 
 class KestrelError(Exception):
@@ -17,11 +17,11 @@ class JournalError(KestrelError):
 
 
 class DamagedJournal(JournalError):  # noqa: N818 # says what it is
-    """Bytes in a journal that are no record.
+    """Bytes in a journal that are not a record.
 
     Attributes:
-        position: where, in bytes from the start of the file or buffer.
-        reason: what is wrong there.
+        position: where they are, in bytes from the start of the file or buffer.
+        reason: what is wrong with them.
         file: the file's path, when it is known.
     """
 
@@ -45,7 +45,7 @@ class QueueUnavailable(KestrelError):  # noqa: N818
 
 
 class InvalidQueueName(KestrelError, ValueError):  # noqa: N818
-    """A name that no queue can have."""
+    """A name that is not allowed for a queue."""
 
 
 # --- Client ---------------------------------------------------------------------------------------
@@ -98,4 +98,4 @@ class ServerRefused(ClientError):  # noqa: N818
 
 
 class ProtocolError(ClientError):
-    """A server sent what is no reply to the request; the operation may have happened."""
+    """A server sent something that is not a reply; the operation may have happened."""

@@ -27,7 +27,7 @@ def queue_name_error(name: str | bytes) -> str | None:
 
 
 def master_of(name: str) -> str | None:
-    """Return the queue that feeds fanout child `name`, or None when `name` is no fanout child."""
+    """Return the master of fanout child `name`, or None when `name` is not a fanout child."""
     master, plus, _child = name.partition("+")
     return master if plus else None
 

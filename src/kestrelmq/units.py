@@ -1,7 +1,8 @@
 """Sizes and durations, parsed from what people write and printed so that they parse back exactly.
 
-Sizes are bytes, and every multiple is of 1024: `16MB` and `16 MiB` are the same. Durations are
-seconds. Arithmetic is exact: a text that names no whole number of bytes is refused, not rounded.
+Sizes are in bytes, and every unit is a power of 1024: `16MB` and `16 MiB` are the same. Durations
+are in seconds. Arithmetic is exact: text that is not a whole number of bytes is refused, not
+rounded.
 """
 
 import math
@@ -32,7 +33,7 @@ _DURATION_UNITS: Final = {
     name: Fraction(scale)
     for scale, names in (
         (Fraction(1, 1_000_000_000), ("ns", "nanosecond", "nanoseconds")),
-        # Keyboards and fonts have two letters mu; both mean micro here.
+        # Unicode has two characters that look like mu; both mean micro here.
         (Fraction(1, 1_000_000), ("us", "\u00b5s", "\u03bcs", "microsecond", "microseconds")),
         (Fraction(1, 1000), ("ms", "msec", "msecs", "millisecond", "milliseconds")),
         (1, ("", "s", "sec", "secs", "second", "seconds")),
@@ -56,7 +57,7 @@ def parse_size(value: int | str) -> int:
 
     Raises:
         TypeError: `value` is neither an int nor a str.
-        ValueError: it is negative, no size, or no whole number of bytes.
+        ValueError: it is negative, not a size, or not a whole number of bytes.
     """
     if isinstance(value, str):
         size = _quantity(value, _SIZE_UNITS, _SIZE_EXAMPLES)
@@ -75,7 +76,7 @@ def parse_duration(value: float | str) -> float:
 
     Raises:
         TypeError: `value` is neither a number nor a str.
-        ValueError: it is negative, not finite, or no duration.
+        ValueError: it is negative, not finite, or not a duration.
     """
     try:
         if isinstance(value, str):
@@ -103,7 +104,7 @@ def format_size(size: int) -> str:
 def format_duration(seconds: float) -> str:
     """Return `seconds` in the largest unit that gives a whole number, such as `"30m"` or `"100ms"`.
 
-    A duration that is whole in no unit is printed in seconds with all its digits.
+    A duration that is not a whole number of any unit is printed in seconds with all its digits.
     """
     for scale, unit in _DURATIONS_PRINTED:
         count = round(Fraction(seconds) / scale)

@@ -1,6 +1,6 @@
-"""Configuration files to `ServerConfig`.
+"""Reading configuration files into a `ServerConfig`.
 
-Everything that is wrong is reported at once: the key, what was found, and what is allowed.
+All problems are reported at once, each with its key, what was found, and what is allowed.
 """
 
 import difflib
@@ -34,7 +34,7 @@ def load_config(path: Path | str) -> ServerConfig:
     """Read the configuration file at `path`.
 
     Raises:
-        ConfigError: it cannot be read, is no TOML, or holds settings that cannot be used.
+        ConfigError: it cannot be read, is not TOML, or holds settings that cannot be used.
     """
     try:
         text = Path(path).read_bytes().decode()
@@ -49,23 +49,23 @@ def config_from_toml(text: str, source: str) -> ServerConfig:
     """Return the configuration that `text` holds; errors call it `source`.
 
     Raises:
-        ConfigError: it is no TOML, or holds settings that cannot be used.
+        ConfigError: it is not TOML, or holds settings that cannot be used.
     """
     try:
         settings = tomllib.loads(text)
         return _validated(settings, source)
     except RecursionError:
         raise ConfigError(f"{source}: tables or lists are nested too deeply") from None
-    except ValueError as error:  # also for what TOML allows and Python does not, as long numbers
+    except ValueError as error:  # also for TOML that Python does not take, such as long numbers
         raise ConfigError(f"{source}: not TOML: {error}") from None
 
 
 def apply_overrides(
     config: ServerConfig, overrides: Mapping[str, Any], source: str = "command line"
 ) -> ServerConfig:
-    """Return `config` with the settings in `overrides` replaced; those that are None stay.
+    """Return `config` with the settings in `overrides` replaced; None leaves a setting as it is.
 
-    A port may be text, as a flag gives it: a number, or "none".
+    A port may be text, as on the command line: a number, or "none".
 
     Raises:
         ConfigError: the settings cannot be used together.
@@ -79,7 +79,7 @@ def apply_overrides(
 
 
 def changed_globals(old: ServerConfig, new: ServerConfig) -> list[str]:
-    """Return the settings that differ and that a reload does not change."""
+    """Return the names of the settings that differ and that a reload does not change."""
     return [
         name
         for name in ServerConfig.model_fields
@@ -88,7 +88,10 @@ def changed_globals(old: ServerConfig, new: ServerConfig) -> list[str]:
 
 
 def config_warnings(config: ServerConfig, queues: Collection[str] = ()) -> list[str]:
-    """Return what is allowed but is probably not meant, where `queues` are there already."""
+    """Return warnings about settings that are valid but probably a mistake.
+
+    `queues` are the queues that exist already.
+    """
     return [
         f"{dotted(('aliases', name))} masks the queue of that name"
         for name in config.aliases
@@ -105,12 +108,12 @@ def _validated(settings: Mapping[str, Any], source: str) -> ServerConfig:
 
 
 def _conflicts(settings: Mapping[str, Any], error: ValidationError) -> list[str]:
-    """Return the broken rules over several settings, which are not looked at while one is wrong."""
+    """Return the problems between settings, which are not checked while a single one is wrong."""
     wrong = {str(detail["loc"][0]) for detail in error.errors() if detail["loc"]}
     if not wrong:
-        return []  # `error` is about such rules already
+        return []  # `error` already reports problems of this kind
     remaining = {name: value for name, value in settings.items() if name not in wrong}
-    # A port that is wrong must not collide as its default either.
+    # The default of a wrong port must not be reported as a conflict.
     remaining |= dict.fromkeys(wrong.intersection(LISTENERS))
     try:
         ServerConfig.model_validate(remaining)
@@ -120,12 +123,12 @@ def _conflicts(settings: Mapping[str, Any], error: ValidationError) -> list[str]
 
 
 def _problem_lines(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """Return one line for each thing that is wrong."""
+    """Return one line for each problem."""
     return [_line(detail, model) for detail in error.errors(include_url=False)]
 
 
 def _line(detail: ErrorDetails, model: type[BaseModel]) -> str:
-    # pydantic marks a bad key of a mapping with a last step "[key]".
+    # pydantic ends the path of a bad mapping key with "[key]".
     path = [str(step) for step in detail["loc"] if step != "[key]"]
     key = dotted(path)
     match detail["type"]:
@@ -141,7 +144,7 @@ def _line(detail: ErrorDetails, model: type[BaseModel]) -> str:
         return f"{key}: {reason}"
     found = detail["input"]
     if isinstance(found, Mapping | BaseModel) and detail["type"] == "value_error":
-        # A rule over several settings: the reason names them.
+        # The problem is between several settings: the reason names them.
         return f"{key}: {reason}" if key else reason
     shown = "a value that is not shown" if _is_secret(path, model) else _shown(found)
     return f"{key}: found {shown}; {reason}"
@@ -175,10 +178,10 @@ def _is_secret(path: Sequence[str], model: type[BaseModel]) -> bool:
 
 
 def _fields_on(path: Sequence[str], model: type[BaseModel]) -> Iterator[FieldInfo]:
-    """Yield the table or setting that each step of `path` leads to."""
+    """Yield the table or setting at each step of `path`."""
     for step in path:
         field = model.model_fields.get(step)
-        # A step that is no field is the NAME of [queues.NAME], or an index of a list.
+        # A step that is not a field is the NAME of [queues.NAME], or an index in a list.
         if field is not None:
             yield field
             if kind_of(field) is None:

@@ -1,11 +1,11 @@
-"""Every setting there is: one documented field each, with its built-in default.
+"""Every setting: one documented field each, with its built-in default.
 
-The models are immutable. Sizes are bytes and durations are seconds; None means unlimited, never or
-none. Which fields were set explicitly stays known (`model_fields_set`), and so "not set here" is
-distinct from "set to the default": inheritance builds on that.
+The models are immutable. Sizes are in bytes and durations in seconds; None means unlimited, never
+or none. `model_fields_set` records which fields were set explicitly, so "not set here" differs from
+"set to the default"; inheritance depends on that.
 
-To add a setting, add a field with its kind (`values`), its default and its help, and obey it. What
-loads, checks, inherits, writes and documents settings works on these fields.
+To add a setting, add a field with its kind (`values`), its default and its help, and use it in the
+server. Loading, checking, inheritance, writing and the documentation all work from these fields.
 """
 
 import os
@@ -59,7 +59,7 @@ RELOADED: Final = frozenset({"default", "queues", "aliases"})
 def default_queue_path(environment: Mapping[str, str], home: Path) -> Path:
     """Return where the queues are kept when no setting says so."""
     state = environment.get("XDG_STATE_HOME", "")
-    # A relative path there is to be ignored, says the XDG specification.
+    # The XDG specification says to ignore a relative path.
     base = Path(state) if state.startswith("/") else home / ".local" / "state"
     return base / "kestrelmq"
 
@@ -236,7 +236,7 @@ class ServerConfig(_Settings):
 
     @model_validator(mode="after")
     def _check_files(self) -> Self:
-        """Refuse other files where journals are; what begins with `~~` is no journal."""
+        """Refuse a path where a journal could be; names that begin with `~~` are safe."""
         inside = Path(os.path.realpath(self.queue_path))
         found = {"status_file": self.status_file, "log_file": self.log_file}
         places = {name: Path(os.path.realpath(path)) for name, path in found.items() if path}
@@ -275,30 +275,30 @@ class ServerConfig(_Settings):
 LISTENERS: Final = tuple(
     name for name, field in ServerConfig.model_fields.items() if kind_of(field) is PORT
 )
-"""The settings that are the port of a listener."""
+"""The settings that hold the port of a listener."""
 
 
 def effective(config: ServerConfig, queue_name: str) -> QueueConfig:
-    """Return the settings in force for `queue_name`; pure, so callers may remember the answer.
+    """Return the settings in force for `queue_name`; pure, so callers may cache the result.
 
-    A fanout child takes what it sets itself, then what its master sets, then `[default]`, then the
+    A fanout child uses its own settings, then those of its master, then `[default]`, then the
     built-in values, as in Kestrel 2.3.4 and later. Only `fanout_only` is never inherited by a
-    child: it says that the items are the children's.
+    child: it means that items go to the children only.
     """
     master = master_of(queue_name)
     if master is None and queue_name not in config.queues:
-        return config.default  # as for most queues, of which there may be very many
+        return config.default  # shared: there may be very many such queues
     merged = _explicit(config.default)
     if master is not None:
         merged |= _explicit(config.queues.get(master))
         merged.pop("fanout_only", None)
     merged |= _explicit(config.queues.get(queue_name))
-    # Every value was validated with its layer.
+    # Each layer's values have been validated already.
     return QueueConfig.model_construct(**merged)
 
 
 def _explicit(layer: QueueConfig | None) -> dict[str, Any]:
-    """Return the settings that a layer sets itself."""
+    """Return the settings that a layer sets explicitly."""
     if layer is None:
         return {}
     return {name: getattr(layer, name) for name in layer.model_fields_set}
@@ -306,13 +306,13 @@ def _explicit(layer: QueueConfig | None) -> dict[str, Any]:
 
 @cache
 def kinds(model: type[BaseModel]) -> dict[str, Kind]:
-    """Return the kind of each setting of a model, without the tables in it."""
+    """Return the kind of each setting of a model, tables excluded."""
     found = {name: kind_of(field) for name, field in model.model_fields.items()}
     return {name: kind for name, kind in found.items() if kind is not None}
 
 
 def table_of(field: FieldInfo) -> type[BaseModel]:
-    """Return the model of the settings in a table, or in each of a mapping of tables."""
+    """Return the model of a table, or of each table in a mapping of tables."""
     return _model_within(field.annotation)
 
 
@@ -326,7 +326,7 @@ def _model_within(annotation: Any) -> type[BaseModel]:
 
 
 def secrets(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the settings that are never shown, as `model_dump(exclude=...)` takes them."""
+    """Return the settings that are never shown, in the form for `model_dump(exclude=...)`."""
     found: dict[str, Any] = {name: True for name, kind in kinds(model).items() if kind.secret}
     for name, field in model.model_fields.items():
         if kind_of(field) is None and (within := secrets(table_of(field))):

@@ -1,4 +1,4 @@
-"""Settings as TOML that loads again to the same settings."""
+"""Writing settings as TOML that loads as the same settings again."""
 
 import json
 import re
@@ -14,7 +14,7 @@ _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def config_toml(config: ServerConfig) -> str:
-    """Return the whole configuration with every setting written out, secrets left out."""
+    """Return the whole configuration as TOML: every setting except secrets."""
     lines = [*_pairs(ServerConfig, dict(config) | {"status_file": config.status_path})]
     if config.zookeeper is not None:
         lines += _table(("zookeeper",), config.zookeeper)
@@ -27,7 +27,7 @@ def config_toml(config: ServerConfig) -> str:
 
 
 def queues_toml(config: ServerConfig, names: Iterable[str]) -> str:
-    """Return the settings in force for the queues `names`."""
+    """Return the settings in force for the queues `names`, as TOML."""
     lines = [line for name in names for line in _table(("queues", name), effective(config, name))]
     return "\n".join(lines[1:]) + "\n"
 
@@ -44,7 +44,7 @@ def written(kind: Kind, value: Any) -> str:
 
 
 def written_default(model: type[BaseModel], name: str) -> str:
-    """Return the default of a setting in TOML; empty if it has none, or it depends on the user."""
+    """Return a setting's default in TOML; empty when it has none or it depends on the user."""
     field = model.model_fields[name]
     if field.is_required() or field.default_factory is not None:
         return ""
@@ -81,7 +81,7 @@ def _toml(value: Any) -> str:
         case int():
             return str(value)
         case str():
-            # JSON escapes what TOML wants escaped, but for the delete character.
+            # JSON escapes everything that TOML requires, except the delete character.
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case tuple():
             return f"[{', '.join(map(_toml, value))}]"

@@ -1,7 +1,7 @@
-"""The kinds of values a setting can have: what is accepted, what it becomes, how it is written.
+"""The kinds of values that a setting can have: how each is read, checked and written.
 
-Each kind converts what people write (`"16 MiB"`, `"30 minutes"`, `"none"`). Nothing else is
-converted: `"5"` is no number.
+Each kind converts the text that people write for it (`"16 MiB"`, `"30 minutes"`, `"none"`). Nothing
+else is converted: `"5"` is not a number.
 """
 
 import re
@@ -23,15 +23,15 @@ from pydantic_core import core_schema
 from kestrelmq.names import queue_name_error
 from kestrelmq.units import format_duration, format_size, parse_duration, parse_size
 
-# Far above any sensible value, and small enough that sums of them fit 64 bits, in bytes as in ms.
+# Far above any sensible value, but small enough that sums in bytes or milliseconds fit 64 bits.
 MAX_COUNT: Final = 2**62
 MAX_DURATION: Final = 100 * 366 * 86_400.0
 
-# The words that stand for "no limit" and "not at all".
+# The words for "no limit" and "not at all".
 OFF_WORDS: Final = ("none", "unlimited")
 
 LEAST_TOKEN: Final = 16
-"""Fewest characters of a token: what can be guessed is no secret."""
+"""Fewest characters of a token: a shorter one could be guessed."""
 _TOKEN: Final = re.compile(rf"[!-~]{{{LEAST_TOKEN},}}")
 
 
@@ -40,11 +40,12 @@ class Kind:
     """A kind of value.
 
     Attributes:
-        read: converts what people write, before the type is checked; its ValueError says what is
-            allowed. None: one of the words of a `Literal`, in any case.
-        write: turns a value, which is not None, into what TOML can hold.
+        read: converts the value in the file, before its type is checked; its ValueError says what
+            is allowed. When `read` is None, the value is one of the words of a `Literal`, in upper
+            or lower case.
+        write: converts a value other than None to one that TOML can hold.
         none: how None is written.
-        schema: its JSON Schema; None for that of the type.
+        schema: its JSON Schema; None for the schema of the type.
         secret: whether a value is never shown.
     """
 
@@ -55,7 +56,7 @@ class Kind:
     secret: bool = False
 
     def or_none(self, *words: str, written: str = "none") -> "Kind":
-        """Return the kind that also takes None, any of `words` in any case, as None."""
+        """Return the kind that also accepts None, and any of `words`, in any case, as None."""
         convert = self.read
         if convert is None:
             raise ValueError("a choice has no None")
@@ -72,7 +73,7 @@ class Kind:
         return replace(self, read=read, none=written)
 
     def described(self, description: str, *kinds: Mapping[str, Any]) -> "Kind":
-        """Return the kind with a JSON Schema: any of `kinds`."""
+        """Return the kind with a JSON Schema that allows any of `kinds`."""
         return replace(self, schema={"anyOf": list(kinds), "description": description})
 
     def __get_pydantic_core_schema__(
@@ -88,7 +89,7 @@ class Kind:
 
 
 def kind_of(field: FieldInfo) -> Kind | None:
-    """Return the kind of a setting; None for a table of settings."""
+    """Return the kind of a setting's value; None for a table of settings."""
     return next((part for part in field.metadata if isinstance(part, Kind)), None)
 
 
@@ -218,7 +219,7 @@ _FROM_0: Final = Kind(_whole_number(0, MAX_COUNT))
 _FROM_1: Final = Kind(_whole_number(1, MAX_COUNT))
 
 CHOICE: Final = Kind()
-"""One of the words of the `Literal` that it annotates."""
+"""The kind of a setting whose value is one of the words of its `Literal`."""
 
 Size = Annotated[int, _SIZE.described("Bytes, or text such as '16 MiB'.", *_TEXT_OR_INTEGER)]
 SizeLimit = Annotated[
