@@ -1,15 +1,16 @@
-"""What clients of other protocols send to our ports: HTTP, and memcached's binary protocol.
+"""Recognising clients of other protocols: HTTP, and memcached's binary protocol.
 
 A web page can make any browser that opens it send an HTTP request, with a body of the page's
-choice, to any port that the browser reaches. Its first two lines give it away before the body
-comes; who sees one of them closes the connection, and no line of the body is read as a command.
+choice, to any port that the browser can reach. The first two lines of such a request come before
+the body and identify it. A session that sees one of them closes the connection, so no line of the
+body is read as a command.
 """
 
 import struct
 from typing import Final
 
 BINARY_REQUEST: Final = b"\x80"
-"""The first byte of every request of memcached's binary protocol; no command begins so."""
+"""The first byte of every binary request; no text command begins with it."""
 
 _BINARY_HEADER: Final = struct.Struct(">BBHBBHI4sQ")
 _BINARY_RESPONSE: Final = 0x81
@@ -18,9 +19,9 @@ _REFUSAL: Final = b"this server speaks memcached's text protocol only"
 
 
 def is_http(line: bytes) -> bool:
-    """Whether a line is the first of an HTTP request, or the header that follows it.
+    """Whether a line is the first line of an HTTP request, or the header after it.
 
-    No line that is a command is taken for one, if only lines are asked about that are none.
+    Call it only for lines that are not valid commands: a valid `get` may look like HTTP.
     """
     words = line.split()
     is_request = len(words) >= 3 and words[-1][:5].upper() == b"HTTP/"
@@ -28,7 +29,7 @@ def is_http(line: bytes) -> bool:
 
 
 def binary_refusal(request: bytes) -> bytes:
-    """Return the binary protocol's error for a request of it, of which any part may be there."""
+    """Return the binary protocol's error reply to `request`, which may be incomplete."""
     header = request[: _BINARY_HEADER.size].ljust(_BINARY_HEADER.size, b"\0")
     _, opcode, _, _, _, _, _, opaque, _ = _BINARY_HEADER.unpack(header)
     response = _BINARY_HEADER.pack(

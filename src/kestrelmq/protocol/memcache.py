@@ -1,11 +1,11 @@
-"""The memcache protocol, server side: request lines in, plain values out; replies out as bytes.
+"""The memcache protocol, server side: parses request lines and encodes replies; no sockets.
 
-Sans-IO. A request line is parsed into an immutable value, so equal lines may share one: `parse` is
-meant to be memoised (`Parser`), and on the hot path a request costs one look-up.
+A request line is parsed into an immutable value, so equal lines can share one. `Parser` caches its
+results, and on the hot path a request costs one look-up.
 
 Lines end in CR LF; a bare LF is accepted. Command words are case-insensitive.
 
-To add a command, write its request, a method of `Parser`, and a line in `_VERBS`; the server serves
+To add a command, write its request class, a method of `Parser` and a line in `_VERBS`. Then serve
 it in `server/memcache_session.py`, or in `server/memcache_admin.py` if it is about whole queues.
 """
 # ruff: noqa: SLF001 # the table of parsers names methods of the class above it
@@ -21,17 +21,17 @@ from kestrelmq.protocol.foreign import BINARY_REQUEST, is_http
 Dialect = Literal["kestrel", "memcached"]
 
 MAX_LINE: Final = 8192
-"""Most bytes in a request line."""
+"""The most bytes of a request line."""
 MAX_ITEM: Final = 2**31 - 1 - 16
-"""Most bytes in an item: the journal's size field is an i32 and counts 16 bytes of header."""
+"""The most bytes of an item: the journal's size field is an i32 and counts 16 bytes of header."""
 REMEMBERED: Final = 512
-"""Longest line that is remembered, in bytes."""
+"""The longest line whose request is cached, in bytes."""
 _LINES: Final = 2048
 _HEADERS: Final = 4096
 _MAX_DIGITS: Final = 19
 
 NameCheck = Callable[[bytes], str | None]
-"""Says why bytes cannot be a queue's name; None when they can."""
+"""Returns why bytes cannot be a queue's name; None when they can."""
 
 
 # --- requests ---
@@ -39,7 +39,7 @@ NameCheck = Callable[[bytes], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """Add an item; `size` bytes of data and a line end follow."""
+    """Add an item; `size` bytes of data and a line end come after the request line."""
 
     queue: str
     expiry: int
@@ -53,9 +53,9 @@ class Key:
 
     Attributes:
         queue: its name.
-        echo: what the VALUE line calls it, in bytes.
-        timeout: milliseconds to wait for an item; None is not at all.
-        open, close, abort, peek: the options that were given.
+        echo: the name for it in the VALUE line.
+        timeout: milliseconds to wait for an item; None does not wait.
+        open, close, abort, peek: whether the option was given.
     """
 
     queue: str
@@ -74,8 +74,8 @@ class Get:
     Attributes:
         keys: the queues, and what to do with each.
         cas: whether VALUE lines have a fourth field.
-        plain: the queue of a `get` of one key that has no option but perhaps a time-out.
-        prefix: start of the VALUE line of a plain `get`, up to the length.
+        plain: the queue, if this is a `get` of one key without options other than a time-out.
+        prefix: the VALUE line of a plain `get` up to the length.
     """
 
     keys: tuple[Key, ...]
@@ -86,7 +86,7 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Monitor:
-    """Open reads of items as they arrive, for a time and up to a number."""
+    """Open reads of items as they arrive, for a number of seconds and up to a number of items."""
 
     queue: str
     seconds: int
@@ -119,7 +119,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Drop what waits in a queue."""
+    """Drop the items that wait in a queue."""
 
     queue: str
     noreply: bool
@@ -127,28 +127,28 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class FlushAll:
-    """Drop what waits in every queue."""
+    """Drop the items that wait in every queue."""
 
     noreply: bool
 
 
 @dataclass(frozen=True, slots=True)
 class FlushExpired:
-    """Drop expired items of a queue, or of every queue (None)."""
+    """Drop the expired items of a queue; None is every queue."""
 
     queue: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Tell the statistics of the server, or of one queue."""
+    """Return the statistics of the server, or of one queue."""
 
     queue: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """Tell statistics or settings, grouped by queue; of all queues when none is named."""
+    """Return statistics or settings, grouped by queue; no names stand for all queues."""
 
     what: Literal["stats", "config"]
     queues: tuple[str, ...]
@@ -156,7 +156,7 @@ class Dump:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Tell the server's status, or change it."""
+    """Return the server's status, or change it to `new`."""
 
     new: str | None
 
@@ -170,12 +170,12 @@ class Simple:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request that is refused once its data, if any, has been read and dropped."""
+    """A request that is refused; its data, if any, is read and dropped first."""
 
     reply: bytes
-    """What to answer; nothing if the client reads no reply."""
+    """The reply; empty if the client expects none."""
     size: int | None
-    """Bytes of data that follow, before a line end; None when there is no data."""
+    """Bytes of data before the line end that follows them; None when the request has no data."""
 
 
 Request = (
@@ -212,7 +212,7 @@ RELOADED: Final = b"Reloaded config.\r\n"
 
 @lru_cache(_HEADERS)
 def value_header(prefix: bytes, size: int) -> bytes:
-    """Return a VALUE line; `prefix` is the line up to the length."""
+    """Return a VALUE line that begins with `prefix`, which ends before the length."""
     return b"%b%d\r\n" % (prefix, size)
 
 
@@ -223,12 +223,12 @@ def value(echo: bytes, data: bytes, cas: int | None = None) -> bytes:
 
 
 def client_error(reason: str) -> bytes:
-    """Return the reply that says the client is at fault."""
+    """Return the reply for an error of the client."""
     return b"CLIENT_ERROR " + _one_line(reason) + b"\r\n"
 
 
 def server_error(reason: str) -> bytes:
-    """Return the reply that says the server is at fault, or does not allow it now."""
+    """Return the reply for an error of the server, or a request it does not allow at present."""
     return b"SERVER_ERROR " + _one_line(reason) + b"\r\n"
 
 
@@ -238,13 +238,13 @@ def stats(pairs: list[tuple[str, object]], prefix: str = "") -> bytes:
 
 
 def dump(queue: str, pairs: list[tuple[str, object]]) -> bytes:
-    """Return what a dump has of one queue, without END."""
+    """Return the part of a dump for one queue, without END."""
     lines = "".join(f"  {name}={content}\r\n" for name, content in pairs)
     return f"queue '{queue}' {{\r\n{lines}}}\r\n".encode()
 
 
 def line(text: str) -> bytes:
-    """Return a reply of one line."""
+    """Return a one-line reply with `text`."""
     return _one_line(text) + b"\r\n"
 
 
@@ -256,12 +256,12 @@ def _one_line(text: str) -> bytes:
 
 
 class Parser:
-    """Parses request lines of one dialect, and remembers the last of them.
+    """Parses request lines of one dialect, and caches the requests of recent lines.
 
     Attributes:
-        parse: returns the request in a line, which is without its LF; raises ClientFault when it
-            is malformed, or unknown in the kestrel dialect. For lines of REMEMBERED bytes at most.
-        parse_long: the same for lines of any length, which it does not remember.
+        parse: returns the request in a line of at most REMEMBERED bytes, given without its LF.
+            Raises ClientFault when the line is malformed, or unknown in the kestrel dialect.
+        parse_long: the same for lines of any length, without the cache.
     """
 
     def __init__(self, dialect: Dialect, name_error: NameCheck) -> None:
@@ -289,7 +289,7 @@ class Parser:
             return Refused(b"", None)
 
     def _may_be_quiet(self, verb: bytes) -> bool:
-        """Whether `noreply` at the end of a line is no argument: its client reads no reply."""
+        """Whether `noreply` at the end of a line means that the client expects no reply."""
         if self._dialect == "kestrel":
             return verb in _QUIET_VERBS
         return verb not in {b"get", b"gets"}
@@ -305,7 +305,7 @@ class Parser:
     def _set(self, words: list[bytes]) -> Request:
         noreply = len(words) == 5 and words[4] == b"noreply"
         if len(words) != 4 and not noreply:
-            # Without the length the data cannot be told from the next request.
+            # Without the length, the end of the data is unknown.
             raise ClientFault("set takes a queue, flags, expiry and a length", closes=True)
         size = number(words[3])
         if size is None or not 0 <= size <= MAX_ITEM:
@@ -382,7 +382,7 @@ class Parser:
 
     def _delete(self, words: list[bytes]) -> Delete:
         words, noreply = _without_noreply(words)
-        # Old clients send a time after the key; 0 is all there is.
+        # Old clients send a delay after the key; only 0 is supported.
         if len(words) not in {1, 2} or words[1:] not in ([], [b"0"]):
             raise ClientFault("delete takes a queue", closes=False)
         return Delete(self._queue(words[0]), noreply)
@@ -445,7 +445,7 @@ class Parser:
         if self._dialect == "kestrel":
             raise ClientFault(f"unknown command {_printable(verb)}", closes=True)
         reply = b"" if words[-1:] == [b"noreply"] else ERROR
-        # These are followed by data, whose length is the word at this place.
+        # Data follows these commands; the word at this place is its length.
         place = {b"ms": 1}.get(verb, 3 if verb in _STORAGE_VERBS else None)
         if place is None:
             return Refused(reply, None)
@@ -456,7 +456,7 @@ class Parser:
 
 
 _QUIET_VERBS: Final = frozenset({b"delete", b"flush", b"flush_all"})
-"""These may end in `noreply`, like `set`: their client reads no reply."""
+"""Besides `set`, the commands that take `noreply`: their client then expects no reply."""
 _STORAGE_VERBS: Final = frozenset({b"add", b"replace", b"append", b"prepend", b"cas"})
 
 _VERBS: Final[dict[bytes, Callable[[Parser, list[bytes]], Request]]] = {
@@ -483,7 +483,7 @@ _VERBS: Final[dict[bytes, Callable[[Parser, list[bytes]], Request]]] = {
 
 
 def _check_protocol(line: bytes) -> None:
-    """Refuse a line that is no command, if it shows that its client speaks another protocol."""
+    """Refuse a line that is not a valid command, if its client speaks another protocol."""
     if line.startswith(BINARY_REQUEST):
         raise ClientFault("the binary protocol is not served", closes=True)
     if is_http(line):
@@ -491,7 +491,7 @@ def _check_protocol(line: bytes) -> None:
 
 
 def number(word: bytes) -> int | None:
-    """Return the decimal number in `word`, or None when it is none (or has over 19 digits)."""
+    """Return the decimal number in `word`; None if it is not one or has more than 19 digits."""
     digits = word[1:] if word[:1] in {b"-", b"+"} else word
     if not digits.isdigit() or len(digits) > _MAX_DIGITS:
         return None

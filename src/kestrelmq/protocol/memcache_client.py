@@ -1,12 +1,11 @@
-"""The client's side of the memcache protocol: requests to bytes, bytes to replies; no sockets.
+"""The memcache protocol, client side: encodes requests and parses replies; no sockets.
 
-A request is one `bytes` object, and nothing in its arguments can end its line early or start a
-second command: whatever could is refused with `InvalidRequest` before a byte is sent. The reply
-parser takes bytes as they come, cut anywhere, and gives back whole replies. It holds at most one
-line or one item that is not complete yet. Bytes that are no reply raise `ProtocolError`, and the
-stream cannot be followed from there on.
+A request is one `bytes` object. Arguments that could end its line early or start a second command
+are refused with `InvalidRequest` before anything is sent. The reply parser accepts bytes in pieces
+of any size and returns complete replies. It buffers at most one incomplete line or item. Bytes that
+are not a reply raise `ProtocolError`; after that the parser accepts no more.
 
-Only `touch_request` is not understood by other servers of this protocol.
+Other servers of this protocol understand all of these requests except `touch_request`.
 """
 
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Final, TypeAlias
 from kestrelmq.errors import InvalidRequest, ProtocolError
 
 MAX_ITEM_BYTES: Final = 2**31 - 1
-"""No item is longer: a journal keeps its length in a signed 32-bit integer."""
+"""The longest possible item: a journal keeps its length in a signed 32-bit integer."""
 
 MAX_LINE_BYTES: Final = 1024 * 1024
 """The longest reply line accepted; a `STAT` line that names many fanout children is long."""
@@ -46,12 +45,12 @@ class Stat:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a list of values or stats, possibly an empty one."""
+    """The `END` of a list of values or statistics, which may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Any other line of a reply, such as `STORED`, `UP` or `VERSION 1.0`, without its end."""
+    """Any other reply line, such as `STORED`, `UP` or `VERSION 1.0`, without its line end."""
 
     text: str
 
@@ -68,7 +67,7 @@ Reply: TypeAlias = Value | Stat | End | Line | Failure
 
 
 class ReplyParser:
-    """Turns the bytes that a server sends into replies."""
+    """Parses the bytes that a server sends into replies."""
 
     __slots__ = ("_broken", "_buffer", "_max_item_bytes", "_pending", "_scanned")
 
@@ -81,14 +80,14 @@ class ReplyParser:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every byte so far belongs to a complete reply."""
+        """Whether every byte received so far belongs to a complete reply."""
         return not self._buffer and self._pending is None
 
     def feed(self, data: bytes) -> list[Reply]:
         """Take the next bytes and return the replies that are now complete, in order.
 
         Raises:
-            ProtocolError: the bytes are no reply, or are longer than the limits.
+            ProtocolError: the bytes are not a reply, or are longer than the limits.
         """
         if self._broken:
             raise ProtocolError("the replies of this connection can no longer be followed")
@@ -176,7 +175,7 @@ def _shown(line: bytes) -> str:
 def set_request(queue: bytes, data: bytes, expiry: int = 0) -> bytes:
     """Return the request to add an item.
 
-    `expiry` is the protocol's: 0 never, below 1,000,000 seconds from now, otherwise epoch seconds.
+    An `expiry` of 0 is never, one below 1,000,000 is seconds from now, others are epoch seconds.
     """
     if len(data) > MAX_ITEM_BYTES:
         raise InvalidRequest(f"an item has at most {MAX_ITEM_BYTES} bytes, this one {len(data)}")
@@ -192,7 +191,7 @@ def get_request(
     abort: bool = False,
     peek: bool = False,
 ) -> bytes:
-    """Return a `get` with its options; `wait_ms` 0 means that the server answers at once."""
+    """Return a `get` with its options; with a `wait_ms` of 0 the server answers at once."""
     if (peek or abort) and (open_read or close or (peek and abort)):
         raise InvalidRequest("peek and abort go with no other option than a wait")
     options = b"".join(
@@ -210,7 +209,7 @@ def get_request(
 
 
 def monitor_request(queue: bytes, seconds: int, max_items: int | None = None) -> bytes:
-    """Return the request to open every item that arrives within `seconds`."""
+    """Return the request to open reads of the items that arrive within `seconds`."""
     limit = b"" if max_items is None else b" %d" % _number(max_items, "a number of items")
     return b"monitor %b %d%b\r\n" % (_queue(queue), _number(seconds, "a time"), limit)
 
@@ -221,12 +220,12 @@ def confirm_request(queue: bytes, count: int) -> bytes:
 
 
 def touch_request(queue: bytes, wait_ms: int) -> bytes:
-    """Return the request to keep the open reads of this connection open for `wait_ms` more."""
+    """Return the request to extend the open reads of this connection by `wait_ms`."""
     return b"touch_read %b %d\r\n" % (_queue(queue), _number(wait_ms, "a time"))
 
 
 def queue_request(verb: str, queue: bytes) -> bytes:
-    """Return a request that only names a queue: `delete`, `flush`, `flush_expired`."""
+    """Return a request whose only argument is a queue: `delete`, `flush`, `flush_expired`."""
     return b"%b %b\r\n" % (_word(verb.encode(), "a command"), _queue(queue))
 
 

@@ -1,37 +1,38 @@
-"""Every statistic of a queue and of the server: declared once, here.
+"""Every statistic of a queue and of the server, declared once.
 
-Whatever shows statistics renders these lists: memcache `stats` and `dump_stats`, Ostrich's
-`/stats.json`, Prometheus' `/metrics`, the JSON API with the console, the client, which finds the
-statistics of queues by their names, and `docs/reference.md`.
+Everything that shows statistics renders these lists: memcache `stats` and `dump_stats`, Ostrich's
+`/stats.json`, Prometheus' `/metrics`, the JSON API with the console, the client (which finds the
+statistics of queues by their names), and `docs/reference.md`.
 
-To add one, add a line to a list. Its `source` is where the server finds the value: an attribute of
-the queue (`engine.queue.Queue`), or of all numbers of the server (`engine.stats.ServerNumbers`).
+To add a statistic, add a line to a list. Its `source` is where the server finds the value: an
+attribute of the queue (`engine.queue.Queue`) or of the server's numbers
+(`engine.stats.ServerNumbers`).
 """
 
 from dataclasses import dataclass
 from typing import Final, Literal
 
 Kind = Literal["counter", "gauge", "flag", "text"]
-"""counter: only grows · gauge: goes up and down · flag: yes or no · text: left out when empty."""
+"""counter: only grows · gauge: goes up and down · flag: yes or no · text: omitted when empty."""
 
 Unit = Literal["", "items", "bytes", "ms", "seconds"]
 
 Shown = Literal["everywhere", "admin", "metrics"]
-"""Where a statistic is shown: admin is the admin service only, metrics is `/metrics` only.
+"""Where a statistic is shown: `admin` is the admin service only, `metrics` is `/metrics` only.
 
-Clients find the name of a queue in `queue_NAME_stat` by the endings that they know, and
-`queue_work_put_items` ends like the `items` of a queue `work_put`: so it is not shown to them.
+Clients find the name of a queue in `queue_NAME_stat` by the statistics' names that they know at the
+end of it. `queue_work_put_items` could be the `items` of a queue `work_put`, so they do not get it.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A family of `/metrics`.
+    """A metric family of `/metrics`.
 
     Attributes:
-        name: without `kestrelmq_`.
-        help: what it says; empty for the statistic's own help.
-        label: what tells the statistics of a family apart.
+        name: its name without the prefix `kestrelmq_`.
+        help: its help text; empty to use the help of the statistic.
+        label: the label that distinguishes the statistics in the family.
     """
 
     name: str
@@ -44,14 +45,14 @@ class Statistic:
     """One statistic.
 
     Attributes:
-        name: as in `stats`.
-        kind: how it behaves over time.
-        unit: of its value; seconds in `/metrics` where it is milliseconds here.
-        help: what it says.
-        source: the attribute that holds it, with dots.
-        metric: its family in `/metrics`; None when another one is the same, or says as much.
-        label: its value of the family's label.
-        shown: where.
+        name: its name in `stats`.
+        kind: how its value behaves over time.
+        unit: the unit of its value; `/metrics` shows milliseconds as seconds.
+        help: its meaning.
+        source: the dotted path of the attribute that holds its value.
+        metric: its family in `/metrics`; None when another statistic there says the same.
+        label: the value of the family's label for it.
+        shown: where it is shown.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Statistic:
 
     @property
     def adds_up(self) -> bool:
-        """Whether the sum over several queues or servers says anything."""
+        """Whether a sum over several queues or servers has a meaning."""
         return self.kind in {"counter", "gauge"} and self.unit != "ms"
 
 
@@ -140,7 +141,7 @@ QUEUE_STATS: Final = (
     Statistic("failing", "flag", "", "1 while the queue's journal cannot be written",
               "failure", Metric("queue_failing"), shown="metrics"),
 )
-"""Those of a queue, in the order of `stats`."""
+"""The statistics of a queue, in the order of `stats`."""
 
 SERVER_STATS: Final = (
     Statistic("uptime", "gauge", "seconds", "seconds since the start",
@@ -189,5 +190,5 @@ SERVER_STATS: Final = (
     Statistic("queues_loading", "gauge", "", "queues still to be loaded",
               "loading"),
 )
-"""Those of the whole server, in the order of `stats`."""
+"""The statistics of the whole server, in the order of `stats`."""
 # fmt: on

@@ -1,8 +1,8 @@
-r"""The text protocol: bytes in, commands out; replies in, bytes out. No sockets.
+r"""The text protocol: parses commands and encodes replies; no sockets.
 
-A command is one line, its words parted by spaces; the command word is case-insensitive. Lines end
-in "\n", and "\r\n" is accepted. Only `put` has more: `put QUEUE [EXPIRY_MS]:` and then one item a
-line, ended by an empty line.
+A command is one line of words separated by spaces; the command word is case-insensitive. Lines end
+in "\n"; "\r\n" is accepted. Only `put` has several lines: `put QUEUE [EXPIRY_MS]:`, then one item
+per line, then an empty line.
 
     put QUEUE [EXPIRY_MS]:                "+COUNT"
     get QUEUE [TIMEOUT_MS]                ":ITEM" or "*"
@@ -19,9 +19,9 @@ line, ended by an empty line.
     version                               ":x.y.z"
     shutdown, quit                        the connection closes
 
-An error is "-MESSAGE". What cannot be understood, or is too long, is read up to where it ends and
-dropped; a malformed `put` takes the lines that follow it along, up to the empty line: its items are
-never read as commands. Only HTTP closes the connection. Empty lines between commands mean nothing.
+An error is "-MESSAGE". A command that is malformed or too long is read to its end and dropped. The
+end of a malformed `put` is the next empty line, so that its items are never read as commands. Only
+HTTP closes the connection. Empty lines between commands are ignored.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,37 +49,37 @@ from kestrelmq.protocol.text_commands import (
 )
 
 MAX_LINE_BYTES: Final = 8192
-"""The longest command line, its end not counted."""
+"""The longest command line in bytes, without its line end."""
 
 MAX_PUT_BYTES: Final = 64 * 1024 * 1024
-"""The most bytes that the items of one `put` may have together."""
+"""The most bytes of all items of one `put` together."""
 
 MAX_PUT_ITEMS: Final = 100_000
 """The most items of one `put`."""
 
-# Times and counts: more digits than any sensible number has, fewer than cost time to convert.
+# Of times and counts: enough for any sensible number, and few enough to convert quickly.
 _MOST_DIGITS: Final = 18
 LargestItem = Callable[[str], int | None]
-"""Returns how many bytes an item of a queue may have; None is any number."""
+"""Returns the most bytes that an item of a queue may have; None is no limit."""
 _PUT: Final = "put QUEUE [EXPIRY_MS]:"
 
 
 class _Draft:
-    """A `put` whose items are still coming.
+    """A `put` whose items have not all arrived.
 
     Attributes:
-        room: how many bytes the next item may have; 0 once no item more is wanted.
+        room: the most bytes that the next item may have; 0 when no more items are accepted.
     """
 
     __slots__ = ("_expiry", "_fault", "_items", "_limit", "_queue", "_room", "room")
 
     def __init__(self, words: list[bytes], largest: LargestItem) -> None:
-        """`words` are those of the line, without the colon. Raises ClientFault."""
+        """Parse `words`, the words of the line without the colon. Raises ClientFault."""
         _expect(words, _PUT, 1, 2)
         self._queue = _name(words[0])
         self._expiry = _integer(words[1]) if len(words) > 1 else 0
         self._items: list[bytes] = []
-        # Not an exception: once raised, that would know this draft, and what its caller received.
+        # A message, not an exception: its traceback would keep this draft and the input alive.
         self._fault: str | None = None
         self._limit = largest(self._queue)
         self.room = self._room = MAX_PUT_BYTES
@@ -96,14 +96,14 @@ class _Draft:
             self.refuse()
 
     def drop(self) -> None:
-        """Drop an item that is too large, and all after it; the put as a whole, if it is that."""
+        """Drop a too large item and the items after it; refuse the put if the put is too large."""
         if self._limit is not None and self._limit <= self._room:
             self.room = 0
         else:
             self.refuse()
 
     def refuse(self) -> None:
-        """Give up a put that is too large; what came is forgotten."""
+        """Refuse a put that is too large, and drop its items."""
         self._fault = f"a put holds at most {MAX_PUT_ITEMS} items and {MAX_PUT_BYTES} bytes"
         self._items.clear()
         self.room = 0
@@ -115,10 +115,10 @@ class _Draft:
 
 
 class TextParser:
-    """Turns the bytes that a client sends into commands.
+    """Parses the bytes that a client sends into commands.
 
-    It holds at most one line or one `put` that is not complete yet, both bounded, beside what was
-    received and not yet asked for.
+    It buffers at most one incomplete line or `put`, both of bounded size, and the commands that
+    were received but not yet returned.
     """
 
     __slots__ = (
@@ -132,25 +132,26 @@ class TextParser:
     )
 
     def __init__(self, largest: LargestItem = lambda _: None) -> None:
-        """`largest` tells which items of a `put` need not be kept: a `put` ends with the first."""
+        """`largest` gives the size limit of items; a `put` is cut at the first that is larger."""
         self._largest = largest
         self._buffer = bytearray()
         self._scanned = 0
         self._overlong = False
         self._overlong_put = False
-        # Whether the lines up to an empty one are the items of a `put` that was refused.
+        # Whether the lines up to the next empty one belong to a `put` that was refused.
         self._dropping = False
         self._draft: _Draft | None = None
 
     def receive(self, data: bytes) -> None:
-        """Take what came; `next_command` gives what it holds."""
+        """Add received bytes; `next_command` returns the commands in them."""
         self._buffer += data
 
     def next_command(self) -> Command | None:
-        """Return the next command, or None when more must come first.
+        """Return the next command, or None when more input is needed.
 
         Raises:
-            ClientFault: the next command is none; it was dropped, and those after it follow.
+            ClientFault: the next command is invalid; it was dropped, and the next call goes on
+                after it.
         """
         while (line := self._next_line()) is not None:
             overlong, self._overlong = self._overlong, False
@@ -173,18 +174,18 @@ class TextParser:
         return None
 
     def take_back(self) -> bytes:
-        """Return what was received and not parsed, and forget it; it is to be received again."""
+        """Return the input that was not parsed, and clear the buffer; `receive` it again later."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         self._scanned = 0
         return rest
 
     def _next_line(self) -> bytes | None:
-        """Return the next line without its end, or None while it comes; sets `_overlong`."""
+        """Return the next line without its end, or None if it is incomplete; set `_overlong`."""
         longest = MAX_LINE_BYTES if self._draft is None else self._draft.room
         end = self._buffer.find(b"\n", self._scanned)
         if end < 0:
-            # The last byte may yet turn out to belong to the line's end.
+            # The last byte may be the CR of the line's end.
             if len(self._buffer) > longest + 1:
                 self._note_overlong(self._buffer)
             if self._overlong:
@@ -199,13 +200,13 @@ class TextParser:
         return line
 
     def _note_overlong(self, begin: bytes | bytearray) -> None:
-        """Note that a line is too long, of which the `begin` is there, or only some of the rest."""
+        """Record that a line is too long. `begin` is its beginning, or a later part of it."""
         if not self._overlong:
             self._overlong = True
             self._overlong_put = _is_put(begin[:MAX_LINE_BYTES].split(maxsplit=1))
 
     def _parse(self, line: bytes) -> Command | None:
-        """Return the command of `line`; None when it is empty, or the beginning of a `put`."""
+        """Return the command in `line`; None when it is empty or the first line of a `put`."""
         words = line.split()
         if not words:
             return None
@@ -214,7 +215,7 @@ class TextParser:
                 self._begin_put(words)
                 return None
             if (parse := _PARSERS.get(words[0].lower())) is None:
-                # Only a `put` ends in a colon: these are items, whatever it was to be.
+                # Only the line of a `put` ends in a colon: treat the lines after it as its items.
                 self._dropping = words[-1].endswith(b":")
                 raise _fault("unknown command")
             return parse(words[1:])
@@ -235,7 +236,7 @@ class TextParser:
 
 
 def _is_put(words: Sequence[bytes | bytearray]) -> bool:
-    """Whether a line of these words is a `put`, be it malformed."""
+    """Whether a line of these words is a `put`, even a malformed one."""
     return bool(words) and words[0].lower().partition(b":")[0] == b"put"
 
 
@@ -337,24 +338,24 @@ def _fault(message: str) -> ClientFault:
 
 
 def counted(count: int) -> bytes:
-    """Return the reply that something was done, to `count` items."""
+    """Return the reply that a command succeeded for `count` items."""
     return b"+%d\n" % count
 
 
 def carries(item: bytes) -> bool:
-    """Return whether `item` can be sent: a linefeed in it would end its line."""
+    """Return whether `item` can be sent: a line feed in it would end its line."""
     return b"\n" not in item
 
 
 def value(item: bytes) -> bytes:
-    """Return the reply that is an item (see `carries`), a status or a version."""
+    """Return the reply with an item (see `carries`), a status or a version."""
     return b":%b\n" % item
 
 
 NOTHING: Final = b"*\n"
-"""The reply that there is no item, or no more."""
+"""The reply when there is no item, or no further one."""
 
 
 def error(message: str) -> bytes:
-    """Return the reply that something failed."""
+    """Return the reply to a command that failed."""
     return b"-%b\n" % " ".join(message.split()).encode()

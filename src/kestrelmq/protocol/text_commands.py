@@ -1,4 +1,4 @@
-"""What a client of the text protocol asks: plain values."""
+"""The commands of the text protocol, as plain values."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Add `items`; `expiry` is in milliseconds from now, 0 is never, below 0 has passed."""
+    """Add `items`; `expiry` is in ms from now: 0 is never, a negative one has passed."""
 
     queue: str
     expiry: int
@@ -15,7 +15,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Close the connection's open read on the queue, and open the next; `timeout` in ms."""
+    """Confirm the connection's open read on the queue and open the next; `timeout` is in ms."""
 
     queue: str
     timeout: int
@@ -23,7 +23,7 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """Look at the head; `timeout` in ms."""
+    """Look at the head; `timeout` is in ms."""
 
     queue: str
     timeout: int
@@ -31,7 +31,7 @@ class Peek:
 
 @dataclass(frozen=True, slots=True)
 class Monitor:
-    """Open reads for `timeout` ms, or until there are `most`; None is as many as may be open."""
+    """Open up to `most` reads during `timeout` ms; None is as many as may be open."""
 
     queue: str
     timeout: int
@@ -60,7 +60,7 @@ class FlushAll:
 
 @dataclass(frozen=True, slots=True)
 class FlushExpired:
-    """Drop the expired items of the queue; None is of every queue."""
+    """Drop the expired items of the queue; None is every queue."""
 
     queue: str | None
 
@@ -79,19 +79,19 @@ class Reload:
 
 @dataclass(frozen=True, slots=True)
 class GetStatus:
-    """Tell the server's status."""
+    """Return the server's status."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetStatus:
-    """Change the server's status to that of the name `status`."""
+    """Change the server's status to the one with the name `status`."""
 
     status: str
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Tell the server's version."""
+    """Return the server's version."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
-"""The thrift protocol: frames in, requests out; answers in, frames out. No sockets.
+"""The thrift protocol: decodes requests and encodes answers; no sockets.
 
-A frame is an i32 length, big-endian, and a message in the binary protocol (with or without its
-version header) or in the compact one; each is answered in its own. `kestrel.thrift` beside this
-file is the service. Messages are walked through by `thrift_shape` before thriftpy2 sees them.
+A frame is a big-endian i32 length and a message in the binary protocol (with or without its version
+header) or the compact protocol; the answer uses the protocol of the request. `kestrel.thrift`,
+beside this file, defines the service. `thrift_shape` checks messages before thriftpy2 decodes them.
 
-A frame keeps its end however bad its content is, so only two things close the connection: a length
-that is no frame's, and a message without a readable head, which cannot be answered. Whatever else
-is wrong is a `Refused` request, to be answered with its exception.
+The length gives the end of a frame, however malformed its content is. So only two errors close the
+connection: an invalid length, and a message whose head cannot be read, which cannot be answered.
+Any other error makes a `Refused` request, which is answered with its exception.
 """
 
 import struct
@@ -48,8 +48,8 @@ MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
 """The longest frame that is accepted."""
 
 _LENGTH: Final = struct.Struct(">i")
-# An item and a list of them in the binary protocol: a type and a number before each field, the
-# end of a struct after the last.
+# An item and a list of items in the binary protocol: a type and a number precede each field, and
+# the stop byte of the struct follows the last.
 _DATA: Final = struct.Struct(">bhi")
 _ID: Final = struct.Struct(">bhqx")
 _LIST: Final = struct.Struct(">bhbi")
@@ -68,7 +68,7 @@ _METHODS: Final = frozenset(_IDL.Kestrel.thrift_services)
 
 
 class ThriftParser:
-    """Cuts what a client sends into frames; holds one that is not complete, and what follows."""
+    """Splits what a client sends into frames; buffers what has not been returned as a frame."""
 
     __slots__ = ("_buffer",)
 
@@ -76,14 +76,14 @@ class ThriftParser:
         self._buffer = bytearray()
 
     def receive(self, data: bytes) -> None:
-        """Take what came; `next_frame` gives what it holds."""
+        """Add received bytes; `next_frame` returns the frames in them."""
         self._buffer += data
 
     def next_frame(self) -> bytes | None:
-        """Return the next frame without its length, or None when more must come first.
+        """Return the next frame without its length, or None when more input is needed.
 
         Raises:
-            ClientFault: the length is none that a frame has.
+            ClientFault: the length is not valid for a frame.
         """
         buffer = self._buffer
         if len(buffer) < _LENGTH.size:
@@ -100,14 +100,14 @@ class ThriftParser:
 
     @property
     def missing(self) -> int:
-        """How many bytes the next frame still wants; 0 when that is not known."""
+        """How many bytes of the next frame have not arrived; 0 when that is not known."""
         if len(self._buffer) < _LENGTH.size:
             return 0
         length: int = _LENGTH.unpack_from(self._buffer)[0]
         return max(_LENGTH.size + length - len(self._buffer), 0)
 
     def take_back(self) -> bytes:
-        """Return what was received and not cut, and forget it; it is to be received again."""
+        """Return the input after the last frame, and clear the buffer; `receive` it again later."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         return rest
@@ -117,7 +117,7 @@ def decode(frame: bytes) -> tuple[Head, Request | Refused]:
     """Return the head and the request of a message.
 
     Raises:
-        ClientFault: the head cannot be read, so that there is nobody to answer.
+        ClientFault: the head cannot be read, so the message cannot be answered.
     """
     try:
         head, message_type, walker = _read_head(frame)
@@ -138,7 +138,7 @@ def decode(frame: bytes) -> tuple[Head, Request | Refused]:
 
 
 def encode(head: Head, answer: Answer) -> bytes:
-    """Return the frame that answers the request of `head`."""
+    """Return the frame with the answer to the request of `head`."""
     if isinstance(answer, list):
         return encode_items(head, [encode_item(head, item) for item in answer])
     result = getattr(_IDL.Kestrel, f"{head.name}_result")()
@@ -163,9 +163,10 @@ def encode(head: Head, answer: Answer) -> bytes:
 
 
 def encode_item(head: Head, item: Item) -> bytes:
-    """Return an item as it stands in an answer; `encode_items` makes the answer of many.
+    """Return the encoding of an item for an answer, which `encode_items` builds from many.
 
-    There may be thousands, which are encoded some at a time, and so not by thriftpy2.
+    An answer may have thousands of items. They are encoded here and not by thriftpy2, so that a
+    few can be encoded at a time.
     """
     size = len(item.data)
     if head.dialect is Dialect.COMPACT:
@@ -175,7 +176,7 @@ def encode_item(head: Head, item: Item) -> bytes:
 
 
 def encode_items(head: Head, items: Sequence[bytes]) -> bytes:
-    """Return the frame that answers a `get` with items that `encode_item` returned."""
+    """Return the frame that answers a `get` with items encoded by `encode_item`."""
     count = len(items)
     if head.dialect is Dialect.COMPACT:
         size = bytes((count << 4 | 12,)) if count < 15 else b"\xfc" + _varint(count)
@@ -186,7 +187,7 @@ def encode_items(head: Head, items: Sequence[bytes]) -> bytes:
 
 
 def encode_refusal(head: Head, refused: Refused) -> bytes:
-    """Return the frame that says why the request of `head` was not served."""
+    """Return the frame with the exception that says why the request of `head` was refused."""
     error = TApplicationException(refused.problem.value, refused.message)
     return _frame(head, TMessageType.EXCEPTION, error)
 
@@ -247,7 +248,7 @@ def _request(head: Head, body: bytes, fields: dict[int, Shape]) -> Request:
 
 
 def _shape(expected: tuple[Any, ...]) -> Shape:
-    """Return the shape of a field of thriftpy2's: (type, name, [part], required)."""
+    """Return the shape of a thriftpy2 field, which is (type, name, [element], required)."""
     ttype = expected[0]
     element = expected[2] if ttype in (TType.LIST, TType.SET) else 0
     return ttype, TType.STRING if element == TType.BINARY else element
@@ -321,8 +322,8 @@ def _varint(number: int) -> bytes:
 
 
 def _open(dialect: Dialect, content: bytes | None = None) -> tuple[Any, Any]:
-    """Return a buffer of thriftpy2's with `content`, and a protocol that reads and writes it."""
-    # The library's types end here: its compiled parts have none.
+    """Return a thriftpy2 buffer with `content`, and a protocol that reads and writes it."""
+    # `Any` because the compiled parts of thriftpy2 have no types.
     library: Any = compact if dialect is Dialect.COMPACT else cybin
     buffers: Any = memory
     if dialect is Dialect.COMPACT:

@@ -1,4 +1,4 @@
-"""What the thrift service is asked and what it answers: plain values, in its own terms."""
+"""The requests and answers of the thrift service, as plain values in the service's terms."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -16,7 +16,7 @@ class Dialect(Enum):
 
 
 class ThriftStatus(Enum):
-    """A server's status, as the service numbers it."""
+    """A server's status, with the numbers of the service."""
 
     NOT_CONFIGURED = 0
     QUIESCENT = 1
@@ -25,7 +25,7 @@ class ThriftStatus(Enum):
 
 
 class Problem(Enum):
-    """Why a request was not served: the types of TApplicationException that are used."""
+    """Why a request was refused: the types of TApplicationException that are used."""
 
     UNKNOWN_METHOD = TApplicationException.UNKNOWN_METHOD
     INVALID_MESSAGE_TYPE = TApplicationException.INVALID_MESSAGE_TYPE
@@ -35,7 +35,7 @@ class Problem(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Add `items`; `expiration` is in milliseconds from now, 0 is never, below 0 has passed."""
+    """Add `items`; `expiration` is in ms from now: 0 is never, a negative one has passed."""
 
     queue: str
     items: tuple[bytes, ...]
@@ -44,7 +44,10 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Read up to `max_items` within `timeout` ms; open reads end after `auto_abort` ms, if any."""
+    """Read up to `max_items` within `timeout` ms.
+
+    With an `auto_abort` above 0 the items are opened, and given back after so many ms.
+    """
 
     queue: str
     max_items: int
@@ -54,7 +57,7 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Confirm open reads; an id may be there more than once."""
+    """Confirm open reads; `ids` may contain duplicates."""
 
     queue: str
     ids: tuple[int, ...]
@@ -62,7 +65,7 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Abort open reads; an id may be there more than once."""
+    """Give open reads back; `ids` may contain duplicates."""
 
     queue: str
     ids: tuple[int, ...]
@@ -70,7 +73,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """Tell of the queue and its first item."""
+    """Describe the queue and look at its head."""
 
     queue: str
 
@@ -96,7 +99,7 @@ class DeleteQueue:
 
 @dataclass(frozen=True, slots=True)
 class CurrentStatus:
-    """Tell the server's status."""
+    """Return the server's status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +111,12 @@ class SetStatus:
 
 @dataclass(frozen=True, slots=True)
 class GetVersion:
-    """Tell the server's version."""
+    """Return the server's version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request that cannot be served as it stands, and why."""
+    """A request that cannot be served as it was sent, and why."""
 
     problem: Problem
     message: str
@@ -136,7 +139,7 @@ Request: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A message's head, which its answer repeats; nobody waits for that of a `oneway` one."""
+    """A message's head, which the answer repeats; a `oneway` message gets no answer."""
 
     dialect: Dialect
     name: str
@@ -146,7 +149,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An item in an answer; the id is 0 when it was removed for good."""
+    """An item in an answer; `id` is 0 when the item was removed for good."""
 
     data: bytes
     id: int

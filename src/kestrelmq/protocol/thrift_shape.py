@@ -1,9 +1,9 @@
-"""The shape of a thrift struct: walked through before anything is built from it.
+"""Checks the shape of a thrift struct before anything is built from it.
 
-A declared length or count can be anything, and a library that believes it may allocate, loop or
-recurse without end. So every length is checked here against the bytes that are there, every value
-counts against `MAX_VALUES`, and nesting ends at `MAX_DEPTH`; nothing is allocated for any of it.
-What passes is well-formed, and small enough to decode.
+A malformed message can declare any length or count, and a library that trusts it may allocate, loop
+or recurse without end. So every length is checked here against the bytes that were received, every
+value counts against `MAX_VALUES`, and nesting is limited to `MAX_DEPTH`; nothing is allocated for
+the declared sizes. A struct that passes is well-formed and small enough to decode.
 """
 
 from abc import ABC, abstractmethod
@@ -13,13 +13,13 @@ from typing import Final, TypeAlias
 from thriftpy2.thrift import TType
 
 MAX_VALUES: Final = 100_000
-"""The most fields and elements of one message."""
+"""The most fields and elements in one message."""
 
 MAX_DEPTH: Final = 16
 """How deep structs, lists, sets and maps may nest."""
 
 Shape: TypeAlias = tuple[int, int]
-"""A field's type, and the type of its elements (0 when it has none), as `TType` numbers."""
+"""A field's type and the type of its elements (0 when it has none), as `TType` numbers."""
 
 _I32: Final = Struct(">i")
 _WIDTHS: Final = {
@@ -30,7 +30,7 @@ _WIDTHS: Final = {
     TType.I64: 8,
     TType.DOUBLE: 8,
 }
-# The compact protocol's numbers of the types; 1 and 2 are true and false.
+# The type numbers of the compact protocol; 1 is true and 2 is false.
 _COMPACT_TYPES: Final = {
     1: TType.BOOL,
     2: TType.BOOL,
@@ -48,11 +48,11 @@ _COMPACT_TYPES: Final = {
 
 
 class MalformedError(ValueError):
-    """Bytes that are no thrift message, or one that is too large to be meant."""
+    """Bytes that are not a thrift message, or a message with too many values or levels."""
 
 
 class Walker(ABC):
-    """Walks through `data` from byte `at` on; `at` is where it has come to."""
+    """Walks through `data`; `at` is the position of the next byte."""
 
     __slots__ = ("_left", "at", "data")
 
@@ -62,7 +62,7 @@ class Walker(ABC):
         self._left = MAX_VALUES
 
     def struct(self, depth: int = 0) -> dict[int, Shape]:
-        """Walk through a struct, and return the shapes of its fields."""
+        """Walk through a struct; return the shapes of its fields by number."""
         fields: dict[int, Shape] = {}
         while (field := self._field()) is not None:
             ttype, number = field
@@ -100,12 +100,12 @@ class Walker(ABC):
         return ttype, 0
 
     def _strings(self, count: int) -> None:
-        """Walk through so many strings."""
+        """Walk through `count` strings."""
         for _ in range(count):
             self.skip(self.length())
 
     def skip(self, size: int) -> int:
-        """Pass `size` bytes that must be there; return where they begin."""
+        """Pass `size` bytes, which must have been received; return where they begin."""
         begin = self.at
         if not 0 <= size <= len(self.data) - begin:
             raise MalformedError("cut short")
@@ -143,11 +143,11 @@ class Walker(ABC):
 
     @abstractmethod
     def _scalar(self, ttype: int) -> None:
-        """Pass a value that has no parts."""
+        """Pass a value of a type without elements or fields."""
 
 
 class BinaryWalker(Walker):
-    """Walks through the binary protocol: all numbers are big-endian and of fixed width."""
+    """Walks through the binary protocol: numbers are big-endian and of fixed width."""
 
     __slots__ = ()
 
@@ -191,7 +191,7 @@ class BinaryWalker(Walker):
 
 
 class CompactWalker(Walker):
-    """Walks through the compact protocol: most numbers are varints, little-endian by 7 bits."""
+    """Walks through the compact protocol: most numbers are varints, 7 bits a byte, lowest first."""
 
     __slots__ = ("_last_field",)
 
@@ -215,7 +215,7 @@ class CompactWalker(Walker):
         return number
 
     def struct(self, depth: int = 0) -> dict[int, Shape]:
-        """Walk through a struct; each counts its field numbers from its own beginning."""
+        """Walk through a struct; field numbers are relative to the previous field of the struct."""
         outer, self._last_field = self._last_field, 0
         fields = super().struct(depth)
         self._last_field = outer
@@ -233,7 +233,7 @@ class CompactWalker(Walker):
         return self._type(head & 0x0F), self._last_field
 
     def _field_value(self, ttype: int, depth: int) -> Shape:
-        # A boolean field's value is its type.
+        # The type number of a boolean field is also its value.
         return (ttype, 0) if ttype == TType.BOOL else self._value(ttype, depth)
 
     def _list_begin(self) -> tuple[int, int]:
