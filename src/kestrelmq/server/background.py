@@ -1,4 +1,4 @@
-"""Tasks that run for as long as the server does: one that dies is logged and started again."""
+"""Background tasks, which run as long as the server: one that fails is logged and restarted."""
 
 import asyncio
 import logging
@@ -6,16 +6,16 @@ from collections.abc import Callable, Coroutine
 from typing import Final
 
 BackgroundTask = Callable[[], Coroutine[None, None, None]]
-"""Begins a task that never ends by itself."""
+"""Returns the coroutine of a task that never ends by itself."""
 
 _RESTART: Final = 1.0
-"""Seconds until a task that died is started again."""
+"""Seconds until a task that failed is started again."""
 
 log = logging.getLogger(__name__)
 
 
 async def kept_running(task: BackgroundTask, restart: float = _RESTART) -> None:
-    """Run `task` until this is cancelled; `restart` seconds after it died, run it again."""
+    """Run `task` until cancelled; when it fails, run it again after `restart` seconds."""
     while True:
         try:
             await task()

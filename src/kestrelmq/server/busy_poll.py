@@ -1,11 +1,10 @@
-"""Waiting for events: a moment of looking before the sleep, for as long as that pays.
+"""Waiting for events: polls for a moment before it sleeps, as long as that saves CPU.
 
-To fall asleep and be woken costs a process tens of microseconds of CPU on a virtual machine, and
-the processor's caches are cold then. The request of a client that asks again as soon as it is
-answered is there sooner than that. Looking for as long as a sleep costs takes at most twice the CPU
-of the best choice (A. Karlin, K. Li, M. Manasse, S. Owicki, "Empirical Studies of Competitive
-Spinning for a Shared-Memory Multiprocessor", SOSP 1991); looking only where it helped before takes
-less.
+On a virtual machine, a sleep and the wake-up after it cost a process tens of microseconds of CPU
+and leave the processor's caches cold. A client that sends its next request as soon as it has its
+reply sends it sooner than that. Polling for as long as a sleep costs takes at most twice the CPU of
+the best choice (A. Karlin, K. Li, M. Manasse, S. Owicki, "Empirical Studies of Competitive Spinning
+for a Shared-Memory Multiprocessor", SOSP 1991); polling only where it helped before takes less.
 """
 
 import os
@@ -14,15 +13,15 @@ from collections.abc import Callable
 from typing import Final
 
 LOOK: Final = 60e-6
-"""Seconds to look for events before sleeping: about what a sleep costs."""
+"""Seconds to poll before sleeping: about the cost of a sleep."""
 _SHORT: Final = 200e-6
-"""Seconds of sleep, with falling asleep and waking, that looking could have saved."""
+"""A sleep shorter than this, in seconds, is one that polling could have avoided."""
 _MOST_SLEEPS: Final = 512
-"""Short sleeps between two tries, at most, while looking does not pay."""
+"""The most short sleeps between two attempts at polling, while polling finds nothing."""
 
 Events = list[tuple[int, int]]
 Poll = Callable[[float, int], Events]
-"""Waits so many seconds at most (below 0: for ever) for so many events at most."""
+"""Waits at most so many seconds (below 0: for ever) for at most so many events."""
 
 _give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
@@ -30,20 +29,20 @@ _give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0)
 class BusyPoll:
     """Waits for events.
 
-    Each time that looking was in vain, it is left out for twice as many short sleeps as the time
-    before; each time that it was not, that number is halved. Long sleeps do not count: an idle
-    server does not look at all.
+    After polling in vain, it sleeps without polling for a number of short sleeps. That number
+    doubles each time polling finds nothing, and is halved each time it finds an event. Long sleeps
+    do not count, so an idle server does not poll at all.
     """
 
     def __init__(self, poll: Poll, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Wait with `poll`; `clock` tells seconds."""
+        """Wait with `poll`; `clock` returns seconds."""
         self._poll = poll
         self._clock = clock
         self._sleeps = 1
         self._left = 0
 
     def wait(self, timeout: float, most: int) -> Events:
-        """Return at most so many events, after so many seconds at most (below 0: for ever)."""
+        """Return at most `most` events, after at most `timeout` seconds (below 0: for ever)."""
         poll = self._poll
         if timeout == 0:
             return poll(timeout, most)
@@ -53,7 +52,7 @@ class BusyPoll:
                 return events
             began = self._clock()
             while self._clock() - began < LOOK:
-                # Who shares the processor goes first: it may be the client.
+                # Let other processes on this processor run: one may be the client.
                 _give_way()
                 events = poll(0.0, most)
                 if events:

@@ -1,8 +1,9 @@
-"""What clients do to whole queues: flush them, drop what expired, delete them, reload the settings.
+"""Changes to whole queues: flush, drop expired items, delete; and reloading the settings.
 
-One place for every protocol and the admin API. None of it holds up the loop: many queues are done
-in shares of the turns, and what waits for the disk is done in a thread. Whoever asked is answered
-in the end, and what came after the request is applied then (`answer_later`).
+Every protocol and the admin API use these functions. None of them blocks the loop: work on many
+queues is done in slices, in each turn's time for slow requests, and work that waits for the disk is
+done in a thread. The client is answered at the end, and only then is its next request applied
+(`answer_later`).
 """
 
 import asyncio
@@ -19,22 +20,22 @@ Result = TypeVar("Result")
 
 
 async def settle(context: ServerContext, *queues: Queue) -> None:
-    """Wait until what was changed in `queues` is as durable as they promise.
+    """Wait until the changes to `queues` are as durable as their settings ask for.
 
     Raises:
-        JournalError: it could not be written, and was taken back; or it could not be synced.
+        JournalError: they could not be written, and were undone; or they could not be synced.
     """
     await context.turns.committed(*queues)
     await context.turns.synced({queue for queue in queues if queue.config.sync_journal == 0})
 
 
 async def flush(context: ServerContext, name: str) -> int:
-    """Drop every waiting item of a queue; return how many. Raises as `QueueCollection.flush`."""
+    """Drop all waiting items of a queue; return how many. Raises as `QueueCollection.flush`."""
     return context.collection.flush(name)
 
 
 async def flush_all(context: ServerContext) -> None:
-    """Drop every waiting item of every queue. Raises as `QueueCollection.flushing`."""
+    """Drop all waiting items of every queue. Raises as `QueueCollection.flushing`."""
     await in_slices(context.collection.flushing(), context.turns)
 
 
@@ -53,7 +54,7 @@ async def flush_expired(context: ServerContext, name: str) -> int:
 async def flush_all_expired(context: ServerContext) -> int:
     """Drop the expired items at the head of every queue; return how many.
 
-    Raises, after trying all, as `QueueCollection.expiring` and `settle`.
+    Raises as `QueueCollection.expiring` and `settle`, after trying all queues.
     """
     work = context.collection.expiring()
     changed: list[Queue] = []
@@ -76,7 +77,7 @@ async def flush_all_expired(context: ServerContext) -> int:
 
 
 async def delete(context: ServerContext, name: str) -> bool:
-    """Drop a queue with its items and its journal; False when there is none.
+    """Delete a queue with its items and its journal; return False when there is none.
 
     Raises as `QueueCollection.delete`.
     """
@@ -95,10 +96,10 @@ async def delete(context: ServerContext, name: str) -> bool:
 
 
 async def reload(context: ServerContext) -> list[str]:
-    """Read the configuration file again, and put it in force; return what needs a restart.
+    """Read the configuration file again and apply it; return the settings that need a restart.
 
     Raises:
-        ConfigError: it cannot be read or used, or not all of it.
+        ConfigError: all or part of it cannot be read or used.
     """
     try:
         return await context.reload()
@@ -112,13 +113,13 @@ def answer_later(
     answer: Callable[[Result], None],
     refuse: Callable[[KestrelError], None],
 ) -> None:
-    """Make a change and answer then; no other request of the connection is applied meanwhile.
+    """Run `change`, then send the reply; the connection's other requests wait until then.
 
     Args:
-        connection: who asked. The change is made even if it closes.
-        change: what is asked for.
-        answer: sends the reply.
-        refuse: sends the reply to a change that failed.
+        connection: where the request came from. The change is made even if it closes.
+        change: the change that was requested.
+        answer: sends the reply to the change's result.
+        refuse: sends the reply when the change fails.
     """
 
     def ended(task: asyncio.Task[Result]) -> None:

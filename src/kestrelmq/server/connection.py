@@ -1,8 +1,8 @@
-"""One client's connection: its socket, what was received and not applied, what is not sent yet.
+"""One client's connection: its socket, the input not yet applied, the replies not yet sent.
 
-Both buffers are bounded. A client that does not read its replies is not read from until it has;
-one that pipelines behind a waiting read is read from until `READ_AHEAD` bytes wait, and then only
-watched for its end.
+Both buffers are bounded. The server reads nothing more from a client that does not read its replies
+until the client has read them. If a client pipelines requests behind a read that waits, the server
+buffers up to `READ_AHEAD` bytes, and then only watches for the end of the connection.
 """
 
 import logging
@@ -21,19 +21,19 @@ from kestrelmq.server.turns import TurnConnection, Turns
 
 RECEIVE: Final = 65_536
 RECEIVE_SMALL: Final = 479
-"""Bytes to make room for when a client sends only short requests: with the header of the object
-they still come from the interpreter's pools of small blocks."""
+"""Bytes to receive at once when a client sends only short requests: with the object's header, so
+many bytes still fit the interpreter's pools of small blocks."""
 _SHORT_ENOUGH: Final = 8
-"""Short requests in a row, after which a client is taken to send no others."""
+"""Short requests in a row after which a client is assumed to send only short ones."""
 RECEIVE_LARGE: Final = 256 << 10
-"""Bytes to make room for when much is missing: they are copied in a small part of a millisecond."""
+"""Bytes to receive at once when many are missing; copying them takes well below a millisecond."""
 SEND: Final = 256 << 10
-"""Bytes to send at once when there are many: as with `RECEIVE_LARGE`, others are served between."""
+"""The most bytes to send at once: like `RECEIVE_LARGE`, it lets others be served in between."""
 READ_AHEAD: Final = 65_536
-"""Bytes received behind a request that waits, before reading stops."""
+"""Bytes buffered behind a request that waits before the server stops reading."""
 SLOW: Final = 2048
-"""Bytes of replies that a request counts as, beside its own, unless it is one that is served
-quickly: so a connection has a bounded time of each turn, too."""
+"""Bytes of replies that a slow request counts as, besides its own. This bounds the time that one
+connection takes of each turn."""
 
 _IN: Final = selectors.EVENT_READ
 _OUT: Final = selectors.EVENT_WRITE
@@ -45,75 +45,76 @@ log = logging.getLogger(__name__)
 
 
 class Session:
-    """What a protocol does with a connection's bytes.
+    """A protocol's side of a connection: it applies the input and makes the replies.
 
     Attributes:
-        wanted: how many bytes would be of use when `feed` left some; 0 is any.
+        wanted: how many buffered bytes `feed` needs before it can go on; 0 if any number will do.
     """
 
     wanted: int = 0
 
     def feed(self, data: bytes) -> bytes:
-        """Apply the requests in `data`, and return what is left.
+        """Apply the requests in `data`; return the rest.
 
-        That is a request that is not whole, or what comes after one that waits.
+        The rest is an incomplete request, or the input after a request that waits.
         """
         raise NotImplementedError
 
     def broken(self) -> None:
-        """A request raised what it must not: reply with an error and close."""
+        """Reply with an error and close: a request raised an unexpected exception."""
         raise NotImplementedError
 
     def closed(self) -> None:
-        """The connection is gone, and its request cancelled: give back what it holds."""
+        """Give back what the session holds; the connection is closed and its request cancelled."""
         raise NotImplementedError
 
     def failure_reply(self, failure: JournalError, reply: bytes) -> bytes:
-        """Return the reply to an operation that was taken back, instead of `reply`."""
+        """Return the error that replaces `reply` when the operation was undone."""
         raise NotImplementedError
 
 
 _NO_SESSION: Final = Session()
-"""The session of a connection that is closed."""
+"""The session of a closed connection."""
 
 
 class Unfinished:
-    """A request that is not done when `Session.feed` returns: it waits, or takes several turns.
+    """A request that goes on after `Session.feed` returned: it waits, or takes several turns.
 
-    It is its connection's `unfinished` until it is done.
+    It is the `unfinished` request of its connection until it is done.
     """
 
     def resume(self) -> None:
-        """Go on, after a pause."""
+        """Continue after a pause."""
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """The client is gone: end, and give back what was taken for it."""
+        """End, and give back what was taken for the client, which is gone."""
         raise NotImplementedError
 
 
-# Why no request is applied at present.
+# The reasons for a pause, in which no request is applied.
 _WAITING: Final = 1
-"""A request waits for an item; what follows it waits too."""
+"""A request waits for an item; the input after it waits too."""
 _STALLED: Final = 2
-"""The client has too many replies to read first."""
+"""The client must read its replies first: there are too many."""
 _WRITING: Final = 4
-"""A thread writes an item, or queues are being changed; what follows waits."""
+"""A thread writes an item, or a task changes queues; the input after that request waits."""
 _YIELDING: Final = 8
-"""Others are served first: the next request is slow, or more of the present one is to come."""
+"""Other clients are served first: the next request, or the rest of this one, is slow."""
 
 
 class Connection(TurnConnection):
     """A client's connection.
 
     Attributes:
-        replies: what is to be sent when this turn ends, or later.
+        replies: the replies to be sent at the end of this turn or later.
         produced: bytes of replies since the connection was last served or resumed.
-        paused: why no request is applied at present, or 0. Like `unfinished`, it is changed by the
-            methods of this class only.
-        unfinished: the request that goes on after the pause; it is cancelled when the client goes.
-        closing: whether the connection ends once everything is sent.
-        last_served: number of the event it was last served in; see `Turns`.
+        paused: the reasons for the current pause, 0 when there is none. Only the methods of this
+            class change it and `unfinished`.
+        unfinished: the request that continues after the pause; it is cancelled when the client
+            disconnects.
+        closing: whether the connection closes once everything is sent.
+        last_served: the number of the event for which it was last served; see `Turns`.
         peer: the client's address.
     """
 
@@ -149,7 +150,7 @@ class Connection(TurnConnection):
         self.peer = peer
 
     def start(self, session: Session) -> None:
-        """Begin to serve the client with `session`."""
+        """Begin to serve the client; `session` applies its requests."""
         self._session = session
         self._turns.add(self._descriptor, self, _IN)
         self._events = _IN
@@ -157,7 +158,7 @@ class Connection(TurnConnection):
     # --- input ---
 
     def readable(self) -> None:
-        """Receive once, and apply what is whole."""
+        """Receive once, and apply the complete requests."""
         if self._short >= _SHORT_ENOUGH:
             room = RECEIVE_SMALL
         else:
@@ -198,7 +199,7 @@ class Connection(TurnConnection):
         try:
             rest = self._session.feed(data)
         except Exception:
-            # Whatever escapes is a bug; it must not take the other clients along.
+            # Any exception here is a bug; it must not affect other clients.
             log.exception("connection %s: request failed", self.peer)
             self._session.broken()
             rest = b""
@@ -212,13 +213,14 @@ class Connection(TurnConnection):
             self._queued = True
             self._turns.replying.append(self)
 
-    # --- pauses: what follows a request waits until they are over ---
+    # --- pauses: the input after a request waits until they end ---
 
     def wait(self, request: Unfinished) -> bool:
-        """Pause: `request` waits for an item, until `done`.
+        """Pause until `done`, while `request` waits for an item.
 
         Returns:
-            False when it is resumed instead, once the client has read what is due.
+            False when there is no wait, because a pause is in force already: `request` is resumed
+            after that.
         """
         if self.paused & (_STALLED | _YIELDING):
             self.interrupt(request)
@@ -228,19 +230,19 @@ class Connection(TurnConnection):
         return True
 
     def write(self, request: Unfinished) -> None:
-        """Pause: `request` is being written in a thread, until `done`."""
+        """Pause until `done`, while a thread writes for `request`, or a task changes queues."""
         self.unfinished = request
         self.paused |= _WRITING
 
     def interrupt(self, request: Unfinished) -> None:
-        """Have `request` resumed when the client has read what is due, and others were served."""
+        """Resume `request` when the client has read its replies and others were served."""
         self.unfinished = request
         self.paused &= ~(_WAITING | _WRITING)
         if not self.paused:
             self.yield_turn()
 
     def done(self) -> None:
-        """Go on with what follows the request: it was answered."""
+        """End the request, which was answered, and go on with the input after it."""
         self.unfinished = None
         if self.paused & (_WAITING | _WRITING):
             self.paused &= ~(_WAITING | _WRITING)
@@ -249,30 +251,30 @@ class Connection(TurnConnection):
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether a request that has more to do is to stop, and call `interrupt`."""
+        """Whether a request that has more to do must stop and call `interrupt`."""
         return self.paused & (_STALLED | _YIELDING) != 0
 
     def stall(self) -> None:
-        """Pause until the client has read what is due; when nothing is, for a turn."""
+        """Pause until the client has read its replies; if there are none, for a turn."""
         if self.replies.parts:
             self.paused |= _STALLED
         else:
             self.yield_turn()
 
     def yield_turn(self) -> None:
-        """Pause until others were served."""
+        """Pause until other clients were served."""
         if not self.paused & _YIELDING:
             self.paused |= _YIELDING
             self._turns.resuming.append(self)
 
     def _end_stall(self) -> None:
-        """Go on in the next turn; nothing that is received before that is applied before it."""
+        """Resume in the next turn; input received until then is applied after older input."""
         self.paused &= ~_STALLED
         if not self.paused:
             self.yield_turn()
 
     def resume(self) -> None:
-        """Go on with the request that was interrupted, and with input that was received before."""
+        """Continue with the interrupted request, and then with the buffered input."""
         self.paused &= ~_YIELDING
         if self._is_closed or self.closing or self.paused:
             return
@@ -282,21 +284,21 @@ class Connection(TurnConnection):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Apply what was received during the pause, and receive more."""
+        """Apply the input received during the pause, and receive more."""
         if self._chunks and not self.paused:
             self._feed(self._take_buffered())
         if not self.paused and not self.closing:
             self._watch(self._events | _IN)
 
     def guard(self, step: Callable[[], None]) -> None:
-        """Call what goes on with a request; what it raises is answered, and ends the connection."""
+        """Call `step`, which continues a request; if it raises, reply with an error and close."""
         try:
             step()
         except Exception as error:  # noqa: BLE001 # it is logged
             self.request_failed(error)
 
     def request_failed(self, error: Exception) -> None:
-        """Log what a request raised that went on, answer with an error, and close."""
+        """Log the exception of a request that was continued, reply with an error, and close."""
         log.error("connection %s: request failed", self.peer, exc_info=error)
         if not self._is_closed:
             self.paused = 0
@@ -307,9 +309,9 @@ class Connection(TurnConnection):
     # --- output ---
 
     def push(self, reply: bytes, queues: Queues = None) -> None:
-        """Send `reply` at the end of the turn, or when what it depends on is synced.
+        """Send `reply` at the end of the turn, or once the queues it depends on are synced.
 
-        When there is more than a client should have to read, no further request is applied.
+        When the replies exceed `OUTPUT_LIMIT`, no further request is applied until they are read.
         """
         if self._is_closed:
             return
@@ -320,11 +322,11 @@ class Connection(TurnConnection):
         self.produce(len(reply))
 
     def charge(self) -> None:
-        """Count a request that is not served quickly, as if its reply had so many bytes more."""
+        """Count a slow request, as `SLOW` more bytes of replies."""
         self.produce(SLOW)
 
     def produce(self, size: int) -> None:
-        """Count bytes of replies; with too many, apply no further request until they are read."""
+        """Count bytes of replies; when they exceed `OUTPUT_LIMIT`, pause until they are read."""
         self.produced += size
         if self.produced > OUTPUT_LIMIT:
             self.stall()
@@ -335,7 +337,7 @@ class Connection(TurnConnection):
         unsynced: Collection[Committable],
         sync: int,
     ) -> None:
-        """Send what the turn produced."""
+        """Send the replies of the turn."""
         self._queued = False
         if self._is_closed:
             return
@@ -360,7 +362,7 @@ class Connection(TurnConnection):
             self.close()
 
     def synced(self, sync: int, failures: Mapping[Committable, JournalError]) -> None:
-        """Send what waited for syncs up to number `sync`."""
+        """Send the replies that waited for rounds of syncs up to number `sync`."""
         data = self.replies.synced(sync, failures, self._session.failure_reply)
         if not self._is_closed and (data or not self.replies.is_held):
             self._transmit(data)
@@ -394,13 +396,13 @@ class Connection(TurnConnection):
             self.close()
 
     def _keep_unsent(self, data: bytes, sent: int) -> None:
-        """Send the rest when the client reads; until then nothing is read from it."""
+        """Keep the rest of `data` to send later; until then, receive nothing from the client."""
         self._unsent, self._sent = data, sent
         self.paused |= _STALLED
         self._watch(_OUT)
 
     def ready(self, mask: int) -> None:
-        """Act on an event that is not just input."""
+        """Handle an event other than just input."""
         if mask & _GONE and not mask & _READABLE:
             self.close()
             return
@@ -432,7 +434,7 @@ class Connection(TurnConnection):
 
     def _end_of_input(self) -> None:
         if self.paused and not self.paused & _WAITING:
-            # It is seen again when the request is done and what came after it applied.
+            # The end is received again once the request is done and the input after it applied.
             self._watch(self._events & ~_IN)
             return
         if self.paused or not (self.replies.parts or self._unsent or self.replies.is_held):
@@ -442,15 +444,15 @@ class Connection(TurnConnection):
         self._watch(self._events & ~_IN)
 
     def close(self) -> None:
-        """End the connection now: cancel its request, and give back what its session holds."""
+        """Close the connection now: cancel its request, and give back what its session holds."""
         if self._is_closed:
             return
         self._is_closed = True
         self.paused = 0
         self._turns.discard(self._descriptor)
         self._socket.close()
-        # Memory must come back now, and not when a collector of cycles comes along. Somebody may
-        # still know this connection for a while: a turn, a sync, a look for silent clients.
+        # Free the memory now, not when the garbage collector runs. A turn, a sync or the check for
+        # silent clients may still refer to this connection for a while.
         self._chunks.clear()
         self._unsent = b""
         self.replies.clear()

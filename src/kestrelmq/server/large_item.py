@@ -1,7 +1,7 @@
-"""Items that arrive piece by piece: those that are not wanted, and large ones.
+"""Items whose data arrives in pieces: large ones, and ones to be dropped.
 
-A large item is copied once, as it arrives. It would otherwise be copied to one piece of input, out
-of that, and behind its journal header, and all other clients would wait meanwhile.
+A large item is copied once, as it arrives. Otherwise it would be copied three times, while all
+other clients wait: into one buffer of input, out of that buffer, and behind its journal header.
 """
 
 from io import BytesIO
@@ -11,18 +11,18 @@ from kestrelmq.journal.records import ADDX, ADDX_HEADER, TIMES_SIZE, pack_header
 from kestrelmq.protocol.memcache import Set
 
 LARGE: Final = 256 << 10
-"""Bytes of data from which on an item is a large one."""
+"""An item with so many bytes of data, or more, is a large one."""
 AHEAD: Final = 1 << 20
-"""Bytes of data from which on an item is written in a thread, because that takes a while."""
+"""An item with so many bytes of data, or more, is written in a thread, as that takes long."""
 
 
 class ArrivingItem:
-    """So many bytes of data, and the line end after them.
+    """An item of known size and the line end after it, as they arrive.
 
     Attributes:
         missing: bytes of data that have not arrived.
-        is_whole: whether all has arrived, the line end included.
-        is_bad: whether something else than a line end came after the data.
+        is_whole: whether everything has arrived, the line end included.
+        is_bad: whether something other than a line end came after the data.
     """
 
     __slots__ = ("_after_return", "is_bad", "is_whole", "missing")
@@ -33,7 +33,7 @@ class ArrivingItem:
         self._after_return = False
 
     def take(self, data: bytes, position: int) -> int:
-        """Take what belongs to the item from `position` on; return where that ends."""
+        """Take the bytes of the item in `data` from `position` on; return where they end."""
         if self.missing:
             end = min(position + self.missing, len(data))
             self._keep(data, position, end)
@@ -51,7 +51,7 @@ class ArrivingItem:
         return position
 
     def _keep(self, data: bytes, start: int, end: int) -> None:
-        """Keep what belongs to the item of `data`, or do not."""
+        """Keep or drop the bytes of the item in `data`, from `start` to `end`."""
         raise NotImplementedError
 
 
@@ -59,7 +59,7 @@ class UnwantedItem(ArrivingItem):
     """An item that is dropped.
 
     Attributes:
-        reply: what to answer when it is whole.
+        reply: the reply when it has arrived.
     """
 
     __slots__ = ("reply",)
@@ -73,7 +73,7 @@ class UnwantedItem(ArrivingItem):
 
 
 class LargeItem(ArrivingItem):
-    """The data of a `set`, as far as it has arrived.
+    """A large item of a `set`, as far as it has arrived.
 
     Attributes:
         request: the `set`.
@@ -91,11 +91,11 @@ class LargeItem(ArrivingItem):
         self._record.write(memoryview(data)[start:end])
 
     def data(self) -> bytes:
-        """Return the data; it must be whole."""
+        """Return the data; the item must be whole."""
         return self._record.getvalue()[ADDX_HEADER:]
 
     def record(self, now: int, expiry: int) -> bytes:
-        """Return the item as queues hold it, as `item` does; it must be whole."""
+        """Return the item as a record, as `records.item` does; the item must be whole."""
         self._record.seek(0)
         self._record.write(pack_header(ADDX, self.request.size + TIMES_SIZE, now, expiry))
         return self._record.getvalue()

@@ -1,4 +1,4 @@
-"""A listening socket: accepts clients and gives each a session."""
+"""The listening socket of a protocol: accepts clients and gives each a session."""
 
 import asyncio
 import errno
@@ -25,7 +25,7 @@ class Listener:
     """Accepts the clients of one protocol.
 
     Attributes:
-        connections: the clients connected at present.
+        connections: the connections that are open.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Listener:
         *,
         trace: bool = False,
     ) -> None:
-        """`trace` logs the start and end of every connection."""
+        """Prepare; with `trace`, log the start and end of every connection."""
         self.connections: set[Connection] = set()
         self.protocol = protocol
         self._turns = turns
@@ -48,7 +48,7 @@ class Listener:
         self._paused: asyncio.TimerHandle | None = None
 
     def open(self, address: str, port: int, backlog: int) -> tuple[str, int]:
-        """Listen; return the address and port, which the system chose if `port` is 0.
+        """Listen; return the address and the port, which the system chooses if `port` is 0.
 
         Raises:
             OSError: the address cannot be used.
@@ -86,7 +86,7 @@ class Listener:
             self._begin(client, f"{peer[0]}:{peer[1]}")
 
     def _pause(self, error: OSError) -> None:
-        """Stop accepting for a moment; those who wait in the backlog are not lost."""
+        """Stop accepting for a moment; clients in the backlog keep waiting."""
         log.warning("%s: cannot accept connections: %s", self.protocol, error.strerror)
         loop = asyncio.get_running_loop()
         if self._socket is not None:
@@ -116,7 +116,7 @@ class Listener:
             log.info("%s: %s disconnected", self.protocol, connection.peer)
 
     def stop_accepting(self) -> None:
-        """Close the listening socket; clients stay connected."""
+        """Close the listening socket; the open connections stay open."""
         if self._paused is not None:
             self._paused.cancel()
         if self._socket is not None:
@@ -125,7 +125,7 @@ class Listener:
             self._socket = None
 
     def close(self) -> None:
-        """Stop accepting and end every connection."""
+        """Stop accepting, and close every connection."""
         self.stop_accepting()
         for connection in list(self.connections):
             connection.close()

@@ -1,4 +1,4 @@
-"""Logs: one event a line, for people or for machines."""
+"""The log: one event per line, as text for people or as JSON for machines."""
 
 import json
 import logging
@@ -16,14 +16,14 @@ from kestrelmq.config import ServerConfig
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _TEXT_OF_ONE = "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
 _ONLY = "MainProcess"
-"""What Python calls a process that nobody gave a name."""
+"""Python's name for a process that was given none."""
 _MODE: Final = 0o640
 _PERIOD: Final = 10.0
 _MOST_KEYS: Final = 1024
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """Formats an event as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line for `record`."""
@@ -41,7 +41,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A line of text; what would begin a new line is escaped."""
+    """Formats an event as one line of text; line breaks in it are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line for `record`."""
@@ -49,7 +49,7 @@ class TextFormatter(logging.Formatter):
 
 
 class LogFile(logging.FileHandler):
-    """A log file that only its owner and its group may read, if it is new."""
+    """A log file; a new one may be read by its owner and group only."""
 
     def _open(self) -> TextIOWrapper:
         descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _MODE)
@@ -57,9 +57,9 @@ class LogFile(logging.FileHandler):
 
 
 class Throttle:
-    """Bounds how often events of one kind are logged: once in some seconds for each key.
+    """Limits how often events of one kind are logged: once in `_PERIOD` seconds for each key.
 
-    Keys are forgotten in the order of their last use when there are very many.
+    When there are very many keys, the least recently used are forgotten.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,7 +67,7 @@ class Throttle:
         self._seen: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
 
     def count(self, key: Hashable) -> int:
-        """Count an event; return how many to log now, 0 for none."""
+        """Count an event; return how many there were since the last log line, 0 to log none now."""
         now = self._clock()
         logged, count = self._seen.pop(key, (now - _PERIOD, 0))
         is_due = now - logged >= _PERIOD
@@ -78,7 +78,7 @@ class Throttle:
 
 
 def set_up_logging(config: ServerConfig) -> None:
-    """Log as `config` says, from now on; a log file is opened anew."""
+    """Log as `config` says from now on; a log file is opened again."""
     if config.log_file is None:
         handler: logging.Handler = logging.StreamHandler(sys.stderr)
     else:

@@ -1,7 +1,8 @@
-"""Replies that take long to make: a listing of all queues.
+"""Replies that take long to make, such as a listing of all queues, and long work in slices.
 
-They are made a slice at a time: others are served between two slices, and a client that does not
-read gets no further slice. So they cost others little, and little memory.
+A long reply is made in slices. Other clients are served between two slices, and the next slice is
+made only when the client has read the last. So a long reply delays others little and needs little
+memory.
 """
 
 import asyncio
@@ -12,27 +13,27 @@ from kestrelmq.server.connection import Connection, Unfinished
 from kestrelmq.server.turns import Turns
 
 SLICE: Final = 65_536
-"""Bytes of a reply from which on a slice is sent."""
+"""Bytes of a reply after which a slice ends."""
 
 Pieces = Iterator[bytes | None]
-"""The pieces of a reply, each made in a small part of a millisecond; None is work without one."""
+"""The pieces of a reply, each made in well below a millisecond; None is work without a piece."""
 Result = TypeVar("Result")
 
 
 class LongReply(Unfinished):
-    """A reply on its way; what follows its request waits."""
+    """A reply that is made in slices; the input after its request waits."""
 
     __slots__ = ("_connection", "_pieces", "_turns")
 
     def __init__(self, connection: Connection, turns: Turns, pieces: Pieces) -> None:
-        """Have the first slice made when everybody else was served in this turn."""
+        """Begin; the first slice is made after the other clients of this turn."""
         self._connection = connection
         self._turns = turns
         self._pieces = pieces
         connection.interrupt(self)
 
     def resume(self) -> None:
-        """Make a slice: as much as there is time for in this turn, `SLICE` bytes at most."""
+        """Make a slice of about `SLICE` bytes, or as much as there is time for in this turn."""
         connection = self._connection
         slice_: list[bytes] = []
         size = 0
@@ -56,26 +57,26 @@ class LongReply(Unfinished):
         connection.interrupt(self)
 
     def cancel(self) -> None:
-        """Nothing was taken for it."""
+        """Nothing to give back."""
 
 
 class AwaitedReply(Unfinished):
-    """A reply that is made elsewhere, by something that goes on when the client is gone."""
+    """A request that a task serves; the task goes on when the client is gone."""
 
     __slots__ = ()
 
     def resume(self) -> None:
-        """Nothing is left to do here."""
+        """Nothing to do here."""
 
     def cancel(self) -> None:
-        """Nothing was taken for it."""
+        """Nothing to give back."""
 
 
 async def in_slices(work: Generator[None, None, Result], turns: Turns | None = None) -> Result:
-    """Do `work`, and let others be served where it yields; return its result.
+    """Run `work` to its end, and let others run where it yields; return its result.
 
-    With `turns`, they are served only when the share of the turn is used up: for work that yields
-    more often than a turn is long. Raises what `work` raises.
+    With `turns`, others run only once the turn's time for slow requests is used up; this is for
+    work that yields several times a turn. Raises what `work` raises.
     """
     while True:
         try:

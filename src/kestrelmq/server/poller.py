@@ -1,4 +1,4 @@
-"""The selector of the server's asyncio loop: client connections are served within its wait."""
+"""The server's asyncio loop and its selector, which serves clients while asyncio waits."""
 
 import asyncio
 import select
@@ -10,15 +10,15 @@ from contextvars import Context
 from typing import Final, TypeVarTuple
 
 MAX_EVENTS: Final = 512
-"""Connections served in one turn: bounds the memory and the time of a turn."""
+"""The most connections served in one turn; bounds its memory and time."""
 
 READABLE: Final = select.EPOLLIN if sys.platform == "linux" else selectors.EVENT_READ
-"""The event mask of a descriptor that has input and nothing else."""
+"""The event mask of a descriptor that has only input."""
 
 _Arguments = TypeVarTuple("_Arguments")
 
 Turn = Callable[[float | None], list[tuple[int, int]]]
-"""Waits so many seconds at most, serves clients, and returns the events of other descriptors."""
+"""Waits at most so many seconds, serves clients, and returns the events of other descriptors."""
 
 if sys.platform == "linux":
     _Selector = selectors.EpollSelector
@@ -27,12 +27,12 @@ else:
 
 
 class Poller(_Selector):
-    """Waits for events of clients and of asyncio with one call to the system.
+    """Waits for events of clients and of asyncio with one system call.
 
     Attributes:
-        called: whether a callback of asyncio was scheduled since this was last set to False.
-        poll: waits for events, so many seconds at most (below 0: for ever), and returns so many
-            of them at most, as (descriptor, system's event mask).
+        called: whether an asyncio callback was scheduled since this was last set to False.
+        poll: waits for events for at most so many seconds (below 0: for ever), and returns at most
+            so many of them, as (descriptor, system's event mask).
     """
 
     poll: Callable[[float, int], list[tuple[int, int]]]
@@ -42,14 +42,14 @@ class Poller(_Selector):
         self.called = False
         self._turn = turn
         if sys.platform == "linux":
-            # The selector builds a list of key objects, one an event; clients need none.
+            # The selector would build a key object for each event; clients need none.
             self._epoll: select.epoll = self._selector  # type: ignore[attr-defined]
             self.poll = self._epoll.poll
         else:
             self.poll = self._poll
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Serve clients that are ready; return the other events, for asyncio."""
+        """Serve the clients that are ready; return the events for asyncio."""
         others = self._turn(timeout)
         if not others:
             return []
@@ -64,7 +64,7 @@ class Poller(_Selector):
     if sys.platform == "linux":
 
         def watch(self, descriptor: int, events: int) -> None:
-            """Wait for other events of `descriptor`; its end is an event always."""
+            """Change the events to wait for; the end of a connection is always an event."""
             mask = select.EPOLLIN if events & selectors.EVENT_READ else 0
             mask |= select.EPOLLOUT if events & selectors.EVENT_WRITE else 0
             self._epoll.modify(descriptor, mask)
@@ -72,8 +72,8 @@ class Poller(_Selector):
     else:
 
         def watch(self, descriptor: int, events: int) -> None:
-            """Wait for other events of `descriptor`; its end is an event always."""
-            # This kind of selector cannot wait for nothing.
+            """Change the events to wait for; the end of a connection is always an event."""
+            # Other selectors need at least one event.
             self.modify(descriptor, events or selectors.EVENT_READ)
 
         def _poll(self, timeout: float, _most: int) -> list[tuple[int, int]]:
@@ -82,9 +82,9 @@ class Poller(_Selector):
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """An ordinary asyncio loop that tells its selector of callbacks scheduled within its wait.
+    """An asyncio loop that tells its selector when a callback is scheduled during the wait.
 
-    Callbacks that other threads and signals schedule wake the selector by themselves.
+    Callbacks from other threads and from signals wake the selector anyway.
     """
 
     def __init__(self, poller: Poller) -> None:
@@ -97,7 +97,7 @@ class Loop(asyncio.SelectorEventLoop):
         *args: *_Arguments,
         context: Context | None = None,
     ) -> Handle:
-        """Schedule `callback` for the next iteration."""
+        """Schedule `callback` for the loop's next iteration."""
         self._poller.called = True
         return super().call_soon(callback, *args, context=context)
 
@@ -108,13 +108,13 @@ class Loop(asyncio.SelectorEventLoop):
         *args: *_Arguments,
         context: Context | None = None,
     ) -> TimerHandle:
-        """Schedule `callback` for the loop's time `when`."""
+        """Schedule `callback` for `when`, a time of the loop's clock."""
         self._poller.called = True
         return super().call_at(when, callback, *args, context=context)
 
 
 def _selector_events(mask: int) -> int:
-    """Translate what the system reports; an error or hang-up counts as both."""
+    """Translate the system's event mask; an error or hang-up counts as readable and writable."""
     if sys.platform != "linux":
         return mask
     events = 0

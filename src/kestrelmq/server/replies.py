@@ -1,7 +1,7 @@
-"""What a client is still to be told: its replies, in order, until they may be sent.
+"""The replies of a client, in order, until they may be sent.
 
-A reply may leave when the queues that it depends on are written, and, where their settings demand
-it, synced. If that fails, an error takes its place, which the session words.
+A reply may be sent once the queues that it depends on are written and, where their settings demand
+it, synced. If that fails, an error from the session replaces it.
 """
 
 from collections import deque
@@ -12,29 +12,29 @@ from kestrelmq.engine.durability import Committable
 from kestrelmq.errors import JournalError
 
 Queues = Committable | tuple[Committable, ...] | None
-"""What a reply depends on: a queue, several, or none."""
+"""The queues that a reply depends on: one, several, or none."""
 Extent = tuple[int, int, Queues]
-"""A reply: its first part, the part after its last, and what it depends on."""
+"""A reply: the index of its first part, the index after its last, and the queues it depends on."""
 
 FailureReply = Callable[[JournalError, bytes], bytes]
-"""Returns the reply to an operation that was taken back, instead of the one that is given."""
+"""Returns the error that replaces the given reply when the operation was undone."""
 
 OUTPUT_LIMIT: Final = 1 << 20
-"""Bytes of replies that may be collected before no further request is applied."""
+"""When a connection has more bytes of replies than this, no further request is applied."""
 
 
 class Replies:
     """The replies of one connection that were not sent.
 
-    An empty reply belongs to the one after it: if what it depends on fails, that one is replaced.
-    So a request that takes several turns has one answer, which depends on all that it changed.
+    An empty reply passes its queues on to the next reply: if one of them fails, the next reply is
+    replaced. So a request that takes several turns has one reply, which depends on all its changes.
 
-    A reply may have several parts, which are joined when it leaves.
+    A reply may have several parts, which are joined when it is sent.
 
     Attributes:
-        parts: the parts of the replies of this turn.
-        extents: where each of those replies is in `parts`, and what it depends on.
-        failure: why the next reply is to be replaced, if an empty one before it failed.
+        parts: the parts of this turn's replies.
+        extents: the place of each of these replies in `parts`, and the queues it depends on.
+        failure: why the next reply must be replaced, if an empty one before it failed.
     """
 
     __slots__ = ("_held", "extents", "failure", "parts")
@@ -57,7 +57,7 @@ class Replies:
         self.parts.append(reply)
 
     def add_parts(self, begin: bytes, middle: bytes, end: bytes, queues: Queues) -> None:
-        """Add a reply in three parts, which are copied once, with all of the turn."""
+        """Add a reply in three parts; they are copied only once, with all replies of the turn."""
         parts = self.parts
         first = len(parts)
         self.extents.append((first, first + 3, queues))
@@ -68,18 +68,18 @@ class Replies:
     def fail(
         self, failures: Mapping[Committable, JournalError], failure_reply: FailureReply
     ) -> None:
-        """Replace the replies of this turn that depend on a queue in `failures`."""
+        """Replace this turn's replies that depend on a queue in `failures`."""
         self._replace(self.parts, self.extents, failures, failure_reply)
 
     def take(self, unsynced: Collection[Committable], sync: int) -> bytes | None:
-        """Take the replies of this turn, whose changes were written.
+        """Take this turn's replies, whose changes were written.
 
         Args:
-            unsynced: queues whose replies wait until sync number `sync` is done.
+            unsynced: queues whose replies wait until round `sync` of the syncs is done.
             sync: see `unsynced`.
 
         Returns:
-            What may be sent now; None when all of it waits, for that sync or behind another.
+            The bytes to send now; None when all replies wait, for that round or an earlier one.
         """
         parts, extents = self.parts, self.extents
         if self._held or (unsynced and _depend(extents, unsynced)):
@@ -99,7 +99,7 @@ class Replies:
         failures: Mapping[Committable, JournalError],
         failure_reply: FailureReply,
     ) -> bytes:
-        """Return what waited for syncs up to number `sync`; `failures` are those of the last."""
+        """Return the replies that waited for rounds up to `sync`, which had these `failures`."""
         due: list[bytes] = []
         while self._held and self._held[0][0] <= sync:
             _, parts, extents = self._held.popleft()
@@ -124,7 +124,7 @@ class Replies:
                 self.failure = None
 
     def clear(self) -> None:
-        """Forget everything: nobody is there to be told."""
+        """Drop all replies: the client is gone."""
         self.parts.clear()
         self.extents.clear()
         self._held.clear()

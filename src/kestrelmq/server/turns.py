@@ -1,17 +1,17 @@
-"""The server's loop: one turn is receive, apply, write the journals, reply.
+"""The server's loop. One turn is: receive, apply, write the journals, reply.
 
-The sockets of clients never become asyncio transports: `Turns` serves them, all that are ready in
-one turn, from within the wait of an ordinary asyncio loop (see `poller`), and hands asyncio only
-the rest: timers, threads, the admin service. So a turn costs one wait, one read per connection,
-one journal write per queue that changed, and one send per connection, and the journal is always
-ahead of the reply.
+The sockets of clients are not asyncio transports. `Turns` serves all of them that are ready in one
+turn, while an ordinary asyncio loop waits for events (see `poller`). asyncio handles only the rest:
+timers, threads, the admin service. So a turn costs one wait, one read per connection, one journal
+write per changed queue and one send per connection, and the journal is always written before the
+reply is sent.
 
-What callbacks of asyncio change is committed before the next wait. Turns follow each other, without
-going back to asyncio, until a timer is due, another descriptor is ready, or a callback of asyncio
-was scheduled (see `poller.Loop`).
+Changes that asyncio callbacks make are committed before the next wait. Turns follow each other
+without returning to asyncio until a timer is due, another descriptor is ready, or an asyncio
+callback was scheduled (see `poller.Loop`).
 
-Replies that wait for a sync are held by their connections. A thread runs the rounds of fsyncs, one
-at a time (see `durability.Syncs`).
+Connections hold the replies that wait for a sync. A thread runs the rounds of fsyncs, one at a time
+(see `durability.Syncs`).
 """
 
 import asyncio
@@ -29,12 +29,12 @@ from kestrelmq.errors import JournalError
 from kestrelmq.server.busy_poll import BusyPoll
 from kestrelmq.server.poller import MAX_EVENTS, READABLE, Poller
 
-# When many clients are busy but each turn finds few of them ready, most of the cost is that of the
-# turn itself. A short pause lets requests gather, so that one write and one wait serve more of
-# them; docs/performance.md has the measurements.
+# When many clients are busy but few of them are ready in each turn, the turn itself is most of the
+# cost. A short pause lets requests gather, so that one write and one wait serve more of them;
+# docs/performance.md has the measurements.
 GATHER: Final = 100e-6
 SHARE: Final = 2e-3
-"""Seconds of each turn in which slow requests are served; all others have the rest."""
+"""Seconds of each turn for slow requests; the rest is for all others."""
 _FOR_EVER: Final = -1.0
 _FEW: Final = 8
 _MANY: Final = 16
@@ -45,24 +45,24 @@ log = logging.getLogger(__name__)
 
 
 class TurnConnection:
-    """A client's connection, as a turn sees it.
+    """What a turn needs of a client's connection.
 
     Attributes:
-        last_served: number of the event that it was last served in.
+        last_served: the number of the event for which it was last served.
     """
 
     last_served: int = 0
 
     def readable(self) -> None:
-        """Receive and apply what came in."""
+        """Receive input and apply the requests in it."""
         raise NotImplementedError
 
     def ready(self, mask: int) -> None:
-        """Act on an event that is not just input."""
+        """Handle an event other than just input; `mask` is the system's event mask."""
         raise NotImplementedError
 
     def resume(self) -> None:
-        """Go on with input that was received before."""
+        """Continue with input that was received before."""
         raise NotImplementedError
 
     def reply(
@@ -71,17 +71,17 @@ class TurnConnection:
         unsynced: Collection[Committable],
         sync: int,
     ) -> None:
-        """Send what the turn produced.
+        """Send the replies of the turn.
 
         Args:
-            failures: queues that could not be written: their replies become errors.
-            unsynced: queues whose replies wait until sync number `sync` is done.
+            failures: queues that could not be written, whose replies become errors.
+            unsynced: queues whose replies wait until round `sync` of the syncs is done.
             sync: see `unsynced`.
         """
         raise NotImplementedError
 
     def synced(self, sync: int, failures: Mapping[Committable, JournalError]) -> None:
-        """Send what waited for syncs up to number `sync`."""
+        """Send the replies that waited for rounds of syncs up to number `sync`."""
         raise NotImplementedError
 
     @property
@@ -91,16 +91,16 @@ class TurnConnection:
 
 
 class Turns:
-    """Serves the connections of clients, a turn at a time.
+    """Serves the connections of clients, one turn after another.
 
     Attributes:
         poller: the loop's selector; it calls `turn` for every wait.
-        clock: read once a turn.
-        replying: connections that have something to send at the end of this turn.
-        resuming: connections that have input left to apply in the next turn.
-        latencies: how long operations take; about one a millisecond is measured.
-        served: how many times a connection was served.
-        turns: how many turns there were.
+        clock: the clock that is read once a turn.
+        replying: connections with replies to send at the end of this turn.
+        resuming: connections with input to apply in the next turn.
+        latencies: how long operations take; about one operation a millisecond is measured.
+        served: how many events of connections were served.
+        turns: how many turns had something to write or to send.
     """
 
     def __init__(self, clock: TurnClock, commits: Commits) -> None:
@@ -124,23 +124,24 @@ class Turns:
         self._after_commit: list[AfterCommit] = []
 
     def add(self, descriptor: int, connection: TurnConnection, events: int) -> None:
-        """Serve `connection` when `descriptor` has one of `events` (selectors' flags)."""
+        """Serve `connection` when `descriptor` has one of `events` (flags of `selectors`)."""
         self._connections[descriptor] = connection
         self.poller.register(descriptor, events)
 
     def watch(self, descriptor: int, events: int) -> None:
-        """Serve the connection of `descriptor` from now on when it has one of `events`."""
+        """Change the events for which the connection of `descriptor` is served to `events`."""
         self.poller.watch(descriptor, events)
 
     def discard(self, descriptor: int) -> None:
-        """Serve the connection of `descriptor` no more."""
+        """Stop serving the connection of `descriptor`."""
         if self._connections.pop(descriptor, None) is not None:
             self.poller.unregister(descriptor)
 
     def share_is_over(self) -> bool:
-        """Whether slow requests have had their time of this turn; asked before each piece of them.
+        """Whether slow requests have used up their time in this turn; check before each piece.
 
-        The first to ask in a turn never hears so: something slow is done in every turn.
+        The first check of a turn starts the time and returns False, so every turn does at least one
+        piece of slow work.
         """
         now = time.perf_counter()
         if not self._share_ends:
@@ -149,17 +150,17 @@ class Turns:
         return now > self._share_ends
 
     async def committed(self, *queues: Committable) -> None:
-        """Wait until what was changed so far is in the journals; no sync is waited for.
+        """Wait until all changes made so far are written to the journals, but not for a sync.
 
         Raises:
-            JournalError: one of `queues` could not be written; its changes were taken back.
+            JournalError: one of `queues` could not be written; its changes were undone.
         """
         future, settle = _settled(queues)
         self._after_commit.append(settle)
         await future
 
     async def synced(self, queues: set[Committable]) -> None:
-        """Wait until what was written to `queues` so far is on disk.
+        """Wait until everything written to `queues` so far is on disk.
 
         Raises:
             JournalError: one of them could not be synced.
@@ -173,10 +174,10 @@ class Turns:
         """Serve clients, turn after turn, until asyncio has something to do.
 
         Args:
-            timeout: seconds until asyncio's next timer; None is never.
+            timeout: seconds until asyncio's next timer; None when there is none.
 
         Returns:
-            The events of other descriptors, as (descriptor, system's event mask).
+            The events of asyncio's descriptors, as (descriptor, system's event mask).
         """
         poller = self.poller
         poller.called = False
@@ -195,7 +196,7 @@ class Turns:
                     return others
 
     def _serve(self, wait: float) -> list[tuple[int, int]]:
-        """Serve the clients that are ready, after waiting so many seconds at most."""
+        """Run one turn, after waiting at most `wait` seconds; return the events for asyncio."""
         if self._gather and (wait > GATHER or wait < 0):
             time.sleep(GATHER)
         events = self._busy_poll.wait(wait, MAX_EVENTS)
@@ -258,7 +259,7 @@ class Turns:
     # --- syncs ---
 
     def sync(self, queues: set[Committable]) -> int:
-        """Have `queues` forced to disk; return the number of the round that covers them, or 0."""
+        """Request a sync of `queues`; return the number of the round that does it, or 0."""
         covering = self._syncs.request(queues)
         self._begin_round()
         return 0 if covering is None else covering.number
@@ -272,10 +273,10 @@ class Turns:
             self._sync_thread.run(begun.run, self._end_round)
 
     def _end_round(self, error: BaseException | None) -> None:
-        """Send what waited for the round, and begin the next one a turn later.
+        """Send the replies that waited for the round, and begin the next round a turn later.
 
-        Those who are answered now may have more to write, and are covered too. Otherwise clients
-        fall into two groups that wait for each other's rounds.
+        By then, clients that get their replies now may have sent more to write, and the next round
+        covers it too. Otherwise clients fall into two groups that wait for each other's rounds.
         """
         ended = self._syncs.end(error)
         for connection in list(self._held):
@@ -295,13 +296,13 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._begin_round)
 
     def close(self) -> None:
-        """Wait for the round of fsyncs that runs, if any."""
+        """Wait for the running round of fsyncs, if any."""
         if self._sync_thread is not None:
             self._sync_thread.close()
 
 
 def _settled(queues: Collection[Committable]) -> tuple[asyncio.Future[None], AfterCommit]:
-    """Return a future, and what settles it: with a failure, if one of `queues` has one."""
+    """Return a future, and the function that sets its result, or the failure of one of `queues`."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def settle(failures: Mapping[Committable, JournalError]) -> None:
