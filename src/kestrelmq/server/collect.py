@@ -1,10 +1,10 @@
-"""Reading from a queue: the one read that may wait, and what a connection holds open.
+"""Reading from a queue, possibly with a wait, and the open reads of a connection.
 
-`Collect` takes items for every protocol and command. It ends in exactly one of four ways:
+`Collect` takes items for the commands of every protocol. It ends in exactly one of four ways:
 
-    Reader.take says so   the reader has what it wants, or cannot send what it got
+    Reader.take is False  the reader needs no more items, or cannot send this one
     Reader.end            there are enough items, or no time is left
-    Reader.fail           the queue cannot be read, or no more of it
+    Reader.fail           the queue cannot be read, or not any further
     Reader.cancel         the client is gone
 """
 
@@ -21,35 +21,38 @@ from kestrelmq.server.connection import Connection, Unfinished
 from kestrelmq.server.context import ServerContext
 
 _LOOK_AGAIN: Final = 32
-"""Items that are taken before others may have to be served first."""
+"""Items that are taken between two checks of whether others must be served first."""
 
 
 class Reader(Unfinished):
     """What a protocol does with the items of a read."""
 
     def take(self, queue: Queue, record: bytes, xid: int) -> bool:
-        """Take an item, and its xid (0 unless opened); False ends the read, without `end`."""
+        """Take an item and its xid (0 unless opened); False ends the read, without `end`."""
         raise NotImplementedError
 
     def end(self, queue: Queue | None) -> None:
-        """Answer: there are enough items, or no time is left; `queue` is None for an alias."""
+        """Send the answer: there are enough items, or no time is left.
+
+        `queue` is None for an alias.
+        """
         raise NotImplementedError
 
     def fail(self, error: KestrelError) -> None:
-        """Answer: the queue cannot be read, or no more of it."""
+        """Send the error: the queue cannot be read, or not any further."""
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """Give back what was opened for an answer that the client did not get; it is gone."""
+        """Give back the items opened for an answer that the client, which is gone, did not get."""
 
 
 class Collect(Unfinished):
     """One read of one queue: up to a number of items and bytes, until a deadline.
 
-    A read that finds its item at once needs none. While it waits, the connection is paused, and so
-    replies keep their order. Readers who have waited longer are served before it takes a second
-    item, others are served between the items of a long read, and nothing is taken while the client
-    has too much to read.
+    A read that gets its only item at once does not need it. While it waits, the connection is
+    paused, so replies keep their order. Readers that have waited longer get their items before it
+    takes a second one. Other clients are served between the items of a long read, and nothing is
+    taken while the client has too many replies to read.
     """
 
     __slots__ = (
@@ -79,17 +82,17 @@ class Collect(Unfinished):
         most: int = 1,
         most_bytes: int = sys.maxsize,
     ) -> None:
-        """Prepare; `begin` or `wait` begins.
+        """Prepare; `begin` or `wait` begins the read.
 
         Args:
-            connection: whose request it is.
-            context: the server's.
-            reader: takes the items and answers.
-            name: of the queue, or of an alias, which never has an item.
-            wanted: what is done with the items.
-            seconds: how long to wait at most, from now on.
-            most: how many items to take at most; all in one turn if they are removed.
-            most_bytes: after how many bytes of data to take no more.
+            connection: the connection of the request.
+            context: what the sessions share.
+            reader: takes the items and sends the answer.
+            name: the name of the queue, or of an alias, which never has items.
+            wanted: what is done with the items: peek, open or remove.
+            seconds: the longest time to wait, from now on.
+            most: the most items to take; if they are removed, all are taken in one turn.
+            most_bytes: after so many bytes of data, no more items are taken.
         """
         self._connection = connection
         self._context = context
@@ -106,7 +109,7 @@ class Collect(Unfinished):
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Take what is there; then wait for more, let others be served first, or answer."""
+        """Take the items that are there; then wait for more, yield to others, or answer."""
         try:
             self._context.check_readable()
             queue = self._context.queue_to_read(self._name)
@@ -118,14 +121,14 @@ class Collect(Unfinished):
             self._finish().fail(error)
 
     def resume(self) -> None:
-        """Go on: the client has read what was due, or others were served."""
+        """Continue: the client has read its replies, or others were served."""
         self.begin()
 
     def _collect(self, queue: Queue, record: bytes | None, xid: int) -> None:
-        """Take items, the first of which may be at hand; then wait, if there is need.
+        """Take items, and wait if more are wanted; `record` is the first one, if already taken.
 
         Raises:
-            KestrelError: the queue cannot be read, or no more of it.
+            KestrelError: the queue cannot be read, or not any further.
         """
         while self._left > 0 and self._bytes > 0:
             if record is None:
@@ -147,9 +150,10 @@ class Collect(Unfinished):
         self.wait(queue)
 
     def _is_interrupted(self) -> bool:
-        """Whether the client has too much to read, or others are to be served first.
+        """Whether the client has too many replies to read, or others must be served first.
 
-        What was removed could not be given back to the queue if the client left meanwhile.
+        Reads that remove items do not yield to others: if the client left meanwhile, the items
+        could not be given back.
         """
         if (
             self._taken % _LOOK_AGAIN == 0
@@ -162,7 +166,7 @@ class Collect(Unfinished):
     def wait(self, queue: Queue | None) -> None:
         """Wait for the next item, or answer when no more are wanted or no time is left.
 
-        `queue` is None for an alias, which never has one.
+        `queue` is None for an alias, which never has items.
         """
         self._queue = queue
         remaining = self._deadline - self._context.loop.time()
@@ -179,10 +183,10 @@ class Collect(Unfinished):
                 except KestrelError as error:
                     self._finish().fail(error)
 
-    # --- what ends a wait ---
+    # --- the ends of a wait ---
 
     def _serve(self, record: bytes | None, xid: int) -> None:
-        """Take the item that came; without one, the queue went away."""
+        """Take the item that arrived; no `record` means that the queue was deleted."""
         queue, self._waiter = self._queue, None
         self._is_waiting = False
         try:
@@ -196,22 +200,22 @@ class Collect(Unfinished):
             self._connection.request_failed(error)
 
     def _fail(self, error: KestrelError) -> None:
-        """Answer that the item that came could not be taken."""
+        """Answer that the item that arrived could not be taken."""
         self._connection.guard(lambda: self._finish().fail(error))
 
     def _time_out(self) -> None:
-        """Answer, unless the read goes on when the client has read what is due."""
+        """Answer, unless the read is interrupted, which looks at the deadline when it resumes."""
         self._timer = None
         queue = self._queue
         if self._is_waiting:
             self._connection.guard(lambda: self._finish().end(queue))
 
     def cancel(self) -> None:
-        """The client is gone: leave the line, and give back what it was not sent."""
+        """Stop waiting, and give back what was not sent to the client, which is gone."""
         self._finish().cancel()
 
     def _finish(self) -> Reader:
-        """End the read; return who is to be told."""
+        """End the read; return the reader, which must be notified."""
         if self._timer is not None:
             self._timer.cancel()
         if self._queue is not None and self._waiter is not None:
@@ -224,17 +228,17 @@ class Collect(Unfinished):
 
 
 _NOBODY: Final = Reader()
-"""The reader of a read that is over."""
+"""The reader of a read that has ended."""
 
 
 class OpenReads:
-    """A connection's open reads.
+    """The open reads of a connection.
 
-    A read that ended by itself (its time was up, its queue was deleted) is forgotten when it is
-    next looked for.
+    A read that ended by itself (its time was up, or its queue was deleted) is dropped at the next
+    access to its queue's reads.
 
     Attributes:
-        by_queue: the reads, by the name of their queue; no queue without one.
+        by_queue: the reads, by the name of their queue; it has no empty entries.
     """
 
     __slots__ = ("by_queue",)
@@ -243,11 +247,11 @@ class OpenReads:
         self.by_queue: dict[str, deque[tuple[Queue, int, bytes]]] = {}
 
     def add(self, queue: Queue, xid: int, record: bytes) -> None:
-        """Remember a read that was just opened."""
+        """Add a read that was just opened."""
         self.by_queue.setdefault(queue.name, deque()).append((queue, xid, record))
 
     def add_oldest(self, queue: Queue, xid: int, record: bytes) -> None:
-        """Remember a read that was opened before all others of its queue."""
+        """Add a read that was opened before all others of its queue."""
         self.by_queue.setdefault(queue.name, deque()).appendleft((queue, xid, record))
 
     def count(self, queue: str) -> int:
@@ -263,7 +267,7 @@ class OpenReads:
         return len(reads)
 
     def take_oldest(self, queue: str) -> tuple[Queue, int] | None:
-        """Return the oldest read open on a queue, and forget it; None when there is none."""
+        """Remove and return the oldest read open on a queue; None when there is none."""
         if not self.count(queue):
             return None
         reads = self.by_queue[queue]
@@ -273,13 +277,13 @@ class OpenReads:
         return found, xid
 
     def xids(self, queue: str) -> list[tuple[Queue, int]]:
-        """Return the reads open on a queue, oldest first."""
+        """Return the queues and xids of the reads open on a queue, oldest first."""
         if not self.count(queue):
             return []
         return [(found, xid) for found, xid, _ in self.by_queue[queue]]
 
     def give_back(self) -> None:
-        """Give every read back; the oldest of a queue ends up at its head."""
+        """Give all reads back; the oldest of a queue becomes its head."""
         for reads in self.by_queue.values():
             held = [read for read in reads if _is_open(read)]
             if held:
@@ -288,6 +292,6 @@ class OpenReads:
 
 
 def _is_open(read: tuple[Queue, int, bytes]) -> bool:
-    # The same xid may be open for somebody else by now; the item's object tells.
+    # Another client may have the same xid open by now; compare the item's object as well.
     queue, xid, record = read
     return queue.open.get(xid) is record

@@ -1,4 +1,4 @@
-"""What the sessions of every protocol work on: the queues, the status, the counters, the loop."""
+"""What the sessions of all protocols share: the queues, the status, the counters, the loop."""
 
 import asyncio
 import time
@@ -21,22 +21,22 @@ from kestrelmq.version import VERSION
 
 
 class Forbidden(QueueUnavailable):
-    """The server's status, or the number of connections, does not allow this at present."""
+    """The server's status or its number of connections does not allow the request at present."""
 
 
 @dataclass(slots=True)
 class ServerContext:
-    """Shared by all sessions of a server.
+    """What all sessions of a server share.
 
     Attributes:
-        config: the settings in force.
+        config: the settings at the start of the server; a reload changes those of `collection`.
         collection: the queues.
-        status: what is allowed at present.
-        counters: what the server counts.
-        turns: the loop's selector.
-        writer: runs the writing of large items.
-        loop: the loop.
-        reload: reads the configuration file again and puts it in force; says what needs a
+        status: what the server accepts at present.
+        counters: the server's counters.
+        turns: the server's turns.
+        writer: writes large items.
+        loop: the event loop.
+        reload: reads the configuration file again and applies it; returns the settings that need a
             restart. Raises ConfigError.
         shutdown: begins to stop the server.
         actions: decides who may act on the whole server.
@@ -64,7 +64,7 @@ class ServerContext:
         return self.turns.latencies
 
     def refuses_writes(self) -> str | None:
-        """Say why nothing may be added at present; None when it may."""
+        """Return why nothing may be added at present; None when it may."""
         if not self.status.writes_allowed:
             return self.status.reason_for_refusal(write=True)
         return self._over(self.config.connection_limit_refuse_writes)
@@ -84,10 +84,11 @@ class ServerContext:
             raise Forbidden(refusal)
 
     def queue_to_read(self, name: str) -> Queue | None:
-        """Return the queue called `name`; None for an alias, which never has an item.
+        """Return the queue called `name`; None for an alias, which never has items.
 
         Raises:
-            QueueUnavailable, InvalidQueueName: this client may not read it, or nobody can.
+            QueueUnavailable: this client may not read the queue, or it cannot be read.
+            InvalidQueueName: a queue cannot have that name.
         """
         self.check_client(name, write=False)
         if name in self.collection.config.aliases:
@@ -95,13 +96,13 @@ class ServerContext:
         return self.collection.obtain(name)
 
     def expiry_after(self, lifetime: int) -> int:
-        """Return when an item expires (ms since the epoch) that lives so many ms; 0 is never."""
+        """Return when an item that lives for `lifetime` ms expires (epoch ms); 0 is never."""
         return lifetime and max(self.turns.clock.now() + lifetime, 1)
 
     def check_client(self, queue: str, *, write: bool, client_id: str | None = None) -> None:
-        """Refuse a client that the queue does not allow. Raises QueueUnavailable.
+        """Raise QueueUnavailable if the queue's settings do not allow the client.
 
-        To add to an alias, a client must be allowed to add to all that it stands for.
+        To add to an alias, a client must be allowed to add to each of its queues.
         """
         for name in self.collection.leaves(queue) if write else (queue,):
             config = self.collection.settings(name)
@@ -122,7 +123,7 @@ class ServerContext:
 
     @property
     def is_limited(self) -> bool:
-        """Whether the number of connections may forbid an operation."""
+        """Whether the settings refuse operations above a number of connections."""
         return (
             self.config.connection_limit_refuse_reads is not None
             or self.config.connection_limit_refuse_writes is not None

@@ -1,4 +1,4 @@
-"""Requests of the memcache protocol that are about the server or whole queues."""
+"""Requests of the memcache protocol about the server or whole queues."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -38,10 +38,10 @@ Change = Delete | Flush | FlushAll | FlushExpired
 
 
 def serve_admin(context: ServerContext, connection: Connection, request: Request) -> bytes:
-    """Serve `request`; return the reply, or b"" where none follows, or only later.
+    """Serve `request`; return the reply, or b"" when it has none or is answered later.
 
     Raises:
-        Forbidden: the server does not allow it now, which ends the connection.
+        Forbidden: the server does not allow it at present; the connection must close.
     """
     try:
         action = _server_action(request)
@@ -120,7 +120,7 @@ def _answer_later(
 
 
 def listing(context: ServerContext, request: Stats | Dump) -> Pieces:
-    """Return the reply to a request about all queues, or some, in pieces."""
+    """Return the pieces of the reply to `stats` or a dump."""
     match request:
         case Stats(None):
             yield from _all_stats(context)
@@ -138,7 +138,7 @@ def listing(context: ServerContext, request: Stats | Dump) -> Pieces:
 def _stats(context: ServerContext, name: str) -> list[tuple[str, Any]]:
     collection = context.collection
     if name not in collection.queues:
-        collection.loading.check((name,))  # nothing at all would say that there is no such queue
+        collection.loading.check((name,))  # an empty reply would mean that there is no such queue
     return stats_of(collection, name)
 
 

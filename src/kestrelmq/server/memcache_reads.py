@@ -1,4 +1,4 @@
-"""Reads of the memcache protocol that may take several turns: `get` with its options, `monitor`."""
+"""Reads of the memcache protocol that may take several turns: `get` and `monitor`."""
 
 from typing import Final, NamedTuple
 
@@ -14,18 +14,18 @@ from kestrelmq.server.context import Forbidden, ServerContext
 from kestrelmq.server.replies import OUTPUT_LIMIT
 
 _GRACE: Final = 5.0
-"""Seconds by which an item that was taken outlives the wait for the next one."""
+"""Seconds by which the open read of a taken item outlasts the wait for the next item."""
 
 
 def error_reply(error: KestrelError) -> bytes:
-    """Return the reply that says what is wrong, and whose fault it is."""
+    """Return the error reply; its kind says whether the client or the server is at fault."""
     if isinstance(error, InvalidQueueName):
         return memcache.client_error(str(error))
     return memcache.server_error(str(error))
 
 
 class _Taken(NamedTuple):
-    """An item of a plain key: a read that is open until its part of the reply leaves."""
+    """An item of a plain key: its read stays open until its part of the reply is sent."""
 
     part: int
     queue: Queue
@@ -34,17 +34,17 @@ class _Taken(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        # The same xid may be open for somebody else by now; the item's object tells.
+        # Another client may have the same xid open by now; compare the item's object as well.
         return self.queue.open.get(self.xid) is self.record
 
 
 class MemcacheGet(Reader):
     """A `get`: its keys are served one after the other.
 
-    The reply is sent as a whole, unless it is large: then in parts, each when the client has read
-    the one before. With several keys an item is not removed before the reply that has it leaves,
-    for a later key may fail, or the client may hang up while it waits; a crash meanwhile leaves
-    the item open in the journal, and so it comes back.
+    The reply is sent as a whole, unless it is large: then it is sent in parts, each when the client
+    has read the part before. With several keys, an item is removed only when the reply with it is
+    sent, because a later key may fail, or the client may disconnect during a wait. A crash before
+    that leaves the item open in the journal, so it is in the queue again after the restart.
     """
 
     __slots__ = (
@@ -77,7 +77,7 @@ class MemcacheGet(Reader):
         self._touched: list[Queue] = []
 
     def proceed(self) -> None:
-        """Serve keys until one waits, the client has much to read, or all are served."""
+        """Serve keys until one waits, the client has too much to read, or all are served."""
         keys, connection = self._request.keys, self._connection
         try:
             while self._index < len(keys):
@@ -97,7 +97,7 @@ class MemcacheGet(Reader):
             self.fail(error)
 
     def _serve(self, key: Key) -> bool:
-        """Serve one key; False while it waits, and when there is nothing more to answer."""
+        """Serve one key; return False when it waits, or when the whole request was answered."""
         context, reads = self._context, self._reads
         if key.abort or key.close:
             self._end_oldest(key)
@@ -127,16 +127,16 @@ class MemcacheGet(Reader):
         return True
 
     def wait(self, key: Key, queue: Queue | None, wanted: Wanted) -> None:
-        """Wait for an item of the present key; `queue` has none now, and None is an alias."""
+        """Wait for an item for `key`; `queue` is empty now, and None for an alias."""
         seconds = (key.timeout or 0) / 1000
         for _, taken, xid, _ in self._taken:
-            # What was taken is not to give itself back meanwhile.
+            # The items taken already must not be given back during the wait.
             if taken.config.open_transaction_timeout is not None:
                 taken.extend(xid, seconds + _GRACE)
         Collect(self._connection, self._context, self, key.queue, wanted, seconds).wait(queue)
 
     def take(self, queue: Queue, record: bytes, xid: int) -> bool:
-        """Take the item that the present key waited for; answer if there is no other key."""
+        """Take the item that the current key waited for; answer if it is the only key."""
         key = self._request.keys[self._index]
         if self._several:
             self._found = True
@@ -148,7 +148,7 @@ class MemcacheGet(Reader):
         return False
 
     def end(self, queue: Queue | None) -> None:
-        """Serve the next key: the wait for the present one is over."""
+        """Go on to the next key: the wait of the current one has ended."""
         if self._found:
             self._found = False
         elif queue is not None:
@@ -159,7 +159,7 @@ class MemcacheGet(Reader):
         self.proceed()
 
     def fail(self, error: KestrelError) -> None:
-        """Answer with an error; what was taken goes back."""
+        """Answer with an error, and give back the items taken."""
         if isinstance(error, Forbidden):
             self._close_with(error_reply(error))
             return
@@ -167,17 +167,17 @@ class MemcacheGet(Reader):
         for _, queue, xid, record in self._taken:
             reads.add(queue, xid, record)
         self._taken.clear()
-        reads.give_back()  # the oldest of a queue ends up at its head
+        reads.give_back()  # the oldest of a queue becomes its head
         self._send(error_reply(error))
 
     def resume(self) -> None:
-        """Go on with the keys that are left."""
+        """Continue with the remaining keys."""
         self._connection.done()
         self.proceed()
 
     def cancel(self) -> None:
-        """Have what was taken given back with the other open reads of the connection."""
-        # A plain key is refused while a read of its queue is open: those came later.
+        """Add the items taken to the connection's open reads, which are given back."""
+        # A plain key is refused while its queue has open reads: those there now are newer.
         for _, queue, xid, record in reversed(self._taken):
             self._reads.add_oldest(queue, xid, record)
         self._taken.clear()
@@ -199,7 +199,7 @@ class MemcacheGet(Reader):
         self._touched.append(queue)
 
     def _keep(self, key: Key, queue: Queue, record: bytes, xid: int) -> None:
-        """Keep an item for the reply."""
+        """Add an item to the reply."""
         if key.open:
             self._reads.add(queue, xid, record)
         elif self._several and not key.peek:
@@ -218,10 +218,10 @@ class MemcacheGet(Reader):
             queue.get_misses += 1
 
     def _values(self) -> bytes:
-        """Remove what was taken, and return the reply so far.
+        """Remove the items taken, and return the reply so far.
 
         Raises:
-            JournalError: an item went back because its read could not be written.
+            JournalError: an item was given back because its read could not be written.
         """
         lost = [taken for taken in self._taken if not taken.is_open]
         for part, queue, _, _ in lost:
@@ -242,7 +242,7 @@ class MemcacheGet(Reader):
 
 
 class MemcacheMonitor(Reader):
-    """A `monitor`: each item is an open read and a whole reply, sent as it arrives; then END."""
+    """A `monitor`: each item is opened and sent as a whole reply when it arrives; END is last."""
 
     __slots__ = ("_connection", "_context", "_reads", "_request")
 
@@ -255,7 +255,7 @@ class MemcacheMonitor(Reader):
         self._request = request
 
     def begin(self) -> None:
-        """Send what is there, and wait for more."""
+        """Send the items that are there, and wait for more."""
         context, request = self._context, self._request
         context.counters.cmd_monitor += 1
         room = context.config.max_monitor_transactions - self._reads.count(request.queue)
@@ -273,10 +273,10 @@ class MemcacheMonitor(Reader):
         return True
 
     def end(self, queue: Queue | None) -> None:  # noqa: ARG002 # every monitor ends alike
-        """Say that nothing more comes."""
+        """Send END."""
         self._connection.push(END)
 
     def fail(self, error: KestrelError) -> None:
-        """Say why nothing more comes."""
+        """Send the error that ends the monitor."""
         self._connection.push(error_reply(error))
         self._connection.closing |= isinstance(error, Forbidden)

@@ -1,8 +1,8 @@
 """The memcache protocol over one connection: `set`, `get`, `monitor` and their open reads.
 
-The hot path is `feed`: a plain `set` or `get` on a queue that exists is served there, in a few
-look-ups. Everything else goes to `_serve`, one method a request. Replies are collected on the
-connection, each with the queue that must be in its journal before the reply may leave.
+The hot path is `feed`: it serves a plain `set` or `get` of an existing queue with a few look-ups.
+All other requests go to `_serve`. The connection collects the replies, each with the queues whose
+journals must be written before the reply may be sent.
 """
 
 from typing import Final
@@ -46,7 +46,7 @@ from kestrelmq.server.put import Put
 from kestrelmq.server.replies import Queues
 
 _EPOCH_EXPIRY: Final = {"kestrel": 1_000_000, "memcached": 30 * 24 * 60 * 60 + 1}
-"""By dialect: expiries from here on are epoch seconds; smaller ones are seconds from now."""
+"""By dialect: an expiry from this on is in epoch seconds, a smaller one in seconds from now."""
 _FIRST_LINE: Final = b"version\r\n"
 _FIRST_REQUEST: Final = Simple("version")
 _AFTER_VALUE: Final = b"\r\nEND\r\n"
@@ -54,7 +54,7 @@ _FAILURES: Final = (QueueUnavailable, JournalError)
 
 
 class MemcacheSession(Session):
-    """One client's requests, open reads and waiting read."""
+    """The session of one client: its requests and its open reads."""
 
     def __init__(self, connection: Connection, context: ServerContext, parser: Parser) -> None:
         self._connection = connection
@@ -62,19 +62,19 @@ class MemcacheSession(Session):
         self._turns = context.turns
         self._counters = context.counters
         self._status = context.status
-        # With a limit on connections every request is looked at in full.
+        # With a limit on connections, no request may take the hot path.
         self._queues = {} if context.is_limited else context.collection.queues
         self._replies = connection.replies
         self._parse = parser.parse
         self._parse_long = parser.parse_long
         self._epoch_expiry = _EPOCH_EXPIRY[context.config.memcache_dialect]
         self._reads = OpenReads()
-        # The VALUE line made last, and what for: items of a queue are often of one size.
+        # The last VALUE line, its size and its request: a queue's items often have the same size.
         self._header = b""
         self._header_size = -1
         self._header_request: Get | None = None
-        # Clients repeat themselves: a line, with its end, and what it says; the last one if that
-        # was not too long.
+        # The last request line that was not too long to cache, with its line end, and its request:
+        # clients often repeat a line.
         self._line = _FIRST_LINE
         self._request: Request = _FIRST_REQUEST
         self._arriving: ArrivingItem | None = None
@@ -83,7 +83,7 @@ class MemcacheSession(Session):
     # --- the hot path ---
 
     def feed(self, data: bytes) -> bytes:
-        """Apply the requests in `data`; return what is left."""
+        """Apply the requests in `data`; return the rest."""
         self.wanted = position = 0
         connection = self._connection
         if self._arriving is not None:
@@ -120,7 +120,7 @@ class MemcacheSession(Session):
         return data[position:] if position < end else b""
 
     def _parse_new(self, data: bytes, position: int, end: int) -> Request | None:
-        """Parse the line between two places; answer and return None when it is malformed."""
+        """Parse the line in `data`; when it is malformed, reply and return None."""
         line = data[position:end]
         try:
             if len(line) > REMEMBERED:
@@ -136,7 +136,11 @@ class MemcacheSession(Session):
         return request
 
     def _set(self, request: Set, data: bytes, body: int) -> int:
-        """Add the item that begins at `body`; return where the next request does, 0 for not yet."""
+        """Add the item whose data begins at `body`.
+
+        Returns:
+            Where the next request begins; 0 when the data has not all arrived.
+        """
         body_end = body + request.size
         after = body_end + 2
         if data[body_end:after] != b"\r\n":
@@ -187,10 +191,15 @@ class MemcacheSession(Session):
             data = memoryview(record)[ADDX_HEADER:]
             self._connection.push(b"".join((self._header, data, _AFTER_VALUE)), queue)
 
-    # --- input that is not whole ---
+    # --- incomplete input ---
 
     def _find_end(self, request: Set, data: bytes, body: int, body_end: int) -> int:
-        """Return where data that does not end in CR LF ends; 0: not here yet; below 0: closing."""
+        """Find the end of an item whose data is incomplete, or does not end in CR LF.
+
+        Returns:
+            Where the next request begins; 0 when more input is needed first; or minus the place up
+            to which the input was used, when there is nothing to add at present.
+        """
         ending = data[body_end : body_end + 2]
         if ending[:1] == b"\n":
             return body_end + 1
@@ -205,14 +214,14 @@ class MemcacheSession(Session):
                 return -self._take(UnwantedItem(request.size, reply), data, body)
             if request.size >= LARGE:
                 return -self._take(LargeItem(request), data, body)
-            # Or one byte more, if the line end is CR LF.
+            # The line end may be CR LF, and need one byte more.
             self.wanted = request.size + 1 + body - data.rfind(b"\n", 0, body - 1) - 1
             return 0
         self._fault(ClientFault("bad data chunk", closes=True))
         return -len(data)
 
     def _take(self, item: ArrivingItem, data: bytes, position: int) -> int:
-        """Take in more of an item; return where in `data` that ends."""
+        """Take more of an item that arrives in pieces; return where its bytes in `data` end."""
         self._arriving = item
         position = item.take(data, position)
         if item.is_bad:
@@ -256,7 +265,7 @@ class MemcacheSession(Session):
         if part.startswith(BINARY_REQUEST):
             self._close_with(binary_refusal(part))
             return b""
-        # The last byte may yet turn out to belong to the line's end.
+        # The last byte may be the CR of the line's end.
         if len(part.removesuffix(b"\r")) <= memcache.MAX_LINE:
             return part
         self._fault(ClientFault(f"a line has at most {memcache.MAX_LINE} bytes", closes=True))
@@ -273,11 +282,11 @@ class MemcacheSession(Session):
         self._connection.closing = True
 
     def failure_reply(self, failure: JournalError, _reply: bytes) -> bytes:
-        """Return the reply to an operation that was taken back."""
+        """Return the error reply to an operation that was undone."""
         return memcache.server_error(str(failure))
 
     def broken(self) -> None:
-        """Reply to a request that failed because of a bug."""
+        """Reply to a request that failed because of a bug, and close."""
         self._close_with(memcache.server_error("internal error"))
 
     def closed(self) -> None:
@@ -285,7 +294,7 @@ class MemcacheSession(Session):
         self._reads.give_back()
 
     def _expiry(self, expiry: int) -> int:
-        """Translate a client's expiry, which is not 0, to milliseconds since the epoch."""
+        """Convert a client's expiry, which is not 0, to milliseconds since the epoch."""
         now = self._context.turns.clock.now()
         if expiry < 0:
             return now - 1
@@ -294,7 +303,7 @@ class MemcacheSession(Session):
     # --- set and get, in full ---
 
     def _put(self, request: Set, item: bytes) -> Put:
-        """Return the `set` of an item, or of its record, on its way."""
+        """Return the put for a `set` of an item, given as its data or its record."""
         return Put(
             self._connection,
             self._context,

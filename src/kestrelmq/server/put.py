@@ -1,13 +1,13 @@
-"""Adding items, for every protocol: all that is not the short way of a small memcache `set`.
+"""Adding items, for every protocol, except the small memcache `set` of the hot path.
 
-Large items are written by a thread first, so that other clients need not wait. Each goes to a file
-that is not part of its queue's journal yet (`Queue.begin`); adding the item makes it that. A crash
-in between leaves the file, which means nothing, and an item that was never acknowledged.
+A thread writes large items first, so that other clients need not wait. It writes each to a file
+that is not yet part of the queue's journal (`Queue.begin`); adding the item makes the file a part
+of it. A crash in between leaves the file, which replay ignores; its item was not acknowledged.
 
-Then the items are added, a slice in each turn, until one is refused. A slice is in the journal when
-the next one begins. So if a later slice cannot be written, the earlier ones stay, and the answer
-counts them; if the first cannot, the answer is the error and nothing was added. A crash leaves the
-slices that were written, none of them acknowledged.
+Then the items are added, one slice per turn, until one is refused. A slice is written to the
+journal before the next one begins. If a later slice cannot be written, the earlier ones stay and
+the answer counts them; if the first cannot, the answer is the error and nothing was added. A crash
+leaves the slices that were written, none of them acknowledged.
 """
 
 import logging
@@ -24,15 +24,15 @@ from kestrelmq.server.large_item import AHEAD
 from kestrelmq.server.replies import Queues
 
 SLICE_ITEMS: Final = 500
-"""Items that are added at once: they take about a millisecond."""
+"""The most items of a slice; adding so many takes about a millisecond."""
 SLICE_BYTES: Final = 1 << 20
-"""Bytes of items after which a slice ends."""
+"""Bytes of data after which a slice ends."""
 
 log = logging.getLogger(__name__)
 
 
 class Put(Unfinished):
-    """One client's items, on their way to a queue or to what an alias stands for."""
+    """A request to add items to a queue, or to the queues of an alias."""
 
     __slots__ = (
         "_answer",
@@ -63,16 +63,16 @@ class Put(Unfinished):
         answer: Callable[[int, Queues], None],
         refuse: Callable[[KestrelError], None],
     ) -> None:
-        """Prepare; `begin` or `write_ahead` begins.
+        """Prepare; `begin` or `write_ahead` begins the work.
 
         Args:
-            connection: it applies no other request until the items are added.
-            context: the server's.
-            name: of the queue, or of an alias.
-            items: in their order.
-            expiry: when they expire (ms since the epoch), 0 for never.
-            answer: called with how many were accepted, and what the reply depends on.
-            refuse: called instead when none was, with what went wrong.
+            connection: the connection of the request; its other requests wait for this one.
+            context: what the sessions share.
+            name: the name of the queue, or of an alias.
+            items: the items, in order.
+            expiry: when they expire (ms since the epoch); 0 is never.
+            answer: called with the number of items accepted and the queues the reply depends on.
+            refuse: called instead, with the error, when no item was accepted.
         """
         self._connection = connection
         self._context = context
@@ -89,7 +89,7 @@ class Put(Unfinished):
         self._files: list[str] = []
 
     def begin(self) -> None:
-        """Add the items, those of `AHEAD` bytes or more after a thread has written them."""
+        """Add the items; a thread writes those of `AHEAD` bytes or more first."""
         context, name = self._context, self._name
         context.counters.cmd_set += bool(self._items)
         try:
@@ -110,11 +110,11 @@ class Put(Unfinished):
         self._add()
 
     def write_ahead(self, queue: Queue, large: Sequence[bytes]) -> None:
-        """Have the records of all items of `AHEAD` bytes or more written, and add the items then.
+        """Have a thread write the records of the large items; then add all items.
 
         Args:
-            queue: where to; its `writes_ahead` is true.
-            large: the records.
+            queue: the queue of the items; its `writes_ahead` is true.
+            large: the records of all items of `AHEAD` bytes or more.
         """
         self._queue, self._records = queue, large
         self._files = [queue.new_file() for _ in large]
@@ -123,14 +123,14 @@ class Put(Unfinished):
         self._context.writer.run(self._write_files, self._files_written)
 
     def _write_files(self, pause: Pause) -> None:
-        """Write the large items; in the thread. Raises OSError."""
-        assert self._queue is not None  # noqa: S101 # else nothing is written ahead
+        """Write the large items; runs in the thread. Raises OSError."""
+        assert self._queue is not None  # noqa: S101 # `write_ahead` sets it
         for file, record in zip(self._files, self._records, strict=True):
             self._queue.begin(file, record, pause)
 
     def _files_written(self, error: BaseException | None) -> None:
-        """Add the items, also when their client is gone."""
-        assert self._queue is not None  # noqa: S101 # else nothing is written ahead
+        """Add the items, even when the client is gone."""
+        assert self._queue is not None  # noqa: S101 # `write_ahead` sets it
         self._is_writing = False
         if error is None:
             self._connection.guard(self._add)
@@ -141,7 +141,7 @@ class Put(Unfinished):
             self._fail(KestrelError("internal error"))
 
     def resume(self) -> None:
-        """Add the next slice, when the one before is in the journal and there is time."""
+        """Add the next slice, once the one before is written and this turn has time for it."""
         turns = self._context.turns
         if turns.turns == self._turn or turns.share_is_over():
             self._connection.yield_turn()
@@ -150,7 +150,7 @@ class Put(Unfinished):
             self._add()
 
     def _add(self) -> None:
-        """Add a slice of the items; answer when it was the last."""
+        """Add a slice of the items; answer after the last one."""
         connection, is_first = self._connection, not self._written
         try:
             has_more = self._add_slice()
@@ -169,12 +169,12 @@ class Put(Unfinished):
             self._finish()
         else:
             self._turn = self._context.turns.turns
-            connection.push(b"", queues)  # the answer depends on this slice, too
+            connection.push(b"", queues)  # makes the answer depend on this slice as well
             connection.yield_turn()
             connection.interrupt(self)
 
     def _add_slice(self) -> bool:
-        """Add some items; return whether there are more to add."""
+        """Add a slice of items; return whether there are more to add."""
         items, size = self._items, 0
         last = min(self._next + SLICE_ITEMS, len(items))
         while self._next < last and size < SLICE_BYTES:
@@ -186,7 +186,7 @@ class Put(Unfinished):
         return self._next < len(items)
 
     def _add_item(self, data: bytes) -> bool:
-        """Add an item; False when it is refused."""
+        """Add an item; return False when it is refused."""
         context = self._context
         context.counters.cmd_set += self._next > 0
         if self._queue is not None and len(data) >= AHEAD:
@@ -196,7 +196,7 @@ class Put(Unfinished):
         return context.collection.add(self._name, data, self._expiry)
 
     def _fail(self, error: KestrelError) -> None:
-        """Answer with what was accepted and written before, if anything was."""
+        """Answer with the number of items written so far; if there are none, with the error."""
         self._finish()
         if self._written:
             self._answer(self._written, None)
@@ -204,7 +204,10 @@ class Put(Unfinished):
             self._refuse(error)
 
     def cancel(self) -> None:
-        """Add no more, except after the thread, for a file that it writes must not stay behind."""
+        """Add no more slices.
+
+        While the thread writes, the end waits for it, so that none of its files is left behind.
+        """
         self._is_cancelled = True
         if not self._is_writing:
             self._finish()
@@ -212,5 +215,5 @@ class Put(Unfinished):
     def _finish(self) -> None:
         if self._queue is not None:
             for file in self._files:
-                self._queue.forget(file)  # one whose item was added has another name by now
+                self._queue.forget(file)  # the file of an item that was added has a new name
         self._connection.done()

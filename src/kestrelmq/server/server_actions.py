@@ -1,7 +1,8 @@
 """Who may act on the whole server: stop it, reload its configuration, or set its status.
 
-Clients of this machine may, whatever protocol they speak. Others may where `allow_remote_admin`
-says so, and over HTTP with a token. Every such request is logged with who asked.
+Clients on this machine may, over every protocol. Clients on other machines may if
+`allow_remote_admin` is set, or over HTTP with a token. Every such request is logged with the
+client's address.
 """
 
 import ipaddress
@@ -18,11 +19,11 @@ Action = Literal["shutdown", "reload", "status"]
 
 
 class RemoteAdminRefused(KestrelError):  # noqa: N818 # says what it is
-    """A client of another machine may not do this to the server."""
+    """The action is refused to clients on other machines."""
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can be, or reach, what is at `address` (no port)."""
+    """Whether `address` (without a port) is one that only this machine uses or can reach."""
     if address.lower() == "localhost":
         return True
     try:
@@ -34,7 +35,7 @@ def is_loopback(address: str) -> bool:
 
 
 class ServerActions:
-    """Decides who may do what to the server, and logs it."""
+    """Decides who may act on the whole server, and logs the requests."""
 
     __slots__ = ("_config", "_refusals")
 
@@ -43,16 +44,16 @@ class ServerActions:
         self._refusals = Throttle()
 
     def check(self, action: Action, protocol: str, peer: str, *, has_token: bool = False) -> None:
-        """Log that a client asks for `action`, and refuse it if it may not.
+        """Log that a client requests `action`, and refuse it if the client may not.
 
         Args:
-            action: what it asks for.
-            protocol: how it is connected.
+            action: the action that the client requests.
+            protocol: the protocol of its connection.
             peer: its address, `HOST:PORT`.
-            has_token: whether it showed an admin token.
+            has_token: whether it sent an admin token.
 
         Raises:
-            RemoteAdminRefused: it is on another machine, and that is not allowed.
+            RemoteAdminRefused: the client is on another machine, and that is not allowed.
         """
         host = peer.rpartition(":")[0]
         if has_token or self._config.allow_remote_admin or is_loopback(host):
@@ -73,7 +74,7 @@ class ServerActions:
 
 
 def warn_if_open(config: ServerConfig) -> None:
-    """Log what anyone may do if other machines reach the server."""
+    """Log a warning about what clients may do if other machines can reach the server."""
     if not is_loopback(config.listen_address):
         log.warning(
             "listen_address %s can be reached from other machines, and there are no users: whoever"

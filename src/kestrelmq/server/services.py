@@ -1,6 +1,7 @@
-"""What runs beside the client listeners, in the server's loop: it opens after them, closes before.
+"""Services that run in the server's loop beside the client listeners, such as the admin service.
 
-The server knows services by this protocol only; who starts the server says which there are.
+They open after the listeners and close before them. The server knows them only by this protocol;
+the command that starts the server passes them in.
 """
 
 from typing import Protocol
@@ -9,20 +10,20 @@ from kestrelmq.server.context import ServerContext
 
 
 class Service(Protocol):
-    """Something that serves as long as the server does.
+    """A service that runs as long as the server.
 
     Attributes:
-        name: as in `NAME listening on HOST:PORT`.
+        name: its name in `NAME listening on HOST:PORT`.
     """
 
     name: str
 
     async def open(self, context: ServerContext) -> tuple[str, int] | None:
-        """Begin; return the address and port it listens on, None when it is turned off.
+        """Open; return the address and port it listens on, or None when it is turned off.
 
         Raises:
             OSError: the address cannot be used.
         """
 
     async def close(self) -> None:
-        """End what runs, and give the port back; may be called when `open` failed."""
+        """Stop, and release the port; may be called when `open` failed."""

@@ -1,8 +1,8 @@
 """The text protocol over one connection.
 
-Every error is a reply; the connection stays open, unless its client speaks HTTP. Reads are open
-reads of the connection: `get` confirms the one before it, and whatever is open when the client goes
-is given back.
+Every error is a reply; the connection stays open, unless its client speaks HTTP. Items are read
+with open reads of the connection: `get` confirms the one before it, and the reads that are still
+open when the client disconnects are given back.
 """
 
 from collections.abc import Coroutine
@@ -46,13 +46,13 @@ from kestrelmq.version import VERSION
 _DONE: Final = text.counted(0)
 
 _SLOW: Final = (SetStatus,)
-"""Commands that may take long: they share a part of each turn."""
+"""Commands that may take long: they are served in each turn's time for slow requests."""
 
 Answer = tuple[bytes, Queues]
 
 
 class TextSession(Session):
-    """One client's commands and open reads."""
+    """The session of one client: its commands and its open reads."""
 
     def __init__(self, connection: Connection, context: ServerContext) -> None:
         self._connection = connection
@@ -62,7 +62,7 @@ class TextSession(Session):
         self.wanted = 0
 
     def feed(self, data: bytes) -> bytes:
-        """Apply the commands in `data`; return what comes after one that waits."""
+        """Apply the commands in `data`; return the input after one that waits."""
         connection, parser = self._connection, self._parser
         parser.receive(data)
         while True:
@@ -84,11 +84,11 @@ class TextSession(Session):
                 return parser.take_back()
 
     def failure_reply(self, failure: JournalError, _reply: bytes) -> bytes:
-        """Return the reply to an operation that was taken back."""
+        """Return the error reply to an operation that was undone."""
         return text.error(str(failure))
 
     def broken(self) -> None:
-        """Reply to a command that failed because of a bug."""
+        """Reply to a command that failed because of a bug, and close."""
         self._connection.push(text.error("internal error"))
         self._connection.closing = True
 
@@ -178,9 +178,9 @@ class TextSession(Session):
 
 
 class TextRead(Reader):
-    """A command that reads: `get` and `peek` answer with an item, `monitor` with one after another.
+    """A command that reads: `get` and `peek` reply with one item, `monitor` with many.
 
-    A `monitor` ends with "*", and so does whatever found nothing.
+    The end of a `monitor` is "*", which is also the reply when there is no item.
     """
 
     __slots__ = ("_command", "_connection", "_context", "_reads", "_wanted")
@@ -199,7 +199,7 @@ class TextRead(Reader):
         self._wanted = Wanted.PEEK if isinstance(command, Peek) else Wanted.OPEN
 
     def begin(self) -> None:
-        """Read what is there, and wait for more if there is need.
+        """Take the items that are there, and wait if more are wanted.
 
         Raises:
             KestrelError: the queue cannot be read.
@@ -235,7 +235,7 @@ class TextRead(Reader):
             queue.confirm(xid)
 
     def take(self, queue: Queue, record: bytes, xid: int) -> bool:
-        """Send an item; False when it is the answer, or cannot be sent."""
+        """Send an item; return False when it completes the reply, or cannot be sent."""
         item = record[ADDX_HEADER:]
         if not text.carries(item):
             if self._wanted is Wanted.OPEN:
@@ -252,11 +252,11 @@ class TextRead(Reader):
         return False
 
     def end(self, queue: Queue | None) -> None:
-        """Say that nothing more comes."""
+        """Send the reply that there is no item, or no further one."""
         if queue is not None:
             queue.get_misses += isinstance(self._command, Get)
         self._connection.push(text.NOTHING, queue)
 
     def fail(self, error: KestrelError) -> None:
-        """Say why nothing more comes."""
+        """Send the error that ends the read."""
         self._connection.push(text.error(str(error)))

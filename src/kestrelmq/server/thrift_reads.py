@@ -1,8 +1,9 @@
-"""Reads of the thrift protocol: `get`, which may wait, and the open reads it leaves behind.
+"""Reads of the thrift protocol: `get`, which may wait, and the open reads of its items.
 
-An open read belongs to no connection: any client that was told its id may end it, and otherwise it
-ends by itself. A `get` that removes at once but has to wait opens its reads first and confirms
-them when it answers, so a client that leaves meanwhile takes nothing with it.
+An open read does not belong to a connection: any client that has its id may end it; otherwise it
+ends by itself when its time is up. A `get` without `auto_abort` removes its items. If it may wait,
+it opens them first and confirms them when it answers, so no item is lost if the client disconnects
+in between.
 """
 
 import secrets
@@ -20,22 +21,22 @@ from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 
 MAX_ITEMS: Final = 10_000
-"""The most items in one answer, so that a turn stays short."""
+"""The most items in one answer, to keep turns short."""
 
 MAX_BYTES: Final = 16 * 1024 * 1024
-"""No item is added to an answer that has as many bytes of data."""
+"""An answer with so many bytes of data, or more, gets no further items."""
 
 _AT_ONCE: Final = 1000
-"""So many items are removed in one turn; a read of more opens them first."""
+"""The most items that are removed in one turn; a read of more items opens them first."""
 _LOOK_AGAIN: Final = 32
-"""Items that are encoded before others may have to be served first."""
+"""Items that are encoded between two checks of whether others must be served first."""
 _SLACK: Final = 64
 _ID_BITS: Final = 53
-"""Bits of an id: as many as every language's numbers hold exactly."""
+"""Bits of an id: so many are exact even where all numbers are floating-point."""
 
 
 class _Read(NamedTuple):
-    """An open read; `order` grows from read to read."""
+    """An open read; `order` is larger for later reads."""
 
     order: int
     queue: Queue
@@ -43,15 +44,15 @@ class _Read(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        # A queue gives an xid again only after 2^31 others; its id is forgotten long before.
+        # A queue reuses an xid only after 2^31 others; the id is forgotten long before that.
         return self.xid in self.queue.open
 
 
 class ThriftReads:
-    """The open reads of all thrift clients of a server, by the ids that the clients got.
+    """The open reads of all thrift clients of a server, by the ids that the clients received.
 
-    An id is random, so that only who was given it can end the read. No more ids are kept than a
-    small multiple of the reads that are open.
+    Ids are random, so only a client that received an id can end the read. The number of ids kept is
+    at most a small multiple of the number of open reads.
     """
 
     __slots__ = ("_limit", "_order", "_reads")
@@ -65,7 +66,7 @@ class ThriftReads:
         return len(self._reads)
 
     def add(self, queue: Queue, xid: int) -> int:
-        """Remember a read that was just opened; return its id."""
+        """Add a read that was just opened; return its id."""
         if len(self._reads) >= self._limit:
             self._forget_ended()
         identity = 0
@@ -81,13 +82,13 @@ class ThriftReads:
         return read is not None and read.is_open
 
     def take(self, name: str, ids: Iterable[int]) -> tuple[Queue, list[int]] | None:
-        """Forget the reads of a queue that have one of `ids`.
+        """Remove the reads of the queue `name` that have one of `ids`.
 
         Returns:
-            The queue and the xids of those that are open, oldest first; None if none are.
+            The queue and the xids of the reads that are open, oldest first; None if none are.
         """
         taken = []
-        # A client can choose ids that collide in a set or dict of them; among ours they cannot.
+        # Do not put the client's `ids` in a set or dict: it could choose ones whose hashes collide.
         for identity in ids:
             read = self._reads.get(identity)
             if read is not None and read.queue.name == name:
@@ -100,16 +101,16 @@ class ThriftReads:
         return taken[0].queue, [read.xid for read in taken]
 
     def _forget_ended(self) -> None:
-        """Forget the reads that ended by themselves; done each time the number has doubled."""
+        """Remove the reads that ended by themselves; called when the number has doubled."""
         self._reads = {one: read for one, read in self._reads.items() if read.is_open}
         self._limit = 2 * len(self._reads) + _SLACK
 
 
 class ThriftGet(Reader):
-    """One `get`: collects items until there are enough, or the time is up; then answers.
+    """One `get`: collects items until there are enough or the time is up, and then answers.
 
-    Answering with thousands of items takes several turns. They stay open until all of the answer
-    is made, and so a client that leaves meanwhile takes nothing with it.
+    An answer with thousands of items takes several turns. The items stay open until the whole
+    answer is made, so none is lost if the client disconnects in between.
     """
 
     __slots__ = (
@@ -139,17 +140,17 @@ class ThriftGet(Reader):
         answer: Callable[[list[bytes], Queue | None], None],
         refuse: Callable[[KestrelError], None],
     ) -> None:
-        """Prepare; `begin` reads.
+        """Prepare; `begin` begins the read.
 
         Args:
-            connection: paused while the read waits.
-            context: the server's.
-            shared: the open reads of every client.
-            own: by queue, those that this connection opened, whose number is limited.
-            head: of the request.
-            get: what is asked.
-            answer: called once with the items, encoded, and the queue they came from.
-            refuse: called instead when none could be read, with the reason.
+            connection: the connection of the request; it is paused while the read waits.
+            context: what the sessions share.
+            shared: the open reads of all clients.
+            own: by queue, the ids of the reads that this connection opened; there is a limit.
+            head: the head of the request.
+            get: the request.
+            answer: called once, with the encoded items and their queue.
+            refuse: called instead, with the reason, when no item could be read.
         """
         self._connection = connection
         self._context = context
@@ -163,12 +164,12 @@ class ThriftGet(Reader):
         self._encoded: list[bytes] = []
         self._most = min(get.max_items, MAX_ITEMS)
         self._queue: Queue | None = None
-        # A read that is answered at once needs no opening to be removed.
+        # A read that is answered at once can remove its items without opening them.
         at_once = not get.auto_abort and get.timeout <= 0 and self._most <= _AT_ONCE
         self._wanted = Wanted.REMOVE if at_once else Wanted.OPEN
 
     def begin(self) -> None:
-        """Read what is there, and wait for more if there is need."""
+        """Take the items that are there, and wait if more are wanted."""
         name = self._get.queue
         if self._get.auto_abort:
             self._most = min(self._most, self._room(name))
@@ -190,7 +191,7 @@ class ThriftGet(Reader):
         return max(0, self._context.config.max_monitor_transactions - len(held))
 
     def take(self, queue: Queue, record: bytes, xid: int) -> bool:
-        """Collect an item."""
+        """Add an item to the answer."""
         self._queue = queue
         self._items.append((record, xid))
         return True
@@ -201,19 +202,19 @@ class ThriftGet(Reader):
         self.resume()
 
     def fail(self, error: KestrelError) -> None:
-        """Answer with what was read already; without any, with the error."""
+        """Answer with the items read so far; if there are none, with the error."""
         if self._items:
             self.resume()
         else:
             self._refuse(error)
 
     def cancel(self) -> None:
-        """Give back what was read."""
+        """Give back the items that were read."""
         if self._queue is not None:
             self._queue.give_back([xid for _, xid in self._items])
 
     def resume(self) -> None:
-        """Encode the items; answer when that is done with all."""
+        """Encode items, and answer when all are encoded."""
         connection, queue = self._connection, self._queue
         while queue is not None and len(self._encoded) < len(self._items):
             if self._is_time_over():
@@ -228,7 +229,7 @@ class ThriftGet(Reader):
         self._answer(items, queue)
 
     def _is_time_over(self) -> bool:
-        """Whether others are to be served first; what was removed could not be given back then."""
+        """Whether others must be served first; not when items were removed: they could be lost."""
         return (
             self._wanted is not Wanted.REMOVE
             and len(self._encoded) % _LOOK_AGAIN == _LOOK_AGAIN - 1
@@ -236,7 +237,7 @@ class ThriftGet(Reader):
         )
 
     def _encode(self, queue: Queue, record: bytes, xid: int) -> None:
-        """Encode an item; nothing stands for one whose read ended while others were waited for."""
+        """Encode an item; as b"" if its read has ended since it was opened."""
         identity = 0
         if self._get.auto_abort:
             if not queue.extend(xid, self._get.auto_abort / 1000):
@@ -248,7 +249,7 @@ class ThriftGet(Reader):
         self._encoded.append(thrift.encode_item(self._head, item))
 
     def _kept(self, queue: Queue) -> list[bytes]:
-        """Make what was read the client's; return the items whose reads had not ended."""
+        """Confirm reads that are not to stay open; return the encoded items of reads not ended."""
         if self._wanted is Wanted.REMOVE:
             return self._encoded
         if self._get.auto_abort:

@@ -1,7 +1,7 @@
 """The thrift protocol over one connection.
 
-What cannot be done is answered with an exception and the connection stays open; it closes only
-when the stream makes no sense. Open reads are the server's, not the connection's.
+A request that fails is answered with an exception and the connection stays open; it closes only
+when the input is not valid thrift. Open reads belong to the server, not to a connection.
 """
 
 import logging
@@ -46,7 +46,7 @@ from kestrelmq.version import VERSION
 
 log = logging.getLogger(__name__)
 
-# The service knows fewer statuses than the server: each is told as the one that allows the same.
+# The service has fewer statuses than the server: each is reported as the one that allows the same.
 _TOLD: Final = {
     Status.UP: ThriftStatus.UP,
     Status.WRITE_AVOID: ThriftStatus.UP,
@@ -60,15 +60,15 @@ _MEANT: Final = {
     ThriftStatus.QUIESCENT: Status.QUIESCENT,
 }
 _SLOW: Final = (SetStatus,)
-"""Requests that may take long: they share a part of each turn."""
+"""Requests that may take long: they are served in each turn's time for slow requests."""
 _NO_QUEUE: Final = QueueInfo(None, 0, 0, 0, 0, 0, 0)
 
 
 class ThriftSession(Session):
-    """One client's requests."""
+    """The session of one client."""
 
     def __init__(self, connection: Connection, context: ServerContext, shared: ThriftReads) -> None:
-        """`shared` are the open reads of all thrift clients of the server."""
+        """Prepare; `shared` are the open reads of all thrift clients of the server."""
         self._connection = connection
         self._context = context
         self._shared = shared
@@ -77,7 +77,7 @@ class ThriftSession(Session):
         self.wanted = 0
 
     def feed(self, data: bytes) -> bytes:
-        """Apply the requests in `data`; return what comes after one that waits."""
+        """Apply the requests in `data`; return the input after one that waits."""
         connection, parser = self._connection, self._parser
         parser.receive(data)
         try:
@@ -98,17 +98,17 @@ class ThriftSession(Session):
         return b""
 
     def failure_reply(self, failure: JournalError, reply: bytes) -> bytes:
-        """Return the answer to an operation that was taken back, instead of `reply`."""
+        """Return the exception that replaces `reply` when the operation was undone."""
         return thrift.encode_refusal(
             thrift.head_of(reply), Refused(Problem.INTERNAL_ERROR, str(failure))
         )
 
     def broken(self) -> None:
-        """End a connection whose request failed because of a bug."""
+        """Close the connection: a request failed because of a bug."""
         self._connection.closing = True
 
     def closed(self) -> None:
-        """Nothing is held: open reads belong to nobody."""
+        """Nothing to give back: open reads do not belong to a connection."""
 
     def _serve(self, head: Head, request: Request | Refused) -> None:
         try:
@@ -197,7 +197,7 @@ class ThriftSession(Session):
         )
 
     def _check_absent(self, name: str) -> None:
-        """Raise if there is more to say of `name` than that no queue is called so."""
+        """Raise QueueUnavailable if `name` is invalid, or its queue exists but cannot be used."""
         problem = queue_name_error(name)
         if problem is not None:
             raise QueueUnavailable(problem)
