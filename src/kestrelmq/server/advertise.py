@@ -1,6 +1,6 @@
-"""What a server tells the world through ZooKeeper: where it can be reached.
+"""The address that a server announces in ZooKeeper.
 
-The data of a member node is the JSON of Twitter's ServerSet, which its readers match by key.
+The data of a member node is the JSON of Twitter's ServerSet; its readers look keys up by name.
 """
 
 import fcntl
@@ -14,19 +14,19 @@ from typing import Final
 from kestrelmq.errors import ConfigError
 from kestrelmq.server.server_actions import is_loopback
 
-# The request for an interface's IPv4 address, as the kernels number it.
+# The ioctl request for an interface's IPv4 address; the number depends on the kernel.
 _SIOCGIFADDR: Final = 0xC0206921 if sys.platform == "darwin" else 0x8915
 _WILDCARDS: Final = frozenset({"0.0.0.0", "::", "*", ""})
 
-# The service endpoint is the first of these that listens.
+# The service endpoint is the first of these listeners that is on.
 ENDPOINT_NAMES: Final = ("memcache", "thrift", "text")
 
 
 def member_data(host: str, ports: Mapping[str, int]) -> bytes:
-    """Return a member node's data: `host` and the ports that listen, by name of `ENDPOINT_NAMES`.
+    """Return the data of a member node: `host`, and the `ports` of the names in `ENDPOINT_NAMES`.
 
     Raises:
-        ConfigError: no listener of these names is on, so there is nothing to advertise.
+        ConfigError: no such listener is on, so there is nothing to announce.
     """
     endpoints = {
         name: {"host": host, "port": ports[name]} for name in ENDPOINT_NAMES if name in ports
@@ -61,12 +61,12 @@ def interface_addresses() -> list[str]:
 def advertised_host(
     listen_address: str, interfaces: Callable[[], Iterable[str]] = interface_addresses
 ) -> str:
-    """Return the host under which clients elsewhere reach a listener on `listen_address`.
+    """Return the host at which clients on other machines reach a listener on `listen_address`.
 
-    A wildcard becomes the first address of `interfaces` that is not loopback.
+    For a wildcard it is the first address of `interfaces` that is not a loopback address.
 
     Raises:
-        ConfigError: it is a loopback address, or there is no other.
+        ConfigError: `listen_address` is a loopback address, or the interfaces have no other.
     """
     if listen_address in _WILDCARDS:
         for address in interfaces():

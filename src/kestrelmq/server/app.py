@@ -1,8 +1,8 @@
-"""The server: what starts and stops, and in which order.
+"""The server: starts and stops its parts in order.
 
-Start: lock and load the queue path, then bind every listener, then say so; queues that take long
-go on loading meanwhile. Stop: load no more, take no more clients, end those there are (what they
-hold goes back), write the journals, give up the lock.
+Start: lock the queue path and load it, bind every listener, announce the listeners. Queues that
+take long go on loading after that. Stop: end the loading, accept no more clients, close the
+connections (their open reads are given back), write the journals, release the lock.
 """
 
 import asyncio
@@ -48,16 +48,17 @@ log = logging.getLogger(__name__)
 
 Announce = Callable[[str], None]
 _DEADLINES: Final = 0.05
-"""Seconds between looks for open reads whose time is up, and for periodic syncs."""
+"""Seconds between checks for open reads whose time is up and for periodic syncs."""
 _SWITCH: Final = 0.0001
-"""Seconds that the loop waits for a thread that has the interpreter."""
+"""Seconds after which a thread that holds the interpreter lock must yield it to the loop."""
 _LOAD: Final = 2.0
-"""Seconds that clients are kept waiting for queues to load; then those that are loaded serve."""
+"""Seconds to wait for all queues to load before the loaded ones are served."""
 _OLD: Final = 1000
-"""Collections of young objects, of which there are some a second, before one of all."""
+"""The garbage collector's third threshold: collections of the middle generation before one of all
+objects. There are a few of them a second."""
 _AGINGS: Final = 4
 _UPKEEP: Final = 1.0
-"""Seconds between looks at the journals of queues on which nothing happens."""
+"""Seconds between checks of the journals of idle queues."""
 
 
 class Server:
@@ -78,12 +79,12 @@ class Server:
 
         Args:
             config: the settings in force, overrides included.
-            announce: told one line for each listener, then `ready`.
-            config_file: where `config` came from, for `reload`.
-            overrides: settings from the command line, put over the file's again at a reload.
-            advertise: finds the host to announce in ZooKeeper for the address that is listened on.
-            services: what runs beside the client listeners.
-            wait: serve nobody before every queue is loaded, however long that takes.
+            announce: called with one line for each listener, then with `ready`.
+            config_file: the file that `config` came from, for `reload`.
+            overrides: settings from the command line; a reload applies them again.
+            advertise: returns the host to announce in ZooKeeper for the listen address.
+            services: the services to run beside the client listeners.
+            wait: serve no clients until every queue is loaded, however long that takes.
         """
         self._config = config
         self._announce = announce
@@ -115,7 +116,7 @@ class Server:
         if self._config.zookeeper is not None:
             self._host = self._advertise(self._config.listen_address)
         _raise_file_limit()
-        # The loop waits no longer than this for a thread that packs a journal or runs an fsync.
+        # The longest wait of the loop for a thread that packs a journal or runs an fsync.
         sys.setswitchinterval(_SWITCH)
         loop = Loop(self._turns.poller)
         try:
@@ -155,7 +156,7 @@ class Server:
         await self._open_services(context)
         warn_if_open(self._config)
         membership = self._join(context)
-        # What is there now stays; the collector need not look at it again and again.
+        # The objects that exist now stay; the collector need not check them every time.
         gc.collect()
         gc.freeze()
         self._announce("ready")
@@ -251,7 +252,7 @@ class Server:
             self._announce(f"{protocol} listening on {host}:{bound}")
 
     def _join(self, context: ServerContext) -> Membership | None:
-        """Begin to announce the server in ZooKeeper, if that is configured."""
+        """Announce the server in ZooKeeper, if that is configured."""
         config = self._config.zookeeper
         if config is None:
             return None
@@ -288,7 +289,7 @@ class Server:
             await in_slices(self._collection.sweeping(), self._turns)
 
     async def _keep_time(self) -> None:
-        """End open reads whose time is up, and sync what is due; sleep while there is nothing."""
+        """End open reads whose time is up, and do syncs that are due; wait if there are neither."""
         commits, loop = self._collection.commits, asyncio.get_running_loop()
         timed = asyncio.Event()
         commits.on_timed = timed.set
@@ -301,10 +302,10 @@ class Server:
             self._turns.sync(commits.syncs.take_due(loop.time()))
 
     async def _keep_up(self) -> None:
-        """Look after the journals, and keep the collector from looking at long queues.
+        """Do the journals' upkeep, and keep the garbage collector from checking long queues.
 
-        A collection takes 20 ms for a million items in the queues that it looks at. So a queue is
-        made an old object before it can be long, and old ones are collected very rarely.
+        A collection takes 20 ms for a million items in the queues that it checks. So this makes a
+        queue an old object before it can become long; old objects are collected very rarely.
         """
         young, middle, _ = gc.get_threshold()
         gc.set_threshold(young, middle, _OLD)
@@ -315,7 +316,7 @@ class Server:
             await in_slices(self._collection.ticking(), self._turns)
 
     async def _close_silent(self, limit: float) -> None:
-        """Close connections from which nothing came between two looks `limit` seconds apart."""
+        """Every `limit` seconds, close the connections that sent nothing since the last check."""
         seen: dict[Connection, int] = {}
         while True:
             await asyncio.sleep(limit)
@@ -344,8 +345,8 @@ class Server:
         """Read the configuration file again; return the settings that need a restart.
 
         Raises:
-            ConfigError: it cannot be used, and all stays as it was; or all is in force but what the
-                error names.
+            ConfigError: the file cannot be used, and nothing changed; or everything is in force
+                except what the error names.
         """
         if self._config_file is None:
             return []
@@ -363,7 +364,7 @@ class Server:
 
 
 async def _first(one: asyncio.Event, other: asyncio.Event, seconds: float | None) -> None:
-    """Wait until one of two events happens, or so many seconds."""
+    """Wait for one of two events, at most `seconds`; None waits for ever."""
     tasks = [asyncio.create_task(event.wait()) for event in (one, other)]
     await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
@@ -371,7 +372,7 @@ async def _first(one: asyncio.Event, other: asyncio.Event, seconds: float | None
 
 
 async def _cancel_others() -> None:
-    """End the tasks that still run: changes that were asked for and are not answered yet."""
+    """Cancel the tasks that still run: requested changes that are not answered yet."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -379,6 +380,6 @@ async def _cancel_others() -> None:
 
 
 def _raise_file_limit() -> None:
-    """Allow as many open files as the system lets us: each client and each queue takes one."""
+    """Raise the limit of open files to the maximum: each client and each queue takes one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

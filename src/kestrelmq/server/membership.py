@@ -1,18 +1,18 @@
-"""The server's membership of its ZooKeeper server sets, `PREFIX/read` and `PREFIX/write`.
+"""The server's membership in its ZooKeeper server sets, `PREFIX/read` and `PREFIX/write`.
 
-One thread, `kestrelmq-zookeeper`, does everything that may wait for ZooKeeper; the event loop only
-leaves word there of the status, and hears back when the sets agree with it. The thread remembers
-nothing of what it did before: it looks up which nodes the session owns and creates or deletes what
-differs. So it is right after a lost reply, a lost connection or a lost session alike; ZooKeeper
-answers a session's requests in order, so a request that timed out has been served, or never will
-be, when the look-up that follows it is answered.
+One thread, `kestrelmq-zookeeper`, does everything that may wait for ZooKeeper. The event loop only
+passes it the status, and is called back when the sets agree with the status. The thread keeps no
+record of its earlier actions: it looks up which nodes the session owns, and creates or deletes the
+ones that differ. So it is correct after a lost reply, a lost connection and a lost session.
+ZooKeeper answers a session's requests in order: when a look-up is answered, an earlier request that
+timed out was either served or never will be.
 
-While ZooKeeper cannot be reached a set cannot be left. A stricter status then waits no longer than
-`ServerStatus` allows its listeners, and the sets are put right at the next connection; if there is
-none, ZooKeeper drops the member when the session times out. A crash leaves the members in their
-sets for `session_timeout` seconds.
+While ZooKeeper cannot be reached, a set cannot be left. A stricter status then waits only as long
+as `ServerStatus` waits for its listeners, and the sets are corrected at the next connection. If
+there is none, ZooKeeper drops the member when the session times out. A crash leaves the members in
+their sets for `session_timeout` seconds.
 
-Site-specific code has two places. `client_initializer` is called with the `ZooKeeperConfig` and
+Site-specific code has two hooks. `client_initializer` is called with the `ZooKeeperConfig` and
 returns a `KazooClient` that is not started. `server_set_initializer` is called with the
 `ZooKeeperConfig`, that client and the path of a set, and returns a `ServerSet`.
 """
@@ -36,7 +36,7 @@ from kestrelmq.server.status import Status
 
 _log: Final = logging.getLogger(__name__)
 
-# Seconds until the sets are looked at again after a failure; ZooKeeper's own events come earlier.
+# Seconds until the next attempt after a failure; an event from ZooKeeper may start it earlier.
 _RETRY_AFTER: Final = 1.0
 _ACLS: Final = {
     "open-unsafe": OPEN_ACL_UNSAFE,
@@ -45,19 +45,19 @@ _ACLS: Final = {
 
 
 class ServerSet(Protocol):
-    """One server set, and this server's place in it. A `server_set_initializer` returns these."""
+    """One server set, as `server_set_initializer` returns it."""
 
     def hold(self, member: bytes | None) -> None:
-        """Be in the set with the data `member`, or, if it is None, not be in it.
+        """Put this server in the set with the data `member`, or take it out if `member` is None.
 
-        Called in the thread of the membership whenever things may have changed, so it must find
-        out by itself whether there is anything to do. It may wait; an exception of kazoo's, a
-        TimeoutError or an OSError makes it be called again soon.
+        It is called in the membership's thread whenever something may have changed, so it must
+        check by itself whether there is anything to do. It may wait. After an exception of kazoo, a
+        TimeoutError or an OSError it is called again soon.
         """
 
 
 class NodeSet:
-    """A server set in which each member is an ephemeral node `member_NNNNNNNNNN`."""
+    """A server set whose members are ephemeral nodes `member_NNNNNNNNNN`."""
 
     def __init__(
         self, client: KazooClient, path: str, wait: float, changed: Callable[[], None]
@@ -65,10 +65,10 @@ class NodeSet:
         """Use the set at `path`.
 
         Args:
-            client: the connection; its default ACL is that of every node made here.
-            path: the set's node, made when it is needed.
-            wait: seconds that each answer may take.
-            changed: called in a thread of the client's when this server's node disappears.
+            client: the ZooKeeper client; its default ACL is used for every node created here.
+            path: the node of the set, which is created when needed.
+            wait: the most seconds to wait for each answer.
+            changed: called in a thread of the client when this server's node disappears.
         """
         self._client = client
         self._path = path
@@ -76,7 +76,7 @@ class NodeSet:
         self._changed = changed
 
     def hold(self, member: bytes | None) -> None:
-        """Make the set have one node of this session's, or none."""
+        """Make sure that the set has one node of this session, or none."""
         mine = self._mine()
         for spare in mine if member is None else mine[1:]:
             self._delete(spare)
@@ -118,11 +118,11 @@ class NodeSet:
 
 
 class Membership:
-    """Keeps the server in the sets that its status calls for, until it is stopped.
+    """Keeps the server in the sets that its status requires, until it is stopped.
 
     Attributes:
-        agrees: whether the sets were last seen to be what the status calls for, over a connection
-            that has not been lost since.
+        agrees: whether the sets agreed with the status at the last check, over a connection that
+            has not been lost since.
     """
 
     def __init__(
@@ -131,12 +131,12 @@ class Membership:
         member: bytes,
         call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
-        """Describe the membership; `start` begins it.
+        """Prepare; `start` begins the membership.
 
         Args:
-            config: where ZooKeeper is, and how to use it.
+            config: the settings for ZooKeeper.
             member: the data of this server's nodes, from `advertise.member_data`.
-            call_soon: calls a function on the event loop, from any thread.
+            call_soon: calls a function on the event loop; may be used from any thread.
         """
         self._config = config
         self._member = member
@@ -152,7 +152,7 @@ class Membership:
         self.agrees = False
 
     def start(self, status: Status) -> None:
-        """Begin to connect, and join the sets of `status` once connected; returns at once.
+        """Begin to connect, and join the sets of `status` once connected; return at once.
 
         Raises:
             ConfigError: an initializer cannot be imported, or fails.
@@ -165,7 +165,7 @@ class Membership:
         threading.Thread(target=self._run, name="kestrelmq-zookeeper", daemon=True).start()
 
     def status_changed(self, status: Status, acted: Callable[[], None]) -> None:
-        """Call for the sets of `status`; `acted` is called on the loop once they are so."""
+        """Join or leave sets as `status` requires; then call `acted` on the event loop."""
         with self._condition:
             self._status = status
             self._acted.append(acted)
@@ -174,9 +174,9 @@ class Membership:
             self._condition.notify()
 
     async def stop(self, limit: float = 5.0) -> None:
-        """Leave every set and disconnect; takes `limit` seconds at most.
+        """Leave every set and disconnect; this takes at most `limit` seconds.
 
-        When ZooKeeper cannot be reached it drops the members itself, after the session's time.
+        If ZooKeeper cannot be reached, it drops the members itself when the session times out.
         """
         if self._stopped is None:
             return
@@ -189,7 +189,7 @@ class Membership:
             _log.warning("ZooKeeper does not answer; it will drop this server by itself")
 
     def _run(self) -> None:
-        """Connect and keep the sets right, whatever fails, until it is time to stop."""
+        """Connect and keep the sets correct, whatever fails, until `stop` is called."""
         started = False
         delay: float | None = 0.0
         while self._wait(delay):
@@ -198,22 +198,22 @@ class Membership:
                     self._client.start_async()
                     started = True
                 delay = self._put_right()
-            except Exception:  # noqa: BLE001 # a site's own client may fail in its own ways
+            except Exception:  # noqa: BLE001 # a site's own client may raise anything
                 _log.exception("the membership in ZooKeeper failed; trying again")
                 delay = _RETRY_AFTER
         self._disconnect()
 
     def _wait(self, delay: float | None) -> bool:
-        """Wait until something may have changed, or `delay` seconds; return False to end."""
+        """Wait for a possible change, at most `delay` seconds; return False when stopping."""
         with self._condition:
             self._condition.wait_for(lambda: self._due or self._stopping, delay)
             self._due = False
             return not self._stopping
 
     def _put_right(self) -> float | None:
-        """Make the sets agree with the status; return after how long to try again, if at all."""
+        """Make the sets agree with the status; return the seconds until a retry, None for none."""
         if not self._client.connected:
-            return None  # the connection's next event wakes us
+            return None  # the next event of the connection wakes this thread
         with self._condition:
             status, acted = self._status, self._acted
             self._acted = []
@@ -222,7 +222,7 @@ class Membership:
             self._sets["read"].hold(self._member if status.in_read_set else None)
         except (KazooException, TimeoutError, OSError, self._client.handler.timeout_exception) as e:
             _log.warning("ZooKeeper: %s: %s; trying again", type(e).__name__, e)
-        except Exception:  # noqa: BLE001 # a site's own set may fail in its own ways
+        except Exception:  # noqa: BLE001 # a site's own set may raise anything
             _log.exception("the server sets could not be put right; trying again")
         else:
             self.agrees = True
@@ -247,7 +247,7 @@ class Membership:
         try:
             self._client.stop()
             self._client.close()
-        except Exception:  # noqa: BLE001 # whatever it is, the server is going down
+        except Exception:  # noqa: BLE001 # the server stops in any case
             _log.warning("the ZooKeeper session did not end in order", exc_info=True)
         if self._stopped is not None:
             self._on_loop(self._stopped.set)
@@ -258,7 +258,7 @@ class Membership:
             self._condition.notify()
 
     def _connection_changed(self, state: KazooState) -> None:
-        # Called in kazoo's connection thread, which must not be kept waiting.
+        # Called in kazoo's connection thread, which must not be blocked.
         if state == KazooState.CONNECTED:
             _log.info("connected to ZooKeeper")
             self._wake()

@@ -1,8 +1,9 @@
-"""The watch on the queue path, served like a client: before the turn's replies are sent.
+"""Watches the queue path for removed or replaced files; served like a client connection.
 
-The system tells when the queue path, or a file in it, is removed or replaced: Linux only (inotify).
-A look before every acknowledgement would cost as much as the journal's write itself. Elsewhere, and
-where the system has no watch left, whoever needs to know looks now and then.
+So a removal is noticed before the replies of the same turn are sent. The events come from the
+system (inotify, so Linux only), because checking the directory before each acknowledgement would
+cost as much as writing the journal. On other systems, or when no inotify watch is left, the queue
+path is checked from time to time instead.
 """
 
 import ctypes
@@ -30,20 +31,20 @@ _MOST: Final = 1 << 16
 
 
 class PathWatcher(TurnConnection):
-    """Tells of files that were removed or replaced, within the turn in which that is known.
+    """Reports files that were removed or replaced, in the turn in which the event arrives.
 
-    It watches a queue path, and the directories that it is in for being renamed.
+    It watches the queue path, and also its parent directories, for being renamed.
     """
 
     def __init__(self, turns: Turns, path: Path, changed: Callable[[], None]) -> None:
-        """`changed` is called when something happened; it asks `names` what."""
+        """Prepare; `changed` is called at each event, and calls `names` for the details."""
         self._turns = turns
         self._path = path
         self._changed = changed
         self._descriptor: int | None = None
 
     def open(self) -> bool:
-        """Begin; False when the system cannot do that."""
+        """Begin to watch; return False when the system does not support it."""
         if not sys.platform.startswith("linux"):
             return False
         library = ctypes.CDLL(None)
@@ -61,9 +62,10 @@ class PathWatcher(TurnConnection):
         return True
 
     def names(self) -> set[str] | None:
-        """Return the names of files that were removed, renamed or replaced since the last call.
+        """Return the names of the files removed, renamed or replaced since the last call.
 
-        There may be none, when the queue path itself was. None stands for any.
+        The set is empty if only the queue path itself was. None means that it may be any files,
+        because events were lost.
         """
         names: set[str] = set()
         if self._descriptor is None:
@@ -84,22 +86,22 @@ class PathWatcher(TurnConnection):
         return names
 
     def close(self) -> None:
-        """End."""
+        """Stop watching."""
         if self._descriptor is not None:
             self._turns.discard(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = None
 
     def readable(self) -> None:
-        """Pass on what happened."""
+        """Report that there are events."""
         self._changed()
 
     def ready(self, mask: int) -> None:  # noqa: ARG002 # whatever it is
-        """Pass on what happened."""
+        """Report that there are events."""
         self._changed()
 
     def resume(self) -> None:
-        """Nothing is left over."""
+        """Nothing to do: there is no buffered input."""
 
     def reply(
         self,
@@ -107,12 +109,12 @@ class PathWatcher(TurnConnection):
         unsynced: Collection[Committable],
         sync: int,
     ) -> None:
-        """Nobody waits for a reply."""
+        """Nothing to send."""
 
     def synced(self, sync: int, failures: Mapping[Committable, JournalError]) -> None:
-        """Nothing waits for a sync."""
+        """Nothing to send."""
 
     @property
     def is_held(self) -> bool:
-        """Nothing waits for a sync."""
+        """False: there are no replies."""
         return False

@@ -1,12 +1,13 @@
-"""Several servers of one queue path: what each of them has of its own.
+"""Several servers on one queue path: the sub-path and the ports of each.
 
-    QUEUE_PATH/~~lock       held by the one that supervises them
+    QUEUE_PATH/~~lock       held by the supervisor
     QUEUE_PATH/process-0/   journals, lock and status of the first server
-    QUEUE_PATH/process-1/   of the second
+    QUEUE_PATH/process-1/   those of the second
 
-The servers never talk to each other: each serves the queues in its sub-path, on ports of its own. A
-queue path holds either journals or sub-paths, and is served only as it is, so that no queue seems
-lost; `check_layout` sees to that before anything is opened, and changes nothing.
+The servers never communicate: each serves the queues in its sub-path on its own ports. A queue path
+has either journals or sub-paths. `check_layout` refuses to start a number of servers that would not
+serve all of them, so that no queue seems lost; it runs before anything is opened and changes
+nothing.
 """
 
 import re
@@ -21,7 +22,10 @@ from kestrelmq.journal.files import file_names
 from kestrelmq.journal.names import plan
 
 PORT_STEP: Final = 10
-"""Between the ports of one server and the next; the default ports are nearer to each other."""
+"""The difference between the ports of one server and the next.
+
+The default ports of one server differ by less, so they do not collide.
+"""
 _MOST_PORT: Final = 65_535
 _SUB_PATH: Final = re.compile(r"process-(0|[1-9][0-9]{0,5})")
 _NAMED: Final = 3
@@ -30,12 +34,12 @@ _LISTENING: Final = re.compile(r"(?P<listener>\w+) listening on \S+:(?P<port>[0-
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One of the servers.
+    """One of the server processes.
 
     Attributes:
         index: its number, from 0.
-        queue_path: where its journals are.
-        ports: by listener ("memcache"); 0 is a free one, None turns the listener off.
+        queue_path: the directory of its journals.
+        ports: the port of each listener ("memcache"); 0 picks a free one, None turns it off.
     """
 
     index: int
@@ -44,13 +48,13 @@ class Process:
 
     @property
     def name(self) -> str:
-        """What the log calls it; also the name of its sub-path."""
+        """Its name in the log, which is also the name of its sub-path."""
         return self.queue_path.name
 
     def told(self, line: str) -> Self:
-        """Return it with the port that a line `memcache listening on HOST:PORT` tells.
+        """Return the process with the port in a line `memcache listening on HOST:PORT`.
 
-        So a server that is started again has the ports that its clients know.
+        So a restarted server has the ports that its clients know.
         """
         match = _LISTENING.fullmatch(line)
         if match is None:
@@ -61,12 +65,12 @@ class Process:
 
 
 def sub_path(queue_path: Path, index: int) -> Path:
-    """Return where server number `index` keeps its journals."""
+    """Return the directory of the journals of server number `index`."""
     return queue_path / f"process-{index}"
 
 
 def processes_of(config: ServerConfig, count: int) -> list[Process]:
-    """Return the `count` servers that `config` asks for.
+    """Return `count` servers with the settings of `config`.
 
     Raises:
         ConfigError: they would share a port or a status file, or a port is too large.
@@ -97,10 +101,10 @@ def processes_of(config: ServerConfig, count: int) -> list[Process]:
 
 
 def check_layout(queue_path: Path, count: int | None) -> None:
-    """Make sure that `count` servers, or one without sub-paths (None), find every queue there is.
+    """Check that `count` servers, or one server without sub-paths (None), would serve every queue.
 
     Raises:
-        KestrelError: journals would be left out, or the queue path cannot be read.
+        KestrelError: they would not serve some journals, or the queue path cannot be read.
     """
     try:
         top, subs = _layout(queue_path)
@@ -131,7 +135,10 @@ def check_layout(queue_path: Path, count: int | None) -> None:
 
 
 def _layout(queue_path: Path) -> tuple[list[str], dict[int, str]]:
-    """Return the queues at the top, and the sub-paths with journals by number. Raises OSError."""
+    """Return the queues directly in `queue_path`, and the sub-paths with journals, by number.
+
+    Raises OSError.
+    """
     files = []
     subs = {}
     for entry in queue_path.iterdir():

@@ -1,13 +1,13 @@
-"""The server's status: what it allows, how it changes, and how it outlives a restart.
+"""The server's status: what it allows, how it changes, and how it is kept over a restart.
 
-A permission that a new status adds is granted at once, and only then do the listeners hear of the
-status. A permission that it takes away is enforced later: the listeners hear first, each says when
-it has acted (a server set was left), then the grace period passes, and then operations are
-refused. A listener that never answers delays this by `listener_limit` seconds at most.
+When a new status allows more, that takes effect at once, and then the listeners are notified. When
+a new status allows less, the listeners are notified first, and each reports when it has acted (for
+example, left a server set). Then the grace period passes, and only then are operations refused. A
+listener that never reports delays this by at most `listener_limit` seconds.
 
 Everything here runs on the server's event loop. The status file is replaced as a whole (temporary,
-fsync, rename, fsync of the directory), so a crash leaves the old status or the new one, and
-perhaps a temporary that the next save overwrites.
+fsync, rename, fsync of the directory), so a crash leaves the old status or the new one, and perhaps
+a temporary that the next save overwrites.
 """
 
 import logging
@@ -24,16 +24,16 @@ from kestrelmq.journal.files import DiskDirectory, replace_file
 
 _log: Final = logging.getLogger(__name__)
 
-# A status file holds one word; whatever is longer is something else.
+# A status file holds one word; a longer file is not one.
 _MOST_READ: Final = 256
 
 
 class StatusNotSaved(KestrelError):  # noqa: N818 # says what it is
-    """The status changed, but a restart will bring back the old one."""
+    """The status changed but could not be saved, so a restart will restore the old one."""
 
 
 class Status(Enum):
-    """What the server is there for, loosest first; the value is its name on the wire."""
+    """What the server accepts, from most to least; the value is the status's name on the wire."""
 
     UP = "UP"
     WRITE_AVOID = "WRITEAVOID"
@@ -46,7 +46,7 @@ class Status(Enum):
         """Return the status called `text`: any case, with or without `_` and `-`.
 
         Raises:
-            ValueError: there is no such status; the message says which there are.
+            ValueError: there is no such status; the message lists the allowed ones.
         """
         word = text.strip().replace("_", "").replace("-", "").upper()
         with suppress(ValueError):
@@ -65,12 +65,12 @@ class Status(Enum):
 
     @property
     def in_read_set(self) -> bool:
-        """Whether the server offers itself to readers."""
+        """Whether the server is in the server set `read`."""
         return self in _READABLE
 
     @property
     def in_write_set(self) -> bool:
-        """Whether the server offers itself to writers."""
+        """Whether the server is in the server set `write`."""
         return self is Status.UP
 
 
@@ -80,21 +80,21 @@ _WRITABLE: Final = frozenset({Status.UP, Status.WRITE_AVOID})
 
 
 class Cancellable(Protocol):
-    """A call that was scheduled."""
+    """A scheduled call."""
 
     def cancel(self) -> None:
-        """Drop the call."""
+        """Cancel the call."""
 
 
 Schedule = Callable[[float, Callable[[], None]], Cancellable]
-"""Calls the function after so many seconds, on the event loop."""
+"""Calls a function on the event loop after so many seconds."""
 
 StatusListener = Callable[[Status, Callable[[], None]], None]
-"""Hears of a new status, and calls the function it is given, on the loop, when it has acted."""
+"""Is called with a new status; calls the given function, on the event loop, when it has acted."""
 
 
 class _Countdown:
-    """Calls `then` once: when every part was done, or when it is given up; never once abandoned."""
+    """Calls `then` once, when all parts are done or when it is given up, unless abandoned first."""
 
     __slots__ = ("_left", "_then")
 
@@ -103,7 +103,7 @@ class _Countdown:
         self._then: Callable[[], None] | None = then
 
     def part(self) -> Callable[[], None]:
-        """Return what the doer of one part calls; calling it again changes nothing."""
+        """Return the function that marks one part as done; further calls of it change nothing."""
         undone = True
 
         def done() -> None:
@@ -116,27 +116,27 @@ class _Countdown:
         return done
 
     def give_up(self) -> None:
-        """Wait no longer."""
+        """Stop waiting for parts, and call `then`."""
         then, self._then = self._then, None
         if then is not None:
             then()
 
     def abandon(self) -> None:
-        """Call nothing any more."""
+        """Never call `then`."""
         self._then = None
 
 
 class ServerStatus:
-    """The status in force, and the one that is coming.
+    """The status that was set, and what is allowed until it is enforced.
 
     Attributes:
-        status: the status that was last set; what clients are told.
+        status: the status that was last set; clients see this one.
         since: when it was set, in milliseconds since the epoch.
         reads_allowed: whether reads are served now. Confirming, closing and aborting reads that
             were opened earlier is always allowed.
         writes_allowed: whether adds, flushes and deletes are served now.
-        is_open: whether both are; what the hot path looks at.
-        listeners: who is told of changes, in this order.
+        is_open: whether both are; the hot path checks this.
+        listeners: the functions to notify of changes, in this order.
     """
 
     __slots__ = (
@@ -171,18 +171,19 @@ class ServerStatus:
         *,
         listener_limit: float = 5.0,
     ) -> None:
-        """Begin in the `default` status, enforced; `load` brings back the saved one.
+        """Begin with the `default` status, enforced; `load` restores the saved one.
 
         Args:
-            status_file: where the status is kept; None keeps it nowhere.
-            default: the status while nothing is saved.
-            grace_period: seconds for which what a stricter status forbids is still allowed.
-            clock: tells `since`.
-            schedule: calls back later, on the event loop.
-            listener_limit: seconds that listeners may take to act on a stricter status.
+            status_file: the file that keeps the status; None does not keep it.
+            default: the status when none is saved.
+            grace_period: seconds for which operations that a stricter status forbids are still
+                allowed.
+            clock: the clock for `since`.
+            schedule: calls a function later, on the event loop.
+            listener_limit: the most seconds to wait for listeners to act on a stricter status.
         """
         self._path = status_file
-        # Held from its first use on: nothing is written to another that is put in its place.
+        # Kept open from its first use on: the file is never written to a replaced directory.
         self._directory = DiskDirectory(status_file.parent if status_file else Path())
         self._default = default
         self._grace_period = grace_period
@@ -197,13 +198,13 @@ class ServerStatus:
         self._allow(default.reads, default.writes)
 
     def load(self) -> None:
-        """Take up the saved status, enforced at once; listeners are not told."""
+        """Restore the saved status and enforce it at once; listeners are not notified."""
         self.status = self._saved()
         self.since = self._clock.now()
         self._enforce()
 
     def set(self, status: Status) -> None:
-        """Change to `status` and save it, with an fsync; one that is set already changes nothing.
+        """Change to `status`, unless it is set already, and save it with an fsync.
 
         Raises:
             ValueError: `status` is DOWN, which only `shutdown` sets.
@@ -216,12 +217,12 @@ class ServerStatus:
         self._save()
 
     def shutdown(self) -> None:
-        """Change to DOWN, without grace period and without saving it."""
+        """Change to DOWN, without a grace period and without saving it."""
         if self.status is not Status.DOWN:
             self._change(Status.DOWN, 0.0)
 
     def reason_for_refusal(self, write: bool) -> str:  # noqa: FBT001
-        """Return why reads, or writes, are refused; for the client to read."""
+        """Return why reads or writes are refused, as a message for the client."""
         match self.status:
             case Status.DOWN:
                 return "the server is shutting down"
@@ -254,7 +255,7 @@ class ServerStatus:
     def _tell(self, listener: StatusListener, acted: Callable[[], None]) -> None:
         try:
             listener(self.status, acted)
-        except Exception:  # noqa: BLE001 # whoever listens, the status must come into force
+        except Exception:  # noqa: BLE001 # a listener's failure must not keep the status from changing
             _log.exception("a status listener failed")
             acted()
 
@@ -295,7 +296,7 @@ class ServerStatus:
                 "%s: unusable (%s); the status is %s", self._path, error, self._default.value
             )
             return self._default
-        # DOWN is never saved; a file that says so was written by hand.
+        # DOWN is never saved; a file with it was written by hand.
         return self._default if status is Status.DOWN else status
 
     def _save(self) -> None:

@@ -1,9 +1,10 @@
-"""Keeps the servers of `--processes` running: starts them, passes signals on, starts them again.
+"""Keeps the servers of `--processes` running: starts them, forwards signals, restarts them.
 
-Each server is a process of its own, which ends when the pipe that is its standard input does: so
-none outlives the supervisor, however that ends. A server that ends with status 0 was told to, and
-is not started again; one that crashed is, on the ports it had, and what it acknowledged is in its
-journals. When all have ended so has the supervisor. It holds nothing that must survive a crash.
+Each server is a separate process. It ends when the pipe to its standard input closes, so no server
+outlives the supervisor, however that ends. A server that ends with status 0 was shut down and is
+not restarted. One that crashed is restarted on the same ports, and its journals have everything
+that it acknowledged. The supervisor ends when all servers have ended. It has no state that must
+survive a crash.
 """
 
 import asyncio
@@ -21,23 +22,23 @@ from kestrelmq.server.processes import Process
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE: Final = 0.1
-"""Seconds until a server that crashed is started again; doubled while it goes on crashing."""
+"""Seconds until a crashed server is restarted; doubled while it keeps crashing."""
 LONGEST_PAUSE: Final = 30.0
 STABLE: Final = 60.0
-"""Seconds after which a server that crashes is one that had been running well."""
+"""A server that ran for so many seconds before a crash counts as having run well."""
 
 Announce = Callable[[str], None]
 Command = Callable[[Process], Sequence[str]]
-"""The command line of a server."""
+"""Returns the command line of a server."""
 
 
 def pause_after(crashes: int) -> float:
-    """Return how many seconds to wait after so many crashes in a row."""
+    """Return the seconds to wait before a restart after so many crashes in a row."""
     return min(FIRST_PAUSE * 2.0 ** min(crashes - 1, 20), LONGEST_PAUSE)
 
 
 class Supervised:
-    """One server, as its supervisor sees it."""
+    """One supervised server and its process."""
 
     def __init__(self, process: Process, command: Command) -> None:
         self.process = process
@@ -48,7 +49,7 @@ class Supervised:
         self._reload = False
 
     async def start(self) -> bool:
-        """Start it, and wait until it is ready; False when it ended before."""
+        """Start the server and wait until it is ready; return False when it ended before that."""
         self._is_ready = self._reload = False
         self._running = None
         try:
@@ -75,7 +76,7 @@ class Supervised:
         return False
 
     async def ended(self) -> int:
-        """Wait until it has ended; return its status, negative for a signal."""
+        """Wait until the process has ended; return its status, negative for a signal."""
         running = self._running
         if running is None:
             return 1
@@ -87,7 +88,7 @@ class Supervised:
         return status
 
     async def keep(self) -> None:
-        """Start it again whenever it crashes, until it ends because it was told to."""
+        """Restart the server whenever it crashes, until it is shut down."""
         crashes = 0
         ready = True
         while True:
@@ -103,13 +104,13 @@ class Supervised:
             ready = await self.start()
 
     def reload(self) -> None:
-        """Have it read its configuration again, now or when it is ready."""
+        """Have the server read its configuration again, now or when it is ready."""
         if self._is_ready:
             self._send(signal.SIGHUP)
         self._reload = True
 
     def end(self, *, at_once: bool = False) -> None:
-        """Shut it down, cleanly or as a crash would."""
+        """Shut the server down cleanly, or with `at_once` kill it."""
         self._send(signal.SIGKILL if at_once else signal.SIGTERM)
 
     def _send(self, number: signal.Signals) -> None:
@@ -119,7 +120,7 @@ class Supervised:
 
 
 class Supervisor:
-    """Runs several servers."""
+    """Starts several servers and keeps them running."""
 
     def __init__(
         self,
@@ -132,18 +133,19 @@ class Supervisor:
 
         Args:
             processes: the servers.
-            command: gives the command line of each.
-            announce: told the lines of each server in turn, when all are ready; then `ready`.
-            reopen_log: called when the servers are told to read their configuration again.
+            command: returns the command line of each.
+            announce: called with the lines of each server in turn when all are ready, then with
+                `ready`.
+            reopen_log: called when the servers are to read their configuration again.
         """
         self._servers = [Supervised(process, command) for process in processes]
         self._announce = announce
         self._reopen_log = reopen_log
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, or until every server was shut down.
+        """Run until SIGTERM or SIGINT, or until every server was shut down.
 
-        A second signal does not wait for the servers to shut down cleanly.
+        A second signal kills the servers without waiting for them to shut down cleanly.
 
         Raises:
             KestrelError: a server did not start; the others were shut down again.
@@ -167,7 +169,7 @@ class Supervisor:
         stopped = asyncio.create_task(stopping.wait())
         await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        # First, so that no server is started any more.
+        # First, so that no server is started after this.
         is_cancelled = work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         for server in self._servers:
@@ -204,7 +206,7 @@ async def _begin(server: Supervised) -> None:
 
 
 def how(status: int) -> str:
-    """Say how a process ended."""
+    """Describe how a process ended."""
     if status >= 0:
         return f"ended with status {status}"
     with suppress(ValueError):

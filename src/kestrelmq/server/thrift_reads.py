@@ -197,7 +197,7 @@ class ThriftGet(Reader):
         return True
 
     def end(self, queue: Queue | None) -> None:
-        """Answer."""
+        """Answer with the items read."""
         self._queue = queue
         self.resume()
 
