@@ -62,7 +62,7 @@ def parse_size(value: int | str) -> int:
     if isinstance(value, str):
         size = _quantity(value, _SIZE_UNITS, _SIZE_EXAMPLES)
         if size.denominator != 1:
-            raise ValueError(f"no whole number of bytes; {_SIZE_EXAMPLES}")
+            raise ValueError(f"not a whole number of bytes; {_SIZE_EXAMPLES}")
         return size.numerator
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(_SIZE_EXAMPLES)

@@ -78,11 +78,11 @@ class QueueConfig(_Settings):
     max_item_size: SizeLimit = None
     """Most bytes of data in one item; a larger item is always refused."""
     max_age: DurationLimit = None
-    """Longest time an item may wait, counted from when it was added; a later expiry is cut."""
+    """Longest time an item may wait after it was added; a later expiry is shortened."""
     default_journal_size: Size = 16 * 1024**2
-    """When the queue is empty and its journal is larger than this, a new journal file is begun."""
+    """When the queue is empty and its journal is larger than this, a new journal is started."""
     max_memory_size: Size = 128 * 1024**2
-    """Most bytes of item data held in memory; items beyond are read from the journal when due."""
+    """Most bytes of item data held in memory; further items are read from the journal when due."""
     max_journal_size: Size = 1024**3
     """When the journal is larger than this, it is rewritten to hold only live items."""
     min_journal_compact_delay: OptionalDuration = 60.0
@@ -134,7 +134,7 @@ class ZooKeeperConfig(_Settings):
     credentials: Credentials = None
     """Digest credentials, `user:password`."""
     acl: Annotated[Literal["open-unsafe", "everyone-read-creator-all"], CHOICE] = "open-unsafe"
-    """Who may change the announcement: anyone, or only the one who made it."""
+    """Who may change the announcement: anyone, or only its creator."""
     client_initializer: OptionalFunction = None
     """`module:function` that is called to make the ZooKeeper client."""
     server_set_initializer: OptionalFunction = None
@@ -171,15 +171,15 @@ class ServerConfig(_Settings):
     admin_http_port: Port = 2223
     """Port of the admin HTTP service."""
     admin_tokens: Tokens = ()
-    """Secrets that admin requests which change anything must show one of; without any, such
-    requests are only served on a loopback address."""
+    """Secrets for the admin service. A request that changes anything must send one of them; without
+    any, such requests are only served on a loopback address."""
     allow_remote_admin: Flag = False
     """Whether clients on other machines may shut the server down, reload it and set its status."""
     queue_path: FilePath = Field(default_factory=_own_queue_path)
     """Directory of the journals; if not set, `$XDG_STATE_HOME/kestrelmq` or
     `~/.local/state/kestrelmq`."""
     expiration_timer_frequency: OptionalPeriod = 1.0
-    """How often expired items and queues are looked for in the background; None is not at all."""
+    """How often a background sweep looks for expired items and queues; None is never."""
     client_timeout: OptionalPeriod = None
     """A connection that is silent for this long is closed."""
     max_open_transactions: Count = 1
@@ -195,13 +195,13 @@ class ServerConfig(_Settings):
     log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], CHOICE] = "info"
     """Least severity that is logged."""
     log_format: Annotated[Literal["text", "json"], CHOICE] = "text"
-    """`text` for people or `json` for machines, one event a line."""
+    """`text` for people or `json` for machines, one event per line."""
     log_file: LogFile = None
     """File the log is written to, opened again on SIGHUP; None is standard error."""
     memcache_dialect: Annotated[Literal["kestrel", "memcached"], CHOICE] = "kestrel"
-    """How the memcache listener answers: as the original, or as ordinary memcached clients need."""
+    """How the memcache listener answers: like Kestrel, or as ordinary memcached clients need."""
     status_change_grace_period: Duration = 0.0
-    """How long what a stricter status forbids is still allowed after the change."""
+    """How long after a change of status the operations that it forbids are still allowed."""
     enable_session_trace: Flag = False
     """Whether the start and end of every connection is logged."""
     connection_limit_refuse_writes: OptionalPositive = None

@@ -323,7 +323,7 @@ class Server:
             connections = [one for each in self._listeners for one in each.connections]
             for connection in connections:
                 if seen.get(connection) == connection.last_served and not connection.paused:
-                    log.info("%s was silent for %s s, closing", connection.peer, limit)
+                    log.info("closing %s: no input for %s s", connection.peer, limit)
                     connection.close()
             seen = {one: one.last_served for one in connections}
 
@@ -337,9 +337,9 @@ class Server:
             set_up_logging(self._config)
             await self._reload()
         except (ConfigError, OSError) as error:
-            log.error("not reloaded, or not wholly: %s", error)  # noqa: TRY400
+            log.error("not reloaded, or only in part: %s", error)  # noqa: TRY400
         except Exception:
-            log.exception("not reloaded, or not wholly")
+            log.exception("not reloaded, or only in part")
 
     async def _reload(self) -> list[str]:
         """Read the configuration file again; return the settings that need a restart.

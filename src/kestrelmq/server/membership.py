@@ -186,7 +186,9 @@ class Membership:
         try:
             await asyncio.wait_for(self._stopped.wait(), limit)
         except TimeoutError:
-            _log.warning("ZooKeeper does not answer; it will drop this server by itself")
+            _log.warning(
+                "ZooKeeper does not answer; it drops this server when the session times out"
+            )
 
     def _run(self) -> None:
         """Connect and keep the sets correct, whatever fails, until `stop` is called."""
@@ -223,7 +225,7 @@ class Membership:
         except (KazooException, TimeoutError, OSError, self._client.handler.timeout_exception) as e:
             _log.warning("ZooKeeper: %s: %s; trying again", type(e).__name__, e)
         except Exception:  # noqa: BLE001 # a site's own set may raise anything
-            _log.exception("the server sets could not be put right; trying again")
+            _log.exception("the server sets could not be updated; trying again")
         else:
             self.agrees = True
             self._report(acted)
@@ -248,7 +250,7 @@ class Membership:
             self._client.stop()
             self._client.close()
         except Exception:  # noqa: BLE001 # the server stops in any case
-            _log.warning("the ZooKeeper session did not end in order", exc_info=True)
+            _log.warning("the ZooKeeper session did not end cleanly", exc_info=True)
         if self._stopped is not None:
             self._on_loop(self._stopped.set)
 

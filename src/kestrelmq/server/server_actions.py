@@ -62,7 +62,8 @@ class ServerActions:
         count = self._refusals.count((action, protocol, host))
         if count:
             log.warning(
-                "%s: refused to %s (%s), which is not on this machine; %d such requests lately",
+                "%s: refused to %s (%s), which is not on this machine; %d such requests since the"
+                " last message",
                 action,
                 peer,
                 protocol,
@@ -77,8 +78,8 @@ def warn_if_open(config: ServerConfig) -> None:
     """Log a warning about what clients may do if other machines can reach the server."""
     if not is_loopback(config.listen_address):
         log.warning(
-            "listen_address %s can be reached from other machines, and there are no users: whoever"
-            " reaches it may read and change every queue%s",
+            "listen_address %s can be reached from other machines, and clients need no password:"
+            " any client that reaches it may read and change every queue%s",
             config.listen_address,
             ", and stop the server" if config.allow_remote_admin else "",
         )

@@ -283,7 +283,7 @@ class Turns:
             try:
                 connection.synced(ended.number, ended.failures)
             except Exception:
-                log.exception("a connection was not told of a sync")
+                log.exception("a connection failed to send the replies that waited for a sync")
             if not connection.is_held:
                 del self._held[connection]
         waiting, self._after_sync = self._after_sync, []
