@@ -30,7 +30,7 @@ from typing import Any, Final
 from kestrelmq import clock
 from kestrelmq.cli.main import main as kestrelmq
 from kestrelmq.engine import backlog, upkeep, worker
-from kestrelmq.server.poller import Poller, Turn
+from kestrelmq.server.event_loop import RunTurns, TurnSelector
 
 Events = list[tuple[int, int]]
 
@@ -98,13 +98,13 @@ class Observer:
             run(self_, self._running_while(name, job), done)
 
         worker.ThreadWorker.run = run_noted  # type: ignore[method-assign, assignment]
-        prepare = Poller.__init__
+        prepare = TurnSelector.__init__
 
-        def prepare_timed(self_: Poller, turn: Turn) -> None:
+        def prepare_timed(self_: TurnSelector, turn: RunTurns) -> None:
             prepare(self_, turn)
             self_.poll = self._timed(self_.poll)
 
-        Poller.__init__ = prepare_timed  # type: ignore[method-assign, assignment]
+        TurnSelector.__init__ = prepare_timed  # type: ignore[method-assign, assignment]
         gc.callbacks.append(self._collected)
 
     def _timed(self, poll: Callable[[float, int], Events]) -> Callable[[float, int], Events]:

@@ -19,7 +19,7 @@ from kestrelmq.engine.worker import InlineWorker
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.status import ServerStatus, Status
-from kestrelmq.server.turns import Turns
+from kestrelmq.server.turns import TurnLoop
 from tests.support.turning import no_reload
 
 QUEUES = 4000
@@ -35,7 +35,7 @@ async def context(tmp_path: Path) -> AsyncIterator[ServerContext]:
     clock = TurnClock()
     collection = QueueCollection(config, clock)
     loop = asyncio.get_running_loop()
-    turns = Turns(clock, collection.commits)
+    turns = TurnLoop(clock, collection.commits)
     status = ServerStatus(None, Status.UP, 0.0, clock, loop.call_later)
     for number in range(QUEUES):
         collection.add(f"queue-{number}", b"x" * number, 0)
@@ -52,7 +52,7 @@ async def context(tmp_path: Path) -> AsyncIterator[ServerContext]:
     )
     collection.close()
     turns.close()
-    turns.poller.close()
+    turns.selector.close()
 
 
 async def interrupted(work: Awaitable[Result]) -> tuple[Result, int]:

@@ -18,13 +18,13 @@ from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.memcache import Parser
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.event_loop import ServerEventLoop
 from kestrelmq.server.memcache_session import MemcacheSession
-from kestrelmq.server.poller import Loop
 from kestrelmq.server.status import ServerStatus, Status
 from kestrelmq.server.text_session import TextSession
 from kestrelmq.server.thrift_reads import ThriftReads
 from kestrelmq.server.thrift_session import ThriftSession
-from kestrelmq.server.turns import Turns
+from kestrelmq.server.turns import TurnLoop
 from tests.support.patience import PATIENCE
 
 _SENT_AT_ONCE: Final = 1 << 16
@@ -51,9 +51,9 @@ class Turning:
         self._config = config or ServerConfig(queue_path=path)
         clock = TurnClock()
         self.collection = QueueCollection(self._config, clock, directory)
-        self.turns = Turns(clock, self.collection.commits)
+        self.turns = TurnLoop(clock, self.collection.commits)
         self.connections: dict[int, Connection] = {}
-        self._loop = Loop(self.turns.poller)
+        self._loop = ServerEventLoop(self.turns.selector)
         self._counters = Counters()
         if writer is None:
             writer = ThreadWorker(self._loop.call_soon_threadsafe)

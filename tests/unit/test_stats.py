@@ -30,7 +30,7 @@ from kestrelmq.protocol.stats import QUEUE_STATS, SERVER_STATS, Statistic
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.memcache_admin import listing
 from kestrelmq.server.status import ServerStatus, Status
-from kestrelmq.server.turns import Turns
+from kestrelmq.server.turns import TurnLoop
 from tests.support.turning import no_reload
 
 OWN: Final = [stat.name for stat in QUEUE_STATS if stat.shown == "everywhere"]
@@ -52,7 +52,7 @@ async def context(tmp_path: Path) -> AsyncIterator[ServerContext]:
     collection.commits.commit()
     queue.failure = JournalError("queue jobs:\nno room")
     loop = asyncio.get_running_loop()
-    turns = Turns(clock, collection.commits)
+    turns = TurnLoop(clock, collection.commits)
     status = ServerStatus(None, Status.UP, 0.0, clock, loop.call_later)
     counters, worker = Counters(), InlineWorker()
     yield ServerContext(
@@ -60,7 +60,7 @@ async def context(tmp_path: Path) -> AsyncIterator[ServerContext]:
     )
     collection.close()
     turns.close()
-    turns.poller.close()
+    turns.selector.close()
 
 
 def reply(context: ServerContext, request: Stats | Dump) -> str:

@@ -60,7 +60,7 @@ async def put_item(call: Call) -> Answer:
     expiry = 0 if item.expires_in is None else now() + round(item.expires_in * 1000)
     collection = call.admin.context.collection
     stored = collection.add(name, data, expiry)
-    await changes.settle(call.admin.context, *collection.destinations(name))
+    await changes.wait_until_durable(call.admin.context, *collection.destinations(name))
     if not stored:
         raise ApiError(409, "item_refused", f"{name} is full, or the item is too large for it")
     return Answer(Stored(queue=name, size=len(data)), status=201)
@@ -106,5 +106,5 @@ async def requeue(call: Call) -> Answer:
     queue = call.queue()
     xids: Iterable[int] = list(queue.open) if wanted is None else wanted
     count = queue.give_back(sorted(set(xids)))
-    await changes.settle(call.admin.context, queue)
+    await changes.wait_until_durable(call.admin.context, queue)
     return Answer(Requeued(requeued=count))

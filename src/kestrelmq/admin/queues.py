@@ -115,7 +115,7 @@ async def create_queue(call: Call) -> Answer:
     collection = call.admin.context.collection
     there = name in collection.queues
     queue = collection.obtain(name)
-    await changes.settle(call.admin.context, queue)
+    await changes.wait_until_durable(call.admin.context, queue)
     return Answer(Created(name=name, created=not there), status=200 if there else 201)
 
 
@@ -215,7 +215,7 @@ async def flush_queue(call: Call) -> Answer:
     call.allow_changes()
     queue = call.queue()
     count = queue.flush()
-    await changes.settle(call.admin.context, queue)
+    await changes.wait_until_durable(call.admin.context, queue)
     return Answer(Flushed(flushed=count))
 
 

@@ -29,20 +29,20 @@ from kestrelmq.server.advertise import advertised_host, member_data
 from kestrelmq.server.background import BackgroundTask, kept_running
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.event_loop import ServerEventLoop
 from kestrelmq.server.listener import Listener, SessionFactory
 from kestrelmq.server.logs import set_up_logging
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.membership import Membership
 from kestrelmq.server.memcache_session import MemcacheSession
 from kestrelmq.server.path_watcher import PathWatcher
-from kestrelmq.server.poller import Loop
 from kestrelmq.server.server_actions import warn_if_open
 from kestrelmq.server.services import Service
 from kestrelmq.server.status import ServerStatus, Status
 from kestrelmq.server.text_session import TextSession
 from kestrelmq.server.thrift_reads import ThriftReads
 from kestrelmq.server.thrift_session import ThriftSession
-from kestrelmq.server.turns import Turns
+from kestrelmq.server.turns import TurnLoop
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Server:
         self._host = ""
         self._clock = TurnClock()
         self._collection = QueueCollection(config, self._clock)
-        self._turns = Turns(self._clock, self._collection.commits)
+        self._turns = TurnLoop(self._clock, self._collection.commits)
         self._writer: Worker = InlineWorker()
         self._counters = Counters()
         self._listeners: list[Listener] = []
@@ -118,7 +118,7 @@ class Server:
         _raise_file_limit()
         # The longest wait of the loop for a thread that packs a journal or runs an fsync.
         sys.setswitchinterval(_SWITCH)
-        loop = Loop(self._turns.poller)
+        loop = ServerEventLoop(self._turns.selector)
         try:
             loop.run_until_complete(self._serve(loop))
         finally:

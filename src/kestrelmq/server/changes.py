@@ -19,7 +19,7 @@ from kestrelmq.server.long_reply import AwaitedReply, in_slices
 Result = TypeVar("Result")
 
 
-async def settle(context: ServerContext, *queues: Queue) -> None:
+async def wait_until_durable(context: ServerContext, *queues: Queue) -> None:
     """Wait until the changes to `queues` are as durable as their settings ask for.
 
     Raises:
@@ -42,19 +42,19 @@ async def flush_all(context: ServerContext) -> None:
 async def flush_expired(context: ServerContext, name: str) -> int:
     """Drop the expired items at the head of a queue; return how many.
 
-    Raises as `QueueCollection.flush_expired` and `settle`.
+    Raises as `QueueCollection.flush_expired` and `wait_until_durable`.
     """
     count = context.collection.flush_expired(name)
     queue = context.collection.queues.get(name)
     if queue is not None:
-        await settle(context, queue)
+        await wait_until_durable(context, queue)
     return count
 
 
 async def flush_all_expired(context: ServerContext) -> int:
     """Drop the expired items at the head of every queue; return how many.
 
-    Raises as `QueueCollection.expiring` and `settle`, after trying all queues.
+    Raises as `QueueCollection.expiring` and `wait_until_durable`, after trying all queues.
     """
     work = context.collection.expiring()
     changed: list[Queue] = []
@@ -63,14 +63,14 @@ async def flush_all_expired(context: ServerContext) -> int:
         try:
             changed += next(work)
         except StopIteration as end:
-            await settle(context, *changed)
+            await wait_until_durable(context, *changed)
             if failures:
                 raise JournalError(failures[0]) from None
             count: int = end.value
             return count
-        if context.turns.share_is_over():
+        if context.turns.slow_share_is_over():
             try:
-                await settle(context, *changed)
+                await wait_until_durable(context, *changed)
             except JournalError as error:
                 failures.append(str(error))
             changed.clear()

@@ -158,7 +158,7 @@ class Collect(Unfinished):
         if (
             self._taken % _LOOK_AGAIN == 0
             and self._wanted is not Wanted.REMOVE
-            and self._context.turns.share_is_over()
+            and self._context.turns.slow_share_is_over()
         ):
             self._connection.yield_turn()
         return self._connection.is_interrupted

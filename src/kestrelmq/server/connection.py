@@ -17,7 +17,7 @@ from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.durability import Committable
 from kestrelmq.errors import JournalError
 from kestrelmq.server.replies import OUTPUT_LIMIT, Queues, Replies
-from kestrelmq.server.turns import TurnConnection, Turns
+from kestrelmq.server.turns import TurnConnection, TurnLoop
 
 RECEIVE: Final = 65_536
 RECEIVE_SMALL: Final = 479
@@ -114,7 +114,7 @@ class Connection(TurnConnection):
         unfinished: the request that continues after the pause; it is cancelled when the client
             disconnects.
         closing: whether the connection closes once everything is sent.
-        last_served: the number of the event for which it was last served; see `Turns`.
+        last_served: the number of the event for which it was last served; see `TurnLoop`.
         peer: the client's address.
     """
 
@@ -122,7 +122,7 @@ class Connection(TurnConnection):
         self,
         client: socket.socket,
         peer: str,
-        turns: Turns,
+        turns: TurnLoop,
         counters: Counters,
         on_close: Callable[["Connection"], None],
     ) -> None:

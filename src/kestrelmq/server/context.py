@@ -16,7 +16,7 @@ from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.server.server_actions import ServerActions
 from kestrelmq.server.status import ServerStatus
-from kestrelmq.server.turns import Turns
+from kestrelmq.server.turns import TurnLoop
 from kestrelmq.version import VERSION
 
 
@@ -47,7 +47,7 @@ class ServerContext:
     collection: QueueCollection
     status: ServerStatus
     counters: Counters
-    turns: Turns
+    turns: TurnLoop
     writer: Worker
     loop: asyncio.AbstractEventLoop
     reload: Callable[[], Awaitable[list[str]]]

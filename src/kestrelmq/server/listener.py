@@ -9,7 +9,7 @@ from typing import Final
 
 from kestrelmq.engine.counters import Counters
 from kestrelmq.server.connection import Connection, Session
-from kestrelmq.server.turns import Turns
+from kestrelmq.server.turns import TurnLoop
 
 _ACCEPTED_AT_ONCE: Final = 128
 _PAUSE: Final = 0.2
@@ -31,7 +31,7 @@ class Listener:
     def __init__(
         self,
         protocol: str,
-        turns: Turns,
+        turns: TurnLoop,
         counters: Counters,
         new_session: SessionFactory,
         *,

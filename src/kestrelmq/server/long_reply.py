@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from typing import Final, TypeVar
 
 from kestrelmq.server.connection import Connection, Unfinished
-from kestrelmq.server.turns import Turns
+from kestrelmq.server.turns import TurnLoop
 
 SLICE: Final = 65_536
 """Bytes of a reply after which a slice ends."""
@@ -25,7 +25,7 @@ class LongReply(Unfinished):
 
     __slots__ = ("_connection", "_pieces", "_turns")
 
-    def __init__(self, connection: Connection, turns: Turns, pieces: Pieces) -> None:
+    def __init__(self, connection: Connection, turns: TurnLoop, pieces: Pieces) -> None:
         """Begin; the first slice is made after the other clients of this turn."""
         self._connection = connection
         self._turns = turns
@@ -38,7 +38,7 @@ class LongReply(Unfinished):
         slice_: list[bytes] = []
         size = 0
         is_done = False
-        while size < SLICE and not self._turns.share_is_over():
+        while size < SLICE and not self._turns.slow_share_is_over():
             try:
                 piece = next(self._pieces)
             except StopIteration:
@@ -72,7 +72,7 @@ class AwaitedReply(Unfinished):
         """Nothing to give back."""
 
 
-async def in_slices(work: Generator[None, None, Result], turns: Turns | None = None) -> Result:
+async def in_slices(work: Generator[None, None, Result], turns: TurnLoop | None = None) -> Result:
     """Run `work` to its end, and let others run where it yields; return its result.
 
     With `turns`, others run only once the turn's time for slow requests is used up; this is for
@@ -84,5 +84,5 @@ async def in_slices(work: Generator[None, None, Result], turns: Turns | None = N
         except StopIteration as end:
             result: Result = end.value
             return result
-        if turns is None or turns.share_is_over():
+        if turns is None or turns.slow_share_is_over():
             await asyncio.sleep(0)

@@ -84,7 +84,7 @@ class MemcacheGet(Reader):
                 if self._size > OUTPUT_LIMIT:
                     self._send(self._values())
                     connection.stall()
-                elif self._several and self._context.turns.share_is_over():
+                elif self._several and self._context.turns.slow_share_is_over():
                     connection.yield_turn()
                 if connection.is_interrupted:
                     connection.interrupt(self)

@@ -111,7 +111,7 @@ class MemcacheSession(Session):
                 self._get(request)
             elif isinstance(request, Refused):
                 position = self._refuse(request, data, body)
-            elif self._turns.share_is_over():
+            elif self._turns.slow_share_is_over():
                 connection.yield_turn()
                 return data[position:]
             else:

@@ -17,7 +17,7 @@ from typing import Final
 
 from kestrelmq.engine.durability import Committable
 from kestrelmq.errors import JournalError
-from kestrelmq.server.turns import TurnConnection, Turns
+from kestrelmq.server.turns import TurnConnection, TurnLoop
 
 _MOVED_FROM: Final = 0x40
 _MOVED_TO: Final = 0x80
@@ -36,7 +36,7 @@ class PathWatcher(TurnConnection):
     It watches the queue path, and also its parent directories, for being renamed.
     """
 
-    def __init__(self, turns: Turns, path: Path, changed: Callable[[], None]) -> None:
+    def __init__(self, turns: TurnLoop, path: Path, changed: Callable[[], None]) -> None:
         """Prepare; `changed` is called at each event, and calls `names` for the details."""
         self._turns = turns
         self._path = path

@@ -143,7 +143,7 @@ class Put(Unfinished):
     def resume(self) -> None:
         """Add the next slice, once the one before is written and this turn has time for it."""
         turns = self._context.turns
-        if turns.turns == self._turn or turns.share_is_over():
+        if turns.turn_count == self._turn or turns.slow_share_is_over():
             self._connection.yield_turn()
             self._connection.interrupt(self)
         else:
@@ -168,7 +168,7 @@ class Put(Unfinished):
         elif self._is_cancelled:
             self._finish()
         else:
-            self._turn = self._context.turns.turns
+            self._turn = self._context.turns.turn_count
             connection.push(b"", queues)  # makes the answer depend on this slice as well
             connection.yield_turn()
             connection.interrupt(self)

@@ -78,7 +78,7 @@ class TextSession(Session):
             except (KestrelError, ValueError) as error:
                 connection.push(text.error(str(error)))
             connection.charge()
-            if isinstance(command, _SLOW) and self._context.turns.share_is_over():
+            if isinstance(command, _SLOW) and self._context.turns.slow_share_is_over():
                 connection.yield_turn()
             if connection.paused or connection.closing:
                 return parser.take_back()

@@ -233,7 +233,7 @@ class ThriftGet(Reader):
         return (
             self._wanted is not Wanted.REMOVE
             and len(self._encoded) % _LOOK_AGAIN == _LOOK_AGAIN - 1
-            and self._context.turns.share_is_over()
+            and self._context.turns.slow_share_is_over()
         )
 
     def _encode(self, queue: Queue, record: bytes, xid: int) -> None:

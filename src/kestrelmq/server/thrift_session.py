@@ -85,7 +85,7 @@ class ThriftSession(Session):
                 head, request = thrift.decode(frame)
                 self._serve(head, request)
                 connection.charge()
-                if isinstance(request, _SLOW) and self._context.turns.share_is_over():
+                if isinstance(request, _SLOW) and self._context.turns.slow_share_is_over():
                     connection.yield_turn()
                 if connection.paused or connection.closing:
                     self.wanted = 0

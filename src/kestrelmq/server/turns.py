@@ -1,14 +1,14 @@
 """The server's loop. One turn is: receive, apply, write the journals, reply.
 
-The sockets of clients are not asyncio transports. `Turns` serves all of them that are ready in one
-turn, while an ordinary asyncio loop waits for events (see `poller`). asyncio handles only the rest:
-timers, threads, the admin service. So a turn costs one wait, one read per connection, one journal
-write per changed queue and one send per connection, and the journal is always written before the
-reply is sent.
+The sockets of clients are not asyncio transports. `TurnLoop` serves all of them that are ready in
+one turn, while an ordinary asyncio loop waits for events (see `event_loop`). asyncio handles only
+the rest: timers, threads, the admin service. So a turn costs one wait, one read per connection, one
+journal write per changed queue and one send per connection, and the journal is always written
+before the reply is sent.
 
 Changes that asyncio callbacks make are committed before the next wait. Turns follow each other
 without returning to asyncio until a timer is due, another descriptor is ready, or an asyncio
-callback was scheduled (see `poller.Loop`).
+callback was scheduled (see `event_loop.ServerEventLoop`).
 
 Connections hold the replies that wait for a sync. A thread runs the rounds of fsyncs, one at a time
 (see `durability.Syncs`).
@@ -27,13 +27,13 @@ from kestrelmq.engine.metrics import Latencies
 from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import JournalError
 from kestrelmq.server.busy_poll import BusyPoll
-from kestrelmq.server.poller import MAX_EVENTS, READABLE, Poller
+from kestrelmq.server.event_loop import MAX_EVENTS, READABLE, TurnSelector
 
 # When many clients are busy but few of them are ready in each turn, the turn itself is most of the
 # cost. A short pause lets requests gather, so that one write and one wait serve more of them;
 # docs/performance.md has the measurements.
 GATHER: Final = 100e-6
-SHARE: Final = 2e-3
+SLOW_SHARE: Final = 2e-3
 """Seconds of each turn for slow requests; the rest is for all others."""
 _FOR_EVER: Final = -1.0
 _FEW: Final = 8
@@ -90,28 +90,28 @@ class TurnConnection:
         raise NotImplementedError
 
 
-class Turns:
+class TurnLoop:
     """Serves the connections of clients, one turn after another.
 
     Attributes:
-        poller: the loop's selector; it calls `turn` for every wait.
+        selector: the loop's selector; it calls `run_turns` for every wait.
         clock: the clock that is read once a turn.
         replying: connections with replies to send at the end of this turn.
         resuming: connections with input to apply in the next turn.
         latencies: how long operations take; about one operation a millisecond is measured.
         served: how many events of connections were served.
-        turns: how many turns had something to write or to send.
+        turn_count: how many turns had something to write or to send.
     """
 
     def __init__(self, clock: TurnClock, commits: Commits) -> None:
-        self.poller = Poller(self.turn)
+        self.selector = TurnSelector(self.run_turns)
         self.clock = clock
         self.replying: list[TurnConnection] = []
         self.resuming: list[TurnConnection] = []
         self.latencies = Latencies()
         self.served = 0
-        self.turns = 0
-        self._busy_poll = BusyPoll(self.poller.poll)
+        self.turn_count = 0
+        self._busy_poll = BusyPoll(self.selector.poll)
         self._commits = commits
         self._syncs = commits.syncs
         self._sync_thread: ThreadWorker | None = None
@@ -120,34 +120,34 @@ class Turns:
         self._connections: dict[int, TurnConnection] = {}
         self._gather = False
         self._began = 0.0
-        self._share_ends = 0.0
+        self._slow_share_ends = 0.0
         self._after_commit: list[AfterCommit] = []
 
     def add(self, descriptor: int, connection: TurnConnection, events: int) -> None:
         """Serve `connection` when `descriptor` has one of `events` (flags of `selectors`)."""
         self._connections[descriptor] = connection
-        self.poller.register(descriptor, events)
+        self.selector.register(descriptor, events)
 
     def watch(self, descriptor: int, events: int) -> None:
         """Change the events for which the connection of `descriptor` is served to `events`."""
-        self.poller.watch(descriptor, events)
+        self.selector.watch(descriptor, events)
 
     def discard(self, descriptor: int) -> None:
         """Stop serving the connection of `descriptor`."""
         if self._connections.pop(descriptor, None) is not None:
-            self.poller.unregister(descriptor)
+            self.selector.unregister(descriptor)
 
-    def share_is_over(self) -> bool:
+    def slow_share_is_over(self) -> bool:
         """Whether slow requests have used up their time in this turn; check before each piece.
 
         The first check of a turn starts the time and returns False, so every turn does at least one
         piece of slow work.
         """
         now = time.perf_counter()
-        if not self._share_ends:
-            self._share_ends = now + SHARE
+        if not self._slow_share_ends:
+            self._slow_share_ends = now + SLOW_SHARE
             return False
-        return now > self._share_ends
+        return now > self._slow_share_ends
 
     async def committed(self, *queues: Committable) -> None:
         """Wait until all changes made so far are written to the journals, but not for a sync.
@@ -155,8 +155,8 @@ class Turns:
         Raises:
             JournalError: one of `queues` could not be written; its changes were undone.
         """
-        future, settle = _settled(queues)
-        self._after_commit.append(settle)
+        future, complete = _completion(queues)
+        self._after_commit.append(complete)
         await future
 
     async def synced(self, queues: set[Committable]) -> None:
@@ -166,11 +166,11 @@ class Turns:
             JournalError: one of them could not be synced.
         """
         if queues:
-            future, settle = _settled(queues)
-            self._after_sync.append((self.sync(queues), settle))
+            future, complete = _completion(queues)
+            self._after_sync.append((self.sync(queues), complete))
             await future
 
-    def turn(self, timeout: float | None) -> list[tuple[int, int]]:
+    def run_turns(self, timeout: float | None) -> list[tuple[int, int]]:
         """Serve clients, turn after turn, until asyncio has something to do.
 
         Args:
@@ -179,30 +179,30 @@ class Turns:
         Returns:
             The events of asyncio's descriptors, as (descriptor, system's event mask).
         """
-        poller = self.poller
-        poller.called = False
+        selector = self.selector
+        selector.has_callback = False
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         wait = _FOR_EVER if timeout is None else timeout
         self._end_turn()
         while True:
-            if self.resuming or self._after_commit or poller.called:
+            if self.resuming or self._after_commit or selector.has_callback:
                 wait = 0.0
-            others = self._serve(wait)
-            if others or poller.called:
+            others = self._run_turn(wait)
+            if others or selector.has_callback:
                 return others
             if timeout is not None:
                 wait = deadline - time.monotonic()
                 if wait <= 0:
                     return others
 
-    def _serve(self, wait: float) -> list[tuple[int, int]]:
+    def _run_turn(self, wait: float) -> list[tuple[int, int]]:
         """Run one turn, after waiting at most `wait` seconds; return the events for asyncio."""
         if self._gather and (wait > GATHER or wait < 0):
             time.sleep(GATHER)
         events = self._busy_poll.wait(wait, MAX_EVENTS)
         self.clock.tick()
         self._began = time.perf_counter()
-        self._share_ends = 0.0
+        self._slow_share_ends = 0.0
         others: list[tuple[int, int]] = []
         connections = self._connections
         served = self.served
@@ -241,7 +241,7 @@ class Turns:
         failures = commits.commit()
         unsynced = self._syncs.unsynced
         sync = self.sync(self._syncs.take_unsynced()) if unsynced else 0
-        self.turns += 1
+        self.turn_count += 1
         if replying:
             self.replying = []
             for connection in replying:
@@ -287,11 +287,11 @@ class Turns:
             if not connection.is_held:
                 del self._held[connection]
         waiting, self._after_sync = self._after_sync, []
-        for number, settle in waiting:
+        for number, complete in waiting:
             if number <= ended.number:
-                settle(ended.failures)
+                complete(ended.failures)
             else:
-                self._after_sync.append((number, settle))
+                self._after_sync.append((number, complete))
         if self._syncs.has_next:
             asyncio.get_running_loop().call_soon(self._begin_round)
 
@@ -301,11 +301,11 @@ class Turns:
             self._sync_thread.close()
 
 
-def _settled(queues: Collection[Committable]) -> tuple[asyncio.Future[None], AfterCommit]:
+def _completion(queues: Collection[Committable]) -> tuple[asyncio.Future[None], AfterCommit]:
     """Return a future, and the function that sets its result, or the failure of one of `queues`."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def settle(failures: Mapping[Committable, JournalError]) -> None:
+    def complete(failures: Mapping[Committable, JournalError]) -> None:
         if future.done():
             return
         failed = [failures[queue] for queue in queues if queue in failures]
@@ -314,4 +314,4 @@ def _settled(queues: Collection[Committable]) -> tuple[asyncio.Future[None], Aft
         else:
             future.set_result(None)
 
-    return future, settle
+    return future, complete

@@ -51,7 +51,7 @@ def many_queues(tmp_path: Path) -> Iterator[Turning]:
 @pytest.fixture
 def short_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let one slow thing be done in each turn, and no more."""
-    monkeypatch.setattr("kestrelmq.server.turns.SHARE", -1.0)
+    monkeypatch.setattr("kestrelmq.server.turns.SLOW_SHARE", -1.0)
 
 
 FLUSHES = [
@@ -194,7 +194,7 @@ def test_a_reply_of_the_admin_api_waits_for_a_round_that_others_share(tmp_path: 
 
     async def add() -> None:
         turning.collection.add("jobs", b"x")
-        await changes.settle(turning.context, turning.collection.queues["jobs"])
+        await changes.wait_until_durable(turning.context, turning.collection.queues["jobs"])
 
     async def scenario() -> None:
         await asyncio.gather(*(add() for _ in range(50)))

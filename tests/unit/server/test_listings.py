@@ -73,11 +73,11 @@ def test_others_are_served_while_a_listing_is_made(tmp_path: Path, command: str)
         greedy = [turning.connect("memcache") for _ in range(5)]
         for client in greedy:
             await turning.send(client, f"{command}\r\n".encode() * 100)
-        before = turning.turns.turns
+        before = turning.turns.turn_count
         other = turning.connect("memcache")
         await turning.send(other, b"version\r\n")
         assert (await turning.receive(other, b"\r\n")).startswith(b"VERSION ")
-        assert turning.turns.turns - before < 30
+        assert turning.turns.turn_count - before < 30
         for client in (*greedy, other):
             client.close()
 
@@ -105,7 +105,7 @@ def test_a_turn_has_one_share_for_all_that_is_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When it is over, the slow wait for the next turn, and take their turns."""
-    monkeypatch.setattr(turns, "SHARE", 0.0)  # over after the first piece
+    monkeypatch.setattr(turns, "SLOW_SHARE", 0.0)  # over after the first piece
 
     async def scenario(turning: Turning) -> None:
         clients = [turning.connect("memcache") for _ in range(3)]

@@ -143,7 +143,7 @@ def test_others_are_served_while_many_items_are_added(tmp_path: Path, protocol: 
             await turning.receive(other, b"\r\n")
             lengths.add(len(turning.collection.queues["work"]))
         assert len(lengths) > 2
-        assert turning.turns.turns > 2 * COUNT // SLICE_ITEMS
+        assert turning.turns.turn_count > 2 * COUNT // SLICE_ITEMS
         assert await answer(turning, client, protocol) == COUNT
         client.close()
         other.close()
@@ -248,7 +248,7 @@ def test_a_client_leaves_while_its_thrift_get_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, auto_abort: int
 ) -> None:
     """In whatever turn that is, all of the items go back, in their order."""
-    monkeypatch.setattr(turns, "SHARE", 0.0)  # others are served after the first items
+    monkeypatch.setattr(turns, "SLOW_SHARE", 0.0)  # others are served after the first items
 
     async def scenario(turning: Turning, _directory: OddDirectory) -> None:
         queue = turning.collection.queues["work"]
@@ -312,7 +312,7 @@ def test_no_request_overtakes_a_long_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Those that arrive between its turns, one after the other, are answered after it."""
-    monkeypatch.setattr(turns, "SHARE", 0.0)
+    monkeypatch.setattr(turns, "SLOW_SHARE", 0.0)
     protocol, long_request, request, answer = LONG[kind]
 
     async def scenario(turning: Turning, _directory: OddDirectory) -> None:

@@ -17,7 +17,7 @@ READABLE: Final = select.EPOLLIN if sys.platform == "linux" else selectors.EVENT
 
 _Arguments = TypeVarTuple("_Arguments")
 
-Turn = Callable[[float | None], list[tuple[int, int]]]
+RunTurns = Callable[[float | None], list[tuple[int, int]]]
 """Waits at most so many seconds, serves clients, and returns the events of other descriptors."""
 
 if sys.platform == "linux":
@@ -26,21 +26,21 @@ else:
     _Selector = selectors.DefaultSelector
 
 
-class Poller(_Selector):
+class TurnSelector(_Selector):
     """Waits for events of clients and of asyncio with one system call.
 
     Attributes:
-        called: whether an asyncio callback was scheduled since this was last set to False.
+        has_callback: whether an asyncio callback was scheduled since this was last set to False.
         poll: waits for events for at most so many seconds (below 0: for ever), and returns at most
             so many of them, as (descriptor, system's event mask).
     """
 
     poll: Callable[[float, int], list[tuple[int, int]]]
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, run_turns: RunTurns) -> None:
         super().__init__()
-        self.called = False
-        self._turn = turn
+        self.has_callback = False
+        self._run_turns = run_turns
         if sys.platform == "linux":
             # The selector would build a key object for each event; clients need none.
             self._epoll: select.epoll = self._selector  # type: ignore[attr-defined]
@@ -50,7 +50,7 @@ class Poller(_Selector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Serve the clients that are ready; return the events for asyncio."""
-        others = self._turn(timeout)
+        others = self._run_turns(timeout)
         if not others:
             return []
         keys = self.get_map()
@@ -81,15 +81,15 @@ class Poller(_Selector):
             return [(key.fd, events) for key, events in found]
 
 
-class Loop(asyncio.SelectorEventLoop):
+class ServerEventLoop(asyncio.SelectorEventLoop):
     """An asyncio loop that tells its selector when a callback is scheduled during the wait.
 
     Callbacks from other threads and from signals wake the selector anyway.
     """
 
-    def __init__(self, poller: Poller) -> None:
-        self._poller = poller
-        super().__init__(poller)
+    def __init__(self, selector: TurnSelector) -> None:
+        self._turn_selector = selector
+        super().__init__(selector)
 
     def call_soon(
         self,
@@ -98,7 +98,7 @@ class Loop(asyncio.SelectorEventLoop):
         context: Context | None = None,
     ) -> Handle:
         """Schedule `callback` for the loop's next iteration."""
-        self._poller.called = True
+        self._turn_selector.has_callback = True
         return super().call_soon(callback, *args, context=context)
 
     def call_at(
@@ -109,7 +109,7 @@ class Loop(asyncio.SelectorEventLoop):
         context: Context | None = None,
     ) -> TimerHandle:
         """Schedule `callback` for `when`, a time of the loop's clock."""
-        self._poller.called = True
+        self._turn_selector.has_callback = True
         return super().call_at(when, callback, *args, context=context)
 
 
