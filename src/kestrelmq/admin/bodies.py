@@ -1,6 +1,6 @@
-"""Bodies of requests: received within a time, inflated within a size, all of them within a budget.
+"""Request bodies: a time limit for receiving one, a size limit, and a budget for all together.
 
-Nothing is received, and nothing inflated, of a request that needs no body.
+A body is neither received nor inflated for an operation that takes none.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from aiohttp.http_exceptions import HttpProcessingError
 from kestrelmq.admin.errors import ApiError
 
 MOST: Final = 16 << 20
-"""Bytes of the largest body, as it is sent and as it is inflated."""
+"""Largest body in bytes, both as sent and inflated."""
 BUDGET: Final = 64 << 20
-"""Bytes of all bodies together that are being received."""
+"""Most bytes of bodies that are being received at the same time."""
 SECONDS = 30.0
-"""How long a body may take to come."""
+"""How long receiving a body may take."""
 _STEP: Final = 256 << 10
-"""Bytes inflated before others may run."""
+"""Bytes inflated before other tasks may run."""
 
 _TOO_LARGE: Final = f"a body has at most {MOST} bytes"
 _GZIP: Final = 16 + zlib.MAX_WBITS
@@ -28,10 +28,10 @@ _RAW_DEFLATE: Final = -zlib.MAX_WBITS
 
 
 class Bodies:
-    """Receives bodies.
+    """Receives request bodies.
 
     Attributes:
-        held: bytes of bodies that are being received.
+        held: bytes received so far of bodies that are not complete yet.
     """
 
     __slots__ = ("held",)
@@ -43,8 +43,8 @@ class Bodies:
         """Return the whole body of `request`, inflated.
 
         Raises:
-            ApiError: it is too large, too slow, or damaged, or too much is received already.
-            ConnectionError: the client is gone.
+            ApiError: the body is too large, too slow or damaged, or the budget is used up.
+            ConnectionError: the client disconnected.
         """
         encoding = request.headers.get("Content-Encoding", "").strip().lower()
         if encoding not in {"", "identity", "gzip", "x-gzip", "deflate"}:
@@ -97,13 +97,13 @@ class Bodies:
 def _window_bits(encoding: str, sent: bytes) -> int:
     if encoding != "deflate":
         return _GZIP
-    # What is called deflate is a zlib stream; some clients leave its wrapping out.
+    # "deflate" means a zlib stream, but some clients send it without the zlib header.
     is_wrapped = sent[0] & 0x0F == 8 and len(sent) > 1 and (sent[0] << 8 | sent[1]) % 31 == 0
     return _DEFLATE if is_wrapped else _RAW_DEFLATE
 
 
 async def _inflated(sent: bytes, window_bits: int) -> bytes:
-    """Return what `sent` holds. Raises ApiError: it is damaged, or holds too much."""
+    """Return `sent` inflated. Raises ApiError: it is damaged, or inflates to too much."""
     inflater = zlib.decompressobj(window_bits)
     parts = []
     size = 0

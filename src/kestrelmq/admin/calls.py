@@ -1,4 +1,7 @@
-"""A request to the API, and the operations there are: one table for the routes and the document."""
+"""Requests to the API, and the operation that serves each.
+
+The table of operations yields both the routes and the OpenAPI document.
+"""
 
 import re
 import time
@@ -25,11 +28,11 @@ _BROKEN_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """What the handlers work on.
+    """The parts of the server that the handlers of operations use.
 
     Attributes:
-        context: the server's.
-        sampler: how the queues looked lately.
+        context: the server's context.
+        sampler: the recent samples of the queues.
         token_needed: whether changes need a token.
         changes_allowed: whether changes can be made at all.
     """
@@ -42,10 +45,10 @@ class Admin:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A reply.
+    """The reply to a request.
 
     Attributes:
-        body: what is sent as JSON; None for nothing.
+        body: sent as JSON; None for an empty body.
         status: the HTTP status.
     """
 
@@ -65,7 +68,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The queue name in the path. Raises ApiError: no queue can have it."""
+        """The queue name in the path. Raises ApiError: it is not a valid queue name."""
         name = self.request.match_info["name"]
         problem = _encoding_error(self.request.rel_url.raw_path) or queue_name_error(name)
         if problem is not None:
@@ -73,7 +76,12 @@ class Call:
         return name
 
     def queue(self) -> Queue:
-        """Return the queue in the path. Raises ApiError, QueueUnavailable: it cannot be used."""
+        """Return the queue that the path names.
+
+        Raises:
+            ApiError: there is no such queue, or the name is not valid.
+            QueueUnavailable: the queue cannot be used now.
+        """
         name, collection = self.name, self.admin.context.collection
         queue = collection.queues.get(name)
         if queue is not None:
@@ -82,7 +90,7 @@ class Call:
         raise ApiError(404, "queue_not_found", f"there is no queue {name}")
 
     def query(self, model: type[Model]) -> Model:
-        """Return what the query says. Raises ApiError: it cannot be understood."""
+        """Return the query parameters as a `model`. Raises ApiError: they are not valid."""
         given: dict[str, str] = {}
         for key, value in self.request.query.items():
             if key in given:
@@ -94,7 +102,7 @@ class Call:
             raise ApiError(400, "invalid_query", problems(error)) from None
 
     def body(self, model: type[Model]) -> Model:
-        """Return what the body says. Raises ApiError: it cannot be understood."""
+        """Return the body as a `model`. Raises ApiError: it is not valid."""
         if self.request.content_type != "application/json":
             raise ApiError(415, "not_json", "the body must be application/json")
         try:
@@ -103,13 +111,13 @@ class Call:
             raise ApiError(400, "invalid_body", problems(error)) from None
 
     def allow_changes(self) -> None:
-        """Refuse what the server's status forbids. Raises ApiError."""
+        """Check that the server's status allows changes. Raises ApiError: it does not."""
         refusal = self.admin.context.refuses_writes()
         if refusal is not None:
             raise ApiError(503, "refused_by_status", refusal)
 
     def check_client(self, *, write: bool) -> None:
-        """Refuse a queue that only certain clients may use. Raises ApiError."""
+        """Check that HTTP clients may use the queue. Raises ApiError: they may not."""
         try:
             self.admin.context.check_client(self.name, write=write)
         except QueueUnavailable as error:
@@ -117,7 +125,10 @@ class Call:
 
 
 def _encoding_error(path: str) -> str | None:
-    """Return why `path` does not decode; the router takes what does not as it stands."""
+    """Return why `path` cannot be decoded, or None if it can.
+
+    The router does not check this: it leaves what it cannot decode as it is.
+    """
     if _BROKEN_ESCAPE.search(path):
         return "a '%' in the path must be followed by two hexadecimal digits"
     try:
@@ -133,7 +144,7 @@ def now() -> int:
 
 
 def problems(error: ValidationError) -> str:
-    """Return what is wrong, in one line."""
+    """Describe all errors of a validation in one line."""
     found = []
     for detail in error.errors(include_url=False, include_input=False, include_context=False):
         where = ".".join(str(step) for step in detail["loc"])
@@ -146,18 +157,19 @@ Serve = Callable[[Call], Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Something the API does.
+    """One operation of the API.
 
     Attributes:
-        method, path: how it is asked for; `{name}` in the path is a queue name.
-        serve: does it; its docstring's first line is the summary.
-        answer: what it answers, and with which status.
-        query, body: what it takes.
-        failures: statuses of errors it may answer besides those that any may.
-        secret: whether what it reads needs a token, where there is one.
-        action: what it does to the whole server, if it does.
-        adds_item: whether it adds an item, as any client may.
+        method, path: its HTTP method and path; `{name}` in the path stands for a queue name.
+        serve: the handler; the first line of its docstring is the summary in the document.
+        answer: the model of its reply; None if the reply has no body.
         tag: its group in the document.
+        query, body: the models of its query parameters and its request body.
+        statuses: the HTTP statuses of success.
+        failures: the HTTP statuses of errors that only some operations return.
+        secret: whether it needs a token (where tokens are configured) although it only reads.
+        action: the action on the whole server that it carries out, if any.
+        adds_item: whether it adds an item, which every client may do.
     """
 
     method: Method
@@ -180,7 +192,7 @@ class Operation:
 
 
 def encoded(answer: Answer) -> web.Response:
-    """Return `answer` as it is sent."""
+    """Return `answer` as an HTTP response."""
     if answer.body is None:
         return web.Response(status=answer.status)
     return web.Response(
@@ -191,5 +203,5 @@ def encoded(answer: Answer) -> web.Response:
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the schema of `model`, with the models in it as components."""
+    """Return the JSON Schema of `model`; it refers to nested models as OpenAPI components."""
     return model.model_json_schema(ref_template="#/components/schemas/{model}")

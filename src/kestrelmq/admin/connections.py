@@ -1,13 +1,13 @@
-"""The connections of the admin listener: how many there may be, and how long one may do nothing.
+"""The connections of the admin listener: limits on their number and on idle time.
 
-There is room for a small part of the process's descriptors only, so that however many clients come
-here, those of the queues are still accepted. When it is full, a newcomer takes the place of a
-connection on which no request is served: the oldest of the peer that has most. Whoever holds many
-connections therefore loses its own, and others are served.
+The listener uses only a small part of the process's file descriptors. However many clients connect
+to it, the server can still accept clients of the queues. When the limit is reached, a new
+connection replaces one on which no request is being served: the oldest connection of the peer that
+has the most. A peer that opens many connections therefore loses its own, and others are served.
 
-A connection on which no request is served is ended when, for `IDLE` seconds, no whole request came
-and no more of a reply was taken: one that is kept for later, a request that is sent byte by byte,
-and a client that does not read, alike.
+A connection on which no request is being served is closed when, for `IDLE` seconds, no whole
+request has arrived and the client has read nothing more of a reply. This covers a keep-alive
+connection, a request that is sent byte by byte, and a client that does not read.
 """
 
 import asyncio
@@ -26,22 +26,22 @@ from kestrelmq.admin.errors import ApiError, Handler, error_reply
 from kestrelmq.admin.headers import SECURITY_HEADERS
 
 IDLE = 30.0
-"""Seconds in which a whole request must come, or more of a reply be taken."""
+"""Seconds within which a whole request must arrive, or the client must read more of a reply."""
 MOST: Final = 256
-"""Most connections."""
+"""Most connections at the same time."""
 _SHARE: Final = 4
-"""One in so many of the process's descriptors may be a connection's."""
+"""At most one in this many of the process's file descriptors is used for a connection."""
 _LOOK: Final = 4
-"""Looks for idle connections within `IDLE` seconds."""
+"""How many times in `IDLE` seconds to look for idle connections."""
 _LINGER: Final = 2.0
-"""Seconds for which the rest of a request is read that was answered already."""
+"""Seconds for which the rest of a request is still read after its reply was sent."""
 _MOST_HEADERS: Final = 64
 _IPV6_NETWORK: Final = 64
 
 log = logging.getLogger(__name__)
 
-# What a handler raises is logged where it becomes a reply; aiohttp would only add a traceback for
-# each request that is no HTTP, which anyone could fill the log with.
+# An exception from a handler is logged where it is turned into a reply. aiohttp would also log a
+# traceback for each request that is not valid HTTP, so that anyone could fill the log.
 _quiet = logging.getLogger(f"{__name__}.http")
 _quiet.setLevel(logging.CRITICAL)
 
@@ -49,9 +49,9 @@ Place = TypeVar("Place")
 
 
 def peer_of(address: object) -> str:
-    """Return who a client counts as, by its socket's address: an address, or an IPv6 network.
+    """Return the peer that a socket address counts as: an IPv4 address or an IPv6 network.
 
-    Whoever has one address of an IPv6 network has as many as there are descriptors.
+    One host of an IPv6 network can have more addresses than the server has file descriptors.
     """
     host = str(address[0]) if isinstance(address, tuple) and address else ""
     try:
@@ -73,16 +73,16 @@ def displaced(
     *,
     own: bool,
 ) -> Place | None:
-    """Return which of `places` a newcomer may have, oldest first; None if it must be refused.
+    """Return the place that a newcomer takes over; None if the newcomer must be refused.
 
-    It is the oldest of the peer that has most of them; one that has more than the newcomer's peer.
+    It is the oldest place of the peer that has the most, if that peer has more than the newcomer's.
 
     Args:
         newcomer: the peer that wants a place.
-        places: all that are taken, oldest first.
-        peer: says whose a place is.
-        free: says whether a place may be taken away at all.
-        own: whether the newcomer's peer may lose one of its own instead.
+        places: all occupied places, oldest first.
+        peer: returns the peer that occupies a place.
+        free: returns whether a place may be taken away at all.
+        own: whether the newcomer may otherwise take over a place of its own peer.
     """
     counts = Counter(map(peer, places))
     candidates = [place for place in places if free(place)]
@@ -94,13 +94,13 @@ def displaced(
 
 
 class HttpConnection(web.RequestHandler):
-    """A client's connection.
+    """The connection of one client.
 
     Attributes:
-        peer: who the client counts as.
-        serving: whether a request is served, or a reply made.
-        since: when it last got on (loop's time): a request ended, or more of a reply was taken.
-        unsent: bytes of replies that were not taken at the last look.
+        peer: the peer that the client counts as (see `peer_of`).
+        serving: whether a request is being served.
+        since: time of the last progress (loop time): a request finished, or the client read more.
+        unsent: bytes of replies that were still unsent at the last check.
     """
 
     __slots__ = ("_connections", "peer", "serving", "since", "unsent")
@@ -122,7 +122,7 @@ class HttpConnection(web.RequestHandler):
         self.unsent = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin, if there is room."""
+        """Start to serve the connection, or close it if there is no place for it."""
         self.peer = peer_of(transport.get_extra_info("peername"))
         self.since = self._connections.now()
         if not self._connections.admit(self):
@@ -133,12 +133,12 @@ class HttpConnection(web.RequestHandler):
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """End."""
+        """Free the connection's place."""
         self._connections.discard(self)
         super().connection_lost(exc)
 
     def abort(self) -> None:
-        """End it now, whatever was not sent."""
+        """Close the connection at once and drop what is unsent."""
         self._connections.discard(self)
         if self.transport is not None:
             self.transport.abort()
@@ -150,10 +150,10 @@ class HttpConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,  # noqa: ARG002 # holds what the client sent
     ) -> web.StreamResponse:
-        """Return the reply to what is no request, or went wrong outside of every handler."""
+        """Return the reply to invalid HTTP or to an error outside of every handler."""
         if request.writer.output_size > 0:
             raise ConnectionError("part of a reply was sent already")
-        # A client that goes while it sends is no failure of ours.
+        # A client that disconnects while it sends is not an error of the server.
         if status >= 500 and not isinstance(exc, ConnectionError):
             log.error("%s %s failed", request.method, request.path, exc_info=exc)
         code, text = (
@@ -175,7 +175,7 @@ class Connections:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # Python gives `RLIM_INFINITY` as a number below 0.
+        # `RLIM_INFINITY` is negative in Python.
         self._most = min(MOST, soft // _SHARE) if soft > 0 else MOST
         self._open: dict[HttpConnection, None] = {}
 
@@ -187,7 +187,7 @@ class Connections:
         return self._loop.time()
 
     def admit(self, connection: HttpConnection) -> bool:
-        """Make room for `connection`; return whether there is some."""
+        """Add `connection`, in place of another if necessary; return False if it is refused."""
         if len(self._open) >= self._most:
             loser = displaced(
                 connection.peer,
@@ -203,11 +203,11 @@ class Connections:
         return True
 
     def discard(self, connection: HttpConnection) -> None:
-        """Forget `connection`."""
+        """Remove `connection` if it is there."""
         self._open.pop(connection, None)
 
     async def watch(self) -> None:
-        """End connections that are idle for too long, again and again."""
+        """Close connections that are idle for too long, until cancelled."""
         while True:
             await asyncio.sleep(IDLE / _LOOK)
             self._end_idle(self.now())
@@ -225,7 +225,7 @@ class Connections:
 
 @web.middleware
 async def marked_as_serving(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Note on the connection that a request is served."""
+    """Mark the connection as serving while `handler` runs."""
     connection = request.protocol
     if not isinstance(connection, HttpConnection):
         return await handler(request)
@@ -238,7 +238,7 @@ async def marked_as_serving(request: web.Request, handler: Handler) -> web.Strea
 
 
 def _limit_silence(client: Any) -> None:
-    """Have the system end a connection whose peer does not acknowledge what was sent."""
+    """Have the system close a connection whose peer does not acknowledge what was sent."""
     option = getattr(socket, "TCP_USER_TIMEOUT", None)
     if option is not None and client is not None:
         client.setsockopt(socket.IPPROTO_TCP, option, int(IDLE * 1000))

@@ -1,6 +1,7 @@
-"""The console's files: read once, sent from memory, and never anything but those.
+"""Serve the console's files from memory.
 
-Each has a tag made of its content, so a browser asks again and is told that nothing changed.
+They are read once, at the start, and no other file can be requested. The ETag of a file is a hash
+of its content, so that a browser that has the file gets 304 Not Modified.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The routes beside the API: Ostrich's, health, metrics, and the OpenAPI document."""
+"""The routes outside the API's operations: Ostrich's, health, metrics and the OpenAPI document."""
 
 import json
 
@@ -19,7 +19,7 @@ _PLAIN = "text/plain; charset=utf-8"
 
 
 class Endpoints:
-    """Serves what is no operation of the API."""
+    """Serves the routes that are not operations of the API."""
 
     __slots__ = ("_context", "_document", "_exposition", "_large", "_ostrich")
 
@@ -96,13 +96,13 @@ class Endpoints:
         return web.Response(text="ok\n")
 
     async def _shutdown(self, _request: web.Request) -> web.Response:
-        # The reply leaves first.
+        # Wait so that the reply is sent first.
         self._context.loop.call_later(0.1, self._context.shutdown)
         return web.Response(text="ok\n")
 
 
 def _marked(serve: Handler, action: str) -> Handler:
-    """Return `serve` as a handler that acts on the whole server."""
+    """Return a handler that calls `serve`, marked with the server action that it carries out."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
         return await serve(request)

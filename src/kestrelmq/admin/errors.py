@@ -1,8 +1,10 @@
-"""Errors of the admin service: one shape for all, whoever raised them.
+"""Error replies of the admin service.
+
+All have the same form:
 
     {"error": {"code": "queue_not_found", "message": "there is no queue orders"}}
 
-`code` is for programs and stays as it is; `message` is for people.
+`code` is for programs and never changes; `message` is for people.
 """
 
 import logging
@@ -27,12 +29,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ApiError(Exception):
-    """A request that is refused.
+    """The request is refused.
 
     Attributes:
         status: the HTTP status.
-        code: what is wrong, for programs.
-        headers: to be sent with the reply.
+        code: the reason, for programs.
+        headers: extra headers of the reply.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ def error_reply(error: ApiError) -> web.Response:
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn every failure into a reply of the one shape."""
+    """Turn every exception of `handler` into an error reply."""
     try:
         return await handler(request)
     except ApiError as error:
@@ -75,7 +77,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except web.HTTPException as error:
         return error_reply(_of_http(error))
     except (ConnectionError, TimeoutError):
-        raise  # the client is gone: there is nobody to tell
+        raise  # the client disconnected: nobody would get the reply
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
         return error_reply(ApiError(500, "internal_error", "internal error; see the log"))

@@ -1,11 +1,11 @@
-"""The queues, live: server-sent events with what changed since the last one.
+"""Stream the changes of the queues as server-sent events.
 
-What is the same for many watchers is encoded once. A watcher that reads slowly skips looks, and
-then gets the difference to the last one it had; it never makes the server hold more for it. One
-that reads nothing for long is dropped.
+Events that go to many watchers are encoded once. A watcher that reads slowly skips samples and
+then gets the difference from the last sample it received, so the server never buffers more for it.
+A watcher that reads nothing for `STALLED` seconds is dropped.
 
-There are `MOST_WATCHERS` places. When all are taken, a newcomer gets that of the oldest watcher of
-the peer with most of them, if the newcomer's peer has fewer: nobody can keep all others out.
+There are `MOST_WATCHERS` places. When all are taken, a newcomer replaces the oldest watcher of
+the peer that has the most, if the newcomer's peer has fewer: nobody can keep all others out.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class _Watcher:
         return self.request.transport is None
 
     def drop(self) -> None:
-        """End its stream now, whatever was not sent."""
+        """Close the stream at once and drop what is unsent."""
         if self.request.transport is not None:
             self.request.transport.abort()
         self.task.cancel()
@@ -54,13 +54,13 @@ class Events:
         self._watchers: dict[_Watcher, None] = {}
 
     def close(self) -> None:
-        """End every stream."""
+        """Close every stream."""
         self._closing = True
         for watcher in self._watchers:
             watcher.task.cancel()
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """Send events until the client goes away."""
+        """Send events until the client disconnects."""
         watcher = self._admit(request)
         response = web.StreamResponse(
             headers={
@@ -74,7 +74,7 @@ class Events:
                 await response.prepare(request)
                 await self._follow(response)
         except ConnectionError:
-            pass  # the client is gone
+            pass  # the client disconnected
         except TimeoutError:
             watcher.drop()
         except asyncio.CancelledError:
@@ -85,7 +85,7 @@ class Events:
         return response
 
     def _admit(self, request: web.Request) -> _Watcher:
-        """Give `request` a place. Raises ApiError."""
+        """Give `request` a place among the watchers. Raises ApiError: there is none for it."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a handler runs in a task")
@@ -116,7 +116,7 @@ class Events:
             seen = version
 
     async def _since(self, seen: int, version: int) -> list[bytes]:
-        """Return the events from look `seen` to look `version`."""
+        """Return the events that lead from sample `seen` to sample `version`."""
         if self._cached != version:
             self._cached, self._cache = version, {}
         events = self._cache.get(seen)

@@ -1,14 +1,14 @@
-"""Who may do what over HTTP.
+"""Access control for HTTP requests.
 
-- A request that changes something is a POST, PUT or DELETE; nothing else changes anything.
+- Only POST, PUT and DELETE requests change anything. The rules below hold for these.
 - Such a request must not come from a page of another origin. Browsers say where a request comes
-  from (`Sec-Fetch-Site`, `Origin`); what says nothing is no browser.
-- With `admin_tokens`, such a request must show one, and so must one that looks into items.
-- Without `admin_tokens`, such a request is served only where nobody but this machine can reach
-  the listener, and only under a name of this machine: a page of another origin that points its own
-  name at 127.0.0.1 gets nothing. With `allow_remote_admin`, the requests that it is about are
-  served everywhere.
-- Who shows wrong tokens is slowed down. What changes something is logged with who asked.
+  from (`Sec-Fetch-Site`, `Origin`); a request without these headers does not come from a browser.
+- With `admin_tokens`, such a request needs a token, and so does a request that reads items.
+- Without `admin_tokens`, such a request is served only if the listener is on a loopback address,
+  and only if it uses a name of this machine. So a page of another origin that resolves its own
+  name to 127.0.0.1 is refused. With `allow_remote_admin`, actions on the whole server are served
+  on any address.
+- A peer that sends wrong tokens is slowed down. Changes are logged with the client's address.
 """
 
 import hmac
@@ -26,30 +26,30 @@ from kestrelmq.server.server_actions import Action, ServerActions, is_loopback
 
 CHANGES: Final = frozenset({"POST", "PUT", "DELETE", "PATCH"})
 GUARDED: Final = "guarded"
-"""Set on a route's handler when what it reads is as secret as what it changes."""
+"""Attribute of a route's handler: whether the route needs a token although it only reads."""
 SERVER_ACTION: Final = "server_action"
-"""Set on a route's handler to the action on the whole server that it is."""
+"""Attribute of a route's handler: the action on the whole server that it carries out."""
 ADDS_ITEM: Final = "adds_item"
-"""Set on a route's handler when it adds an item, which is no administration."""
+"""Attribute of a route's handler: whether it adds an item, which is not logged as a change."""
 
 log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Checks each request before it is served."""
+    """Checks each request before it reaches its handler."""
 
     __slots__ = ("_actions", "_loopback", "_remote", "_signins", "_tokens")
 
     def __init__(
         self, address: str, tokens: Sequence[str], actions: ServerActions, *, remote: bool = False
     ) -> None:
-        """Guard a service.
+        """Guard the service that listens on `address`.
 
         Args:
-            address: where it listens.
-            tokens: those that are accepted.
-            actions: decides who may act on the whole server.
-            remote: whether clients on other machines may do that without a token.
+            address: the address of the listener.
+            tokens: the accepted admin tokens.
+            actions: decides which clients may act on the whole server.
+            remote: whether clients on other machines may act on it without a token.
         """
         self._loopback = is_loopback(address)
         self._tokens = [token.encode() for token in tokens]
@@ -58,11 +58,15 @@ class Guard:
         self._signins = SignIns()
 
     def check(self, request: web.Request, handler: object) -> None:
-        """Refuse what is not allowed, and log what changes something. Raises ApiError.
+        """Check that `request` is allowed, and log it if it changes something.
 
         Args:
-            request: what is asked for.
-            handler: what serves it, marked as this module says.
+            request: the request to check.
+            handler: the handler of its route, with the attributes that this module defines.
+
+        Raises:
+            ApiError: the request is not allowed.
+            RemoteAdminRefused: the client may not act on the whole server.
         """
         self._check_name(request)
         changes = request.method in CHANGES
@@ -106,7 +110,7 @@ class Guard:
         self._signins.check(peer)
         kind, _, given = authorization.partition(" ")
         shown = given.strip().encode(errors="surrogateescape")
-        # Every token is compared, whichever fits: the time taken tells nothing.
+        # Compare every token, even after a match, so that the time taken reveals nothing.
         fits = [hmac.compare_digest(shown, token) for token in self._tokens]
         if kind.lower() != "bearer" or not any(fits):
             self._signins.failed(peer, address)
@@ -148,11 +152,11 @@ def _check_origin(request: web.Request) -> None:
 
 
 def guarded(guard: Guard) -> Handler:
-    """Return the middleware that asks `guard` and marks what browsers may do with a reply."""
+    """Return the middleware that has `guard` check each request."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        # The route's own handler, whatever other middleware is in between.
+        # `handler` may be another middleware; the attributes are on the route's own handler.
         route = request.match_info.handler
         guard.check(request, route)
         return await handler(request)

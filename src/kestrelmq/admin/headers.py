@@ -1,4 +1,4 @@
-"""The headers of every reply, parser errors included: what browsers may do with it."""
+"""The security headers of every reply, including replies to requests that cannot be parsed."""
 
 from typing import Final
 
@@ -19,7 +19,7 @@ SECURITY_HEADERS: Final = {
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Tell browsers to load nothing from elsewhere and to be framed by nobody."""
+    """Add the security headers to a reply; replies of the API are also never cached."""
     response.headers.update(SECURITY_HEADERS)
     if request.path.startswith("/api/"):
         response.headers.setdefault("Cache-Control", "no-store")

@@ -1,11 +1,11 @@
-"""Whether the server can do what it is there for."""
+"""The health check: whether the server can do its work."""
 
 from kestrelmq.engine.late import still_loading
 from kestrelmq.server.context import ServerContext
 
 
 def unhealthy_because(context: ServerContext) -> list[str]:
-    """Return the reasons why the server is not healthy; none when it is."""
+    """Return the reasons why the server is not healthy; an empty list if it is."""
     reasons = []
     status = context.status
     if not status.reads_allowed and not status.writes_allowed:

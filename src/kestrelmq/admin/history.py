@@ -1,8 +1,8 @@
-"""The recent past of the queues that change, in bounded memory.
+"""The recent history of the queues, in bounded memory.
 
-A point holds until the next one: a queue that does not change costs nothing. A queue has at most
-`POINTS` points and a bit, and all together `MOST` of 40 bytes each; then the queues that did not
-change for longest are forgotten.
+A point is valid until the next one, so a queue that does not change adds none. A queue has at most
+about `POINTS` points. All queues together have at most `MOST` points of 40 bytes each; above that,
+the queues that have not changed for the longest time are forgotten.
 """
 
 from array import array
@@ -12,17 +12,17 @@ from typing import Final, NamedTuple
 POINTS: Final = 360
 MOST: Final = 400_000
 _SPARE: Final = 40
-"""Points dropped at once when there are too many."""
+"""How many points over `POINTS` a queue may have; above that, as many are dropped at once."""
 
 
 class Point(NamedTuple):
-    """How a queue was from `time` on.
+    """The state of a queue from `time` on.
 
     Attributes:
         time: milliseconds since the epoch.
-        items: waiting.
-        put_rate, get_rate: adds and reads a second, since the point before.
-        oldest: when the oldest item had been added (ms), 0 when there was none.
+        items: number of waiting items.
+        put_rate, get_rate: items added and read per second since the sample before.
+        oldest: when the oldest item was added (ms since the epoch); 0 if there was none.
     """
 
     time: int
@@ -36,7 +36,7 @@ _FIELDS: Final = len(Point._fields)
 
 
 class History:
-    """Points by queue name."""
+    """The recent points of each queue."""
 
     __slots__ = ("_count", "_points")
 
@@ -45,7 +45,7 @@ class History:
         self._count = 0
 
     def add(self, name: str, point: Point) -> None:
-        """Remember how queue `name` is from a time on."""
+        """Append a point to the history of queue `name`."""
         points = self._points.get(name)
         if points is None:
             points = self._points[name] = array("d")
@@ -59,13 +59,13 @@ class History:
             self.forget(next(iter(self._points)))
 
     def forget(self, name: str) -> None:
-        """Drop what is known of a queue."""
+        """Drop the history of a queue."""
         points = self._points.pop(name, None)
         if points is not None:
             self._count -= len(points) // _FIELDS
 
     def points(self, name: str) -> list[Point]:
-        """Return what is known of a queue, oldest first."""
+        """Return the points of a queue, oldest first."""
         known = self._points.get(name, array("d"))
         return [
             Point(int(time), int(items), put_rate, get_rate, int(oldest))

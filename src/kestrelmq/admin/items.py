@@ -1,4 +1,4 @@
-"""The API on items: look at those that wait, add one, give open reads back."""
+"""API operations on items: peek at waiting items, add one, list and give back open reads."""
 
 import base64
 import binascii
@@ -23,7 +23,7 @@ from kestrelmq.server import changes
 
 
 async def peek_items(call: Call) -> Answer:
-    """Look at the first items of a queue and leave them there."""
+    """Show the first items of a queue without removing them."""
     query = call.query(PeekQuery)
     queue = call.queue()
     call.check_client(write=False)
@@ -51,7 +51,7 @@ def _peeked(position: int, record: bytes, max_bytes: int) -> PeekedItem:
 
 
 async def put_item(call: Call) -> Answer:
-    """Add an item to a queue, which is created if it is not there, or to those of an alias."""
+    """Add an item to a queue, which is created if necessary, or to the queues of an alias."""
     item = call.body(NewItem)
     name = call.name
     call.allow_changes()
@@ -98,9 +98,9 @@ async def list_open_reads(call: Call) -> Answer:
 
 
 async def requeue(call: Call) -> Answer:
-    """Give open reads back to the head of the queue, the oldest first in line.
+    """Give open reads back: their items return to the head of the queue, the oldest first.
 
-    A reader that still works on such an item can no longer confirm it, and somebody else gets it.
+    A reader that still works on such an item can no longer confirm it, and another reader gets it.
     """
     wanted = call.body(Requeue).xids
     queue = call.queue()

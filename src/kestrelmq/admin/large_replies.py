@@ -1,6 +1,7 @@
-"""Replies about all queues, which may be many megabytes: made one at a time, sent in parts.
+"""Large replies: those about all queues, which may be many megabytes.
 
-What is made and not sent yet is bounded; a client that takes too long for a reply loses it.
+They are rendered one at a time and sent in parts. The total of rendered but unsent bytes is
+bounded, and a client that takes too long to receive a reply is disconnected.
 """
 
 import asyncio
@@ -12,13 +13,13 @@ from aiohttp import web
 from kestrelmq.admin.errors import ApiError
 
 BUDGET: Final = 64 << 20
-"""Bytes of replies that are made and not sent; with so many, no further one is made."""
+"""While more bytes than this are rendered but unsent, no further reply is rendered."""
 SECONDS: Final = 60.0
-"""How long a reply may take to be sent."""
+"""How long sending a reply may take."""
 
 
 class LargeReplies:
-    """Makes and sends large replies."""
+    """Renders and sends large replies."""
 
     __slots__ = ("_held", "_making")
 
@@ -29,7 +30,7 @@ class LargeReplies:
     async def send(
         self, request: web.Request, content_type: str, make: Callable[[], Awaitable[list[bytes]]]
     ) -> web.StreamResponse:
-        """Reply with what `make` returns. Raises ApiError: too much waits to be sent."""
+        """Send the parts that `make` returns. Raises ApiError: too much is unsent already."""
         async with self._making:
             if self._held > BUDGET:
                 raise ApiError(

@@ -1,4 +1,4 @@
-"""What the API takes and answers; the OpenAPI document is made from these."""
+"""The models of the API's queries, bodies and replies; the OpenAPI document is made from them."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -28,17 +28,17 @@ class ListQuery(_Model):
     """Which queues to list, and in which order."""
 
     filter: Annotated[str, Field(max_length=200)] = ""
-    """Only names that contain this text, whatever its case."""
+    """Only queues whose name contains this text; upper and lower case are the same."""
     state: State | None = None
     """Only queues in this state."""
     sort: SortKey = "name"
-    """What to sort by; equal ones are sorted by name."""
+    """The field to sort by; queues with equal values are sorted by name."""
     order: Literal["ascending", "descending"] = "ascending"
-    """In which order."""
+    """The direction of the order."""
     offset: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    """How many to skip."""
+    """How many queues to skip."""
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 100
-    """How many to return at most."""
+    """How many queues to return at most."""
 
 
 class PeekQuery(_Model):
@@ -54,7 +54,7 @@ class OpenQuery(_Model):
     """How many open reads to list."""
 
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 100
-    """How many to return at most, those with the lowest xid first."""
+    """How many to return at most, in the order of their xids."""
 
 
 class NewQueue(_Model):
@@ -65,14 +65,14 @@ class NewQueue(_Model):
 
 
 class NewItem(_Model):
-    """An item to add: either as text or as bytes."""
+    """An item to add, either as text or in base64."""
 
     text: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
     """The item, as text; it is stored as UTF-8."""
     data: Annotated[str, Field(max_length=2 * MAX_TEXT)] | None = None
     """The item, in base64."""
     expires_in: Annotated[float, Field(gt=0, le=100 * 366 * 86_400)] | None = None
-    """Seconds until it expires; without it, never."""
+    """Seconds until it expires; if absent, it never expires."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -85,49 +85,49 @@ class Requeue(_Model):
     """Which open reads to give back."""
 
     xids: Annotated[list[int], Field(max_length=MAX_PAGE)] | None = None
-    """Their xids; without it, every open read of the queue."""
+    """Their xids; if absent, all open reads of the queue."""
 
 
 class NewStatus(_Model):
     """A status to change to."""
 
     status: Annotated[str, Field(max_length=40)]
-    """UP, WRITEAVOID, READONLY or QUIESCENT, in any case."""
+    """UP, WRITEAVOID, READONLY or QUIESCENT, in upper or lower case."""
 
 
 # --- answers ---
 
 
 class QueueSummary(_Model):
-    """A queue in a list, as of at most a few seconds ago."""
+    """A queue in a list; the rates are at most a few seconds old."""
 
     name: str
     """Its name."""
     state: State
-    """Whether it is in order."""
+    """Whether it works, and if not, why."""
     items: Count
-    """Items waiting."""
+    """Number of waiting items."""
     bytes: Count
-    """Bytes of data waiting."""
+    """Bytes of data in the waiting items."""
     put_rate: float
-    """Items added a second."""
+    """Items added per second."""
     get_rate: float
-    """Items read a second."""
+    """Items read per second."""
     oldest: Count
-    """When the oldest waiting item was added (ms since the epoch); 0 when there is none."""
+    """When the oldest waiting item was added (ms since the epoch); 0 if there is none."""
     open_reads: Count
-    """Reads that are open."""
+    """Number of open reads."""
     waiters: Count
-    """Readers that wait for an item."""
+    """Number of readers that wait for an item."""
 
 
 class QueuePage(_Model):
     """Part of a list of queues."""
 
     total: Count
-    """How many queues fit the query."""
+    """How many queues match the query."""
     offset: Count
-    """How many were skipped."""
+    """How many of them were skipped."""
     queues: list[QueueSummary]
     """The queues."""
 
@@ -142,12 +142,12 @@ class JournalFile(_Model):
 
 
 class FanoutMember(_Model):
-    """A queue that items of a master go to."""
+    """A fanout child of a queue."""
 
     name: str
     """Its name."""
     items: Count
-    """Items waiting in it."""
+    """Number of items waiting in it."""
 
 
 class QueueDetail(_Model):
@@ -156,15 +156,15 @@ class QueueDetail(_Model):
     name: str
     """Its name."""
     state: State
-    """Whether it is in order."""
+    """Whether it works, and if not, why."""
     problem: str | None
     """What is wrong, if anything is."""
     time: Count
-    """When this was so (ms since the epoch)."""
+    """When these values were read (ms since the epoch)."""
     oldest: Count
-    """When the oldest waiting item was added (ms since the epoch); 0 when there is none."""
+    """When the oldest waiting item was added (ms since the epoch); 0 if there is none."""
     stats: dict[str, int]
-    """Every statistic of the queue by its name."""
+    """Every statistic of the queue, by name."""
     settings: dict[str, str]
     """The settings in force."""
     master: str | None
@@ -172,7 +172,7 @@ class QueueDetail(_Model):
     children: list[FanoutMember]
     """Its fanout children."""
     journal: list[JournalFile]
-    """The files of its journal, in the order of replay."""
+    """The newest files of its journal, in the order of replay."""
     latencies: dict[str, "LatencySummary"]
     """How long operations took (microseconds), from samples."""
 
@@ -189,37 +189,37 @@ class LatencySummary(_Model):
     average: Count
     """The mean."""
     p50: Count
-    """Half were no longer."""
+    """The 50th percentile, the median."""
     p90: Count
-    """90 % were no longer."""
+    """The 90th percentile."""
     p99: Count
-    """99 % were no longer."""
+    """The 99th percentile."""
 
 
 class HistoryPoint(_Model):
-    """How a queue was from a time on, until the next point."""
+    """The state of a queue from one time until the next point."""
 
     time: Count
-    """From when on (ms since the epoch)."""
+    """The time from which it is valid (ms since the epoch)."""
     items: Count
-    """Items waiting."""
+    """Number of waiting items."""
     put_rate: float
-    """Items added a second."""
+    """Items added per second."""
     get_rate: float
-    """Items read a second."""
+    """Items read per second."""
     oldest: Count
-    """When the oldest item had been added (ms since the epoch); 0 when there was none."""
+    """When the oldest item was added (ms since the epoch); 0 if there was none."""
 
 
 class HistoryAnswer(_Model):
-    """The recent past of a queue."""
+    """The recent history of a queue."""
 
     points: list[HistoryPoint]
-    """Oldest first."""
+    """The points, oldest first."""
 
 
 class PeekedItem(_Model):
-    """An item that waits."""
+    """A waiting item."""
 
     position: Count
     """Its place in the queue; 0 is the head."""
@@ -230,25 +230,25 @@ class PeekedItem(_Model):
     size: Count
     """Bytes of data in it."""
     data: str
-    """The first bytes of it, in base64."""
+    """The first bytes of its data, in base64."""
     truncated: bool
-    """Whether there are more bytes than `data` has."""
+    """Whether the item has more bytes than `data` shows."""
 
 
 class PeekAnswer(_Model):
     """The first items of a queue."""
 
     total: Count
-    """Items waiting in the queue."""
+    """Number of items waiting in the queue."""
     items: list[PeekedItem]
-    """The first of them that are in memory."""
+    """The first of them; only items in memory are listed."""
 
 
 class OpenRead(_Model):
-    """An item that a reader has and has not confirmed yet."""
+    """An item that a reader has read but not confirmed yet."""
 
     xid: int
-    """The number of the read."""
+    """The xid of the read."""
     add_time: int
     """When the item was added (ms since the epoch)."""
     expiry: int
@@ -258,28 +258,28 @@ class OpenRead(_Model):
 
 
 class OpenReadsAnswer(_Model):
-    """Open reads of a queue."""
+    """The open reads of a queue."""
 
     total: Count
     """How many there are."""
     open_reads: list[OpenRead]
-    """The first of them."""
+    """The first of them, in the order of their xids."""
 
 
 class Created(_Model):
-    """A queue that is there now."""
+    """A queue that was created or existed already."""
 
     name: str
     """Its name."""
     created: bool
-    """Whether it was not there before."""
+    """Whether the request created it."""
 
 
 class Stored(_Model):
     """An item that was added."""
 
     queue: str
-    """To which queue."""
+    """The queue that it was added to."""
     size: Count
     """Bytes of data in it."""
 
@@ -295,7 +295,7 @@ class Requeued(_Model):
     """Open reads that were given back."""
 
     requeued: Count
-    """How many."""
+    """How many were given back."""
 
 
 class StatusAnswer(_Model):
@@ -317,17 +317,17 @@ class ServerAnswer(_Model):
     version: str
     """Its version."""
     stats: dict[str, int | str]
-    """The global statistics by name."""
+    """The statistics of the server, by name."""
     status: StatusAnswer
     """Its status."""
     damaged: dict[str, str]
-    """The queues that could not be loaded, and why."""
+    """The damaged queues, and the reason for each."""
     loading: list[str]
-    """The queues that are still to be loaded."""
+    """The queues that are not loaded yet."""
     token_needed: bool
     """Whether changes need an admin token."""
     changes_allowed: bool
-    """Whether changes can be made here at all."""
+    """Whether changes can be made over HTTP at all."""
 
 
 class ConfigAnswer(_Model):
@@ -338,19 +338,19 @@ class ConfigAnswer(_Model):
 
 
 class Reloaded(_Model):
-    """The configuration was read again."""
+    """The result of a reload of the configuration."""
 
     needs_restart: list[str]
-    """Settings that changed and take a restart."""
+    """Settings that changed but take effect only after a restart."""
 
 
 class ErrorDetail(_Model):
     """What went wrong."""
 
     code: str
-    """For programs."""
+    """The kind of error, for programs."""
     message: str
-    """For people."""
+    """A description, for people."""
 
 
 class ErrorAnswer(_Model):

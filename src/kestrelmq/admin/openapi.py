@@ -99,7 +99,7 @@ def _json(model: type[BaseModel], schemas: dict[str, Any]) -> dict[str, Any]:
 def _query(model: type[BaseModel]) -> list[dict[str, Any]]:
     parameters = []
     for name, schema in json_schema(model)["properties"].items():
-        # A query cannot say null: leaving it out does.
+        # A query parameter cannot be null; the client leaves it out instead.
         options = [option for option in schema.get("anyOf", ()) if option.get("type") != "null"]
         description = schema.pop("description", "")
         if len(options) == 1:

@@ -1,4 +1,4 @@
-"""Every operation of the API, and how a request reaches it."""
+"""The table of the API's operations, and their routes."""
 
 from typing import Final
 
@@ -35,7 +35,7 @@ from kestrelmq.admin.models import (
 PREFIX: Final = "/api/v1"
 _ONE: Final = "/queues/{name}"
 _NAME_PATTERN: Final = "{name:[^/]+}"
-"""A name may hold braces, which a plain `{name}` does not match."""
+"""A queue name may contain braces, which a plain `{name}` does not match."""
 
 OPERATIONS: Final = (
     Operation("GET", "/queues", queues.list_queues, QueuePage, "queues", query=ListQuery),
@@ -134,7 +134,7 @@ OPERATIONS: Final = (
 
 
 def add_operations(app: web.Application, admin: Admin) -> None:
-    """Make `app` serve every operation."""
+    """Add a route for every operation to `app`."""
     bodies = Bodies()
     for operation in OPERATIONS:
         path = PREFIX + operation.path.replace("{name}", _NAME_PATTERN)

@@ -1,8 +1,8 @@
-"""The endpoints that users of Ostrich, the admin service of the original, know.
+"""The statistics endpoints of Ostrich, the admin service of the original Kestrel.
 
-`counters` only grow and `metrics` are distributions; without `period` both are since the start,
-with `period=N` they are of the last finished stretch of at least N seconds. `gauges` are as of
-now. Statistics of a queue are named `q/NAME/stat`.
+`counters` only grow and `metrics` are distributions. Without `period` both cover the time since
+the start; with `period=N` they cover the last finished window of at least N seconds. `gauges` are
+current values. The statistics of a queue are named `q/NAME/stat`.
 """
 
 import json
@@ -30,7 +30,7 @@ _KINDS: Final = {stat.name: stat.kind for stat in SERVER_STATS}
 
 @dataclass(slots=True)
 class Readings:
-    """Every statistic at one time, or over one stretch of time."""
+    """Every statistic at one time, or over one window of time."""
 
     counters: dict[str, int] = field(default_factory=dict)
     metrics: dict[str, Histogram] = field(default_factory=dict)
@@ -38,12 +38,12 @@ class Readings:
     labels: dict[str, str] = field(default_factory=dict)
 
     async def since(self, earlier: "Readings") -> "Readings":
-        """Return what was counted after `earlier`."""
+        """Return the counters and metrics counted since `earlier`."""
         between = Readings()
         async for counters in slices(self.counters.items(), _MANY):
             for name, value in counters:
                 before = earlier.counters.get(name, 0)
-                # A queue that was deleted and came back counts from 0 again.
+                # The counters of a queue that was deleted and created again start from 0.
                 between.counters[name] = value - before if value >= before else value
         async for histograms in slices(self.metrics.items(), _SLICE):
             for name, histogram in histograms:
@@ -56,7 +56,13 @@ Render = Callable[[Readings], Awaitable[list[bytes]]]
 
 @dataclass(slots=True)
 class _Window:
-    """The last finished stretch of a period, and where the present one began."""
+    """The windows of one period.
+
+    Attributes:
+        begun: when the current window began (seconds of the clock).
+        start: the statistics at that time.
+        finished: what was counted in the last finished window.
+    """
 
     begun: float
     start: Readings
@@ -64,7 +70,7 @@ class _Window:
 
 
 class Ostrich:
-    """Reads the statistics as Ostrich renders them."""
+    """Reads the statistics and keeps the windows of the periods that clients ask for."""
 
     __slots__ = ("_clock", "_context", "_windows")
 
@@ -74,7 +80,7 @@ class Ostrich:
         self._windows: OrderedDict[int, _Window] = OrderedDict()
 
     async def rendered(self, period: int | None, render: Render) -> list[bytes]:
-        """Return the statistics, over `period` seconds or since the start, as `render` has them."""
+        """Render the statistics over `period` seconds, or since the start if it is None."""
         now = await self._read()
         if period is None:
             parts = await render(now)
@@ -134,7 +140,7 @@ def _add_metrics(readings: Readings, prefix: str, histograms: Histograms) -> Non
 
 
 def read_period(text: str | None) -> int | None:
-    """Return the seconds that `period=` gives. Raises ApiError."""
+    """Parse the `period` parameter (seconds). Raises ApiError: it is not valid."""
     if text is None:
         return None
     if text.isascii() and text.isdecimal() and 0 < int(text[:9]) <= LONGEST_PERIOD:
@@ -143,7 +149,7 @@ def read_period(text: str | None) -> int | None:
 
 
 async def as_json(readings: Readings) -> list[bytes]:
-    """Return the statistics as Ostrich's JSON, in parts."""
+    """Render the statistics as Ostrich's JSON, in parts."""
     parts: list[bytes] = []
     for title, section in _sections(readings):
         parts.append(("," if parts else "{").encode() + json.dumps(title).encode() + b":{")
@@ -157,7 +163,7 @@ async def as_json(readings: Readings) -> list[bytes]:
 
 
 async def as_text(readings: Readings) -> list[bytes]:
-    """Return the statistics as Ostrich's text, in parts."""
+    """Render the statistics as Ostrich's text, in parts."""
     parts: list[bytes] = []
     for title, section in _sections(readings):
         parts.append(f"{title}:\n".encode())
@@ -197,7 +203,7 @@ def _distribution(summary: Summary) -> dict[str, int]:
 
 
 def server_info(context: ServerContext) -> dict[str, object]:
-    """Return what `/server_info.json` says."""
+    """Return the content of `/server_info.json`."""
     uptime = time.monotonic() - context.started
     started = time.time() - uptime
     return {

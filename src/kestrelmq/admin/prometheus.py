@@ -1,8 +1,8 @@
-"""`/metrics`: the statistics as Prometheus wants them.
+"""`/metrics`: the statistics in the text format of Prometheus.
 
-Cardinality is bounded: the first `QUEUES` queues that were seen have series of their own, all
-others are added up under the queue `~other`, a name that no queue can have. A queue keeps its
-place for as long as it lives. Rendering pauses between slices, so it never holds the loop.
+Cardinality is bounded: the first `QUEUES` queues have series of their own. All others are added up
+under the queue `~other`, a name that no queue can have. A queue that has its own series keeps them
+until it is deleted. Rendering pauses between slices, so that it never blocks the event loop.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ OTHER: Final = "~other"
 _SLICE: Final = 200
 _PREFIX: Final = "kestrelmq_"
 
-# Bounds of the histograms in microseconds: what a server does itself, and what items wait.
+# Bucket bounds of the histograms (microseconds): for the server's own work, and for waiting items.
 _SERVICE: Final = (100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 100_000, 1_000_000)
 _WAITING: Final = (
     1_000,
@@ -72,12 +72,12 @@ class Exposition:
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._chosen: dict[str, None] = {}
-        # By counter: what queues that left the others had added, and the sum at the last look.
+        # By counter of `~other`: the total of the queues that left it, and its sum last time.
         self._others: dict[str, tuple[float, float]] = {}
         self._process = ProcessCollector(namespace="kestrelmq", registry=None)
 
     async def render(self) -> list[bytes]:
-        """Return all metrics as text, in parts."""
+        """Render all metrics as text, in parts."""
         parts = []
         stats = dict(await in_slices(self._context.server_stats()))
         for family in self._families(stats):
@@ -153,9 +153,9 @@ class Exposition:
             yield family
 
     def _never_less(self, name: str, total: float) -> float:
-        """Return `total` and what queues that are no longer among the others had added to it.
+        """Return `total` plus what queues that are no longer in `~other` had counted.
 
-        A counter that falls would be taken for one that began anew.
+        Without it the counter could fall, and Prometheus would take that for a restart.
         """
         gone, before = self._others.get(name, (0, 0))
         gone += max(before - total, 0)
@@ -215,5 +215,5 @@ def _histogram(kind: Latency, scope: str, entries: list[tuple[str, Histogram]]) 
 
 
 def _without_header(text: bytes) -> bytes:
-    """Return the samples of a slice: a family is introduced once."""
+    """Remove the comment lines of a slice: only the first slice of a family has them."""
     return b"".join(line for line in text.splitlines(keepends=True) if not line.startswith(b"#"))

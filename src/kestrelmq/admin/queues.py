@@ -1,4 +1,4 @@
-"""The API on whole queues: list, look, create, flush, delete."""
+"""API operations on whole queues: list, show, create, flush, delete."""
 
 import asyncio
 import heapq
@@ -55,12 +55,12 @@ async def list_queues(call: Call) -> Answer:
             and (row := _seen(call, name)) is not None
             and query.state in {None, row.state}
         ]
-    # Sorting takes long for many queues; a thread lets others be served meanwhile.
+    # Sorting many queues takes long; in a thread, it does not block other requests.
     page = await asyncio.to_thread(_page, found, query)
     queues = call.admin.context.collection.queues
     summaries: list[QueueSummary] = []
     async for entries in slices(page, _SHOWN):
-        # What is shown is read now.
+        # The queues of the page are read again, so that the page is current.
         summaries += [
             _summary(name, row_of(queues[name], row.put_rate, row.get_rate))
             if name in queues
@@ -76,7 +76,7 @@ def _names(call: Call) -> list[str]:
 
 
 def _seen(call: Call, name: str) -> Row | None:
-    """Return how a queue was seen last, or how it is if it never was; None if it is gone."""
+    """Return the last sample of a queue, or its present state if there is none; None if gone."""
     collection = call.admin.context.collection
     if name in collection.damaged:
         return DAMAGED
@@ -109,7 +109,7 @@ def _summary(name: str, row: Row) -> QueueSummary:
 
 
 async def create_queue(call: Call) -> Answer:
-    """Create a queue; one that is there stays as it is."""
+    """Create a queue; an existing queue stays as it is."""
     call.allow_changes()
     name = call.body(NewQueue).name
     collection = call.admin.context.collection
@@ -163,7 +163,7 @@ def _unusable(name: str, state: State, problem: str, context: ServerContext) -> 
 
 
 def latency_summaries(histograms: Histograms) -> dict[str, LatencySummary]:
-    """Return histograms as the API answers them."""
+    """Return a summary of each histogram, by the name of the latency."""
     summaries = {}
     for kind, histogram in histograms.items():
         summary = histogram.summary()
@@ -190,19 +190,19 @@ async def _journal_files(queue: Queue, path: Path) -> list[JournalFile]:
             try:
                 files.append(JournalFile(name=name, bytes=(path / name).stat().st_size))
             except FileNotFoundError:
-                continue  # it was packed away meanwhile
+                continue  # a pack has replaced it meanwhile
         return files
 
     return await asyncio.to_thread(sizes)
 
 
 async def queue_history(call: Call) -> Answer:
-    """Show the recent past of a queue."""
+    """Show the recent history of a queue."""
     return Answer(_history(call.admin.sampler.history.points(call.queue().name)))
 
 
 async def server_history(call: Call) -> Answer:
-    """Show the recent past of all queues together."""
+    """Show the recent history of all queues together."""
     return Answer(_history(call.admin.sampler.past.points(ALL)))
 
 

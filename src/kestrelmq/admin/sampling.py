@@ -1,8 +1,9 @@
-"""What the queues look like, taken once a second while somebody watches.
+"""Samples of the state of all queues, taken once a second while somebody watches.
 
-Taking it never holds the loop for longer than a slice of some hundred queues. What changed since
-any earlier look is found by version, so a watcher is sent differences only. An age is never part
-of a row: it would change every second; when the oldest item was added does not.
+Sampling never blocks the event loop for longer than a slice of a few hundred queues takes. Samples
+are numbered, and each queue has the number of the sample in which it last changed, so a watcher
+is sent only differences. A row has no age, which would change every second, but the time at which
+the oldest item was added, which does not.
 """
 
 import asyncio
@@ -18,28 +19,30 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.server.context import ServerContext
 
 SLICE: Final = 200
-"""Queues looked at before others may run."""
+"""Queues sampled before other tasks may run."""
 WATCHED: Final = 1.0
-"""Seconds between looks while somebody watches."""
+"""Seconds between samples while somebody watches."""
 UNWATCHED: Final = 5.0
-"""Seconds between looks while nobody does."""
+"""Seconds between samples while nobody watches."""
 ALL: Final = ""
 _GONE_KEPT: Final = 10_000
 
 State = Literal["ok", "behind", "failing", "damaged", "loading"]
-"""ok · behind: part of it is on disk only · failing: its journal cannot be written · damaged ·
-loading: it cannot be used yet."""
+"""ok · behind: in read-behind · failing: its journal cannot be written · damaged: it must be
+repaired · loading: it cannot be used yet."""
 
 
 class Row(NamedTuple):
-    """How a queue is: what `QueueSummary` answers, and what the console is sent in this order.
+    """The state of one queue, with the fields of `QueueSummary`.
+
+    The order of the fields is their order in the events that the console gets.
 
     Attributes:
-        items, bytes: waiting.
-        put_rate, get_rate: items added and read a second.
-        oldest: when the oldest waiting item was added (ms); 0 when there is none.
-        open_reads, waiters: reads that are open, readers that wait.
-        state: whether it is in order.
+        items, bytes: number of waiting items, and bytes of data in them.
+        put_rate, get_rate: items added and read per second.
+        oldest: when the oldest waiting item was added (ms since the epoch); 0 if there is none.
+        open_reads, waiters: number of open reads and of waiting readers.
+        state: whether the queue works, and if not, why.
     """
 
     items: int = 0
@@ -58,11 +61,11 @@ LOADING: Final = Row(state="loading")
 
 @dataclass(slots=True)
 class Seen:
-    """A queue as it was last seen.
+    """The last sample of a queue.
 
     Attributes:
-        row: how it was.
-        version: the look at which that last changed.
+        row: its state.
+        version: the number of the sample in which the state last changed.
         added, taken: items ever added and read.
     """
 
@@ -74,7 +77,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Totals:
-    """All queues together; `add` adds one to them."""
+    """The sums over all queues; `oldest` is the earliest of all."""
 
     time: int = 0
     queues: int = 0
@@ -90,7 +93,7 @@ class Totals:
     waiters: int = 0
 
     def add(self, row: Row, memory_bytes: int) -> None:
-        """Count one queue."""
+        """Add one queue to the sums."""
         self.items += row.items
         self.bytes += row.bytes
         self.memory_bytes += memory_bytes
@@ -104,14 +107,14 @@ class Totals:
 
 
 class Sampler:
-    """Looks at the queues now and then, and remembers.
+    """Samples the queues periodically and keeps what it found.
 
     Attributes:
-        seen: by queue name.
-        totals: of all of them.
-        version: number of the last look.
-        history: of single queues.
-        past: of all together, under the name `ALL`.
+        seen: the last sample of each queue, by name.
+        totals: the sums over all queues.
+        version: the number of the last sample.
+        history: the recent history of each queue.
+        past: the recent history of the totals, under the name `ALL`.
     """
 
     def __init__(self, context: ServerContext) -> None:
@@ -130,12 +133,12 @@ class Sampler:
 
     @property
     def watchers(self) -> int:
-        """How many watch at present."""
+        """How many watchers there are now."""
         return self._watchers
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Look every second for the length of a `with` block."""
+        """Count a watcher, and so sample every second, during a `with` block."""
         self._watchers += 1
         self._wake.set()
         try:
@@ -144,7 +147,7 @@ class Sampler:
             self._watchers -= 1
 
     async def run(self) -> None:
-        """Look again and again."""
+        """Take samples until cancelled."""
         while True:
             begun = time.monotonic()
             await self.look()
@@ -155,16 +158,16 @@ class Sampler:
                     await self._wake.wait()
             except TimeoutError:
                 continue
-            # Somebody came: what is fresh enough will do.
+            # A watcher came. It gets the last sample until that is `WATCHED` seconds old.
             await asyncio.sleep(max(0.0, begun + WATCHED - time.monotonic()))
 
     async def next(self, version: int) -> None:
-        """Wait until there was a look after number `version`."""
+        """Wait until there is a sample after number `version`."""
         while self.version <= version:
             await self._looked.wait()
 
     async def look(self) -> None:
-        """Look at every queue once."""
+        """Take one sample of every queue."""
         version = self.version + 1
         now = time.monotonic()
         elapsed = max(now - self._last, 1e-3)
@@ -223,20 +226,20 @@ class Sampler:
         self._gone.append((version, name))
 
     def changed(self, since: int) -> Iterator[list[tuple[str, Row]]]:
-        """Yield the rows that changed after look number `since`, in slices."""
+        """Yield the queues that changed after sample number `since`, in slices."""
         found = [(name, seen.row) for name, seen in self.seen.items() if seen.version > since]
         for start in range(0, len(found), SLICE):
             yield found[start : start + SLICE]
 
     def gone(self, since: int) -> list[str] | None:
-        """Return the queues that went after look number `since`; None when that is not known."""
+        """Return the queues that were removed after sample `since`; None if that is not known."""
         if since < self._forgotten:
             return None
         return [name for version, name in self._gone if version > since and name not in self.seen]
 
 
 def row_of(queue: Queue, put_rate: float = 0.0, get_rate: float = 0.0) -> Row:
-    """Return how a queue is now, with the rates it had lately."""
+    """Return the present state of a queue, with the given rates."""
     return Row(
         len(queue),
         queue.size,
@@ -250,7 +253,7 @@ def row_of(queue: Queue, put_rate: float = 0.0, get_rate: float = 0.0) -> Row:
 
 
 def state_of(queue: Queue) -> State:
-    """Return how a queue that is up is doing."""
+    """Return the state of a queue that is neither damaged nor loading."""
     if queue.failure is not None:
         return "failing"
     return "behind" if queue.read_behind else "ok"

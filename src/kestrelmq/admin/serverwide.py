@@ -1,4 +1,4 @@
-"""The API on the server itself: status, configuration, reload."""
+"""API operations on the server itself: status, configuration, reload."""
 
 from typing import Any, Final
 
@@ -65,12 +65,16 @@ async def show_config(call: Call) -> Answer:
 
 
 def config_in_force(context: ServerContext) -> dict[str, Any]:
-    """Return the settings in force, without secrets; some are as at the start, others reloaded."""
+    """Return the settings in force, without secrets.
+
+    A reload puts only the settings in `RELOADED` in force; the others are as they were at the
+    start.
+    """
     reloaded = {name: getattr(context.collection.config, name) for name in RELOADED}
     config = context.config.model_copy(update=reloaded)
     return config.model_dump(mode="json", exclude=_SECRETS)
 
 
 async def reload(call: Call) -> Answer:
-    """Read the configuration file again and put the settings of queues and aliases in force."""
+    """Reload the configuration file and put the settings of queues and aliases in force."""
     return Answer(Reloaded(needs_restart=await changes.reload(call.admin.context)))

@@ -1,6 +1,6 @@
-"""The admin service: one listener for the API, the metrics and the console.
+"""The admin service: one HTTP listener for the API, the metrics and the console.
 
-It runs in the server's loop and holds nothing that must survive a crash.
+It runs in the server's event loop and keeps nothing that must survive a crash.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ STATIC: Final = Path(__file__).parent / "static"
 
 
 class AdminService:
-    """Serves HTTP for as long as it is open."""
+    """Serves HTTP from `open` to `close`."""
 
     name = "admin"
 
@@ -39,7 +39,7 @@ class AdminService:
         self._events: Events | None = None
 
     async def open(self, context: ServerContext) -> tuple[str, int] | None:
-        """Listen as the configuration says; return the address and port.
+        """Listen as the configuration says; return the address and port, or None if it has no port.
 
         Raises:
             OSError: the address cannot be used.
@@ -71,8 +71,9 @@ class AdminService:
             return HttpConnection(connections, server)
 
         listening = _listening(address, config.admin_http_port)
-        # asyncio takes the backlog also for how often it tries to accept at a time, and when it is
-        # out of descriptors it logs each try. So it is told 1, and the system the real number.
+        # asyncio also uses the backlog as the number of times it calls accept in a row, and it logs
+        # each call that fails for lack of descriptors. So it is given 1, and the socket is then set
+        # to the configured backlog.
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(connected, sock=listening, backlog=1)
         listening.listen(config.connection_backlog)
@@ -95,7 +96,7 @@ class AdminService:
         return app
 
     async def close(self) -> None:
-        """End every request, and give the port back."""
+        """Stop every request and free the port."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

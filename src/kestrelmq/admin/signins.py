@@ -1,4 +1,4 @@
-"""Slows down who guesses tokens: a peer may fail a few times, and then once a second."""
+"""Slow down the guessing of tokens: a peer may fail a few times, and then once a second."""
 
 import logging
 import math
@@ -11,7 +11,7 @@ from kestrelmq.admin.errors import ApiError
 from kestrelmq.server.logs import Throttle
 
 BURST: Final = 30
-"""Failures in a row that cost no time."""
+"""Failures in a row after which a peer must wait."""
 SECONDS: Final = 1.0
 """Seconds after which one failure is forgotten."""
 _MOST_PEERS: Final = 4096
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 class SignIns:
     """Counts the failed sign-ins of each peer.
 
-    A peer that failed too often is not even compared: no token is right until it has waited.
+    A peer that failed too often must wait; until then, even a valid token is refused.
     """
 
     __slots__ = ("_clock", "_failures", "_throttle")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` tells seconds."""
+        """`clock` returns the time in seconds."""
         self._clock = clock
         # By peer: when all its failures will be forgotten.
         self._failures: OrderedDict[str, float] = OrderedDict()

@@ -1,4 +1,4 @@
-"""Work on very many queues, in slices: others are served after each."""
+"""Work on very many queues in slices; other tasks run after each slice."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -6,13 +6,13 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 _DROPPED: Final = 4000
-"""Entries dropped in a slice: about a millisecond."""
+"""Entries dropped in a slice, which takes about a millisecond."""
 
 One = TypeVar("One")
 
 
 async def slices(entries: Iterable[One], size: int) -> AsyncIterator[list[One]]:
-    """Yield `entries` in lists of `size`; what they come from must not change meanwhile."""
+    """Yield `entries` in lists of up to `size`; their source must not change meanwhile."""
     source = iter(entries)
     while found := list(islice(source, size)):
         yield found
@@ -20,7 +20,7 @@ async def slices(entries: Iterable[One], size: int) -> AsyncIterator[list[One]]:
 
 
 async def emptied(*sections: dict[str, Any]) -> None:
-    """Empty dictionaries that are no longer needed: to drop a large one at once takes long."""
+    """Empty dictionaries that are no longer needed: dropping a large one at once takes long."""
     for section in sections:
         while section:
             for _ in range(min(len(section), _DROPPED)):
