@@ -1,7 +1,7 @@
-"""The client: `Client` blocks, `AsyncClient` is for asyncio; both do what `plans` says.
+"""The client: `Client` blocks, `AsyncClient` is for asyncio; both carry out the plans of `plans`.
 
-What happens behind an operation, such as a server that is set aside, is logged to
-`kestrelmq.client`; without a logging configuration it is not printed.
+Events behind an operation, such as that a server is set aside, are logged to `kestrelmq.client`.
+Without a logging configuration they are not printed.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Where a server listens: `host:port`, `[IPv6]:port`, or a host alone for the default port."""
+"""Server addresses: `host:port`, `[IPv6]:port`, or a host alone for the default port."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ DEFAULT_PORT: Final = 22133
 
 @dataclass(frozen=True, slots=True, order=True)
 class Address:
-    """One server's memcache listener."""
+    """The address of one server's memcache listener."""
 
     host: str
     port: int = DEFAULT_PORT
@@ -21,10 +21,10 @@ class Address:
 
 
 def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
-    """Return the address that `text` names; `default_port` is for one that names none.
+    """Parse a server address; `default_port` is used if `text` has no port.
 
     Raises:
-        InvalidRequest: it names none.
+        InvalidRequest: `text` is not a server address.
     """
     text = text.strip()
     if text.startswith("["):
@@ -43,10 +43,12 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
 
 
 def parse_addresses(servers: str | Iterable[str]) -> tuple[Address, ...]:
-    """Return the addresses of `servers`, each once: one text with commas, or several texts.
+    """Parse server addresses, given as one comma-separated text or as several texts.
+
+    Duplicates are dropped.
 
     Raises:
-        InvalidRequest: one of them is no address, or there is none.
+        InvalidRequest: one of them is not an address, or there is none.
     """
     texts = [servers] if isinstance(servers, str) else list(servers)
     words = [word for text in texts for word in text.split(",") if word.strip()]

@@ -1,10 +1,11 @@
-"""The asyncio client: `Client` of `blocking`, with `await`. `plans` holds the logic of both.
+"""The asyncio client: the same as `Client` in `blocking`, with `await`. Both use `plans`.
 
-For one event loop; any number of its tasks may use one client. A task that is cancelled in an
-operation closes that operation's connection, so an item on its way in an open read goes back.
+A client belongs to one event loop; any number of its tasks may use it at the same time. If a task
+is cancelled during an operation, the connection of the operation is closed, so that an item that
+the server was sending for an open read goes back to its queue.
 """
 
-# ruff: noqa: ASYNC109 # a timeout here is how long the server waits for an item, part of the request
+# ruff: noqa: ASYNC109 # these timeouts are sent to the server: how long it waits for an item
 
 import asyncio
 import math
@@ -33,10 +34,10 @@ T = TypeVar("T")
 
 
 class AsyncConnection(asyncio.Protocol):
-    """A connection to one server; `open` makes it.
+    """A connection to one server; `open` connects it.
 
-    The rules are those of `Connection`: one command at a time, and closed after any error, which
-    includes the cancelling of the task that waits for the reply.
+    As in `Connection`, it runs one command at a time and is closed after any error. It is also
+    closed when the task that waits for the reply is cancelled.
     """
 
     def __init__(self, address: Address, options: ClientOptions) -> None:
@@ -46,14 +47,14 @@ class AsyncConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange[Any] | None = None
         self._result: asyncio.Future[Any] | None = None
-        # Whether some of the request still waits on our side.
+        # Whether a part of the request is still in our send buffer.
         self._unsent = False
 
     async def open(self) -> None:
         """Connect.
 
         Raises:
-            ServerUnavailable: it cannot be done in time.
+            ServerUnavailable: the server refused the connection or did not answer in time.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -65,22 +66,22 @@ class AsyncConnection(asyncio.Protocol):
             raise ServerUnavailable(f"{self.address}: {_reason(error)}") from error
 
     def close(self) -> None:
-        """Close the connection; the server takes its open reads back."""
+        """Close the connection; items of its open reads go back to their queues."""
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
 
     @property
     def is_open(self) -> bool:
-        """Whether neither side has closed it."""
+        """Whether neither side has closed the connection."""
         return self._transport is not None and not self._transport.is_closing()
 
     def is_usable(self) -> bool:
-        """Whether it is open, and nothing came that was not asked for."""
+        """Whether it is open and no unexpected data has arrived."""
         return self.is_open and self._parser.is_idle
 
     async def run(self, command: Command[T]) -> T:
-        """Send `command` and return the result of its reply; the errors are `Connection.run`'s."""
+        """Send `command` and return the result of its reply. Raises as `Connection.run` does."""
         if self._transport is None or self._transport.is_closing():
             raise ServerUnavailable(f"{self.address}: the connection is closed")
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -112,20 +113,20 @@ class AsyncConnection(asyncio.Protocol):
         """Keep the transport."""
         if not isinstance(transport, asyncio.Transport):
             raise TypeError("a client needs a stream transport")
-        # No room on our side, so that we are told whether all was sent.
+        # With a limit of 0, asyncio calls `pause_writing` whenever anything is still unsent.
         transport.set_write_buffer_limits(high=0)
         self._transport = transport
 
     def pause_writing(self) -> None:
-        """Note that a part of the request waits."""
+        """Note that a part of the request is unsent."""
         self._unsent = True
 
     def resume_writing(self) -> None:
-        """Note that all was sent."""
+        """Note that the whole request is sent."""
         self._unsent = False
 
     def data_received(self, data: bytes) -> None:
-        """Read replies."""
+        """Give the data to the exchange; it is an error if none is in progress."""
         try:
             if self._exchange is None:
                 raise ProtocolError(f"{self.address}: a reply to no request")
@@ -135,7 +136,7 @@ class AsyncConnection(asyncio.Protocol):
             self._fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the reading that waits, if any."""
+        """End the exchange that is in progress, if any."""
         self._transport = None
         if self._exchange is None:
             return
@@ -159,7 +160,7 @@ class AsyncConnection(asyncio.Protocol):
 
 
 class AsyncClient(Operations):
-    """A client of one server or of a cluster, for asyncio. Parameters are those of `Client`."""
+    """A client of one server or of a cluster, for asyncio. It has the parameters of `Client`."""
 
     def __init__(
         self,
@@ -178,7 +179,7 @@ class AsyncClient(Operations):
     def discover(
         cls, zookeeper_hosts: str, path_prefix: str, *, options: ClientOptions | None = None
     ) -> Self:
-        """Return a client of the servers that ZooKeeper knows under `path_prefix`."""
+        """Return a client of the servers that are registered in ZooKeeper under `path_prefix`."""
         from kestrelmq.client.discovery import ZooKeeperMembership  # noqa: PLC0415 # kazoo is large
 
         return cls(ZooKeeperMembership(zookeeper_hosts, path_prefix), options=options)
@@ -195,13 +196,13 @@ class AsyncClient(Operations):
         if self._started:
             await asyncio.to_thread(self._membership.close)
 
-    # Operations that hold reads open; all others are those of `Operations`.
+    # Operations that hold reads open; the others are inherited from `Operations`.
 
     @asynccontextmanager
     async def reserve(
         self, queue: str, timeout: float | None = None
     ) -> AsyncIterator[bytes | None]:
-        """Take an item for the length of an `async with` block, as `Client.reserve`."""
+        """Hold an item during an `async with` block, as `Client.reserve` does."""
         held = await self._carry_out(self._plans.hold(queue, timeout))
         try:
             yield held.result if held is not None else None
@@ -215,10 +216,10 @@ class AsyncClient(Operations):
     async def consume(
         self, queue: str, *, idle_timeout: float | None = None, max_items: int | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Iterate over items, each confirmed when the next is asked for, as `Client.consume`.
+        """Iterate over items; each is confirmed when the next is requested, as in `Client.consume`.
 
-        Python closes an asynchronous iterator late when its loop ends early. Put it in
-        `async with contextlib.aclosing(...)`, so that an item that is not done goes back at once.
+        When a loop ends early, Python closes an asynchronous iterator late. Use
+        `async with contextlib.aclosing(...)`, so that an unconfirmed item goes back at once.
         """
         wait = math.inf if idle_timeout is None else idle_timeout
         held: Held[bytes] | None = None
@@ -238,7 +239,7 @@ class AsyncClient(Operations):
     async def monitor(
         self, queue: str, seconds: float, max_items: int | None = None
     ) -> AsyncIterator[list[bytes]]:
-        """Collect the items that arrive within `seconds`, as `Client.monitor`."""
+        """Collect the items that arrive within `seconds`, as `Client.monitor` does."""
         batch = await self._carry_out(self._plans.monitor(queue, seconds, max_items))
         try:
             yield [item for held in batch for item in held.result]
@@ -261,7 +262,7 @@ class AsyncClient(Operations):
                 act = step_on(answer)
                 try:
                     answer, step_on = await self._do(act), work.send
-                except BaseException as error:  # noqa: BLE001 # it is the plan's to say
+                except BaseException as error:  # noqa: BLE001 # the plan decides what to do
                     answer, step_on = error, work.throw
         except StopIteration as done:
             result: T = done.value

@@ -1,7 +1,8 @@
-"""The blocking client. `AsyncClient` in `aio` is the same with `await`; `plans` holds the logic.
+"""The blocking client. `AsyncClient` in `aio` is the same with `await`; both use `plans`.
 
-Thread-safe: each operation has a connection to itself, out of a pool, and so has each open read
-from its start to its end. A `reserve`, `consume` or `monitor` belongs to the thread that began it.
+It is thread-safe. Each operation takes a connection of its own from a pool, and an open read keeps
+its connection until it ends. A `reserve`, `consume` or `monitor` belongs to the thread that began
+it.
 """
 
 import math
@@ -29,10 +30,11 @@ _CHUNK: Final = 256 * 1024
 
 
 class Connection:
-    """A connection to one server; `open` makes it.
+    """A connection to one server; `open` connects it.
 
-    It runs one command at a time, for one thread at a time. After any error it is closed, so that
-    no reply can be taken for another request's; the server then takes its open reads back.
+    It runs one command at a time, for one thread at a time. It is closed after any error, so that
+    no reply can be mistaken for the reply to another request; items of its open reads then go back
+    to their queues.
     """
 
     def __init__(self, address: Address, options: ClientOptions) -> None:
@@ -45,7 +47,7 @@ class Connection:
         """Connect.
 
         Raises:
-            ServerUnavailable: it cannot be done in time.
+            ServerUnavailable: the server refused the connection or did not answer in time.
         """
         target = (self.address.host, self.address.port)
         try:
@@ -56,21 +58,22 @@ class Connection:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def close(self) -> None:
-        """Close the connection; the server takes its open reads back."""
+        """Close the connection; items of its open reads go back to their queues."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     @property
     def is_open(self) -> bool:
-        """Whether neither side is known to have closed it."""
+        """Whether neither side is known to have closed the connection."""
         return self._socket is not None
 
     def is_usable(self) -> bool:
         """Whether the connection is open and the server has not closed it meanwhile."""
         if self._socket is None or not self._parser.is_idle:
             return False
-        # Nothing is asked, so anything to read is the end of the connection, or a stray reply.
+        # No request is in progress, so anything to read is the end of the connection or a stray
+        # reply.
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return not poll.poll(0)
@@ -79,11 +82,11 @@ class Connection:
         """Send `command` and return the result of its reply.
 
         Raises:
-            ServerUnavailable: it was not sent as a whole, so nothing happened.
+            ServerUnavailable: the request was not sent completely, so it had no effect.
             ConnectionLost: the connection ended before the reply did.
             OperationTimeout: the reply took too long.
             ServerRefused: the server answered with an error.
-            ProtocolError: the server sent something else.
+            ProtocolError: the server sent something that is not a reply to the command.
         """
         deadline = time.monotonic() + self._options.operation_timeout + command.wait
         try:
@@ -94,7 +97,7 @@ class Connection:
             raise
 
     def _send(self, command: Command[T], deadline: float) -> Exception | None:
-        """Send the request; return what kept it from being sent as a whole."""
+        """Send the request; return the error that prevented it from being sent completely."""
         rest = memoryview(command.request)
         try:
             while rest:
@@ -136,8 +139,8 @@ class Connection:
 class Client(Operations):
     """A client of one server or of a cluster of servers that speak the memcache protocol.
 
-    `servers` is `"host:port"`, several of them, or who else knows the servers. Nothing is connected
-    before the first operation. Every operation raises the errors of `kestrelmq.errors.ClientError`.
+    `servers` is one or several `"host:port"`, or a `Membership`. Connections are made by the first
+    operations. Every operation raises subclasses of `kestrelmq.errors.ClientError`.
     """
 
     def __init__(
@@ -156,7 +159,7 @@ class Client(Operations):
     def discover(
         cls, zookeeper_hosts: str, path_prefix: str, *, options: ClientOptions | None = None
     ) -> Self:
-        """Return a client of the servers that ZooKeeper knows under `path_prefix`."""
+        """Return a client of the servers that are registered in ZooKeeper under `path_prefix`."""
         from kestrelmq.client.discovery import ZooKeeperMembership  # noqa: PLC0415 # kazoo is large
 
         return cls(ZooKeeperMembership(zookeeper_hosts, path_prefix), options=options)
@@ -172,18 +175,18 @@ class Client(Operations):
         self._pool.close()
         self._membership.close()
 
-    # Operations that hold reads open; all others are those of `Operations`.
+    # Operations that hold reads open; the others are inherited from `Operations`.
 
     @contextmanager
     def reserve(self, queue: str, timeout: float | None = None) -> Iterator[bytes | None]:
-        """Take an item for the length of a `with` block; None when there is none.
+        """Hold an item during a `with` block; it is None if there is none.
 
-        The item is confirmed when the block ends, and goes back to the head of its queue when the
-        block raises, or this process dies.
+        The item is confirmed when the block ends. It goes back to the head of its queue when the
+        block raises or this process dies.
 
         Raises:
-            ConnectionLost, OperationTimeout: at the end of the block: the confirmation may not have
-                arrived, and then the item comes again.
+            ConnectionLost, OperationTimeout: at the end of the block. The confirmation may not have
+                arrived; in that case the item is delivered again.
         """
         held = self._carry_out(self._plans.hold(queue, timeout))
         try:
@@ -198,12 +201,12 @@ class Client(Operations):
     def consume(
         self, queue: str, *, idle_timeout: float | None = None, max_items: int | None = None
     ) -> Generator[bytes, None, None]:
-        """Iterate over items; each is confirmed when the next is asked for.
+        """Iterate over items; each is confirmed when the next is requested.
 
-        An item goes back to its queue when the loop ends before it asked for the next: by an error,
-        a `break`, or the end of the process. End a loop by `max_items` to keep the last one
-        confirmed, or by `idle_timeout`: no item came for that many seconds. Without either it goes
-        on for ever, also while no server can be reached.
+        An item goes back to its queue if the loop ends before it requests the next one: by an
+        error, a `break`, or the end of the process. To have the last item confirmed, end the loop
+        by `max_items`, or by `idle_timeout`: no item came for that many seconds. Without either,
+        the loop never ends, even while no server can be reached.
 
         Raises:
             ServerUnavailable: no server could be reached during a whole `idle_timeout`.
@@ -226,9 +229,10 @@ class Client(Operations):
     def monitor(
         self, queue: str, seconds: float, max_items: int | None = None
     ) -> Iterator[list[bytes]]:
-        """Collect the items that arrive within `seconds`, for the length of a `with` block.
+        """Collect the items that arrive within `seconds`, and hold them during a `with` block.
 
-        They are confirmed, and go back, together, as the one of `reserve`.
+        As in `reserve`, they are confirmed when the block ends and go back when it raises, all of
+        them together.
         """
         batch = self._carry_out(self._plans.monitor(queue, seconds, max_items))
         try:
@@ -250,7 +254,7 @@ class Client(Operations):
                 act = step_on(answer)
                 try:
                     answer, step_on = self._do(act), work.send
-                except BaseException as error:  # noqa: BLE001 # it is the plan's to say
+                except BaseException as error:  # noqa: BLE001 # the plan decides what to do
                     answer, step_on = error, work.throw
         except StopIteration as done:
             result: T = done.value

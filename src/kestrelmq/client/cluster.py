@@ -1,9 +1,9 @@
-"""Which server an operation goes to.
+"""The choice of a server for each operation.
 
-Servers never talk to each other, so any of them will do: the choice is random for each operation. A
-server that failed is set aside, for a time that doubles with each failure in a row and is spread
-by chance, so that many clients don't return to it at once. It is tried again when that time is
-over, or earlier when no other server answers. Nothing here does I/O.
+Servers never talk to each other, so any of them can serve an operation: the choice is random. A
+server that failed is set aside for a time that doubles with each failure in a row. The time is
+partly random, so that many clients do not return to a server at once. The server is tried again
+when that time is over, or earlier if no other server answers. Nothing here does I/O.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,19 +19,19 @@ LONGEST_BACKOFF: Final = 30.0
 
 
 class Membership(Protocol):
-    """Who the servers are, now. `start` may block; the others don't. All are thread-safe."""
+    """The servers that a client uses now. Only `start` may block. All methods are thread-safe."""
 
     def start(self) -> None:
-        """Learn who the servers are; a second call does nothing."""
+        """Find the servers and begin to follow changes; a second call does nothing."""
 
     def reads(self) -> Sequence[Address]:
-        """Return the servers that give items."""
+        """Return the servers that items can be read from."""
 
     def writes(self) -> Sequence[Address]:
-        """Return the servers that take items."""
+        """Return the servers that items can be added to."""
 
     def close(self) -> None:
-        """Stop learning."""
+        """Stop following changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class FixedMembership:
     addresses: tuple[Address, ...]
 
     def start(self) -> None:
-        """Nothing is left to learn."""
+        """Do nothing: the servers are known."""
 
     def reads(self) -> Sequence[Address]:
         """Return all servers."""
@@ -52,11 +52,11 @@ class FixedMembership:
         return self.addresses
 
     def close(self) -> None:
-        """Nothing is left to stop."""
+        """Do nothing: there are no changes to follow."""
 
 
 def membership_of(servers: str | Iterable[str] | Membership) -> Membership:
-    """Return who the servers are, from what the caller of a client gave."""
+    """Return the membership for the `servers` argument of a client."""
     if isinstance(servers, str | Iterable):
         return FixedMembership(parse_addresses(servers))
     return servers
@@ -70,16 +70,16 @@ class _Failed:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Servers in the order to try them: `ready` first, `aside` only when none of those answers."""
+    """Servers in the order to try them: first `ready`, then, if none of those answers, `aside`."""
 
     ready: tuple[Address, ...]
     aside: tuple[Address, ...]
 
 
 class ServerSet:
-    """The servers for one kind of operation, and which of them failed lately. Thread-safe.
+    """The servers for one kind of operation, and their recent failures. Thread-safe.
 
-    `members` is asked each time, so that it may change; `clock` counts seconds.
+    `members` is called for each choice, so its result may change. `clock` returns seconds.
     """
 
     def __init__(
@@ -95,11 +95,14 @@ class ServerSet:
         self._lock = Lock()
 
     def choose(self) -> Choice:
-        """Return the servers in a new random order, those that are set aside apart."""
+        """Return the servers in a new random order, with those that are set aside apart.
+
+        Those are sorted by the time at which they are to be tried again.
+        """
         members = list(dict.fromkeys(self._members()))
         now = self._clock()
         with self._lock:
-            # A server that left is forgotten: when it joins again it was started again.
+            # Forget servers that left the set: one that joins again has been restarted.
             self._failed = {a: failed for a, failed in self._failed.items() if a in members}
             failed = dict(self._failed)
             self._random.shuffle(members)
@@ -109,12 +112,12 @@ class ServerSet:
         return Choice(tuple(ready), tuple(aside))
 
     def failed(self, address: Address) -> bool:
-        """Set a server aside and return True; one that already is stays so until its time."""
+        """Set a server aside; return False if it is set aside already, which changes nothing."""
         with self._lock:
             now = self._clock()
             before = self._failed.get(address)
             if before is not None and before.retry_at > now:
-                # Many operations may fail by the same fault; it counts once.
+                # The same fault may fail many operations at once; it counts once.
                 return False
             times = before.times + 1 if before else 1
             longest = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2 ** min(times - 1, 30))

@@ -1,7 +1,7 @@
-"""What a client can ask one server: the request, and how its reply is read.
+"""The commands that a client sends to one server: how to write the request and read the reply.
 
-A reading is a generator: it is sent each reply as it arrives and returns the result after the last
-one, so that blocking and asyncio connections share it. When the connection ends first, the error is
+A reading is a generator. It is sent each reply as it arrives, and returns the result after the last
+one. So blocking and asyncio connections can share it. If the connection ends first, the error is
 thrown into it.
 """
 
@@ -20,17 +20,21 @@ T_co = TypeVar("T_co", covariant=True)
 Reading: TypeAlias = Generator[None, wire.Reply, T]
 
 MAX_STATS: Final = 4_000_000
-"""The most statistics of one server: those of some 150,000 queues."""
+"""Most statistics read from one server: enough for about 150,000 queues."""
 MAX_STATS_BYTES: Final = 256 * 1024 * 1024
-"""The most bytes that they may have together."""
+"""Most bytes of statistics read from one server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command(Generic[T_co]):
-    """A request and its reading.
+    """A request and the reading of its reply.
 
-    The server may hold its reply back for `wait` seconds. `parts` is how many requests it is: when
-    only the beginning of one was sent, a server did nothing; of several, it may have done some.
+    Attributes:
+        request: the bytes to send.
+        reading: makes the generator that reads the reply.
+        wait: how long the server may wait before it replies, in seconds.
+        parts: the number of requests in `request`. If it is sent only in part, a single request has
+            no effect, but some of several requests may have been carried out.
     """
 
     request: bytes
@@ -40,10 +44,10 @@ class Command(Generic[T_co]):
 
 
 def checked_queue(queue: str) -> bytes:
-    """Return the bytes of a queue name.
+    """Check a queue name and return it as bytes.
 
     Raises:
-        InvalidRequest: no queue can have that name.
+        InvalidRequest: it is not a valid queue name.
     """
     problem = queue_name_error(queue)
     if problem is not None:
@@ -52,18 +56,18 @@ def checked_queue(queue: str) -> bytes:
 
 
 def get(queue: bytes, wait: float = 0.0) -> Command[bytes | None]:
-    """Take the head item off the queue; None when there is none."""
+    """Remove the head item of the queue; None if there is none."""
     return Command(wire.get_request(queue, wait_ms=_milliseconds(wait)), _read_item(queue), wait)
 
 
 def peek(queue: bytes, wait: float = 0.0) -> Command[bytes | None]:
-    """Look at the head item; None when there is none."""
+    """Peek at the head item; None if there is none."""
     request = wire.get_request(queue, wait_ms=_milliseconds(wait), peek=True)
     return Command(request, _read_item(queue), wait)
 
 
 def open_read(queue: bytes, wait: float = 0.0, *, close: bool = False) -> Command[bytes | None]:
-    """Open a read; with `close`, confirm the one that is open in the same step."""
+    """Open a read; with `close`, confirm the connection's open read in the same step."""
     request = wire.get_request(queue, wait_ms=_milliseconds(wait), open_read=True, close=close)
     return Command(request, _read_item(queue), wait)
 
@@ -74,14 +78,17 @@ def close_read(queue: bytes) -> Command[bytes | None]:
 
 
 def abort_read(queue: bytes) -> Command[bytes | None]:
-    """Give the item of the oldest open read of the connection back."""
+    """Give back the item of the oldest open read of the connection."""
     return Command(wire.get_request(queue, abort=True), _read_item(queue))
 
 
 def set_items(
     queue: bytes, items: Sequence[bytes], expiry: int, acknowledged: list[bool]
 ) -> Command[None]:
-    """Add `items`, pipelined; `acknowledged` grows by each answer, and keeps them on an error."""
+    """Add `items`, pipelined.
+
+    Each answer is appended to `acknowledged` as it arrives, so that they are known after an error.
+    """
     request = b"".join(wire.set_request(queue, item, expiry) for item in items)
 
     def read() -> Reading[None]:
@@ -100,8 +107,8 @@ def set_items(
 def monitor(queue: bytes, seconds: int, max_items: int | None) -> Command[list[bytes]]:
     """Open every item that arrives within `seconds`, up to `max_items`.
 
-    Some servers end each item with END and the whole with one more, some only the whole. So
-    `version` is asked behind it: its reply shows that no item follows, whichever it is.
+    Some servers send END after each item and once more at the end, others only at the end. So a
+    `version` request follows: its reply shows in both cases that no more items will come.
     """
 
     def read() -> Reading[list[bytes]]:
@@ -127,23 +134,23 @@ def confirm(queue: bytes, count: int) -> Command[str]:
 
 
 def delete(queue: bytes) -> Command[str]:
-    """Drop the queue and its journal."""
+    """Delete the queue and its journal."""
     accepted = _read_done("DELETED", "NOT_FOUND", "END")
     return Command(wire.queue_request("delete", queue), accepted)
 
 
 def flush(queue: bytes) -> Command[str]:
-    """Discard the items of the queue."""
+    """Drop all items of the queue."""
     return Command(wire.queue_request("flush", queue), _read_done("END", "OK"))
 
 
 def flush_all() -> Command[str]:
-    """Discard the items of every queue."""
+    """Drop all items of every queue."""
     return Command(wire.plain_request("flush_all"), _read_done("Flushed all queues.", "OK"))
 
 
 def reload() -> Command[str]:
-    """Read the configuration file again."""
+    """Have the server reload its configuration file."""
     return Command(wire.plain_request("reload"), _read_done("Reloaded config.", "OK"))
 
 
@@ -168,14 +175,14 @@ def version() -> Command[str]:
 
 
 def stats() -> Command[list[tuple[str, str]]]:
-    """Ask for the server's statistics, in its order."""
+    """Ask for the server's statistics, in the order in which it sends them."""
     return Command(wire.plain_request("stats"), _read_stats)
 
 
 def exists(queue: bytes) -> Command[bool]:
-    """Ask whether there is such a queue; it does not come into being by this.
+    """Ask whether the queue exists; this does not create it.
 
-    Servers answer with its statistics, or with those of everything, named by queue.
+    Some servers answer with the statistics of the queue, others with those of all queues.
     """
     name = queue.decode()
     signs = {"items", "failure", f"queue_{name}_failure"}
@@ -215,7 +222,10 @@ def _read_item(queue: bytes) -> Callable[[], Reading[bytes | None]]:
 
 
 def _data(value: wire.Value, queue: bytes) -> bytes:
-    """Return an item of `queue`; some servers name it with the options of the request."""
+    """Return the data of an item of `queue`.
+
+    Some servers repeat the options of the request behind the queue name.
+    """
     if value.key.partition(b"/")[0] != queue:
         _unexpected(value)
     return value.data
@@ -267,5 +277,5 @@ def _short(reply: Any) -> str:
 
 
 def _milliseconds(seconds: float) -> int:
-    # A wait that is asked for must not round down to "answer at once".
+    # A short wait must not be rounded down to 0, which means "answer at once".
     return math.ceil(seconds * 1000) if seconds > 0 else 0

@@ -1,7 +1,7 @@
-"""What the blocking and the asyncio client share: everything but the waiting.
+"""The parts that the blocking and the asyncio client share: everything that does not wait.
 
-An `Exchange` reads the reply to one command, a `Pool` keeps connections, and `carried_out` turns
-the steps of a plan into acts, which a client does in its own way.
+An `Exchange` reads the reply to one command, a `Pool` keeps idle connections, and `carried_out`
+turns the steps of a plan into the I/O that each client does in its own way.
 """
 
 from collections.abc import Callable, Generator
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 class Exchange(Generic[T]):
-    """A command that was sent, and its reply as far as it came.
+    """A command that was sent, and the part of its reply that has arrived.
 
     Attributes:
-        result: that of the reply, once it is whole.
+        result: the result of the command; it is set when the reply is complete.
     """
 
     __slots__ = ("_address", "_parser", "_reading", "result")
@@ -37,11 +37,11 @@ class Exchange(Generic[T]):
         next(self._reading)
 
     def receive(self, data: bytes) -> bool:
-        """Take the next bytes; say whether the reply is whole.
+        """Take the next bytes; return whether the reply is complete.
 
         Raises:
             ServerRefused: the server answered with an error.
-            ProtocolError: this is no reply to the command, or more than that.
+            ProtocolError: the data is not a reply to the command, or there is more after it.
         """
         replies = self._parser.feed(data)
         for count, reply in enumerate(replies, 1):
@@ -55,7 +55,11 @@ class Exchange(Generic[T]):
         return False
 
     def lose(self, error: ConnectionLost) -> None:
-        """End with the connection: some replies are whole only then. Raises `error` otherwise."""
+        """Tell the reading that the connection was lost, which completes some replies.
+
+        Raises:
+            ConnectionLost: the reply is not complete; this is `error`.
+        """
         try:
             self._reading.throw(error)
         except StopIteration as done:
@@ -63,28 +67,28 @@ class Exchange(Generic[T]):
 
 
 class AnyConnection(Protocol):
-    """What a pool knows of a connection; `address` is its server's."""
+    """The interface of a connection that a pool uses; `address` is the server's."""
 
     address: Address
 
     @property
     def is_open(self) -> bool:
-        """Whether neither side is known to have closed it."""
+        """Whether neither side is known to have closed the connection."""
 
     def is_usable(self) -> bool:
-        """Whether it is open, as far as can be found out, and nothing came unasked."""
+        """Whether it is still open, as far as can be found out, and no unexpected data arrived."""
 
     def close(self) -> None:
-        """Close it; the server takes its open reads back."""
+        """Close the connection; items of its open reads go back to their queues."""
 
 
 C = TypeVar("C", bound=AnyConnection)
 
 
 class Pool(Generic[C]):
-    """The connections of one client that are not in use. Thread-safe.
+    """The idle connections of one client. Thread-safe.
 
-    `make` makes a new one, which is not open yet.
+    `make` returns a new connection that is not open yet.
     """
 
     def __init__(self, options: ClientOptions, make: Callable[[Address, ClientOptions], C]) -> None:
@@ -95,11 +99,11 @@ class Pool(Generic[C]):
         self._lock = Lock()
 
     def acquire(self, address: Address) -> Generator["Act[C]", Any, C]:
-        """Return a connection that nobody else uses, made now if need be.
+        """Return an idle connection to `address`, or a new one, which it yields an `Open` for.
 
         Raises:
             ClientClosed: the pool is closed.
-            ServerUnavailable: it cannot be made.
+            ServerUnavailable: a new connection could not be opened.
         """
         while (connection := self._take(address)) is not None:
             if connection.is_usable():
@@ -110,7 +114,7 @@ class Pool(Generic[C]):
         return connection
 
     def release(self, connection: C) -> None:
-        """Take a connection back, to be used again or closed."""
+        """Take a connection back: keep it to be used again, or close it."""
         with self._lock:
             idle = self._idle.setdefault(connection.address, [])
             keep = (
@@ -124,7 +128,7 @@ class Pool(Generic[C]):
             connection.close()
 
     def close(self) -> None:
-        """Close every connection that is here, and those that come back later."""
+        """Close all idle connections now, and every other when it is released."""
         with self._lock:
             self._closed = True
             connections = [c for idle in self._idle.values() for c in idle]
@@ -134,7 +138,7 @@ class Pool(Generic[C]):
                 connection.close()
 
     def check_open(self) -> None:
-        """Raise `ClientClosed` when the pool is closed."""
+        """Check that the pool is not closed. Raises ClientClosed."""
         if self._closed:
             raise ClientClosed("the client is closed")
 
@@ -154,7 +158,7 @@ class Open(Generic[C]):
 
 @dataclass(frozen=True, slots=True)
 class Ask(Generic[C]):
-    """Run `command` over an open connection; the answer is its result."""
+    """Run `command` over an open connection; the result of the command is sent back."""
 
     connection: C
     command: Command[Any]
@@ -164,7 +168,10 @@ Act: TypeAlias = Open[C] | Ask[C] | Pause
 
 
 def carried_out(plan: Plan[T], pool: Pool[C]) -> Generator[Act[C], Any, T]:
-    """Carry `plan` out: yield each act, and be sent its answer; return the plan's result."""
+    """Carry out `plan`: yield each act, receive its answer by `send`, return the plan's result.
+
+    The error of an act is thrown in instead of its answer.
+    """
     held: list[C] = []
     answer: Any = None
     step_on: Callable[[Any], Step] = plan.send
@@ -179,14 +186,14 @@ def carried_out(plan: Plan[T], pool: Pool[C]) -> Generator[Act[C], Any, T]:
         result: T = done.value
         return result
     except BaseException:
-        # Whatever was opened on the way is of no use to the caller: the servers get it back.
+        # The caller gets no result, so give back the items of all reads opened so far.
         for connection in held:
             connection.close()
         raise
 
 
 def _perform(step: Step, pool: Pool[C], held: list[C]) -> Generator[Act[C], Any, Any]:
-    """Yield the act of one step; return the answer to the step."""
+    """Yield the acts of one step; return the answer to the step."""
     match step:
         case Run(server, command):
             connection = yield from pool.acquire(server)
@@ -210,5 +217,5 @@ def _perform(step: Step, pool: Pool[C], held: list[C]) -> Generator[Act[C], Any,
 
 
 def is_something(result: object) -> bool:
-    """Whether a result holds an open read; an empty item does, an empty list does not."""
+    """Whether a result stands for an open read: an empty item does, None or an empty list not."""
     return result is not None and result != []

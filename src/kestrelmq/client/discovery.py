@@ -1,8 +1,8 @@
-"""Servers found by ZooKeeper: the two server sets `PREFIX/read` and `PREFIX/write`.
+"""Discovery of servers in ZooKeeper, from the two server sets `PREFIX/read` and `PREFIX/write`.
 
-Each member is a node whose data is the ServerSet JSON. The sets are watched from the first
-operation on. While ZooKeeper cannot be reached, the servers known last stay in use: its absence
-says nothing about theirs.
+Each member is a node whose data is ServerSet JSON. The sets are watched from the first operation
+on. While ZooKeeper cannot be reached, the client keeps using the servers that it knew last: they
+may well be up although ZooKeeper is not.
 """
 
 import json
@@ -25,10 +25,10 @@ _log: Final = logging.getLogger("kestrelmq.client")
 
 
 def member_address(data: bytes) -> Address | None:
-    """Return where a server set's member listens for memcache; None when it does not, or is not up.
+    """Return the memcache address of a server set's member; None if it has none or is not up.
 
-    `data` is ServerSet JSON. A member that names no `memcache` among its additional endpoints, but
-    has such endpoints, listens for another protocol only.
+    `data` is ServerSet JSON. A member that has additional endpoints, but no `memcache` among them,
+    serves only other protocols.
     """
     try:
         member = json.loads(data)
@@ -46,7 +46,7 @@ def member_address(data: bytes) -> Address | None:
 
 
 class ZooKeeperMembership:
-    """The servers under a path prefix, kept up to date. Thread-safe."""
+    """The servers that are registered under a path prefix, kept up to date. Thread-safe."""
 
     def __init__(self, hosts: str, path_prefix: str, *, timeout: float = 10.0) -> None:
         self._prefix = "/" + path_prefix.strip("/")
@@ -60,7 +60,7 @@ class ZooKeeperMembership:
         """Connect to ZooKeeper and read both sets; a second call does nothing.
 
         Raises:
-            ServerUnavailable: ZooKeeper cannot be reached in time.
+            ServerUnavailable: ZooKeeper did not answer in time, or with an error.
         """
         if self._zookeeper is not None:
             return
@@ -77,7 +77,7 @@ class ZooKeeperMembership:
         return self._members["write"]
 
     def close(self) -> None:
-        """Leave ZooKeeper."""
+        """Disconnect from ZooKeeper."""
         with self._lock:
             zookeeper, self._zookeeper = self._zookeeper, None
         if zookeeper is not None:
@@ -98,7 +98,8 @@ class ZooKeeperMembership:
         path = f"{self._prefix}/{kind}"
         watched: set[str] = set()
 
-        # A set that nobody joined yet has no node; the data watch sees it appear and disappear.
+        # The node of a set exists only after a server has joined it; the data watch is called when
+        # it is created or deleted.
         @zookeeper.DataWatch(path)  # type: ignore[untyped-decorator]
         def exists(_data: bytes | None, stat: object) -> None:
             if stat is None:

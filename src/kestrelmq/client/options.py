@@ -1,4 +1,4 @@
-"""What a caller may choose about a client; the same for the blocking and the asyncio one."""
+"""The options of a client, blocking or asyncio, and the expiry times that callers give."""
 
 import math
 import time
@@ -18,17 +18,17 @@ _RELATIVE_LIMIT: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Times in seconds, sizes in bytes.
+    """The options of a client. Times are in seconds, sizes in bytes.
 
     Attributes:
-        connect_timeout: how long making a connection may take.
-        operation_timeout: how long a reply may take, beyond the wait the operation itself asks for.
-        poll_interval: how long a blocking read of a cluster waits at one server before it looks at
-            the next.
+        connect_timeout: how long connecting to a server may take.
+        operation_timeout: how long a reply may take, in addition to the timeout of the operation.
+        poll_interval: how long a blocking read of a cluster waits at one server before it asks the
+            next.
         retry_unknown: whether an add whose reply was lost is sent again, at the risk of a
             duplicate.
-        max_idle_connections: how many unused connections are kept for each server.
-        max_item_bytes: a longer item in a reply is an error.
+        max_idle_connections: how many idle connections are kept for each server.
+        max_item_bytes: the longest item accepted in a reply; a longer one is an error.
     """
 
     connect_timeout: float = 2.0
@@ -40,13 +40,13 @@ class ClientOptions:
 
 
 def protocol_expiry(expiry: Expiry, now: Callable[[], float] = time.time) -> int:
-    """Return `expiry` as the protocol wants it, rounded up to whole seconds.
+    """Return `expiry` as the protocol sends it, rounded up to whole seconds.
 
-    From 1,000,000 seconds on the protocol counts from 1970, so a longer time is sent as its end.
-    A time that has passed already is sent as -1.
+    The protocol takes numbers from 1,000,000 on for seconds since 1970. So a longer time from now
+    is sent as the absolute time at which it ends. A time in the past is sent as -1.
 
     Raises:
-        InvalidRequest: it is no time.
+        InvalidRequest: `expiry` is not finite, or a datetime without a time zone.
     """
     if expiry is None:
         return 0
@@ -54,7 +54,7 @@ def protocol_expiry(expiry: Expiry, now: Callable[[], float] = time.time) -> int
         if expiry.tzinfo is None:
             raise InvalidRequest("the expiry needs a time zone, such as datetime.UTC")
         seconds = math.ceil(expiry.astimezone(UTC).timestamp())
-        # A number this small would be taken for seconds from now.
+        # A smaller number would be taken for seconds from now.
         return seconds if seconds >= _RELATIVE_LIMIT else -1
     if not math.isfinite(expiry):
         raise InvalidRequest("the expiry must be finite; None is never")

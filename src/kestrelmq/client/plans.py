@@ -1,20 +1,23 @@
-"""What a client's operations do, step by step, without doing any of it.
+"""The operations of a client as plans, which do no I/O themselves.
 
-A plan is a generator: it yields a step (ask this server, pause), and is sent the answer, or has the
-error thrown into it; what it returns is the operation's result. The blocking and the asyncio
-client carry the steps out, so that choice, retry and fairness are the same in both, and a test can
-play the servers.
+A plan is a generator. It yields a step (run a command at this server, pause), and is sent the
+answer or has the error thrown into it. It returns the result of the operation. The blocking and
+the asyncio client carry out the steps, so that choice of servers, retries and fairness are the
+same in both, and a test can play the servers.
 
-`Planner` has a plan for each operation; `Operations`, at the end, makes methods of both clients of
-those that are one plan. To add a command, write it in `commands`, and its operation here.
+`Planner` has a plan for each operation. `Operations`, at the end, turns the operations that consist
+of a single plan into methods of both clients. To add a command, write it in `commands`, and its
+operation here.
 
-What an error says about the server decides what is retried:
+The kind of error decides what is retried:
 
-- It was never reached, or it answered SERVER_ERROR: nothing happened there. Another one is tried.
-- The connection broke before the answer: unknown. Reads go on at another server: an item of an
-  open read goes back to its queue by itself, and one taken without is gone either way. An add may
-  have been stored, so it is tried again only where the caller accepts a duplicate.
-- It answered CLIENT_ERROR or ERROR: every server would; the caller is told at once.
+- The server was never reached, or it answered SERVER_ERROR: the operation had no effect there.
+  Another server is tried.
+- The connection broke before the answer: the effect is unknown. A read continues at another server:
+  the item of an open read goes back to its queue by itself, and an item that was read without one
+  is lost in any case. An add may have been stored, so it is repeated only if the caller accepts a
+  duplicate.
+- The server answered CLIENT_ERROR or ERROR: every server would. The error is raised at once.
 """
 
 import inspect
@@ -59,17 +62,18 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Callable[..., Any])
 
 LONGEST_WAIT: Final = 10.0
-"""Seconds of one wait at the only server; a longer one is made of several."""
+"""Longest wait in one request to a single server (seconds); a longer wait takes several requests.
+"""
 
 LONGEST_STREAK: Final = 64
-"""Items in a row that a consumer takes from one server of a cluster before it looks at others."""
+"""Items in a row that a consumer reads from one server before it tries the others."""
 
 BATCH_ITEMS: Final = 256
 BATCH_BYTES: Final = 1024 * 1024
 
 _log: Final = logging.getLogger("kestrelmq.client")
 
-# The server failed, and the operation did not happen there, or may be repeated elsewhere.
+# Errors after which an operation may be tried at another server.
 _FAILED: Final = (ServerUnavailable, ConnectionLost, OperationTimeout, ProtocolError)
 _PAUSE_WHEN_ALL_FAILED: Final = 0.1
 
@@ -87,9 +91,9 @@ class Run(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Held(Generic[T]):
-    """The result of a `Hold`, and the connection whose open reads it is about.
+    """The result of a `Hold`, and the connection that the open reads belong to.
 
-    `streak` counts how often in a row the connection was held on to.
+    `streak` counts how many times in a row a `Hold` was run over this connection.
     """
 
     server: Address
@@ -100,10 +104,11 @@ class Held(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Hold(Generic[T]):
-    """Run `command` and keep the connection: the answer is a `Held`.
+    """Run `command` and keep the connection; the answer is a `Held`.
 
-    When the result is None or empty, the answer is None, and the connection is free again. With
-    `on` it runs over a connection that is already held, and otherwise over any to `server`.
+    If the result is None or empty, the answer is None and the connection is free again. With `on`,
+    the command runs over that connection, which is already held; otherwise over any connection to
+    `server`.
     """
 
     server: Address
@@ -113,7 +118,7 @@ class Hold(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Free(Generic[T]):
-    """Run `command` over a held connection, which is free afterwards; the answer is its result."""
+    """Run `command` over a held connection and free that; the answer is the command's result."""
 
     held: Held[Any]
     command: Command[T]
@@ -130,11 +135,11 @@ Step: TypeAlias = Run[Any] | Hold[Any] | Free[Any] | Pause
 Plan: TypeAlias = Generator[Step, Any, T]
 
 
-# --- what a plan remembers on its way from server to server ---
+# --- the state of a plan while it tries servers ---
 
 
 class Round:
-    """One round of servers: the ready ones, then, only if none answered, those set aside."""
+    """One round over the servers: first the ready ones, then, if none answered, those set aside."""
 
     def __init__(self, servers: ServerSet) -> None:
         self._servers = servers
@@ -147,7 +152,7 @@ class Round:
         self.any_answered = False
 
     def next_server(self) -> Address | None:
-        """Return the next server to try, None when the round is over."""
+        """Return the next server to try; None when the round is over."""
         if self._ready:
             return self._ready.popleft()
         if self._aside and not self.any_answered:
@@ -155,21 +160,24 @@ class Round:
         return None
 
     def answered(self, server: Address) -> None:
-        """Note that the server did as it was asked, be it with nothing to give."""
+        """Note that the server carried out the command, even if it had no item to return."""
         self.any_answered = True
         self._servers.succeeded(server)
 
     def refused(self, error: ServerRefused) -> None:
-        """Note a refusal; raise it when another server would refuse as well."""
+        """Note a refusal; raise it if every other server would refuse, too."""
         if error.kind != "SERVER_ERROR":
             raise error
         self._errors.append(error)
 
     def failed(self, server: Address, error: ClientError, *, again: bool) -> None:
-        """Note a failure. With `again`, one broken connection does not give the server up."""
+        """Note a failure and set the server aside.
+
+        With `again`, a server whose connection broke is first tried once more in this round.
+        """
         self._errors.append(error)
         if again and isinstance(error, ConnectionLost) and server not in self._again:
-            # It may have been restarted since the connection was made.
+            # The server may have been restarted since the connection was made.
             self._again.add(server)
             self._ready.append(server)
             return
@@ -177,12 +185,16 @@ class Round:
             _log.warning("%s is set aside: %s", server, error)
 
     def error(self) -> ClientError:
-        """Return why no server of this round did it."""
+        """Return the reason why every server of this round failed."""
         return joined(self._errors) if self._errors else ServerUnavailable("no server is known")
 
 
 class Batch:
-    """The items of one batch that are not stored yet, by their index."""
+    """The items of one batch that are not stored yet.
+
+    Attributes:
+        pending: their indexes, in order.
+    """
 
     def __init__(
         self, items: Sequence[bytes], indexes: Sequence[int], outcomes: list[bool | None]
@@ -196,7 +208,10 @@ class Batch:
         return [self._items[index] for index in self.pending]
 
     def record(self, answers: list[bool], *, others_unknown: bool = False) -> None:
-        """Take the answers for the first of the pending items."""
+        """Note the answers for the first pending items.
+
+        With `others_unknown`, it is unknown whether the other pending items are stored.
+        """
         for index, stored in zip(self.pending, answers, strict=False):
             self._outcomes[index] = stored
         if others_unknown:
@@ -205,12 +220,12 @@ class Batch:
         self.pending = [i for i in self.pending if self._outcomes[i] is not True]
 
     def all_refused(self) -> bool:
-        """Whether each item that is left was refused by a server that answered."""
+        """Whether a server has answered for every pending item, and refused it."""
         return all(self._outcomes[index] is False for index in self.pending)
 
 
 def batches(items: Sequence[bytes]) -> Iterator[range]:
-    """Cut `items` into ranges, small enough that replies never fill up unread while we send."""
+    """Cut `items` into ranges, small enough that the replies fit in the buffers while we send."""
     start, size = 0, 0
     for index, item in enumerate(items):
         if index > start and (index - start == BATCH_ITEMS or size + len(item) > BATCH_BYTES):
@@ -222,7 +237,7 @@ def batches(items: Sequence[bytes]) -> Iterator[range]:
 
 
 def joined(errors: list[ClientError]) -> ClientError:
-    """Return the errors as one of the last one's kind, with what each said."""
+    """Join errors: return one of the class of the last, with the messages of all."""
     last = errors[-1]
     messages = "; ".join(dict.fromkeys(str(error) for error in errors))
     if messages == str(last):
@@ -239,8 +254,12 @@ def joined(errors: list[ClientError]) -> ClientError:
 class Planner:
     """Makes the plans of one client.
 
-    `poll_interval` is how long, in seconds, a blocking read of a cluster waits at one server before
-    it looks at the next.
+    Attributes:
+        reads, writes: the servers that items are read from, and that they are added to.
+        clock: returns the time in seconds.
+        poll_interval: how long a blocking read of a cluster waits at one server before it asks the
+            next, in seconds.
+        retry_unknown: whether an add whose reply was lost is sent again.
     """
 
     reads: ServerSet
@@ -257,7 +276,7 @@ class Planner:
         clock: Callable[[], float],
         random: Random | None,
     ) -> "Planner":
-        """Return the planner of a new client."""
+        """Make the planner of a new client."""
         chance = random or Random()  # noqa: S311 # spreads load, keeps no secret
         return cls(
             reads=ServerSet(membership.reads, clock, chance),
@@ -272,11 +291,12 @@ class Planner:
     def put(
         self, queue: str, data: bytes, expiry: Expiry = None, *, retry_unknown: bool | None = None
     ) -> Plan[bool]:
-        """Add an item; False when every server that answered refused it (full, or too large).
+        """Add an item; False if every server that answered refused it (full, or item too large).
 
         Raises:
-            ConnectionLost, OperationTimeout: it may or may not be stored. Not raised while another
-                server takes it with `retry_unknown`, at the risk of a duplicate.
+            ConnectionLost, OperationTimeout: the item may or may not be stored. With
+                `retry_unknown` the item is sent again, at the risk of a duplicate, and this is
+                raised only if no server stores it.
         """
         stored = yield from self.put_many(queue, [data], expiry, retry_unknown=retry_unknown)
         return stored[0]
@@ -289,9 +309,10 @@ class Planner:
         *,
         retry_unknown: bool | None = None,
     ) -> Plan[list[bool]]:
-        """Add items in order, many to a round trip; say for each what `put` says.
+        """Add items in order, many per round trip; return for each what `put` returns.
 
-        An error's `stored` says for each item whether it is stored, None where that is unknown.
+        The attribute `stored` of an error tells for each item whether it is stored; None if that is
+        unknown.
         """
         name = commands.checked_queue(queue)
         ends = protocol_expiry(expiry)
@@ -327,21 +348,21 @@ class Planner:
                 turns.answered(server)
             if not batch.pending:
                 return
-        # Full wherever an answer came from is an answer; otherwise the caller must know why.
+        # A refusal of every server that answered is a result; anything else is an error.
         if not batch.all_refused():
             raise turns.error()
 
     # Reading
 
     def get(self, queue: str, timeout: float | None = None) -> Plan[bytes | None]:
-        """Take an item, waiting up to `timeout` seconds for one; None when there is none.
+        """Remove an item, waiting up to `timeout` seconds for one; None if there is none.
 
-        The item is lost when the connection breaks on its way here; `reserve` has no such gap.
+        The item is lost if the connection breaks while the server sends it. `reserve` avoids this.
         """
         return (yield from self._take(queue, timeout, commands.get))
 
     def peek(self, queue: str, timeout: float | None = None) -> Plan[bytes | None]:
-        """Return the head item of the first server that has one, and leave it there."""
+        """Return the head item of the first server that has one, without removing it."""
         return (yield from self._take(queue, timeout, commands.peek))
 
     def _take(
@@ -399,8 +420,8 @@ class Planner:
     ) -> Plan[list[Held[list[bytes]]]]:
         """Open the reads of all items that arrive within `seconds`, up to `max_items`.
 
-        At the only server that is one command. In a cluster the servers are watched in turn, a
-        second each, because the protocol counts in whole seconds.
+        A single server is asked for up to `LONGEST_WAIT` at a time. The servers of a cluster are
+        asked in turn, for a second each, because the protocol counts in whole seconds.
         """
         name = commands.checked_queue(queue)
         deadline = self.clock() + seconds
@@ -433,7 +454,7 @@ class Planner:
     # Ending reads
 
     def confirm(self, queue: str, batch: Sequence[Held[Any]]) -> Plan[None]:
-        """Confirm every open read of `batch`; those that cannot be are in the error raised."""
+        """Confirm every open read of `batch`; raise one error for all that cannot be confirmed."""
         name = commands.checked_queue(queue)
         errors: list[ClientError] = []
         for held in batch:
@@ -449,16 +470,16 @@ class Planner:
             raise joined(errors)
 
     def abort(self, queue: str, held: Held[bytes]) -> Plan[None]:
-        """Give the item back. A connection that breaks gives it back as well."""
+        """Give the item back. If the connection breaks, the server does so by itself."""
         with suppress(ClientError):
             yield Free(held, commands.abort_read(commands.checked_queue(queue)))
 
     def advance(
         self, queue: str, held: Held[bytes] | None, timeout: float
     ) -> Plan[Held[bytes] | None]:
-        """Confirm the read that is open and open the next, in one step while a server has items.
+        """Confirm the open read and open the next one, in a single command if possible.
 
-        When the confirmation fails the item comes again, to this reader or another.
+        If the confirmation fails, the item is delivered again, to this reader or another.
         """
         if held is not None:
             name = commands.checked_queue(queue)
@@ -483,22 +504,22 @@ class Planner:
         except ClientError as error:
             _log.warning("%s: an item of %r may come again: %s", held.server, queue, error)
 
-    # Queues and servers. But for `exists`, these ask every server, and fail when one of them does.
+    # Queues and servers. Except for `exists`, these ask every server and fail if one of them fails.
 
     def flush(self, queue: str) -> Plan[None]:
-        """Discard the items of a queue on every server."""
+        """Drop all items of a queue on every server."""
         yield from self._everywhere(commands.flush(commands.checked_queue(queue)))
 
     def flush_all(self) -> Plan[None]:
-        """Discard the items of every queue on every server."""
+        """Drop all items of every queue on every server."""
         yield from self._everywhere(commands.flush_all())
 
     def delete(self, queue: str) -> Plan[None]:
-        """Drop a queue on every server; one that does not exist is no error."""
+        """Delete a queue on every server; it is no error if it does not exist."""
         yield from self._everywhere(commands.delete(commands.checked_queue(queue)))
 
     def stats(self) -> Plan[dict[str, dict[str, str]]]:
-        """Return every statistic by its name, for each server."""
+        """Return every statistic of each server, by name."""
         answers = yield from self._everywhere(commands.stats())
         return {server: dict(pairs) for server, pairs in answers.items()}
 
@@ -512,7 +533,7 @@ class Planner:
         return (yield from self._everywhere(commands.status()))
 
     def set_status(self, status: str) -> Plan[None]:
-        """Change the status of every server: up, readonly, quiescent, or what else they know."""
+        """Change the status of every server, such as to `up`, `readonly` or `quiescent`."""
         yield from self._everywhere(commands.set_status(status))
 
     def version(self) -> Plan[dict[str, str]]:
@@ -520,7 +541,7 @@ class Planner:
         return (yield from self._everywhere(commands.version()))
 
     def reload(self) -> Plan[None]:
-        """Let every server read its configuration again."""
+        """Have every server reload its configuration."""
         yield from self._everywhere(commands.reload())
 
     def shutdown(self) -> Plan[None]:
@@ -528,10 +549,10 @@ class Planner:
         yield from self._everywhere(commands.shutdown())
 
     def exists(self, queue: str) -> Plan[bool]:
-        """Say whether a server has the queue. Unlike a read, this does not create it.
+        """Return whether any server has the queue. This does not create it.
 
         Raises:
-            ServerUnavailable, ...: the servers that answered do not have it, others did not answer.
+            ServerUnavailable, ...: no server that answered has it, and some did not answer.
         """
         name = commands.checked_queue(queue)
         errors: list[ClientError] = []
@@ -546,7 +567,7 @@ class Planner:
         return False
 
     def _all_servers(self) -> list[Address]:
-        """Return every server, sorted. Raises ServerUnavailable: none is known."""
+        """Return every known server, sorted. Raises ServerUnavailable: there is none."""
         choice = self.reads.choose()
         others = self.writes.choose()
         servers = sorted({*choice.ready, *choice.aside, *others.ready, *others.aside})
@@ -555,7 +576,7 @@ class Planner:
         return servers
 
     def _everywhere(self, command: Command[T]) -> Plan[dict[str, T]]:
-        """Run `command` at every server; when some fail, the others are still asked."""
+        """Run `command` at every server, even if some fail; then raise one error for those."""
         results: dict[str, T] = {}
         errors: list[ClientError] = []
         for server in self._all_servers():
@@ -580,7 +601,7 @@ class _Awaiting(Protocol):
 
 
 class Operation(Generic[P, T]):
-    """A method of both clients, which carries out a plan: `Client` blocks, `AsyncClient` awaits."""
+    """A method of both clients that carries out a plan: `Client` blocks, `AsyncClient` awaits."""
 
     def __init__(self, plan: Callable[Concatenate[Planner, P], Plan[T]]) -> None:
         self._plan = plan
@@ -593,7 +614,7 @@ class Operation(Generic[P, T]):
     @overload
     def __get__(self, client: None, owner: type) -> Callable[..., Any]: ...
     def __get__(self, client: Any, owner: Any) -> Any:
-        """Return the method of a client, or the function of its class."""
+        """Return the bound method of a client, or the function of its class."""
         method = self._methods.get(owner)
         if method is None:
             awaits = inspect.iscoroutinefunction(owner._carry_out)  # noqa: SLF001 # as a friend
@@ -620,7 +641,7 @@ def _awaiting(plan: Callable[..., Plan[T]]) -> Callable[..., Coroutine[Any, Any,
 
 
 def _described(method: M, plan: Callable[..., Plan[Any]]) -> M:
-    """Give `method` the name, help and parameters of `plan`; it returns the plan's result."""
+    """Give `method` the name, docstring and signature of `plan`, with the plan's result type."""
     update_wrapper(method, plan)
     signature = inspect.signature(plan)
     result = get_args(signature.return_annotation)[2]
@@ -629,7 +650,7 @@ def _described(method: M, plan: Callable[..., Plan[Any]]) -> M:
 
 
 class Operations:
-    """The operations of both clients that are one plan each."""
+    """The operations of both clients that consist of a single plan."""
 
     put = Operation(Planner.put)
     put_many = Operation(Planner.put_many)

@@ -1,9 +1,9 @@
-"""The statistics of queues, out of the `STAT` lines of a server.
+"""Read the statistics of queues from the `STAT` lines of a server.
 
-A line is `queue_NAME_stat`, and both the name and the stat may hold underscores, so
-`queue_a_mem_items` may be of queue `a` or of queue `a_mem`. Names are found by a stat that no other
-one ends in, and that ends in no other; a line that fits two queues goes to the queue whose lines it
-stands among.
+A line is named `queue_NAME_stat`. Both the name and the stat may contain underscores, so
+`queue_a_mem_items` may belong to queue `a` or to queue `a_mem`. The names are found first, from the
+lines of one stat: a stat whose name is not the end of another's and does not end in another's. A
+line that could belong to two queues goes to the queue of the line before it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,21 +14,21 @@ from kestrelmq.protocol.stats import QUEUE_STATS
 
 _PREFIX: Final = "queue_"
 _DIGITS: Final = 20
-# Those of the admin service too: other servers of this protocol report them.
+# Including those that only the admin service shows: other servers of this protocol report them.
 _STATS: Final = {stat.name: stat for stat in QUEUE_STATS if stat.shown != "metrics"}
-# Kestrels have the first, others of the protocol one of the rest; the last is no sure sign where
-# there is a stat `transactions`, too.
+# The stats that queue names are found from. Kestrel servers report the first, other servers of this
+# protocol one of the others. The last is ambiguous if there is also a stat `transactions`.
 _MARKS: Final = ("_logsize", "_waiters", "_open_transactions")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """One queue on one server; `values` has every stat of it, as text.
+    """The statistics of one queue on one server.
 
     Attributes:
         server: the server's address.
         name: the queue's name.
-        values: stat name to value.
+        values: the value of each statistic, as text, by name.
     """
 
     server: str
@@ -36,48 +36,48 @@ class QueueStats:
     values: Mapping[str, str]
 
     def number(self, stat: str) -> int:
-        """Return a stat as a number, 0 when the server does not report it as one."""
+        """Return a statistic as a number; 0 if the server does not report it as a number."""
         if stat == "age_msec" and stat not in self.values:
-            stat = "age"  # the name that all servers of this protocol know
+            stat = "age"  # the name that all servers of this protocol use
         return number(self.values.get(stat, ""))
 
     @property
     def items(self) -> int:
-        """Items waiting."""
+        """Number of waiting items."""
         return self.number("items")
 
     @property
     def bytes(self) -> int:
-        """Bytes of the items waiting."""
+        """Bytes of data in the waiting items."""
         return self.number("bytes")
 
     @property
     def age_msec(self) -> int:
-        """How long the last item taken had waited, in milliseconds."""
+        """How long the last item that was read had waited, in milliseconds."""
         return self.number("age_msec")
 
 
 def over_servers(stat: str, same: Sequence[QueueStats]) -> int:
-    """Return a stat of one queue on several servers: the sum, or the longest time."""
+    """Combine a statistic of one queue on several servers: the sum, or the longest time."""
     values = [queue.number(stat) for queue in same]
     return sum(values) if _STATS[stat].adds_up else max(values)
 
 
 def number(text: str) -> int:
-    """Return a statistic as a number, 0 when it is none or longer than any counter is."""
+    """Parse a statistic as a number; return 0 if it is not one, or longer than any counter is."""
     digits = text.removeprefix("-")
     return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS else 0
 
 
 def queue_stats(server: str, pairs: Iterable[tuple[str, str]]) -> list[QueueStats]:
-    """Return the queues of a server from its `STAT` lines, sorted by name."""
+    """Return the statistics of each queue from a server's `STAT` lines, sorted by queue name."""
     lines = [(name, value) for name, value in pairs if name.startswith(_PREFIX)]
     queues = _named(name.removeprefix(_PREFIX) for name, _ in lines)
     current = ""
     for name, value in lines:
         candidates = _candidates(name, queues)
         fresh = [(q, stat) for q, stat in candidates if stat not in queues[q]]
-        # A queue's lines stand together, so one that fits the queue of the line before is its own.
+        # The lines of a queue stand together, so prefer the queue of the line before.
         for queue, stat in sorted(fresh, key=lambda candidate: candidate[0] != current)[:1]:
             queues[queue][stat] = value
             current = queue
@@ -85,7 +85,7 @@ def queue_stats(server: str, pairs: Iterable[tuple[str, str]]) -> list[QueueStat
 
 
 def _named(lines: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the names of the queues that lines of `NAME_stat` are about, each without stats."""
+    """Find the queue names in lines of `NAME_stat`; return an empty dict of stats for each."""
     found: dict[str, list[str]] = {mark: [] for mark in _MARKS}
     for line in lines:
         for mark in _MARKS:
