@@ -1,4 +1,4 @@
-"""`kestrelmq bench`: the load tests against a running server; each accounts for every item."""
+"""`kestrelmq bench`: load tests against a running server; each accounts for every item."""
 
 import secrets
 import sys
@@ -83,7 +83,7 @@ def put_many(  # noqa: PLR0913 # one parameter a flag
     queue: QueueFlag = _QUEUE,
     flush: FlushFlag = False,
 ) -> None:
-    """Let many clients put items into one queue at once, and read them back."""
+    """Have many clients put items into one queue at the same time, and read the items back."""
     options = put_many_test.Options(clients, items, _bytes(size), rollup, fanouts)
     _end(put_many_test.run(_target(protocol, server, queue, flush=flush), options))
 
@@ -100,7 +100,7 @@ def many_clients(
     queue: QueueFlag = _QUEUE,
     flush: FlushFlag = False,
 ) -> None:
-    """Let many clients wait for items that one client puts."""
+    """Have many clients wait for items that one client puts."""
     options = many_clients_test.Options(clients, items, _bytes(size), duration(pause) or 0.0)
     _end(many_clients_test.run(_target(protocol, server, queue, flush=flush), options))
 
@@ -126,7 +126,7 @@ def flood(  # noqa: PLR0913 # one parameter a flag
     queue: QueueFlag = _QUEUE,
     flush: FlushFlag = False,
 ) -> None:
-    """Let producers and consumers move items through one queue as fast as they can."""
+    """Have producers and consumers move items through one queue as fast as they can."""
     options = flood_test.Options(
         clients, items, _bytes(size), rollup, blocking=blocking, preload=preload
     )
@@ -171,7 +171,7 @@ def leaky_reader(
     queue: QueueFlag = _QUEUE,
     flush: FlushFlag = False,
 ) -> None:
-    """Let readers give up some of their open reads: every item must still arrive."""
+    """Have readers give back some of their open reads: every item must still arrive."""
     options = leaky_reader_test.Options(clients, items, _bytes(size), leak)
     _end(leaky_reader_test.run(_target(protocol, server, queue, flush=flush), options))
 
@@ -218,7 +218,7 @@ class _ProgressBar:
 
 @contextmanager
 def _watch(phase: str, items: int) -> Iterator[Bar]:
-    """Show a phase on standard error while it lasts, if that is a terminal."""
+    """Show the progress of a phase on standard error, if that is a terminal."""
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,7 +1,7 @@
-"""`kestrelmq put`, `get`, `peek` and `monitor`: items in and out of queues.
+"""`kestrelmq put`, `get`, `peek` and `monitor`: put items into queues and read them.
 
-An item goes to standard output byte for byte, unless that is a terminal, which shows its text. It
-is confirmed only when it is written there.
+An item is written to standard output byte for byte, or as printable text if that is a terminal. It
+is confirmed only after it has been written.
 """
 
 import itertools
@@ -71,15 +71,16 @@ def put(
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
 ) -> None:
-    """Add an item to a queue, or many.
+    """Add one or many items to a queue.
 
     \b
     kestrelmq put work hello
     kestrelmq put work - < picture.png
     kestrelmq put work --lines --expiry 1h < jobs.txt
 
-    With --lines, the line ends are no part of the items, and the number of items is printed.
-    Exit status 1: a queue is full, or no server took it; the message says how far it went.
+    With --lines, the items do not include the line ends, and the number of items is printed.
+    Exit status 1: the queue is full, or no server could be used; the message says how many items
+    were put.
     """  # noqa: D301 # \b is for the help
     seconds = duration(expiry)
     if lines and data not in {None, "-"}:
@@ -114,18 +115,18 @@ def get(  # noqa: PLR0913 # one parameter a flag
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
 ) -> None:
-    """Take items from a queue and write them to standard output, byte for byte.
+    """Remove items from a queue and write them to standard output, byte for byte.
 
-    On a terminal, what is no text in them is escaped.
+    On a terminal, characters that are not printable text are escaped.
 
     \b
     kestrelmq get work
     kestrelmq get work --timeout 5 > picture.png
     kestrelmq get work --count 0 | wc -l
 
-    Each item is read with /open and confirmed when it was written, so an item that could not be
-    written is back in its queue. Exit status 1, and nothing written: there was no item. That there
-    is no such queue is an error, and does not create it.
+    Each item is read with /open and confirmed after it is written, so an item that could not be
+    written goes back to its queue. Exit status 1 with no output: there was no item. It is an error
+    if the queue does not exist; the queue is not created.
     """  # noqa: D301 # \b is for the help
     wait = duration(timeout)
     after = _delimiter(delimiter, several=count != 1)
@@ -151,8 +152,8 @@ def peek(
 ) -> None:
     """Write the next item of a queue to standard output, and leave it in the queue.
 
-    In a cluster it is the next item of one of the servers. Exit status 1: there was no item. That
-    there is no such queue is an error, and does not create it.
+    In a cluster it is the next item of one of the servers. Exit status 1: there was no item. It is
+    an error if the queue does not exist; the queue is not created.
     """
     wait = duration(timeout)
     with connect(servers, zookeeper, path_prefix) as client:
@@ -176,13 +177,13 @@ def monitor(
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
 ) -> None:
-    """Take the items that arrive within TIME, write them, and confirm them together.
+    """Read the items that arrive within TIME, write them, and confirm them together.
 
     \b
     kestrelmq monitor work 30
     kestrelmq monitor work 5m 1000
 
-    They are written when the time is over, or MAX is reached. When that fails, all of them go back
+    They are written when the time is over or MAX is reached. If writing fails, all of them go back
     to the queue. Exit status 1: no item came, or there is no such queue.
     """  # noqa: D301 # \b is for the help
     wait = duration(seconds) or 0.0
@@ -200,7 +201,10 @@ def monitor(
 def _items(
     client: Client, queue: str, wait: float | None, count: int, *, confirm: bool
 ) -> Generator[bytes, None, None]:
-    """Give up to `count` items; each is confirmed when the next is asked for, or at once."""
+    """Yield up to `count` items, or all if it is 0.
+
+    With `confirm`, each is confirmed when the next is requested; otherwise it is removed at once.
+    """
     if confirm:
         yield from client.consume(queue, idle_timeout=wait or 0.0, max_items=count or None)
         return
@@ -217,7 +221,7 @@ def _delimiter(flag: str | None, *, several: bool) -> bytes:
 
 
 def _write(item: bytes, after: bytes) -> None:
-    # Unbuffered: what an error says was not written must not be written at exit.
+    # Unbuffered, so that nothing that was reported as unwritten is written at exit.
     rest = memoryview(shown(item) + after)
     try:
         while rest:
@@ -250,7 +254,7 @@ def _put_lines(
 
 
 def _line_batches(stream: BufferedReader) -> Iterator[list[bytes]]:
-    """Give the lines of a stream as they come, so that a slow writer's don't wait for more."""
+    """Yield lines as soon as they arrive, so that the lines of a slow writer are not held back."""
     rest = b""
     while chunk := stream.read1(_CHUNK):
         first, *others = chunk.split(b"\n")

@@ -1,4 +1,4 @@
-"""`kestrelmq config`: look at a configuration without starting a server."""
+"""`kestrelmq config`: check and show a configuration without starting a server."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ app = typer.Typer(help="Check, show and describe the configuration.", no_args_is
 
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="The configuration file.")]) -> None:
-    """Say whether a server would start with FILE, and everything that is wrong if it would not."""
+    """Check whether a server would start with FILE; if not, print everything that is wrong."""
     config = load_config(file)
     for warning in config_warnings(config):
         print(f"{file}: warning: {warning}", file=sys.stderr)
@@ -40,7 +40,7 @@ def show(
 ) -> None:
     """Print the settings in force, after inheritance, as TOML that loads again.
 
-    With QUEUE names, print what holds for each of them, configured by name or not.
+    With QUEUE names, print the settings of each of them, whether it is configured by name or not.
 
     ZooKeeper credentials are never printed.
     """

@@ -1,7 +1,6 @@
-"""`kestrelmq flush`, `delete`, `status`, `reload` and `shutdown`: orders to servers.
+"""`kestrelmq flush`, `delete`, `status`, `reload` and `shutdown`: commands to all servers.
 
-Each goes to every server. When one of them cannot be asked, the others still are, and the exit
-status is 1.
+If a server cannot be reached, the command still goes to the others, and the exit status is 1.
 """
 
 from typing import Annotated
@@ -32,13 +31,13 @@ def flush(
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
 ) -> None:
-    """Discard all items that wait in a queue, on every server. The queue stays.
+    """Drop all waiting items of a queue, on every server. The queue stays.
 
     \b
     kestrelmq flush work
     kestrelmq flush --all --yes
 
-    On a terminal it asks first. Exit status 1: the answer was no, or no server has the queue.
+    On a terminal you are asked first. Exit status 1: the answer was no, or no server has the queue.
     """  # noqa: D301 # \b is for the help
     if everything == (queue is not None):
         raise typer.BadParameter("give a QUEUE, or --all for every queue")
@@ -60,10 +59,10 @@ def delete(
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
 ) -> None:
-    """Drop a queue with its items and its journal, on every server.
+    """Delete a queue with its items and its journal, on every server.
 
-    A fanout queue, such as work+audit, stops receiving what is put into its master. On a terminal
-    it asks first. Exit status 1: the answer was no, or no server has the queue.
+    A fanout queue, such as work+audit, stops receiving the items put into its master. On a terminal
+    you are asked first. Exit status 1: the answer was no, or no server has the queue.
     """
     with connect(servers, zookeeper, path_prefix) as client:
         check_exists(client, queue)
@@ -87,8 +86,8 @@ def status(
     kestrelmq status
     kestrelmq status readonly
 
-    A server that is read-only gives items and takes none; a quiescent one does neither, and only
-    finishes the reads that are open. The status survives a restart.
+    A read-only server serves reads but accepts no items. A quiescent server does neither; open
+    reads can still be finished. The status survives a restart.
     """  # noqa: D301 # \b is for the help
     with connect(servers, zookeeper, path_prefix) as client:
         if new is not None:
@@ -104,9 +103,9 @@ def reload(
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
 ) -> None:
-    """Let every server read its configuration file again: its queues and aliases.
+    """Have every server reload its configuration file: the settings of queues and aliases.
 
-    A file with a mistake changes nothing, and the message says what is wrong.
+    If the file has an error, nothing changes, and the message says what is wrong.
     """
     with connect(servers, zookeeper, path_prefix) as client:
         client.reload()

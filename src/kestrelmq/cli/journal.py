@@ -1,4 +1,4 @@
-"""`kestrelmq journal ...`: looking at journals, checking, saving and moving them."""
+"""`kestrelmq journal`: inspect, check, repair, pack, export and import journals."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,15 +28,15 @@ from kestrelmq.units import format_size
 
 
 class _Group(TyperGroup):
-    """The commands; what the system refuses is told in a line, as any other error."""
+    """The group of commands; it reports an error of the operating system in one line."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that was asked for. Raises JournalError, and what a command raises."""
+        """Run the command. Raises JournalError instead of OSError, except for a broken pipe."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            raise  # whoever read what we print has seen enough
+            raise  # the reader of the output closed it, which is not an error
         except OSError as error:
             raise JournalError(_reason(error)) from error
         return result
@@ -58,7 +58,7 @@ _STEP: Final = 1 << 20
 
 
 class DialectName(StrEnum):
-    """The dialects a journal can be written in."""
+    """The dialects that a journal can be written in."""
 
     DOCUMENTED = "documented"
     KESTREL_2 = "kestrel-2"
@@ -79,7 +79,7 @@ def dump(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a record.")] = False,
 ) -> None:
-    """Describe the records of journals, one a line, and what they add up to.
+    """Print the records of journals, one per line, and a summary of each queue.
 
     Exit status 1: a journal is damaged, or cannot be read.
 
@@ -137,11 +137,11 @@ def _print_summary(report: Report) -> None:
 
 @app.command()
 def verify(paths: PathsArgument, *, queue: QueueFlag = None) -> None:
-    """Check every record of journals, and say which bytes are none. Changes nothing.
+    """Check every record of journals, and print which bytes are not valid. Changes nothing.
 
-    A record cut short at the end of the last file is what a crash leaves; a server sets it aside.
-    Exit status 1: there is other damage, for which a server refuses to load the queue, or a file
-    cannot be read.
+    A record cut short at the end of the last file is normal after a crash; a server sets it aside.
+    With any other damage a server refuses to load the queue. Exit status 1: there is such damage,
+    or a file cannot be read.
     """
     chosen = _chosen(paths, queue)
     with _Failures() as failures, _progress("checking", sum(one.size for one in chosen)) as bar:
@@ -156,10 +156,10 @@ def verify(paths: PathsArgument, *, queue: QueueFlag = None) -> None:
 
 @app.command()
 def repair(path: PathArgument, *, queue: QueueFlag = None) -> None:
-    """Save what can be read of damaged journals; no server may use the queue path.
+    """Repair damaged journals as far as possible; no server may be using the queue path.
 
-    The whole records of a damaged file go to a new file of the same name. The old content stays
-    beside it as NAME~~damaged-TIMESTAMP. Every range of bytes that is lost is printed.
+    The complete records of a damaged file are written to a new file of the same name. The old
+    content is kept as NAME~~damaged-TIMESTAMP. Every range of bytes that is lost is printed.
     """
     with _alone(path), _Failures() as failures:
         chosen = whole_queues(_chosen([path], queue, warn=False))
@@ -181,7 +181,7 @@ def pack(
         DialectName, typer.Option(help="The dialect to write.")
     ] = DialectName.DOCUMENTED,
 ) -> None:
-    """Rewrite journals to hold only what is live; no server may use the queue path.
+    """Rewrite journals to contain only live items; no server may be using the queue path.
 
     \b
     kestrelmq journal pack /var/spool/kestrel
@@ -211,9 +211,9 @@ def export(
         typer.Option("-o", "--output", help="File to write; Parquet if it ends in .parquet."),
     ] = None,
 ) -> None:
-    """Write what is in queues, as JSON Lines or Parquet. Changes nothing.
+    """Write the items of queues as JSON Lines or Parquet. Changes nothing.
 
-    Items of open reads come first, where they would be given back to.
+    Items of open reads come first, where they would be if they were given back.
 
     \b
     kestrelmq journal export /var/spool/kestrel > items.jsonl
@@ -249,9 +249,9 @@ def import_(
         bool, typer.Option("--append", help="Add to queues that are there already.")
     ] = False,
 ) -> None:
-    """Write an export to journals that a server then loads; no server may use the queue path.
+    """Write an export to journals for a server to load; no server may be using the queue path.
 
-    Each queue gets all of its items, or none of them.
+    Each queue gets either all of its items or none.
     """
     make_queue_path(path)
     with _alone(path):
@@ -291,7 +291,7 @@ def _chosen(
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Keep servers off the queue path. Raises QueuePathLocked."""
+    """Lock the queue path, so that no server can use it. Raises QueuePathLocked."""
     if not path.is_dir():
         raise JournalError(f"{path} is no queue path")
     lock = QueuePathLock(path)
@@ -303,19 +303,22 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 class _Failures:
-    """What was wrong with some queues; the others are gone on with. At the end it is an error."""
+    """Collects the failures of single queues, so that the others are still processed.
+
+    At the end of the `with` block they are raised as one error.
+    """
 
     def __init__(self) -> None:
         self._damaged: set[str] = set()
         self._unusable: set[str] = set()
 
     def add(self, one: Selected) -> None:
-        """Know that a queue is damaged."""
+        """Note that a queue is damaged."""
         self._damaged.add(str(one.path / one.queue))
 
     @contextmanager
     def of(self, one: Selected) -> Iterator[None]:
-        """Tell what goes wrong with a queue in the `with` block, and go on after it."""
+        """Print an error about a queue that the `with` block raises, note it, and continue."""
         try:
             yield
         except BrokenPipeError:
@@ -329,7 +332,7 @@ class _Failures:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Raise JournalError: something was wrong."""
+        """Raise JournalError if any queue failed."""
         if kind is not None:
             return
         lines = []
@@ -349,7 +352,7 @@ def _reason(error: Exception) -> str:
 
 
 class Bar:
-    """A progress bar, called with how many more bytes are done."""
+    """A progress bar in bytes, updated at most once per `_STEP` bytes."""
 
     def __init__(self, progress: Progress, total: int, title: str) -> None:
         self._progress = progress
@@ -357,7 +360,7 @@ class Bar:
         self._waiting = 0
 
     def __call__(self, done: int) -> None:
-        """Go on by `done` bytes."""
+        """Advance by `done` bytes."""
         self._waiting += done
         if self._waiting >= _STEP:
             self._progress.advance(self._task, self._waiting)
@@ -366,7 +369,7 @@ class Bar:
 
 @contextmanager
 def _progress(title: str, total: int) -> Iterator[Bar]:
-    """Show a progress bar on a terminal, and nothing elsewhere."""
+    """Show a progress bar if standard error is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(

@@ -15,9 +15,9 @@ from kestrelmq.version import VERSION
 if TYPE_CHECKING:
     import typer
 
-# Each command: the module that holds it, and its name there. A `typer.Typer` is a group of
-# commands, a function is one command. Only the module of the command that was asked for is
-# imported. The order is that of `kestrelmq --help`.
+# The module and the attribute of each command. The attribute is a function for a single command, or
+# a `typer.Typer` for a group of commands. Only the module of the requested command is imported. The
+# order is that of `kestrelmq --help`.
 COMMANDS: Final = {
     "serve": ("kestrelmq.cli.serve", "serve"),
     "put": ("kestrelmq.cli.client", "put"),
@@ -40,12 +40,12 @@ COMMANDS: Final = {
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command that `arguments` (those of the process) ask for, and exit."""
+    """Run the command in `arguments`, by default those of the process, and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words == ["--version"]:
         print(f"kestrelmq {VERSION}")
         sys.exit(0)
-    # Any other first word needs all commands: to list them, or to suggest the right one.
+    # With any other first word all commands are needed: to list them, or to suggest the right one.
     asked = words[:1] if words and words[0] in COMMANDS else list(COMMANDS)
     try:
         _application(asked)(args=words, prog_name="kestrelmq")

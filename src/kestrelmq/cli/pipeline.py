@@ -1,4 +1,4 @@
-"""`kestrelmq pipeline`: the Spark pipelines as commands, each with a table of what it did."""
+"""`kestrelmq pipeline`: the Spark pipelines as commands; each prints a table of its results."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ OutputFlag = Annotated[
 
 
 def _checked_master(url: str) -> str:
-    """Refuse what Spark would answer with a page of Java."""
+    """Check Spark's master URL, because Spark's own error is a page of Java stack trace."""
     if not url.startswith(("local", "spark://", "yarn", "k8s://")):
         raise typer.BadParameter(
             f"{url!r} is no master of Spark's: give local[*], spark://HOST:PORT, yarn or k8s://URL"
@@ -62,7 +62,7 @@ OverwriteFlag = Annotated[
 ]
 _LOCAL: Final = "local[*]"
 _POLL: Final = 1
-# As `kestrelmq.spark.live_plan` has it, which is too slow to import for a help text.
+# The same limit as in `kestrelmq.spark.live_plan`, which is too slow to import for a help text.
 _MOST_ITEMS: Final = 1 << 22
 
 
@@ -74,7 +74,7 @@ def report(
     overwrite: OverwriteFlag = False,
     master: MasterFlag = _LOCAL,
 ) -> None:
-    """Write a page with charts on what went through the queues, and the same as Parquet."""
+    """Write a page with charts about the items of the queues, and the same data as Parquet."""
     with spark_session(master, "report") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # Spark may be missing
 
@@ -92,7 +92,7 @@ def replay(
     overwrite: OverwriteFlag = False,
     master: MasterFlag = _LOCAL,
 ) -> None:
-    """Write what is in the queues now to Parquet."""
+    """Write the items that are in the queues now to Parquet."""
     with spark_session(master, "replay") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
@@ -109,7 +109,7 @@ def history(
     overwrite: OverwriteFlag = False,
     master: MasterFlag = _LOCAL,
 ) -> None:
-    """Write every item that the journals still tell of, with its fate, to Parquet."""
+    """Write every item that the journals still contain, with its fate, to Parquet."""
     with spark_session(master, "history") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
         from kestrelmq.spark.reading import read_parquet  # noqa: PLC0415 # as above
@@ -123,7 +123,7 @@ def history(
 
 @app.command()
 def verify(path: PathArgument, *, master: MasterFlag = _LOCAL) -> None:
-    """Check every journal file; exit status 1 when one is damaged."""
+    """Check every journal file; exit status 1 if one is damaged."""
     with spark_session(master, "verify") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
@@ -147,7 +147,7 @@ def pack(
     ] = DialectName.DOCUMENTED,
     master: MasterFlag = _LOCAL,
 ) -> None:
-    """Pack the journals of all queues, while no server runs on them."""
+    """Pack the journals of all queues; no server may be using the queue path."""
     with spark_session(master, "pack") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
@@ -184,7 +184,7 @@ def archive(  # noqa: PLR0913 # one for each flag
     kestrelmq pipeline archive work --output archive
     kestrelmq pipeline archive work --copy archived --follow --output archive
 
-    Started again with the same output, it goes on where it was, also after a crash.
+    If it is started again with the same output, it continues where it stopped, also after a crash.
     """  # noqa: D301 # \b is for the help
     with spark_session(master, "archive") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
@@ -223,13 +223,13 @@ def restore(  # noqa: PLR0913 # one for each flag
     path_prefix: PathPrefixFlag = None,
     master: MasterFlag = _LOCAL,
 ) -> None:
-    """Bring items back, to journals (--output) or to live servers (--live).
+    """Restore items to journals (--output) or to live servers (--live).
 
     \b
     kestrelmq pipeline restore contents --output spool
     kestrelmq pipeline restore archive --live --since 2026-01-31T10:00 --until 2026-01-31T11:00
 
-    A time without a zone is UTC. Of an archive, the time at which an item was read counts.
+    A time without a zone is UTC. For an archive, items are selected by the time they were read.
     """  # noqa: D301 # \b is for the help
     if live == (output is not None):
         raise typer.BadParameter("give either --output DIR or --live")
@@ -250,13 +250,13 @@ def restore(  # noqa: PLR0913 # one for each flag
 
 
 def _mode(*, overwrite: bool) -> Literal["error", "overwrite"]:
-    """Return what Spark calls it."""
+    """Return Spark's name of the write mode."""
     return "overwrite" if overwrite else "error"
 
 
 def _wait_for(query: "StreamingQuery") -> None:
-    """Wait for a query's end, or end it when this process is asked to end."""
-    # Spark's own handler of SIGINT would cancel the batch, and so fail the query.
+    """Wait until a query ends; stop it on SIGINT or SIGTERM."""
+    # Spark's own handler of SIGINT would cancel the batch, and the query would fail.
     asked_to_end = Event()
     stops = (signal.SIGINT, signal.SIGTERM)
     previous = [signal.signal(number, lambda *_: asked_to_end.set()) for number in stops]
@@ -287,7 +287,7 @@ def _cluster(
 
 
 def _table(rows: Sequence[Any], columns: Sequence[str]) -> None:
-    """Print objects' attributes, and their sums when there are several."""
+    """Print attributes of objects as a table, with their sums if there are several rows."""
     cells = [[str(getattr(row, column)) for column in columns] for row in rows]
     if len(rows) > 1:
         sums = [str(sum(getattr(row, column) for row in rows)) for column in columns[1:]]

@@ -1,4 +1,4 @@
-"""`kestrelmq serve --processes N`: the supervisor's side, and that of each server it runs."""
+"""`kestrelmq serve --processes N`: the supervisor, and what a supervised server does for it."""
 
 import os
 import signal
@@ -17,16 +17,16 @@ from kestrelmq.server.processes import Process, check_layout, processes_of
 from kestrelmq.server.supervisor import Supervisor
 
 _ORPHAN: Final = 30.0
-"""Seconds that a server without supervisor may take to shut down cleanly."""
+"""Seconds that a server has to shut down cleanly after its supervisor has ended."""
 
 
 def supervise(
     config: ServerConfig, count: int, flags: Sequence[str], announce: Callable[[str], None]
 ) -> None:
-    """Run `count` servers, each with `flags`, until they end or this process is told to.
+    """Run `count` servers, each with `flags`, until they end or this process is told to stop.
 
     Raises:
-        KestrelError: they cannot serve the queue path, or one did not start.
+        KestrelError: the queue path cannot be used, or a server did not start.
     """
     current_process().name = "supervisor"
     set_up_logging(config)
@@ -55,7 +55,10 @@ def supervise(
 
 
 def be_supervised(name: str) -> None:
-    """Be called `name` in the log, and shut down when standard input ends: the supervisor has."""
+    """Use `name` in the log, and shut down when standard input ends.
+
+    Standard input is a pipe from the supervisor, so its end means that the supervisor has ended.
+    """
     current_process().name = name
     Thread(target=_end_with_input, name="supervisor", daemon=True).start()
 
@@ -65,7 +68,7 @@ def _end_with_input() -> None:
         while os.read(0, 1):
             pass
     except OSError:
-        # As good as its end: whoever held the other side is gone.
+        # An error means the same as the end: the supervisor has ended.
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_ORPHAN)

@@ -15,7 +15,7 @@ from kestrelmq.server.processes import check_layout
 
 
 def _flag(setting: str) -> Any:
-    """Return the flag of a setting; its help is that of the setting, with its default."""
+    """Return the flag of a setting; its help is the setting's description and default."""
     text = (ServerConfig.model_fields[setting].description or "").removesuffix(".")
     default = written_default(ServerConfig, setting).strip('"')
     return typer.Option(help=f"{text} ({default})." if default else f"{text}.", show_default=False)
@@ -50,14 +50,15 @@ def serve(  # noqa: PLR0913 # one parameter a flag
 ) -> None:
     """Run the server in the foreground; no configuration is needed.
 
-    Flags override the configuration file. A port of 0 picks a free one, `none` turns the listener
-    off. Once every listener is bound, one line for each goes to standard output, and then
-    `ready`. Queues whose journals take longer than two seconds go on loading meanwhile; the
-    others are served. SIGTERM and SIGINT stop the server cleanly, SIGHUP reloads the configuration.
+    Flags override the configuration file. Port 0 means any free port, `none` turns a listener off.
+    When every listener is bound, one line for each is printed to standard output, then `ready`.
+    Queues whose journals take longer than two seconds to load become available later; the others
+    are served at once. SIGTERM and SIGINT stop the server cleanly, SIGHUP reloads the
+    configuration.
 
-    With `--processes N` server number I, from 0, keeps its queues in QUEUE_PATH/process-I, and its
-    ports are those of the configuration plus 10 x I. The servers never talk to each other: clients
-    spread the load. One that crashes is started again.
+    With `--processes N`, server number I, counted from 0, keeps its queues in QUEUE_PATH/process-I,
+    and its ports are those of the configuration plus 10 x I. The servers never talk to each other:
+    clients spread the load. A server that crashes is started again.
     """
     given: dict[str, object] = {
         "queue_path": queue_path,
@@ -93,7 +94,11 @@ def serve(  # noqa: PLR0913 # one parameter a flag
 
 
 def _with_flags(base: ServerConfig, overrides: dict[str, object]) -> ServerConfig:
-    """Return what is in force. Raises typer.BadParameter: `base` is sound, so a flag is wrong."""
+    """Return `base` with `overrides` applied.
+
+    Raises:
+        typer.BadParameter: a flag is wrong (`base` itself is valid).
+    """
     try:
         return apply_overrides(base, overrides)
     except ConfigError as error:
@@ -101,5 +106,5 @@ def _with_flags(base: ServerConfig, overrides: dict[str, object]) -> ServerConfi
 
 
 def _announce(line: str) -> None:
-    # In one write: unbuffered, print would let a log line come between the text and its end.
+    # One write for text and line end, so that unbuffered output has no log line between them.
     print(f"{line}\n", end="", flush=True)

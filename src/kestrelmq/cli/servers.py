@@ -1,4 +1,4 @@
-"""Which servers a command talks to: the flags, and what becomes of them."""
+"""The flags that say which servers a command uses, and what commands with servers share."""
 
 import os
 import sys
@@ -51,10 +51,10 @@ QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's
 
 
 def membership(servers: str | None, zookeeper: str | None, path_prefix: str | None) -> Membership:
-    """Return who the servers are, as the flags say.
+    """Return the servers that the flags name.
 
     Raises:
-        typer.BadParameter: the flags contradict each other, or name no server.
+        typer.BadParameter: the flags contradict each other, or do not name a server.
     """
     if (zookeeper is None) != (path_prefix is None):
         raise typer.BadParameter("--zookeeper and --path-prefix go together")
@@ -81,30 +81,30 @@ def connect(
 
 
 def check_exists(client: Client, queue: str) -> None:
-    """Refuse a queue that no server has: to read it would create it, and hide a typing error.
+    """Check that a server has the queue: reading it would create it, and so hide a misspelled name.
 
     Raises:
-        KestrelError: there is none, or not every server could be asked.
+        KestrelError: no server has it, or not every server could be asked.
     """
     if not client.exists(queue):
         raise KestrelError(f"no server has a queue {queue!r}")
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """Have a person at a terminal confirm what cannot be undone, unless they said `yes` before.
+    """Ask the user at a terminal to confirm what cannot be undone, unless `yes` is set.
 
     Raises:
-        typer.Abort: they did not.
+        typer.Abort: the user did not confirm.
     """
     if not yes and sys.stdin.isatty():
         typer.confirm(question, abort=True, err=True)
 
 
 def duration(text: str | None) -> float | None:
-    """Return a flag's duration in seconds; None when it was not given.
+    """Parse the duration in a flag (seconds); None if the flag was not given.
 
     Raises:
-        typer.BadParameter: it is no duration.
+        typer.BadParameter: it is not a duration.
     """
     try:
         return None if text is None else parse_duration(text)

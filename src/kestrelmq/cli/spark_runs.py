@@ -1,4 +1,4 @@
-"""A Spark session for a command: is Spark there at all, quiet logs, progress, readable errors."""
+"""A Spark session for a command: with a check for Spark, quiet logs, progress, readable errors."""
 
 import contextlib
 import importlib.util
@@ -37,7 +37,7 @@ logger.streaming.level = off
 
 
 def check_spark() -> None:
-    """Check that Spark can be started at all.
+    """Check that Spark can be started.
 
     Raises:
         KestrelError: PySpark or Java is missing; the message says how to get it.
@@ -59,13 +59,14 @@ def check_spark() -> None:
 
 @contextlib.contextmanager
 def spark_session(master: str, what: str) -> Iterator["SparkSession"]:
-    """Run Spark for the length of a `with` block, with progress on a terminal.
-
-    What Spark raises becomes a `KestrelError` of one line.
+    """Run a Spark session during a `with` block, with a progress bar on a terminal.
 
     Args:
         master: Spark's master URL.
-        what: what is being done, for the progress bar.
+        what: the title of the progress bar.
+
+    Raises:
+        KestrelError: an error of Spark, reduced to one line.
     """
     check_spark()
     from py4j.protocol import (  # type: ignore[import-untyped] # noqa: PLC0415 # may be missing
@@ -85,7 +86,7 @@ def spark_session(master: str, what: str) -> Iterator["SparkSession"]:
         except PySparkException as error:
             raise KestrelError(reason(error)) from error
         except Py4JJavaError as error:
-            # What failed within Spark itself: a disk that is full, a name that is too long.
+            # An error inside Spark itself, such as a full disk or a name that is too long.
             raise KestrelError(_root_cause(error.java_exception)) from error
         except (OSError, ValueError) as error:
             if isinstance(error, KestrelError):
@@ -94,7 +95,7 @@ def spark_session(master: str, what: str) -> Iterator["SparkSession"]:
 
 
 def reason(error: Exception) -> str:
-    """Return the line of an error of Spark's that says what is wrong."""
+    """Return the line of a Spark error that says what is wrong."""
     text = str(error)
     for pattern in (_OWN_ERROR, _PYTHON_ERROR):
         found: list[str] = pattern.findall(text)
@@ -105,7 +106,7 @@ def reason(error: Exception) -> str:
 
 
 def _root_cause(error: Any) -> str:
-    """Return the message of the Java exception that all others are about."""
+    """Return the message of the root cause of a Java exception."""
     cause = error.getCause()
     while cause is not None:
         error, cause = cause, cause.getCause()

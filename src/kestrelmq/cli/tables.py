@@ -1,4 +1,4 @@
-"""`kestrelmq stats` and `kestrelmq queues`: the servers' numbers, for people and for scripts."""
+"""`kestrelmq stats` and `kestrelmq queues`: statistics as tables for people, JSON for scripts."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ COLUMNS: Final = (
     "mem_bytes",
     "logsize",
 )
-"""The statistics that the table of queues shows."""
+"""The statistics in the table of queues."""
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
 
 
@@ -88,13 +88,13 @@ def queues(
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
 ) -> None:
-    """List the queues: items and bytes waiting, the age of the last item taken, and more.
+    """List the queues: items and bytes waiting, the age of the last item read, and more.
 
     \b
     kestrelmq queues --sort items
     kestrelmq queues --json | jq '.[] | select(.items > 1000)'
 
-    Over several servers, numbers are sums; the age, in milliseconds, is the greatest.
+    Over several servers, numbers are sums; the age, in milliseconds, is the largest.
     """  # noqa: D301 # \b is for the help
     with connect(servers, zookeeper, path_prefix) as client:
         found = client.queues()
@@ -107,7 +107,7 @@ def queues(
 
 
 def summed(found: Iterable[QueueStats]) -> list[dict[str, Any]]:
-    """Return one row for each queue name, over all servers that have it."""
+    """Return one row for each queue name, summed over the servers that have the queue."""
     names: dict[str, list[QueueStats]] = {}
     for queue in found:
         names.setdefault(queue.name, []).append(queue)

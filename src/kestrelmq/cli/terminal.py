@@ -1,19 +1,19 @@
-"""What servers and files hold, shown to people: none of it may command their terminal."""
+"""Escaping of text from servers and files, so that it cannot control the user's terminal."""
 
 import sys
 
 
 def printable(text: str) -> str:
-    """Return a line of text with each character escaped that is not shown as itself, as ESC."""
+    """Return a line of text with every non-printable character escaped, such as ESC."""
     if text.isprintable():
         return text
     return "".join(map(_escaped, text))
 
 
 def shown(item: bytes) -> bytes:
-    """Return an item as it is written to standard output: unchanged, unless that is a terminal.
+    """Return an item as it is to be written to standard output: unchanged, unless on a terminal.
 
-    There its text is shown, in as many lines as it has, and all else in it is escaped.
+    For a terminal, everything but printable text, line ends and tabs is escaped.
     """
     if not sys.stdout.isatty():
         return item

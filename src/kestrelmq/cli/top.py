@@ -1,4 +1,4 @@
-"""`kestrelmq top`: what the servers do, live."""
+"""`kestrelmq top`: a live view of servers and their busiest queues."""
 
 import shutil
 import sys
@@ -33,7 +33,7 @@ _PATIENCE: Final = ClientOptions(connect_timeout=1.0, operation_timeout=3.0)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one server said at one time; `problem` is set when it said nothing."""
+    """The statistics of one server at one time; `problem` is set if it could not be asked."""
 
     time: float
     values: Mapping[str, str]
@@ -41,13 +41,13 @@ class Sample:
     problem: str = ""
 
     def number(self, stat: str) -> int:
-        """Return one of the server's statistics, 0 when it has none of that name."""
+        """Return one of the server's statistics; 0 if it has none of that name."""
         return number(self.values.get(stat, ""))
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLine:
-    """One queue over all servers; rates are items a second."""
+    """One queue, summed over all servers; rates are in items per second."""
 
     name: str
     items: int
@@ -79,8 +79,8 @@ def top(
     kestrelmq top --servers a:22133,b:22133 --interval 500ms
     kestrelmq top --once
 
-    Rates are differences between two looks. End it with Ctrl-C. Exit status 1 with --once: no
-    server could be reached.
+    Rates are averages over the interval. End it with Ctrl-C. Exit status 1 with --once: no server
+    could be reached.
     """  # noqa: D301 # \b is for the help
     seconds = duration(interval) or 0.1
     known = membership(servers, zookeeper, path_prefix)
@@ -105,7 +105,7 @@ def top(
 def queue_lines(
     before: Mapping[Address, Sample], after: Mapping[Address, Sample]
 ) -> list[QueueLine]:
-    """Return the queues that the later samples show, the busiest first."""
+    """Return the queues of the later samples, the busiest first."""
     names = sorted({name for sample in after.values() for name in sample.queues})
     lines = [_queue_line(name, before, after) for name in names]
     return sorted(lines, key=lambda line: (-(line.rate_in + line.rate_out), -line.items, line.name))
@@ -137,7 +137,10 @@ def _queue_line(
 
 
 def _moved(before: QueueStats, after: QueueStats) -> tuple[int, int]:
-    """Return how many items came and went. A server that was restarted counts from 0 again."""
+    """Return how many items were added and read between two samples.
+
+    Both are 0 if the server was restarted in between, because it then counts from 0 again.
+    """
     grown = {
         stat: after.number(stat) - before.number(stat)
         for stat in ("items", "total_items", "expired_items", "discarded")
@@ -151,7 +154,7 @@ def _moved(before: QueueStats, after: QueueStats) -> tuple[int, int]:
 def _views(
     known: Membership, interval: float, lines: int
 ) -> Generator[tuple[RenderableType, bool], None, None]:
-    """Look again and again; give each view, and whether a server could be reached."""
+    """Take a sample per interval; yield the view of it, and whether any server was reached."""
     clients: dict[Address, Client] = {}
     known.start()
     before = _look(known, clients)
@@ -205,7 +208,7 @@ def _view(
     ]
     room = most
     if sys.stdout.isatty():
-        # What frames the queues: two headings, an empty line, and how many queues are left out.
+        # Other lines on the screen: two headings, an empty line, and the number of hidden queues.
         room = min(most, shutil.get_terminal_size().lines - len(after) - len(problems) - 4)
     return Group(servers, *problems, "", *_queues(queue_lines(before, after), max(1, room)))
 
@@ -224,7 +227,7 @@ def _queues(all_lines: list[QueueLine], most: int) -> list[RenderableType]:
 
 
 def _uptime(seconds: int) -> str:
-    """Return how long a server has been up, in the unit that says enough."""
+    """Return an uptime in the largest unit of which it has at least two."""
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * length:
             return f"{seconds // length}{unit}"
@@ -238,7 +241,7 @@ def _rate(before: Sample | None, after: Sample, stat: str) -> float:
 
 
 def _table(first: str, *others: str) -> Table:
-    """Return a table whose first column gives way when the terminal is narrow, not its numbers."""
+    """Return a table whose first column, not its numbers, shrinks on a narrow terminal."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(first)
     for name in others:
