@@ -1,7 +1,7 @@
-"""Queues without a server: for threads (`PersistentQueue`), asyncio, and whole queue paths.
+"""Queues without a server: for threads, for asyncio, and collections of all queues of a path.
 
-A queue path is the server's: the same files, so that a server can serve them later. While a server
-has a path the library cannot use it, and the other way round.
+The files in a queue path are the same as a server's, so a server can use them later. While a server
+uses a path, the library cannot use it, and the other way round.
 """
 
 from kestrelmq.library.aio import AsyncPersistentQueue

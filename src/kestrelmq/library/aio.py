@@ -1,9 +1,11 @@
 """`AsyncPersistentQueue`: a durable queue for the tasks of one event loop.
 
-Journal writes are short and happen on the loop; an fsync, where one is wanted, happens in a thread
-and serves every task that waits for one (see `durability.Syncs`). Journals are rewritten and packed
-in a thread, too. Both threads begin when they are first needed, and end with `close`. A task that
-is cancelled while it waits for an item takes none: until the task has it, the item is an open read.
+Journal writes are short and happen on the event loop. If an fsync is needed, it happens in a
+thread and serves all tasks that wait for one (see `durability.Syncs`). Journals are rewritten and
+packed in another thread. Both threads start when they are first needed and end with `close`.
+
+A task that is cancelled while it waits for an item removes none: until the task has the item, it is
+an open read.
 """
 
 import asyncio
@@ -40,8 +42,8 @@ class _Held:
     """What waits for a round of fsyncs.
 
     Attributes:
-        on_disk: done when it has ended; JournalError when it failed.
-        served: what tasks were served with, and hear of then.
+        on_disk: done when the round has ended; has a JournalError if it failed.
+        served: items for waiting tasks, which get them when the round has ended.
     """
 
     on_disk: asyncio.Future[None]
@@ -49,10 +51,10 @@ class _Held:
 
 
 class AsyncPersistentQueue:
-    """A durable queue of its own: `async with AsyncPersistentQueue("work", path) as queue`.
+    """A single durable queue: `async with AsyncPersistentQueue("work", path) as queue`.
 
-    The methods do what those of `PersistentQueue` do, and raise what those raise. They belong to
-    one event loop and are not safe to call from another thread.
+    The methods do the same as those of `PersistentQueue` and raise the same errors. They belong to
+    one event loop and must not be called from another thread.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class AsyncPersistentQueue:
         *,
         clock: Clock | None = None,
     ) -> None:
-        """Prepare; nothing is opened before `setup`. As `PersistentQueue`."""
+        """Prepare the queue; nothing is opened before `setup`. See `PersistentQueue`."""
         self._config = config or QueueConfig()
         check_queue(name, self._config)
         self._name = name
@@ -88,7 +90,7 @@ class AsyncPersistentQueue:
     # --- start and stop ---
 
     async def setup(self) -> None:
-        """Load the queue; as `PersistentQueue.setup`."""
+        """Load the queue, as `PersistentQueue.setup` does."""
         if self._opened is not None:
             return
         call = _caller(asyncio.get_running_loop())
@@ -103,11 +105,11 @@ class AsyncPersistentQueue:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the queue cannot be used: it was closed, or not set up yet."""
+        """Whether the queue cannot be used because it was closed or is not set up yet."""
         return self._opened is None
 
     async def close(self) -> None:
-        """Stop; as `PersistentQueue.close`."""
+        """Close the queue, as `PersistentQueue.close` does."""
         queue, self._opened = self._opened, None
         if queue is None:
             return
@@ -119,7 +121,7 @@ class AsyncPersistentQueue:
             self._periodic.cancel()
         try:
             if self._config.sync_journal is not None:
-                # The last round: when it has ended, so have those that tasks wait for.
+                # This is the last round. When it has ended, all rounds that tasks wait for have.
                 await asyncio.shield(self._sync(queue))
         finally:
             await self._release(queue)
@@ -144,16 +146,16 @@ class AsyncPersistentQueue:
     # --- operations ---
 
     async def add(self, data: bytes, expiry: Expiry = None) -> bool:
-        """Add an item at the end; False when it was refused. As `PersistentQueue.add`."""
+        """Add an item at the end, as `PersistentQueue.add` does; False if it was refused."""
         due = expiry_time(expiry, self._clock.now())
         return await self._change(lambda queue: queue.add(data, due))
 
     async def peek(self) -> Item | None:
-        """Return the item at the head and leave it there; None when the queue is empty."""
+        """Return the item at the head without removing it; None if the queue is empty."""
         return await self._take(Wanted.PEEK)
 
     async def remove(self, *, transaction: bool = False) -> Item | None:
-        """Take the item at the head; None when the queue is empty. As `PersistentQueue.remove`."""
+        """Remove the head item, as `PersistentQueue.remove` does; None if the queue is empty."""
         return await self._take(Wanted.OPEN if transaction else Wanted.REMOVE)
 
     async def _take(self, wanted: Wanted) -> Item | None:
@@ -166,10 +168,10 @@ class AsyncPersistentQueue:
     async def _hand_over(
         self, queue: Queue, wanted: Wanted, xid: int, syncing: asyncio.Future[None]
     ) -> None:
-        """Wait for the sync of a read, so that no item is lost with a task that is cancelled.
+        """Wait for the sync of a read, without losing the item if the task is cancelled.
 
-        An open read goes back then. A removal cannot be undone: the task gets its item, and the
-        cancellation when it waits next.
+        On cancellation an open read is given back. A removal cannot be undone: the task gets its
+        item first, and is cancelled when it next waits.
         """
         task = asyncio.current_task()
         try:
@@ -187,47 +189,47 @@ class AsyncPersistentQueue:
             syncing.result()
 
     async def unremove(self, xid: int) -> bool:
-        """Give the open read `xid` back to the head; False when it is not open."""
+        """Give the open read `xid` back to the head; False if it is not open."""
         return await self._change(lambda queue: queue.unremove(xid))
 
     async def confirm_remove(self, xid: int) -> bool:
-        """Finish the open read `xid`; False when it is not open."""
+        """Confirm the open read `xid`; False if it is not open."""
         return await self._change(lambda queue: queue.confirm(xid))
 
     async def wait_remove(
         self, timeout: float | None = None, *, transaction: bool = False
     ) -> Item | None:
-        """As `remove`, but wait for an item; None when none came in `timeout` seconds.
+        """Do as `remove`, but wait for an item; None if none came within `timeout` seconds.
 
-        Tasks are served in the order in which they began to wait. A `timeout` of None waits for
-        as long as it takes; QueueUnavailable ends the wait when the queue is closed.
+        Tasks are served in the order in which they began to wait. With a `timeout` of None the wait
+        is unlimited; if the queue is closed meanwhile, it ends with QueueUnavailable.
         """
         return await self._wait(Wanted.OPEN if transaction else Wanted.REMOVE, timeout)
 
     async def wait_peek(self, timeout: float | None = None) -> Item | None:
-        """As `peek`, but wait for an item; see `wait_remove`."""
+        """Do as `peek`, but wait for an item; see `wait_remove`."""
         return await self._wait(Wanted.PEEK, timeout)
 
     async def flush(self) -> int:
-        """Drop every waiting item, not the open ones; return how many there were."""
+        """Drop all waiting items, but not those of open reads; return how many there were."""
         return await self._change(lambda queue: queue.flush())
 
     def __len__(self) -> int:
-        """Items waiting, without the open ones."""
+        """Number of waiting items, without those of open reads."""
         return len(self._queue())
 
     def __bool__(self) -> bool:
-        """True, also when the queue is empty."""
+        """Return True, even if the queue is empty."""
         return True
 
     @property
     def bytes(self) -> int:
-        """Bytes of data in the items that wait."""
+        """Bytes of data in the waiting items."""
         return self._queue().size
 
     @property
     def journal_size(self) -> int:
-        """Bytes in the journal's files; 0 without a journal."""
+        """Size of the journal's files in bytes; 0 without a journal."""
         return self._queue().journal.size
 
     # --- waiting ---
@@ -263,7 +265,7 @@ class AsyncPersistentQueue:
         return Item.of(record, xid)
 
     def _undo(self, queue: Queue, served: _Served) -> None:
-        """Give back what a cancelled task was given."""
+        """Give back the item that a cancelled task was served with, if any."""
         if served.exception() is None:
             self._give_back(queue, served.result()[1])
 
@@ -285,14 +287,17 @@ class AsyncPersistentQueue:
     async def _change(self, operation: Callable[[Queue], T]) -> T:
         result, syncing = self._apply(self._queue(), operation)
         if syncing is not None:
-            # Others wait for it too, so it goes on when this task does not.
+            # Other tasks may wait for the same sync, so it continues if this task is cancelled.
             await asyncio.shield(syncing)
         return result
 
     def _apply(
         self, queue: Queue, operation: Callable[[Queue], T]
     ) -> tuple[T, asyncio.Future[None] | None]:
-        """Apply `operation` and write it; return its result, and the sync that it waits for."""
+        """Apply `operation` and write its records.
+
+        Return its result, and the sync to wait for, or None if there is none.
+        """
         syncing = None
         try:
             result = operation(queue)
@@ -313,9 +318,10 @@ class AsyncPersistentQueue:
         return served
 
     def _sync(self, queue: Committable) -> asyncio.Future[None]:
-        """Have the queue forced to disk; return what is done then, JournalError if that failed.
+        """Request a sync of the queue; return a future that is done when the sync has ended.
 
-        A round begins when those who are ready to run have run: they may have something to sync.
+        The future has a JournalError if the sync failed. A round begins only after the tasks that
+        are ready have run, because they may have something to sync, too.
         """
         covering = self._syncs.request({queue})
         assert covering is not None  # noqa: S101 # it covers the queue
@@ -340,18 +346,18 @@ class AsyncPersistentQueue:
             _settle(held.served, failure)
             _tell(held.on_disk, None, failure)
         if failure is not None and self._opened is not None:
-            self._watch_time(self._opened)  # the journal has to be written anew
+            self._watch_time(self._opened)  # the journal has to be rewritten
         self._begin_round()
 
     async def _sync_now_and_then(self, period: float) -> None:
         while True:
             await asyncio.sleep(period)
-            # What was written since the last time, whatever its period.
+            # Sync everything written since the last time, without checking whether it is due.
             for queue in self._syncs.take_due(math.inf):
                 await asyncio.wait([self._sync(queue)])
 
     def _watch_deadlines(self, queue: Queue) -> None:
-        """Have the next overdue read given back in time."""
+        """Schedule the next overdue read to be given back in time."""
         due = queue.next_deadline
         if due is None or (self._timer is not None and not self._timer.cancelled()):
             return
@@ -367,7 +373,7 @@ class AsyncPersistentQueue:
             self._watch_deadlines(queue)
 
     def _watch_time(self, queue: Queue) -> None:
-        """Have done, about once a second, what only the passing of time brings about."""
+        """Schedule upkeep in about a second, if the queue has anything that depends on time."""
         if self._upkeep is None and queue.is_timed:
             loop = asyncio.get_running_loop()
             self._upkeep = loop.call_later(UPKEEP_PERIOD, self._keep_up, queue)
@@ -385,10 +391,10 @@ class AsyncPersistentQueue:
 
 
 def _caller(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:
-    """Return what has a function called by `loop`, from any thread."""
+    """Return a function that, from any thread, has `loop` call a given function."""
 
     def call(function: Callable[[], None]) -> None:
-        # A loop that ended before the queue was closed hears of nothing.
+        # The event loop may have been closed before the queue was.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(function)
 
@@ -397,11 +403,11 @@ def _caller(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], N
 
 def _refuse(served: _Served, error: KestrelError) -> None:
     served.set_exception(error)
-    served.exception()  # a task that was cancelled does not ask
+    served.exception()  # mark it as retrieved: a cancelled task never does
 
 
 def _settle(served: list[_Answer], failure: JournalError | None) -> None:
-    """Tell tasks what they were served with, or that it was taken back."""
+    """Give waiting tasks the items they were served with, or the failure that undid it."""
     for future, record, xid in served:
         _tell(future, (record, xid), failure)
 
@@ -411,4 +417,4 @@ def _tell(future: asyncio.Future[T], result: T, failure: JournalError | None) ->
         future.set_result(result)
     else:
         future.set_exception(failure)
-        future.exception()  # a task that was cancelled does not ask
+        future.exception()  # mark it as retrieved: a cancelled task never does

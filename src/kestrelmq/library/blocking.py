@@ -1,11 +1,11 @@
 """`PersistentQueue`: a durable queue for the threads of one process.
 
-Every method may be called from any thread. What a method returned from is in the journal; a crash
-may leave a record cut short behind it, which the next `setup` sets aside.
+Every method may be called from any thread. When a method returns, its change is in the journal. A
+crash may leave a record cut short after that, which the next `setup` sets aside.
 
-Threads begin when they are first needed, and end with `close`: one rewrites and packs journals; one
-looks, about once a second, for what only the passing of time brings about; one forces the journal
-to disk where `sync_journal` is a period.
+Background threads start when they are first needed and end with `close`. One rewrites and packs
+journals. One does the upkeep that depends on time, about once a second. One syncs the journal if
+`sync_journal` is a period.
 """
 
 import logging
@@ -33,12 +33,13 @@ log = logging.getLogger(__name__)
 
 
 class BlockingQueue(ABC):
-    """What can be done with a queue; every method is safe to call from several threads.
+    """The operations of a queue. Every method may be called from several threads at once.
 
-    Every method raises QueueUnavailable when the queue is not set up or was closed, or when its
-    items cannot be read, and JournalError when the journal could not be written; then nothing was
-    changed. Where an fsync was asked for (`sync_journal`) and failed, JournalError is raised too,
-    and the change may or may not outlive the machine.
+    Every method may raise these errors:
+
+    - QueueUnavailable: the queue is not set up or was closed, or its items cannot be read.
+    - JournalError: the journal could not be written, and nothing was changed. If it was an fsync
+      (`sync_journal`) that failed, the change is made but may not survive a crash of the machine.
     """
 
     def __init__(self, name: str, gate: Gate, clock: Clock) -> None:
@@ -53,11 +54,11 @@ class BlockingQueue(ABC):
 
     @abstractmethod
     def _queue(self) -> Queue:
-        """Return the queue; the gate's lock is held. Raises QueueUnavailable."""
+        """Return the queue; called with the gate's lock held. Raises QueueUnavailable."""
 
     @abstractmethod
     def _keep_time(self) -> None:
-        """Have time-driven work done from now on; the gate's lock is held."""
+        """Start the upkeep that depends on time; called with the gate's lock held."""
 
     def _change(self, operation: Callable[[Queue], T]) -> T:
         def apply() -> tuple[Queue, T]:
@@ -75,24 +76,26 @@ class BlockingQueue(ABC):
         return result
 
     def add(self, data: bytes, expiry: Expiry = None) -> bool:
-        """Add an item at the end; False when it was refused: the queue is full, it is too large.
+        """Add an item at the end; False if it was refused: the queue is full or the item too large.
 
         Args:
-            data: the item; empty is fine.
-            expiry: seconds from now, or a `datetime` with a time zone; None is never.
+            data: the data of the item; it may be empty.
+            expiry: seconds from now, a `timedelta`, a `datetime` with a time zone, or None for
+                never.
         """
         due = expiry_time(expiry, self._clock.now())
         return self._change(lambda queue: queue.add(data, due))
 
     def peek(self) -> Item | None:
-        """Return the item at the head and leave it there; None when the queue is empty."""
+        """Return the item at the head without removing it; None if the queue is empty."""
         return self._take(Wanted.PEEK)
 
     def remove(self, *, transaction: bool = False) -> Item | None:
-        """Take the item at the head; None when the queue is empty.
+        """Remove the item at the head; None if the queue is empty.
 
-        With `transaction` the item is set aside until `confirm_remove` finishes it, `unremove`
-        gives it back, its `open_transaction_timeout` passes, or the queue is set up again.
+        With `transaction`, open a read instead: the item is kept until `confirm_remove` confirms
+        it. It goes back to the head with `unremove`, after the `open_transaction_timeout`, or when
+        the queue is set up again.
         """
         return self._take(Wanted.OPEN if transaction else Wanted.REMOVE)
 
@@ -101,25 +104,25 @@ class BlockingQueue(ABC):
         return None if record is None else Item.of(record, xid)
 
     def unremove(self, xid: int) -> bool:
-        """Give the open read `xid` back to the head; False when it is not open."""
+        """Give the open read `xid` back to the head; False if it is not open."""
         return self._change(lambda queue: queue.unremove(xid))
 
     def confirm_remove(self, xid: int) -> bool:
-        """Finish the open read `xid`; False when it is not open."""
+        """Confirm the open read `xid`; False if it is not open."""
         return self._change(lambda queue: queue.confirm(xid))
 
     def wait_remove(
         self, timeout: float | None = None, *, transaction: bool = False
     ) -> Item | None:
-        """As `remove`, but wait for an item; None when none came in `timeout` seconds.
+        """Do as `remove`, but wait for an item; None if none came within `timeout` seconds.
 
-        Those who wait are served in the order in which they began. A `timeout` of None waits for
-        as long as it takes; QueueUnavailable ends the wait when the queue is closed.
+        Threads are served in the order in which they began to wait. With a `timeout` of None the
+        wait is unlimited; if the queue is closed meanwhile, it ends with QueueUnavailable.
         """
         return self._wait(Wanted.OPEN if transaction else Wanted.REMOVE, timeout)
 
     def wait_peek(self, timeout: float | None = None) -> Item | None:
-        """As `peek`, but wait for an item; see `wait_remove`."""
+        """Do as `peek`, but wait for an item; see `wait_remove`."""
         return self._wait(Wanted.PEEK, timeout)
 
     def _wait(self, wanted: Wanted, timeout: float | None) -> Item | None:
@@ -140,14 +143,17 @@ class BlockingQueue(ABC):
             while not begun.settled.wait(self._nap(begun.queue, deadline)):
                 if deadline is not None and time.monotonic() >= deadline:
                     break
-                self._change(lambda _: None)  # overdue reads come back, perhaps to this thread
+                self._change(lambda _: None)  # gives back overdue reads, perhaps to this thread
         finally:
             waits_still, _ = self._gate.change(lambda: begun.queue.waiters.cancel(begun.waiter))
         return None if waits_still else begun.item()
 
     @staticmethod
     def _nap(queue: Queue, deadline: float | None) -> float | None:
-        """Return for how many seconds nothing can happen that nobody wakes a waiting thread for."""
+        """Return how many seconds a waiting thread may sleep before it must check the time again.
+
+        It must wake up for its own deadline and for overdue reads; for anything else it is woken.
+        """
         now = time.monotonic()
         ends = [] if deadline is None else [deadline - now]
         if queue.next_deadline is not None:
@@ -157,33 +163,33 @@ class BlockingQueue(ABC):
         return max(0.0, min(ends)) if ends else None
 
     def flush(self) -> int:
-        """Drop every waiting item, not the open ones; return how many there were."""
+        """Drop all waiting items, but not those of open reads; return how many there were."""
         return self._change(lambda queue: queue.flush())
 
     def __len__(self) -> int:
-        """Items waiting, without the open ones."""
+        """Number of waiting items, without those of open reads."""
         return self._change(len)
 
     def __bool__(self) -> bool:
-        """True, also when the queue is empty."""
+        """Return True, even if the queue is empty."""
         return True
 
     @property
     def bytes(self) -> int:
-        """Bytes of data in the items that wait."""
+        """Bytes of data in the waiting items."""
         return self._change(lambda queue: queue.size)
 
     @property
     def journal_size(self) -> int:
-        """Bytes in the journal's files; 0 without a journal."""
+        """Size of the journal's files in bytes; 0 without a journal."""
         return self._change(lambda queue: queue.journal.size)
 
 
 class PersistentQueue(BlockingQueue):
-    """A durable queue of its own: `with PersistentQueue("work", "/var/spool/app") as queue`.
+    """A single durable queue: `with PersistentQueue("work", "/var/spool/app") as queue`.
 
-    Several of one queue path work side by side, in one process or in several; each queue is used
-    by one object at a time.
+    Different queues of one queue path can be used at the same time, in one process or in several.
+    Each queue is used by one object at a time.
     """
 
     def __init__(
@@ -194,16 +200,16 @@ class PersistentQueue(BlockingQueue):
         *,
         clock: Clock | None = None,
     ) -> None:
-        """Prepare; nothing is opened before `setup`.
+        """Prepare the queue; nothing is opened before `setup`.
 
         Args:
             name: the queue's name.
-            path: directory of the journals; made if need be.
+            path: the queue path; it is created if necessary.
             config: the queue's settings.
-            clock: tells the time; the machine's by default.
+            clock: the source of time; by default the machine's clock.
 
         Raises:
-            InvalidQueueName: no queue can have that name.
+            InvalidQueueName: the name is not valid.
             ConfigError: the settings need other queues; use a `QueueCollection`.
         """
         self._config = config or QueueConfig()
@@ -217,11 +223,11 @@ class PersistentQueue(BlockingQueue):
         self._tickers: list[Ticker] = []
 
     def setup(self) -> None:
-        """Load the queue; reads that were open when it was last in use are back at the head.
+        """Load the queue; items of reads that were open when it was last used are at the head.
 
         Raises:
-            QueuePathLocked: a server has the path, or somebody else has the queue.
-            DamagedJournal: a file has bytes that are no record.
+            QueuePathLocked: a server uses the path, or another object uses the queue.
+            DamagedJournal: a file has bytes that are not a record.
             OSError: a file could not be created or read.
         """
         self._gate.change(self._open)
@@ -250,7 +256,7 @@ class PersistentQueue(BlockingQueue):
             self._tickers[0].start()
 
     def _keep_up(self) -> None:
-        """Do what only the passing of time brings about."""
+        """Do the upkeep that depends on time."""
         for work in (Queue.sweep, Queue.tick):
             try:
                 self._change(work)
@@ -266,17 +272,19 @@ class PersistentQueue(BlockingQueue):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the queue cannot be used: it was closed, or not set up yet."""
+        """Whether the queue cannot be used because it was closed or is not set up yet."""
         return self._opened is None
 
     def close(self) -> None:
-        """Stop; those who wait get QueueUnavailable, open reads are back after the next setup.
+        """Close the queue. Waiting readers get QueueUnavailable.
+
+        Items of open reads are back at the head after the next `setup`.
 
         Raises:
-            JournalError: `sync_journal` is set and the journal could not be forced to disk.
+            JournalError: `sync_journal` is set and the journal could not be synced.
         """
         (tickers, failure), _ = self._gate.change(self._shut)
-        # None begins any more; one may have to go through the gate before it ends.
+        # Stop them outside the gate: a running ticker may need the gate before it can end.
         for ticker in tickers:
             ticker.stop()
         if failure is not None:

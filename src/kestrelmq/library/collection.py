@@ -1,8 +1,8 @@
-"""`QueueCollection`: all the queues of a path, with fanouts, aliases and `expire_to_queue`.
+"""`QueueCollection`: all queues of a path, with fanouts, aliases and `expire_to_queue`.
 
-It has the path to itself, as a server would. Threads work in the background while it is set up: one
-drops (or moves) what expired and does what else only the passing of time brings about, one forces
-journals to disk where a period asks for it, and one rewrites and packs them when that is needed.
+It locks the whole path, as a server does. While it is set up, threads work in the background: one
+drops or moves expired items and does other upkeep that depends on time, one syncs journals if
+`sync_journal` is a period, and one rewrites and packs journals when needed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +26,9 @@ T = TypeVar("T")
 class QueueCollection:
     """The queues of a path: `with QueueCollection("/var/spool/app") as queues`.
 
-    Safe to use from several threads. A queue comes into being when an add or a read first refers
-    to it. Errors are those of `PersistentQueue`; besides, InvalidQueueName for a name that no
-    queue can have, and QueueUnavailable for one that could not be loaded.
+    It may be used from several threads. A queue is created when an add or a read first refers to
+    it. Methods raise the errors of `PersistentQueue`, InvalidQueueName if a name is not valid, and
+    QueueUnavailable if a queue could not be loaded.
     """
 
     def __init__(
@@ -41,19 +41,20 @@ class QueueCollection:
         sweep_period: float | None = 1.0,
         clock: Clock | None = None,
     ) -> None:
-        """Prepare; nothing is opened before `setup`.
+        """Prepare the collection; nothing is opened before `setup`.
 
         Args:
-            path: directory of the journals; made if need be.
-            default: settings of every queue that does not set its own.
-            queues: settings by queue; a fanout child (`orders+audit`) inherits its master's.
+            path: the queue path; it is created if necessary.
+            default: the settings of every queue that does not set its own.
+            queues: the settings of single queues; a fanout child (`orders+audit`) inherits those of
+                its master.
             aliases: for each alias, the queues that every item added to it goes to.
-            sweep_period: seconds between looks for what expired; None looks only when a queue is
-                used.
-            clock: tells the time; the machine's by default.
+            sweep_period: seconds between sweeps for expired items; with None, expired items of a
+                queue are found only when it is used.
+            clock: the source of time; by default the machine's clock.
 
         Raises:
-            ConfigError: a name that no queue can have, or an alias that leads back to itself.
+            ConfigError: a name is not valid, or an alias leads back to itself.
         """
         self._config = _config(Path(path), default, queues or {}, aliases or {})
         self._clock = clock or SystemClock()
@@ -67,11 +68,11 @@ class QueueCollection:
     # --- start and stop ---
 
     def setup(self) -> None:
-        """Take the path and load every queue in it; those that are damaged are set apart.
+        """Lock the path and load every queue in it; `damaged` returns those that cannot be loaded.
 
         Raises:
-            QueuePathLocked: a server, or another user of the library, has the path.
-            OSError: it cannot be created or read.
+            QueuePathLocked: a server or another user of the library uses the path.
+            OSError: the path cannot be created or read.
         """
         self._gate.change(self._open)
 
@@ -95,15 +96,15 @@ class QueueCollection:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the queues cannot be used: they were closed, or not set up yet."""
+        """Whether the queues cannot be used because they were closed or are not set up yet."""
         return not self._is_open
 
     def close(self) -> None:
-        """Stop every queue and give the path back; those who wait get QueueUnavailable."""
+        """Close every queue and unlock the path; waiting readers get QueueUnavailable."""
         if self._is_open:
             self._sync()
         tickers, _ = self._gate.change(self._shut)
-        # None begins any more; one may have to go through the gate before it ends.
+        # Stop them outside the gate: a running ticker may need the gate before it can end.
         for ticker in tickers:
             ticker.stop()
 
@@ -124,10 +125,10 @@ class QueueCollection:
     # --- queues ---
 
     def queue(self, name: str) -> BlockingQueue:
-        """Return the queue called `name`, to add to and to read from; it need not be there yet.
+        """Return the queue called `name`; it is created when it is first used.
 
         Raises:
-            InvalidQueueName: no queue can have that name, or it is an alias, which has no items.
+            InvalidQueueName: the name is not valid, or it is an alias, which has no items.
         """
         problem = queue_name_error(name)
         if problem is None and name in self._config.aliases:
@@ -137,10 +138,10 @@ class QueueCollection:
         return _CollectionQueue(name, self._gate, self._clock, self._obtain, self._keep_time)
 
     def add(self, name: str, data: bytes, expiry: Expiry = None) -> bool:
-        """Add an item to a queue and its fanouts, or to every destination of an alias.
+        """Add an item to a queue and its fanout children, or to every destination of an alias.
 
         Returns:
-            False when it was refused; for an alias, when a destination refused it.
+            False if the item was refused; for an alias, if any destination refused it.
         """
         due = expiry_time(expiry, self._clock.now())
 
@@ -158,25 +159,25 @@ class QueueCollection:
         return accepted
 
     def flush(self, name: str) -> int:
-        """Drop every waiting item of a queue; return how many. An alias or no queue has none."""
+        """Drop all waiting items of a queue; return how many; 0 for an alias or unknown name."""
         return self._change(lambda queues: queues.flush(name))
 
     def delete(self, name: str) -> bool:
-        """Drop a queue with its items and its journal; False when there is none."""
+        """Delete a queue with its items and its journal; False if there is no such queue."""
         return self._change(lambda queues: queues.delete(name))
 
     def names(self) -> list[str]:
-        """Return the names of the queues that are up, sorted."""
+        """Return the names of the loaded queues, sorted."""
         return self._change(lambda queues: sorted(queues.queues))
 
     def damaged(self) -> dict[str, str]:
-        """Return the queues that could not be loaded, and why."""
+        """Return the queues that could not be loaded, and the reason for each."""
         return self._change(
             lambda queues: {name: str(error) for name, error in queues.damaged.items()}
         )
 
     def sweep(self) -> None:
-        """Drop or move what expired, and give overdue reads back; happens by itself, too."""
+        """Drop or move expired items and give back overdue reads now; it also happens by itself."""
         self._change(lambda queues: queues.sweep())
 
     # --- inside the gate ---
@@ -200,7 +201,7 @@ class QueueCollection:
             self._tickers[0].start()
 
     def _keep_up(self) -> None:
-        """Do what only the passing of time brings about."""
+        """Do the upkeep that depends on time."""
         if not self.is_closed:
             if self._sweep_period is not None:
                 self.sweep()

@@ -1,12 +1,12 @@
-"""Queues for threads: one at a time changes them, and hears of it when the change is durable.
+"""Access to queues from threads: one thread at a time changes them, then waits for durability.
 
-`Gate.change` holds the lock while it applies an operation and writes its records. An fsync, where
-one is wanted, happens after the lock is given up: of the threads that wait for one, the first to
-come syncs for all (see `durability.Syncs`). Readers that were served by the operation hear of it
-last.
+`Gate.change` holds the lock while it applies an operation and writes its records. If an fsync is
+needed, it happens after the lock is released: the first of the threads that wait for one syncs for
+all of them (see `durability.Syncs`). Readers that the operation served are woken last.
 
-What a journal's upkeep reports from its thread is taken note of under the same lock, by whoever has
-it: the thread never waits for it, and so whoever has it may wait for the thread.
+The upkeep of a journal runs in a thread of its own and reports its results. Reports are processed
+under the same lock, by whichever thread holds it. The upkeep thread never waits for the lock, so a
+thread that holds the lock may wait for the upkeep thread.
 """
 
 import logging
@@ -25,7 +25,7 @@ from kestrelmq.library.items import Item
 T = TypeVar("T")
 
 UPKEEP_PERIOD: Final = 1.0
-"""Seconds between looks for what only the passing of time brings about."""
+"""Seconds between two runs of the upkeep that depends on time."""
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,9 @@ class Waiting:
     """A thread that waits for an item of a queue.
 
     Attributes:
-        waiter: its place in the queue's line.
-        settled: set when there is an item, or there will be none.
+        waiter: the waiter that represents it in the queue.
+        settled: set when the wait has ended, with or without an item.
+        queue: the queue.
     """
 
     def __init__(self, gate: "Gate", queue: Queue, wanted: Wanted) -> None:
@@ -55,12 +56,12 @@ class Waiting:
         self._gate.served.append(self)
 
     def settle(self, failure: JournalError | None) -> None:
-        """Wake the thread; the item is in no journal if there is a `failure`."""
+        """Wake the thread; a `failure` means that the read could not be written to the journal."""
         self._failure = self._failure or failure
         self.settled.set()
 
     def item(self) -> Item:
-        """Return the item; it may still have to be forced to disk, which is waited for.
+        """Wait until the read is durable, and return the item.
 
         Raises:
             JournalError: the journal could not be written; the item stayed in the queue.
@@ -75,10 +76,10 @@ class Waiting:
 
 
 class Gate:
-    """The way to the queues that one `Commits` belongs to.
+    """Gives threads access to the queues that share one `Commits`.
 
     Attributes:
-        served: waiting threads that the operation at hand served.
+        served: the waiting threads that the current operation has served.
     """
 
     def __init__(self, commits: Commits) -> None:
@@ -90,9 +91,10 @@ class Gate:
         self._syncing = threading.Lock()
 
     def change(self, operation: Callable[[], T]) -> tuple[T, dict[Committable, JournalError]]:
-        """Apply `operation` and write it; return its result, and the queues that failed and why.
+        """Apply `operation` and write its records.
 
-        An operation that raises may have changed something before; that is written all the same.
+        Return its result, and the queues that could not be written or synced, with the reasons. If
+        `operation` raises, the changes it made before are still written.
         """
         failures: dict[Committable, JournalError] = {}
         served: list[Waiting] = []
@@ -113,20 +115,21 @@ class Gate:
         return result, failures
 
     def sync_written(self) -> dict[Committable, JournalError]:
-        """Sync what was written to queues whose period is not over yet, too; return what failed."""
+        """Sync all queues with unsynced writes, due or not; return those that failed, and why."""
         with self._lock:
             covering = self._syncs.request(self._syncs.take_due(math.inf))
         self._catch_up()
         return self._wait_for(covering)
 
     def _wait_for(self, covering: SyncRound | None) -> dict[Committable, JournalError]:
-        """Return what failed of a round of fsyncs when it has ended; run it if nobody else does."""
+        """Wait until a round of fsyncs has ended, or run it; return the queues that failed."""
         if covering is None:
             return {}
         with self._syncing:
             while not covering.has_ended:
                 with self._lock:
-                    # One that runs was interrupted (by a signal, in the thread that had it).
+                    # A round that is still marked as running was interrupted by a signal, in the
+                    # thread that ran it: run it again.
                     begun = self._syncs.running or self._syncs.begin()
                     assert begun is not None  # noqa: S101 # `covering` at the latest
                 self._catch_up()
@@ -139,12 +142,12 @@ class Gate:
     # --- what upkeep reports ---
 
     def report(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called with the queues to itself; from any thread, and never waits."""
+        """Have `callback` called under the lock; may be called from any thread, and never waits."""
         self._reports.append(callback)
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Take note of the reports, unless another thread has the lock; it will when it is done."""
+        """Process reports, unless another thread has the lock: that does so when it releases it."""
         while self._reports and self._lock.acquire(blocking=False):
             try:
                 self._take_note()
@@ -160,9 +163,9 @@ class Gate:
 
 
 class Ticker:
-    """Calls a function now and then, in a thread of its own that never keeps a program alive.
+    """Calls a function periodically in a daemon thread, which does not keep the program alive.
 
-    `start` and `stop` are for one thread at a time.
+    `start` and `stop` must not be called by two threads at once.
     """
 
     def __init__(self, period: float, function: Callable[[], None], name: str) -> None:
@@ -174,7 +177,7 @@ class Ticker:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin, unless it has begun."""
+        """Start the thread, unless it was started before."""
         if not self._began:
             self._began = True
             self._thread.start()
@@ -187,7 +190,7 @@ class Ticker:
                 log.exception("%s failed", self._thread.name)
 
     def stop(self) -> None:
-        """End; a call that runs is waited for."""
+        """Stop the thread, and wait for a call that is running."""
         self._stopped.set()
         if self._began:
             self._thread.join()

@@ -1,4 +1,4 @@
-"""Items as a library user sees them."""
+"""Items as users of the library see them."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -14,10 +14,10 @@ class Item:
     """An item that was read.
 
     Attributes:
-        data: what was added.
-        add_time: when, in milliseconds since the epoch.
-        expiry: when it expires, in milliseconds since the epoch; None is never.
-        xid: names the open read for `unremove` and `confirm_remove`; 0 when none was opened.
+        data: the data that was added.
+        add_time: when it was added, in milliseconds since the epoch.
+        expiry: when it expires, in milliseconds since the epoch; None for never.
+        xid: the open read, for `unremove` and `confirm_remove`; 0 if none was opened.
     """
 
     data: bytes
@@ -27,15 +27,15 @@ class Item:
 
     @classmethod
     def of(cls, record: bytes, xid: int) -> "Item":
-        """Return the item that the engine holds as `record`."""
+        """Make an item from the record that the engine holds."""
         return cls(item_data(record), item_add_time(record), item_expiry(record) or None, xid)
 
 
 def expiry_time(expiry: Expiry, now: int) -> int:
-    """Return `expiry` as milliseconds since the epoch, 0 for never.
+    """Return `expiry` as milliseconds since the epoch; 0 for never.
 
     Raises:
-        ValueError: a `datetime` without a time zone.
+        ValueError: `expiry` is a `datetime` without a time zone.
     """
     match expiry:
         case None:

@@ -1,9 +1,9 @@
-"""Bringing up one queue of a queue path, and keeping everybody else off it.
+"""Open a single queue of a queue path, and lock it against other users.
 
-Two locks, held by the process and gone with it, however it ends:
+There are two locks. A process holds them, and they are released when it ends, in whatever way:
 
-- the queue path's, which a server holds alone and the users of single queues share;
-- the queue's own, in `NAME~~lock`, which one user holds.
+- the lock of the queue path, which a server holds exclusively and users of single queues share;
+- the lock of the queue, `NAME~~lock`, which one user holds exclusively.
 """
 
 from contextlib import ExitStack
@@ -21,10 +21,10 @@ from kestrelmq.names import queue_name_error
 
 
 def check_queue(name: str, config: QueueConfig) -> None:
-    """Refuse what cannot be one queue on its own.
+    """Check that a queue with this name and these settings can be used without others.
 
     Raises:
-        InvalidQueueName: no queue can have that name.
+        InvalidQueueName: the name is not valid.
         ConfigError: the settings need other queues.
     """
     problem = queue_name_error(name)
@@ -36,10 +36,10 @@ def check_queue(name: str, config: QueueConfig) -> None:
 
 
 def _lock(path: Path, name: str) -> ExitStack:
-    """Take one queue of a queue path; return what gives it back when it is closed.
+    """Lock one queue of a queue path; return a stack that releases the locks when it is closed.
 
     Raises:
-        QueuePathLocked: a server has the path, or somebody else has the queue.
+        QueuePathLocked: a server uses the path, or another object uses the queue.
     """
     with ExitStack() as held:
         for lock in (
@@ -54,11 +54,11 @@ def _lock(path: Path, name: str) -> ExitStack:
 def open_queue(
     name: str, path: Path, config: QueueConfig, clock: Clock, commits: Commits
 ) -> tuple[Queue, ExitStack]:
-    """Load a queue from its files; return it and what keeps others off it until it is closed.
+    """Lock and load a queue; return it, and a stack that releases the locks when it is closed.
 
     Raises:
-        QueuePathLocked: a server has the path, or somebody else has the queue.
-        DamagedJournal: a file has bytes that are no record.
+        QueuePathLocked: a server uses the path, or another object uses the queue.
+        DamagedJournal: a file has bytes that are not a record.
         OSError: a file could not be created or read.
     """
     if not config.keep_journal:
