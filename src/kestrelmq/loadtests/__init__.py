@@ -1,5 +1,5 @@
-"""The load tests: each moves items through one server, and accounts for every one of them.
+"""The load tests: each moves items through one server and accounts for every one of them.
 
-`items` makes items and tells where each went, `links` are connections in the three protocols,
-`crew` runs many of them at once, and a module for each test has its options and its `run`.
+`items` makes the items and checks that each arrived, `links` has connections in the three
+protocols, `crew` uses many of them at once, and each test is a module with its options and `run`.
 """

@@ -1,4 +1,4 @@
-"""What every load test has: a target, an empty queue at its beginning, an outcome."""
+"""The common parts of the load tests: the target, preparing queues, jobs, the outcome."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from kestrelmq.loadtests.items import Receipts, Recipe, Verdict
 from kestrelmq.loadtests.links import Connect, Link, LoadTestError, WireProtocol
 
 READ_BACK_ITEMS: Final = 100
-"""How many items are read back in one round trip."""
+"""Items read back in one round trip."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a load test runs against.
+    """The server and queue that a load test runs against.
 
     Attributes:
         connect: makes a link to the server.
         queue: the queue, which must be empty.
-        run: a word that no other run has; its items carry it.
-        watch: where progress is shown.
-        flush: whether to discard what the queue holds, instead of refusing to run.
-        patience: seconds without any progress after which what is missing is lost.
+        run: a unique word for this run, which is part of its items.
+        watch: shows the progress of a phase.
+        flush: whether to flush the queue if it is not empty, instead of refusing to run.
+        patience: seconds without progress after which the missing items count as lost.
     """
 
     connect: Connect
@@ -34,23 +34,23 @@ class Target:
     patience: float = 10.0
 
     def crew(self, pause: float = 0.0) -> Crew:
-        """Return a crew for one phase, in which nothing may move for `pause` seconds on purpose."""
+        """Return the crew for one phase, in which producers pause for `pause` seconds."""
         return Crew(self.connect, self.patience + pause)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a load test found: lines to print, and whether everything arrived."""
+    """The result of a load test: lines to print, and whether every item arrived."""
 
     lines: Sequence[str]
     verdict: Verdict
 
 
 def prepare(target: Target, queues: Sequence[str]) -> None:
-    """See to it that the queues exist and are empty.
+    """Make sure that the queues exist and are empty.
 
     Raises:
-        LoadTestError: one is not empty, and is not to be flushed.
+        LoadTestError: a queue is not empty, and it may not be flushed.
     """
     link = target.connect()
     try:
@@ -67,7 +67,7 @@ def prepare(target: Target, queues: Sequence[str]) -> None:
 def producer(
     queue: str, recipe: Recipe, number: int, crew: Crew, rollup: int = 1, pause: float = 0.0
 ) -> Job:
-    """Return a job that puts the items of one producer, `rollup` in each round trip."""
+    """Return a job that puts the items of one producer, `rollup` per round trip."""
 
     def put(link: Link, tally: Tally) -> None:
         for items in recipe.batches(number, rollup):
@@ -80,7 +80,7 @@ def producer(
 
 
 def consumer(queue: str, receipts: Receipts, crew: Crew, wait: float = WAIT_SECONDS) -> Job:
-    """Return a job that removes items one by one until the crew is done."""
+    """Return a job that removes items one by one until the crew is over."""
 
     def take(link: Link, tally: Tally) -> None:
         while not crew.over.is_set():
@@ -94,7 +94,7 @@ def consumer(queue: str, receipts: Receipts, crew: Crew, wait: float = WAIT_SECO
 def read_back(
     link: Link, queue: str, receipts: Receipts, count: int, show: Callable[[], None]
 ) -> None:
-    """Remove `count` items, or as many as there are; `show` is called after each round trip."""
+    """Remove `count` items, or fewer if the queue is empty; call `show` after each round trip."""
     begun = len(receipts.received)
     while (left := count - len(receipts.received) + begun) > 0:
         items = link.take(queue, min(left, READ_BACK_ITEMS), WAIT_SECONDS)
@@ -105,7 +105,7 @@ def read_back(
 
 
 def remainder(target: Target, queue: str, recipe: Recipe) -> Receipts:
-    """Remove what is still in the queue, which should be nothing."""
+    """Remove the items that are still in the queue, where there should be none."""
     receipts = Receipts(recipe)
     link = target.connect()
     try:
@@ -117,20 +117,20 @@ def remainder(target: Target, queue: str, recipe: Recipe) -> Receipts:
 
 
 def several(count: int, what: str) -> str:
-    """Return a number of things, in words."""
+    """Return a count with its noun, in the plural if needed."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def rate(action: str, count: int, seconds: float, by: str = "") -> str:
-    """Return a line about a phase: what was moved, how fast, and by whom."""
+    """Return a line about a phase: how many items were moved, how fast, and by whom."""
     per_second = f", {count / seconds:,.0f} a second" if seconds > 0 else ""
     line = f"{action} {several(count, 'item')} in {seconds:.2f} s{per_second}"
     return f"{line}, by {by}" if by else line
 
 
 def connector(protocol: WireProtocol, address: Address) -> Connect:
-    """Return what makes links to a server. A link's making raises LoadTestError."""
-    # Each in its turn, so that a test in one protocol loads no other.
+    """Return a function that makes links to a server, and raises LoadTestError if it cannot."""
+    # Imported here, so that a test in one protocol does not import the others.
     match protocol:
         case WireProtocol.MEMCACHE:
             from kestrelmq.loadtests.memcache_link import MemcacheLink  # noqa: PLC0415 # as above

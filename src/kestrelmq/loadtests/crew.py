@@ -1,4 +1,4 @@
-"""Many workers at once, each a thread with a link of its own; the first error stops all of them."""
+"""Many workers at once, each a thread with its own link; the first error stops all of them."""
 
 import threading
 import time
@@ -10,19 +10,19 @@ from typing import Final, Protocol
 from kestrelmq.loadtests.links import Connect, Link
 
 WAIT_SECONDS: Final = 1.0
-"""How long a blocking read of a load test waits before it looks whether the test is over."""
+"""How long a blocking read waits before it checks whether the test is over."""
 
 _LOOK_SECONDS: Final = 0.05
 
 
 class Tally:
-    """What one worker has done. Only that worker writes it.
+    """The counts of one worker. Only that worker changes them.
 
     Attributes:
         put: items added.
         received: items read.
-        empty: reads that found nothing.
-        last: when an item was last moved (`time.perf_counter`).
+        empty: reads that found no item.
+        last: when an item was last added or read (`time.perf_counter`).
     """
 
     __slots__ = ("empty", "last", "put", "received")
@@ -32,12 +32,12 @@ class Tally:
         self.last = 0.0
 
     def note_put(self, items: Sequence[bytes]) -> None:
-        """Count items that were added."""
+        """Count added items."""
         self.put += len(items)
         self.last = time.perf_counter()
 
     def note_read(self, items: Sequence[bytes]) -> None:
-        """Count what a read gave."""
+        """Count the items of a read, or an empty read."""
         if items:
             self.received += len(items)
             self.last = time.perf_counter()
@@ -46,36 +46,43 @@ class Tally:
 
 
 class Bar(Protocol):
-    """Where the progress of one phase is shown."""
+    """Shows the progress of one phase."""
 
     def update(self, done: int, note: str = "") -> None:
-        """Show that so many items have been moved."""
+        """Show that `done` items have been moved, and `note`, if there is one."""
 
 
 Watch = Callable[[str, int], AbstractContextManager[Bar]]
-"""Begins to show a phase: its name, and how many items it moves."""
+"""Shows the progress of a phase during a `with` block; takes its name and its number of items."""
 
 Job = Callable[[Link, Tally], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """What jobs did that ran side by side, and since when (`time.perf_counter`)."""
+    """The counts of jobs that ran concurrently.
+
+    Attributes:
+        begun: when they began (`time.perf_counter`).
+        tallies: the counts of each job.
+    """
 
     begun: float
     tallies: Sequence[Tally]
 
     def seconds(self, first: int = 0, end: int | None = None) -> float:
-        """Return how long it took until the last of these jobs moved its last item."""
+        """Return the time from the start until the last of jobs `first` to `end` moved an item."""
         return max(tally.last for tally in self.tallies[first:end]) - self.begun
 
 
 class Crew:
-    """Runs jobs side by side.
+    """Runs jobs concurrently, in a thread each.
 
-    `over` tells the readers to end: the goal is reached, or there is no more to wait for. `failed`
-    tells everybody to end: a job failed, or nothing has moved for `patience` seconds. What is
-    missing then is lost, unless a job was not done with putting.
+    Attributes:
+        over: tells readers to end: the goal is reached, or no more items are expected.
+        failed: tells all jobs to end: a job failed, or no item was moved for `patience` seconds.
+            Missing items are then lost, unless a producer had not finished.
+        patience: seconds without progress after which the jobs are told to end.
     """
 
     def __init__(self, connect: Connect, patience: float) -> None:
@@ -86,12 +93,12 @@ class Crew:
         self._errors: list[BaseException] = []
 
     def run(self, jobs: Sequence[Job], bar: Bar, goal: int | None = None) -> "Shift":
-        """Run the jobs to their end, and return what they did.
+        """Run the jobs until all have ended, and return their counts.
 
-        With a `goal`, they are told to end when they have received so many items.
+        With a `goal`, they are told to end when they have received that many items together.
 
         Raises:
-            LoadTestError: a job raised it, or there was no connection for it.
+            LoadTestError: a job raised it, or a connection could not be made.
         """
         tallies = [Tally() for _ in jobs]
         with links(self._connect, len(jobs)) as connected:
@@ -141,7 +148,7 @@ class Crew:
 
 @contextmanager
 def links(connect: Connect, count: int) -> Iterator[list[Link]]:
-    """Make so many links, and close them at the end of the block."""
+    """Make `count` links, and close them at the end of the `with` block."""
     with ExitStack() as stack:
         made = []
         for _ in range(count):

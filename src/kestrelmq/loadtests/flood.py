@@ -26,7 +26,7 @@ class Options:
         items: how many items are moved in all.
         size: bytes of each item.
         rollup: items in each round trip of a producer.
-        blocking: whether the consumers wait for an item, or ask again and again.
+        blocking: whether the consumers wait for items instead of polling.
         preload: whether all items are put before the first is read.
     """
 
@@ -39,7 +39,7 @@ class Options:
 
 
 def run(target: Target, options: Options) -> Outcome:
-    """Put and read the items, and give the outcome.
+    """Run the test and return its outcome.
 
     Raises:
         LoadTestError: it could not be carried out.

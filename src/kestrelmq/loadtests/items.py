@@ -1,8 +1,8 @@
-"""The items of a load test, and the account of where each of them went.
+"""The items of a load test, and the check that every one of them arrived.
 
-Every item names its run, its producer and its number, and the rest of it is known. So a reader
-sees at once whether an item belongs here and arrived whole; and in the end each item must have been
-received once more often than it was given back.
+An item starts with its run, its producer and its number, and the rest of it is known filler. So a
+reader can tell at once whether an item belongs to the run and is undamaged. At the end, each item
+must have been received exactly once more than it was given back.
 """
 
 from array import array
@@ -12,19 +12,19 @@ from itertools import accumulate
 from typing import Final
 
 LEAST_BYTES: Final = 40
-"""No item is shorter: what it names must fit."""
+"""The smallest size of an item, so that its run, producer and number fit."""
 
 _FILLER: Final = b"0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 class Recipe:
-    """What the items of one run are.
+    """Makes and identifies the items of one run.
 
     Args:
-        run: a word that tells this run's items from any other's.
-        items: how many there are in all; the producers share them evenly.
-        producers: how many put them.
-        size: bytes of each, at least `LEAST_BYTES`.
+        run: a word that distinguishes the items of this run from all others.
+        items: number of items in all; the producers share them evenly.
+        producers: number of producers.
+        size: bytes of each item, at least `LEAST_BYTES`.
     """
 
     def __init__(self, run: str, items: int, producers: int, size: int) -> None:
@@ -38,7 +38,7 @@ class Recipe:
         self._filler = _FILLER * (size // len(_FILLER) + 1)
 
     def count(self, producer: int) -> int:
-        """Return how many items a producer puts."""
+        """Return the number of items that a producer puts."""
         return self._counts[producer]
 
     def item(self, producer: int, number: int) -> bytes:
@@ -47,16 +47,16 @@ class Recipe:
         return head + self._filler[: self.size - len(head)]
 
     def batches(self, producer: int, size: int) -> Iterator[list[bytes]]:
-        """Give a producer's items in order, `size` at a time."""
+        """Yield the items of a producer in order, `size` at a time."""
         count = self._counts[producer]
         for start in range(0, count, size):
             stop = min(start + size, count)
             yield [self.item(producer, number) for number in range(start, stop)]
 
     def identify(self, data: bytes) -> tuple[int, int] | None:
-        """Return the producer and number of an item; None when it is not of this run, or damaged.
+        """Return the producer and number of an item, both counted from 0.
 
-        A producer's number counts from 0.
+        Return None if the item does not belong to this run or is damaged.
         """
         words = data.split(b" ", 3)
         if len(words) != 4 or not (words[1].isdigit() and words[2].isdigit()):
@@ -67,20 +67,19 @@ class Recipe:
         return (producer, number) if data == self.item(producer, number) else None
 
     def position(self, producer: int, number: int) -> int:
-        """Return an item's place among all items of the run."""
+        """Return the index of an item among all items of the run."""
         return self._offsets[producer] + number
 
 
 class Receipts:
-    """What one reader of one queue received. Not for several threads.
-
-    With `ordered`, an item must not come after a later one of its producer.
+    """The items that one reader of one queue received. Not thread-safe.
 
     Attributes:
-        received: the position of each item, in the order in which they came.
-        given_back: the positions of those that were not confirmed.
-        foreign: how many items were not of this run, or damaged.
-        disordered: how many came after a later item of the same producer.
+        ordered: whether to check that the items of each producer arrive in order.
+        received: the position of each item, in the order of arrival.
+        given_back: the positions of the items that were not confirmed.
+        foreign: number of items that do not belong to this run or are damaged.
+        disordered: number of items that came after a later item of the same producer.
     """
 
     def __init__(self, recipe: Recipe, *, ordered: bool = True) -> None:
@@ -93,7 +92,7 @@ class Receipts:
         self._latest = [-1] * recipe.producers
 
     def take(self, items: Iterable[bytes]) -> None:
-        """Note items that were received and confirmed."""
+        """Record items that were received and confirmed."""
         for data in items:
             known = self._recipe.identify(data)
             if known is None:
@@ -106,7 +105,7 @@ class Receipts:
             self.received.append(self._recipe.position(producer, number))
 
     def leak(self, data: bytes) -> None:
-        """Note an item that was received and not confirmed, so that it comes again."""
+        """Record an item that was received but not confirmed, so that it must arrive again."""
         known = self._recipe.identify(data)
         if known is None:
             self.foreign += 1
@@ -121,13 +120,13 @@ class Verdict:
     """Whether every item arrived, once and in order.
 
     Attributes:
-        expected: how many items should have arrived.
-        lost: how many of them did not.
-        repeated: how often one came again that had not been given back.
-        foreign: how many came that were not of this run, or damaged.
-        disordered: how many came after a later one of the same producer.
-        given_back: how often an item was given back, and had to come again.
-        ordered: whether their order was looked at.
+        expected: number of items that should have arrived.
+        lost: number of items that did not arrive.
+        repeated: number of deliveries of items that had arrived and not been given back.
+        foreign: number of items that do not belong to this run or are damaged.
+        disordered: number of items that came after a later item of the same producer.
+        given_back: number of times that an item was given back and had to be delivered again.
+        ordered: whether the order was checked.
     """
 
     expected: int
@@ -140,7 +139,7 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        """Whether all is as it should be."""
+        """Whether nothing is wrong."""
         return not (self.lost or self.repeated or self.foreign or self.disordered)
 
     def __add__(self, other: "Verdict") -> "Verdict":
@@ -172,7 +171,7 @@ class Verdict:
 
 
 def judge(recipe: Recipe, readers: Sequence[Receipts]) -> Verdict:
-    """Return the verdict on one queue from what all its readers received."""
+    """Return the verdict on one queue from the receipts of all its readers."""
     balance = array("q", bytes(8 * recipe.items))
     for reader in readers:
         for position in reader.received:

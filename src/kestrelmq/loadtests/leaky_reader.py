@@ -1,7 +1,8 @@
-"""`leaky-reader`: readers that now and then give an open read up; all items must still arrive.
+"""`leaky-reader`: readers do not confirm some of their open reads; all items must still arrive.
 
-A reader confirms most of its reads. Of those it leaks, it aborts every other, and leaves the rest
-as if it had died: the server has to take them back by itself, and so their order is open.
+A reader confirms most of its reads and leaks the others: it aborts every second of these, and
+abandons the rest as if it had died. The server must take those back by itself, so the order of the
+items is not checked.
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class Options:
         clients: how many readers there are.
         items: how many items they must receive.
         size: bytes of each item.
-        leak: each reader leaks every so many reads, at least 2.
+        leak: a reader leaks one in this many reads; at least 2.
     """
 
     clients: int = 1
@@ -39,7 +40,7 @@ class Options:
 
 
 def run(target: Target, options: Options) -> Outcome:
-    """Put the items, read them with leaks, and give the outcome.
+    """Run the test and return its outcome.
 
     Raises:
         LoadTestError: it could not be carried out.

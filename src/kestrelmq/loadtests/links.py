@@ -1,7 +1,7 @@
-"""What a load test needs of a connection, whatever protocol it speaks.
+"""The interface of a load test's connections, the same for all protocols.
 
-A link is for one thread. It has at most one open read of a queue. Whatever goes wrong, other than
-an answer that a method names, raises `LoadTestError`.
+A link belongs to one thread. It has at most one open read of a queue. All failures raise
+`LoadTestError`, except the answers that a method returns.
 """
 
 import socket
@@ -13,15 +13,15 @@ from kestrelmq.client.address import Address
 from kestrelmq.errors import KestrelError
 
 REPLY_SECONDS: Final = 30.0
-"""How long a reply may take, beyond the wait that was asked for."""
+"""How long a reply may take, in addition to the requested wait."""
 
 
 class LoadTestError(KestrelError):
-    """A load test that could not be carried out."""
+    """The load test could not be carried out."""
 
 
 class WireProtocol(StrEnum):
-    """The protocols a server speaks; each has its port."""
+    """The protocols of a server; each has its port."""
 
     MEMCACHE = "memcache"
     TEXT = "text"
@@ -29,7 +29,7 @@ class WireProtocol(StrEnum):
 
     @property
     def default_port(self) -> int:
-        """The port it has unless the configuration says otherwise."""
+        """The port that a server uses for it by default."""
         return _PORTS[self]
 
 
@@ -44,38 +44,38 @@ class Link(Protocol):
     """One connection to a server."""
 
     def put(self, queue: str, items: Sequence[bytes]) -> None:
-        """Add items in one round trip. Raises LoadTestError: not all of them were accepted."""
+        """Add items in one round trip. Raises LoadTestError if any of them was refused."""
 
     def take(self, queue: str, most: int = 1, wait: float = 0.0) -> list[bytes]:
-        """Remove up to `most` items in one round trip, waiting up to `wait` seconds for one."""
+        """Remove up to `most` items in one round trip; wait up to `wait` seconds for the first."""
 
     def open_read(self, queue: str, wait: float) -> bytes | None:
-        """Open a read; None when no item came in time."""
+        """Open a read, waiting up to `wait` seconds for an item; None if none came."""
 
     def confirm(self, queue: str) -> bool:
-        """Confirm the open read; False when the server has taken the item back already."""
+        """Confirm the open read; False if the server has already taken the item back."""
 
     def abort(self, queue: str) -> None:
-        """Give the item of the open read back, in the way the protocol has for it."""
+        """Give the item of the open read back in the protocol's way."""
 
     def abandon(self, queue: str) -> None:
-        """Leave the open read as a reader that died would; the link goes on as a new one."""
+        """Leave the read open, as a reader that died would; the link can still be used after."""
 
     def flush(self, queue: str) -> None:
-        """Discard what waits in the queue."""
+        """Drop all waiting items of the queue."""
 
     def delete(self, queue: str) -> None:
-        """Drop the queue."""
+        """Delete the queue."""
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
 
 
 Connect = Callable[[], Link]
 
 
 def connected_socket(address: Address) -> socket.socket:
-    """Return a socket that is connected. Raises LoadTestError."""
+    """Return a connected socket. Raises LoadTestError."""
     try:
         connection = socket.create_connection((address.host, address.port), REPLY_SECONDS)
     except OSError as error:

@@ -20,7 +20,7 @@ class Options:
     """The sizes of a run.
 
     Attributes:
-        clients: how many wait for items.
+        clients: how many clients wait for items.
         items: how many items are put in all.
         size: bytes of each item.
         pause: seconds between two puts.
@@ -33,7 +33,7 @@ class Options:
 
 
 def run(target: Target, options: Options) -> Outcome:
-    """Put and read the items, and give the outcome.
+    """Run the test and return its outcome.
 
     Raises:
         LoadTestError: it could not be carried out.

@@ -1,4 +1,4 @@
-"""A load test's connection in the memcache protocol: several requests are sent at once."""
+"""A load test's connection in the memcache protocol; it pipelines requests."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _STORED: Final = wire.Line("STORED")
 
 
 class MemcacheLink:
-    """A `Link`."""
+    """A `Link` that speaks the memcache protocol."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -57,20 +57,20 @@ class MemcacheLink:
         self._expect(wire.get_request(queue.encode(), abort=True), wire.End())
 
     def abandon(self, queue: str) -> None:  # noqa: ARG002 # all queues of the connection
-        """Break the connection, and make another."""
+        """Close the connection and make a new one."""
         self.close()
         self._connect()
 
     def flush(self, queue: str) -> None:
-        """Discard what waits in the queue."""
+        """Drop all waiting items of the queue."""
         self._expect(wire.queue_request("flush", queue.encode()), wire.End())
 
     def delete(self, queue: str) -> None:
-        """Drop the queue."""
+        """Delete the queue."""
         self._expect(wire.queue_request("delete", queue.encode()), wire.Line("DELETED"))
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._socket.close()
 
     def _connect(self) -> None:
@@ -95,7 +95,7 @@ class MemcacheLink:
             raise LoadTestError(f"{self._address}: {error.strerror or error}") from error
 
     def _item(self) -> bytes | None:
-        """Return the item of a reply, None when there was none."""
+        """Read the reply to a get; return its item, or None if it has none."""
         item = None
         while True:
             match self._reply():

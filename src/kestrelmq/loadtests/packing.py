@@ -1,6 +1,6 @@
-"""`packing`: a queue is filled and drained again and again, so that its journal must be packed.
+"""`packing`: fill and drain a queue again and again, so that its journal must be packed.
 
-It shows whether the server keeps its speed as the backlog grows and as its journals are replaced.
+It shows whether the server stays fast while the backlog grows and while its journals are packed.
 """
 
 import time
@@ -22,7 +22,7 @@ from kestrelmq.loadtests.items import Receipts, Recipe, judge
 from kestrelmq.loadtests.links import Link
 
 STEPS: Final = 5
-"""In how many steps of the backlog the speed is reported."""
+"""Number of ranges of the backlog for which the speed is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class Options:
 
     Attributes:
         cycles: how often the queue is filled and drained.
-        items: how many items a cycle puts, and then reads.
+        items: how many items each cycle puts and then reads.
         size: bytes of each item.
         rollup: items in each round trip.
-        backlog: how many items are put before the first cycle, and stay behind in each.
+        backlog: how many items are put first; every cycle leaves as many in the queue.
     """
 
     cycles: int = 100
@@ -45,32 +45,32 @@ class Options:
 
     @property
     def total(self) -> int:
-        """How many items are moved in all."""
+        """Number of items in all."""
         return self.backlog + self.cycles * self.items
 
 
 class _Speed:
-    """How long items took, by the backlog at that time."""
+    """The number of moved items and the time they took, for each range of the backlog."""
 
     def __init__(self) -> None:
         self.items = [0] * STEPS
         self.seconds = [0.0] * STEPS
 
     def measure(self, step: int, items: int, move: Callable[[int], None]) -> None:
-        """Move so many items, and note how long it took."""
+        """Move that many items with `move`, and add the time it takes to a range."""
         begun = time.perf_counter()
         move(items)
         self.seconds[step] += time.perf_counter() - begun
         self.items[step] += items
 
     def at(self, step: int) -> str:
-        """Return the speed at one step of the backlog."""
+        """Return the speed in one range of the backlog."""
         seconds = self.seconds[step]
         return f"{self.items[step] / seconds:,.0f} a second" if seconds else "nothing"
 
 
 class _Cycles:
-    """The cycles of a run, over one link."""
+    """Runs the cycles over one link and measures them."""
 
     def __init__(self, target: Target, options: Options, link: Link, bar: Bar) -> None:
         self.recipe = Recipe(target.run, options.total, 1, options.size)
@@ -99,7 +99,7 @@ class _Cycles:
         self._read(options.backlog)
 
     def lines(self) -> list[str]:
-        """Return what to print."""
+        """Return the lines to print."""
         behind = self._options.backlog
         lines = [
             rate("put", sum(self.put_speed.items), sum(self.put_speed.seconds)),
@@ -127,7 +127,7 @@ class _Cycles:
 
 
 def run(target: Target, options: Options) -> Outcome:
-    """Run the cycles, and give the outcome.
+    """Run the test and return its outcome.
 
     Raises:
         LoadTestError: it could not be carried out.

@@ -1,4 +1,4 @@
-"""`put-many`: many clients put items into one queue at the same time; then they are read back."""
+"""`put-many`: many clients put items into one queue at the same time; one reads them back."""
 
 import time
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ class Options:
     """The sizes of a run.
 
     Attributes:
-        clients: how many put at the same time.
+        clients: how many clients put at the same time.
         items: how many items they put in all.
         size: bytes of each item.
         rollup: items in each round trip.
-        fanouts: how many fanout queues the queue has, each of which must receive everything.
+        fanouts: how many fanout children the queue has; each must receive every item.
     """
 
     clients: int = 100
@@ -37,7 +37,7 @@ class Options:
 
 
 def run(target: Target, options: Options) -> Outcome:
-    """Put the items, read them back from the queue and its fanouts, and give the outcome.
+    """Run the test on the queue and its fanout children, and return its outcome.
 
     Raises:
         LoadTestError: it could not be carried out.
@@ -82,7 +82,7 @@ def _read_back(target: Target, queue: str, recipe: Recipe) -> tuple[str, Verdict
 
 
 def _drop(target: Target, fanouts: list[str]) -> None:
-    """Delete the fanouts, which would go on receiving whatever comes into the queue."""
+    """Delete the fanout children, which would otherwise keep receiving the items of the queue."""
     if not fanouts:
         return
     with links(target.connect, 1) as (link,):

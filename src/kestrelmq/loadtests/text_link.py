@@ -1,6 +1,7 @@
 """A load test's connection in the text protocol.
 
-The protocol has open reads only. To remove an item, a `get` and its `confirm` are sent together.
+In this protocol every read is an open read. To remove an item, a `get` and its `confirm` are sent
+together.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ _NOT_OPEN: Final = b"-Not that many transactions open."
 
 
 class TextLink:
-    """A `Link`."""
+    """A `Link` that speaks the text protocol."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -52,24 +53,24 @@ class TextLink:
         return self._confirmed()
 
     def abort(self, queue: str) -> None:
-        """Break the connection, the protocol's only way to abort, and make another."""
+        """Close the connection, the only way to abort in this protocol, and make a new one."""
         self.abandon(queue)
 
     def abandon(self, queue: str) -> None:  # noqa: ARG002 # all queues of the connection
-        """Break the connection, and make another."""
+        """Close the connection and make a new one."""
         self.close()
         self._connect()
 
     def flush(self, queue: str) -> None:
-        """Discard what waits in the queue."""
+        """Drop all waiting items of the queue."""
         self._order(b"flush %b\n" % queue.encode())
 
     def delete(self, queue: str) -> None:
-        """Drop the queue."""
+        """Delete the queue."""
         self._order(b"delete %b\n" % queue.encode())
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._file.close()
         self._socket.close()
 

@@ -1,6 +1,7 @@
-"""A load test's connection in thrift: thriftpy2's client of the service in `kestrel.thrift`.
+"""A load test's connection in the thrift protocol: thriftpy2's client of `kestrel.thrift`.
 
-Open thrift reads outlive their connection. One that is abandoned comes back by itself.
+Open reads survive the end of their thrift connection. The server aborts an abandoned one after
+`AUTO_ABORT_SECONDS`.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,16 +15,16 @@ from kestrelmq.client.address import Address
 from kestrelmq.loadtests.links import REPLY_SECONDS, LoadTestError, connected_socket
 from kestrelmq.protocol.thrift import SERVICE
 
-# The library has types for some of this, and none for the rest.
+# The library has type hints for only a part of this.
 _PROTOCOLS: Any = thriftpy2_protocol
 _TRANSPORTS: Any = thriftpy2_transport
 
 AUTO_ABORT_SECONDS: Final = 1.0
-"""When an open read that was abandoned gives its item back."""
+"""Seconds after which the server aborts an open read."""
 
 
 class ThriftLink:
-    """A `Link`."""
+    """A `Link` that speaks the thrift protocol."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -39,7 +40,10 @@ class ThriftLink:
             raise LoadTestError(f"queue {queue} accepted {accepted} of {len(items)} items")
 
     def take(self, queue: str, most: int = 1, wait: float = 0.0) -> list[bytes]:
-        """Remove items with one `get`, or two: to wait for an item, but not for `most` of them."""
+        """Remove items with one `get`, or with two if it waits: one item first, then the rest.
+
+        A single `get` would wait until there are `most` items.
+        """
         items = self._get(queue, 1, wait) if wait else []
         if most > len(items) and (items or not wait):
             items += self._get(queue, most - len(items))
@@ -63,18 +67,18 @@ class ThriftLink:
         self._call(self._client.abort, queue, {self._opened})
 
     def abandon(self, queue: str) -> None:
-        """Forget the open read, which aborts itself after a while."""
+        """Do nothing: the server aborts the open read after a while."""
 
     def flush(self, queue: str) -> None:
-        """Discard what waits in the queue."""
+        """Drop all waiting items of the queue."""
         self._call(self._client.flush_queue, queue)
 
     def delete(self, queue: str) -> None:
-        """Drop the queue."""
+        """Delete the queue."""
         self._call(self._client.delete_queue, queue)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._socket.close()
 
     def _get(self, queue: str, most: int, wait: float = 0.0, auto_abort: float = 0.0) -> list[Any]:
