@@ -1,11 +1,12 @@
-"""The least that a server in Python can do for a request: wait, receive, send. For comparison.
+"""A minimal server for comparison: the least that a server in Python can do for a request.
 
     python -m bench.flood --server "python -m bench.bare {port}" --connections 1 --depth 1
 
-It is no queue: every `set` is answered with STORED and kept as the one item there is, which every
-`get` returns; requests must come whole. What it costs is the machine's and the interpreter's share
-of what a server costs. With `--look` it never sleeps, so that what it costs with one connection is
-the time from one request to the next.
+It only waits, receives and sends, and it is not a queue: every `set` is answered with STORED and
+replaces the only item, which every `get` returns. Each request must arrive in one piece. Its CPU
+time is the part of a server's cost that is due to the machine and the interpreter. With `--look` it
+polls without sleeping, so its CPU time with one connection is the time from one request to the
+next.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Bare:
         self._item = b""
 
     def serve(self, *, look: bool) -> None:
-        """Answer for ever; with `look`, without sleeping."""
+        """Answer requests forever; with `look`, poll without sleeping."""
         poll, connections, timeout = self._epoll.poll, self._connections, 0.0 if look else None
         while True:
             events = poll(timeout, 1024)
@@ -67,7 +68,7 @@ class Bare:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the server."""
     parser = argparse.ArgumentParser(prog="bench.bare", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("port", type=int)

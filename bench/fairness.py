@@ -1,9 +1,9 @@
-"""How small sets fare while another connection sends large items.
+"""Fairness: the latency of small sets while another connection sends large items.
 
-Some connections set small items, first alone, then while one more connection sets large ones, one
-after the other, to another queue. The large items come from a process of low priority that sends
-a quarter of a MiB at a time, so that on the load's CPU the small ones need not wait for them: what
-is measured is the server. nats-server, beanstalkd and memcached are told to take such items.
+Some connections set small items, first alone, then while one more connection sets large items, one
+after the other, to another queue. A process with low priority sends the large items, a quarter of
+a MiB at a time, so that on the load generator's CPU the small items do not wait for them and the
+server is measured. nats-server, beanstalkd and memcached are configured to accept large items.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from bench.report.table import Column, ratio
 from bench.servers import Peer, Running
 
 HEAD_START = 0.7
-"""Seconds that the large items flow before the small ones are measured."""
+"""Seconds for which large items are sent before the small sets are measured."""
 ENDLESS = 10**9
 GOAL = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The small sets without and with large ones, and the large ones."""
+    """One round: the small sets alone, the small sets beside large ones, and the large sets."""
 
     alone: Phase
     beside: Phase
@@ -40,10 +40,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Medians over the rounds: microseconds of small sets, alone and beside large items.
+    """Medians over the rounds: latencies of small sets (microseconds), alone and beside large ones.
 
-    `p99_ratio` is the median of each round's; `large_rate` in bytes per second; `small_rate` how
-    many small sets were served beside them, over how many alone.
+    The ratios are medians of each round's ratio. `small_rate` is the rate of small sets beside
+    large ones over their rate alone; `large_rate` is in bytes per second.
     """
 
     server: str
@@ -60,7 +60,7 @@ class Row:
 
 
 def measure(peer: Peer, options: argparse.Namespace) -> Round:
-    """One round of one server; raises `PeerError`."""
+    """Measure one round of one server. Raises `PeerError`."""
     small = Load(
         (Operation.SET,),
         ENDLESS,
@@ -79,7 +79,7 @@ def measure(peer: Peer, options: argparse.Namespace) -> Round:
 def beside_large(
     small: Load, peer: Peer, server: Running, options: argparse.Namespace
 ) -> tuple[Phase, Phase]:
-    """The small sets while large ones flow, and the large ones."""
+    """Measure small sets while large ones are sent; return the small ones and the large ones."""
     large = Load(
         (Operation.SET,),
         ENDLESS,
@@ -99,7 +99,7 @@ def beside_large(
 
 
 def row(server: str, rounds: list[Round], large_size: int) -> Row:
-    """The medians of one server."""
+    """Return the medians of one server."""
     return Row(
         server=server,
         alone_p50=median(one.alone.p50 for one in rounds),
@@ -133,7 +133,7 @@ COLUMNS: list[Column[Row]] = [
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line. Exit status 1 when a server that is installed could not be measured."""
+    """Run the benchmark. Return exit status 1 if an installed server could not be measured."""
     made = parser("fairness", __doc__)
     add = made.add_argument
     add("--connections", type=int, default=10, help="that set small items")

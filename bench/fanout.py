@@ -1,8 +1,8 @@
-"""What a set costs on a queue with fanout children, beside a set on a plain queue.
+"""Fanout: the cost of a set on a queue with fanout children, compared with a plain queue.
 
-Each child gets every item. Redis knows no fanout: a client that wants it pushes to one list more
-for each child, all in one request here. nats-server writes an item once, into a stream that keeps
-it until each of its consumers has had it. The other peers have nothing like it.
+Each child gets every item. Redis has no fanout: a client pushes to one more list for each child,
+here all in one request. nats-server writes an item once, to a stream that keeps it until each of
+its consumers has read it. The other peers have no equivalent.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ GOAL = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One round: sets on a plain queue, and on one with children."""
+    """One round: sets on a plain queue, and on a queue with children."""
 
     plain: Phase
     fanout: Phase
 
     @property
     def ratio(self) -> float:
-        """CPU of a set with children over that of one without."""
+        """The CPU time of a set with children over that of a set without."""
         return (self.fanout.server_cpu or 0.0) / (self.plain.server_cpu or 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Medians: CPU in microseconds per set, of the server and of the load generator."""
+    """Medians: CPU time of the server and of the load generator, in microseconds per set."""
 
     server: str
     depth: int
@@ -52,7 +52,7 @@ class Row:
 
 
 def measure(peer: Peer, depth: int, options: argparse.Namespace) -> Pair:
-    """One round of one server; raises `PeerError`."""
+    """Measure one round of one server. Raises `PeerError`."""
     phases = []
     with servers.running(peer, process.cpus()[0], options.dir) as server:
         for prefix, copies in (("plain", 0), ("fanout", options.children)):
@@ -71,7 +71,7 @@ def measure(peer: Peer, depth: int, options: argparse.Namespace) -> Pair:
 
 
 def row(server: str, depth: int, children: int, rounds: list[Pair]) -> Row:
-    """The medians of one server."""
+    """Return the medians of one server."""
     return Row(
         server,
         depth,
@@ -93,7 +93,7 @@ COLUMNS: list[Column[Row]] = [
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line. Exit status 1 when a server that is installed could not be measured."""
+    """Run the benchmark. Return exit status 1 if an installed server could not be measured."""
     made = parser("fanout", __doc__)
     add = made.add_argument
     add("--children", type=int, default=10)

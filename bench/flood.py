@@ -1,13 +1,13 @@
-"""Queue flooding, side by side: many connections set and get small items as fast as they can.
+"""Queue flooding: many connections set and get small items as fast as they can.
 
-A round fills the queue with N sets and drains it with N gets, so that every get hits; at a depth
-above 1, where an operation is cheaper, this is repeated to measure for about as long. The table
-holds medians over the rounds.
+A round fills the queue with N sets and drains it with N gets, so that every get hits. At a depth
+above 1, where an operation is cheaper, this is repeated, so that it is measured for about as long.
+The table shows medians over the rounds.
 
-Redis does LPUSH and RPOP on one list, beanstalkd put, and reserve with delete, nats-server publish
-to a stream, and pull with acknowledgement. memcached is a key-value store, and no queue: its sets
-and gets go to the same small set of keys (one a connection, at most 64), so every get hits, nothing
-is removed, and it stands for the least that such a request can cost, not for the same work.
+Redis does LPUSH and RPOP on one list; beanstalkd does put, then reserve and delete; nats-server
+publishes to a stream, then pulls and acknowledges. memcached is a key-value store, not a queue: its
+sets and gets use the same few keys (one per connection, at most 64), so every get hits and nothing
+is removed. It shows the least that such a request can cost, not the cost of the same work.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ BASELINE = "redis"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One load: so many connections, each with `depth` requests under way."""
+    """The shape of a load: the number of connections, each with `depth` requests in flight."""
 
     connections: int
     depth: int
 
 
 def measure(peer: Peer, shape: Shape, options: argparse.Namespace) -> list[Phase]:
-    """One round of one server: start, load, stop. Raises `PeerError` when it can't be measured."""
+    """Measure one round of one server: start, load, stop. Raises `PeerError`."""
     operations = max(options.operations, 2 * shape.connections * shape.depth)
     wanted = Load(
         (Operation.SET, Operation.GET),
@@ -55,7 +55,7 @@ def measure(peer: Peer, shape: Shape, options: argparse.Namespace) -> list[Phase
 
 
 def run_shape(session: Session, shape: Shape, baseline: str) -> None:
-    """All rounds of one shape, and its table: sets first, with the ratio to `baseline`."""
+    """Run all rounds of one shape and show its table: sets first, with the ratio to `baseline`."""
     options = session.options
     title = f"{shape.connections} connections, depth {shape.depth}"
     results, failures = session.in_turn(
@@ -79,7 +79,7 @@ def run_shape(session: Session, shape: Shape, baseline: str) -> None:
 
 
 def run_shapes(session: Session, baseline: str) -> int:
-    """Every shape that the options ask for; the exit status."""
+    """Run every shape that the options ask for; return the exit status."""
     options = session.options
     generator.raise_open_files(max(options.connections) + 2000)
     for connections in options.connections:
@@ -91,7 +91,7 @@ def run_shapes(session: Session, baseline: str) -> int:
 def flood_options(
     name: str, purpose: str | None, arguments: list[str] | None
 ) -> argparse.Namespace:
-    """The options of a benchmark that floods."""
+    """Parse the options of a flood benchmark."""
     made = parser(name, purpose)
     add = made.add_argument
     add("--connections", type=numbers, default=[50], help="such as 1,50,1000,10000; default 50")
@@ -106,7 +106,7 @@ def flood_options(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line. Exit status 1 when a server that is installed could not be measured."""
+    """Run the benchmark. Return exit status 1 if an installed server could not be measured."""
     return run_shapes(Session("flood", flood_options("flood", __doc__, arguments)), BASELINE)
 
 

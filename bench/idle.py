@@ -1,7 +1,7 @@
-"""What it costs to hold many idle clients and queues: memory, CPU when idle, and answers meanwhile.
+"""The cost of many idle clients and queues: memory, idle CPU time and latency.
 
-`python -m bench.idle --connections 10000 --queues 1000` opens the clients, makes the queues (one
-item each), waits, and then times a set and a get on a client of its own.
+`python -m bench.idle --connections 10000 --queues 1000` connects the clients, creates the queues
+(with one item each), waits, and then times sets and gets on a further connection.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.servers import known_peers, running
 
 
 def main() -> int:
-    """Measure and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--connections", type=int, default=10_000)
     parser.add_argument("--queues", type=int, default=1_000)

@@ -1,8 +1,9 @@
 """Resident memory when a queue has grown long, and when it has been emptied again.
 
-Items go in, and all of them come out. Ours may hold `max_memory_size` (128 MiB, the default) of
-them in memory and has its bound: one and a half times that, and 64 MiB. The page cache, where
-journals and logs live, counts for nobody. Peers that are no queue are left out.
+All items are put in, then all are read. kestrelmq may hold `max_memory_size` of items in memory
+(128 MiB, the default), and its bound is one and a half times that plus 64 MiB. The page cache,
+which holds journals and logs, is not counted for any server. Peers that are not queues are left
+out.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from bench.report.table import Column, mebibytes
 from bench.servers import Peer, PeerError
 
 BOUND = (128 * 3 // 2 + 64) * 1024
-"""KiB: what ours may use at its peak with `max_memory_size` of 128 MiB."""
+"""Most KiB that kestrelmq may use at its peak with a `max_memory_size` of 128 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Resident memory in KiB: of the empty server, filled, at its peak, and drained again.
+    """Resident memory in KiB of the server: empty, filled, at its peak, and drained again.
 
-    CPU in microseconds per operation, the load generator's beside it.
+    CPU times, of the server and the load generator, are in microseconds per operation.
     """
 
     server: str
@@ -44,7 +45,7 @@ class Row:
 
 
 def measure(peer: Peer, options: argparse.Namespace) -> Row:
-    """One round of one server; raises `PeerError`."""
+    """Measure one round of one server. Raises `PeerError`."""
     with servers.running(peer, process.cpus()[0], options.dir) as server:
         empty = accounting.memory(server.pid).resident
         phases = []
@@ -72,7 +73,7 @@ def measure(peer: Peer, options: argparse.Namespace) -> Row:
 
 
 def middle(rows: list[Row]) -> Row:
-    """The medians of the rounds of one server."""
+    """Return the medians over the rounds of one server."""
 
     def of(value: Callable[[Row], float]) -> float:
         return median(map(value, rows))
@@ -102,7 +103,7 @@ COLUMNS: list[Column[Row]] = [
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line. Exit status 1 when a server that is installed could not be measured."""
+    """Run the benchmark. Return exit status 1 if an installed server could not be measured."""
     made = parser("memory", __doc__)
     made.add_argument("--items", type=int, default=500_000)
     made.add_argument("--size", type=int, default=1024, help="bytes of an item")

@@ -1,9 +1,9 @@
-"""Throughput against backlog: what a put and a get cost when so many items wait in the queue.
+"""Throughput and backlog: the cost of a set and a get when many items wait in the queue.
 
-The queue is filled to each backlog in turn; then it takes some thousand sets and as many gets, over
-and over. Ours keeps at most `max_memory_size` (128 MiB) of a queue in memory and reads the rest
-back from its journal, which it must also rewrite now and then; the peers are named in
-`bench.flood`. A server's numbers are compared with its own with an empty queue, in the same round.
+The queue is filled to each backlog in turn. Then cycles of some thousand sets and as many gets are
+repeated. kestrelmq keeps at most `max_memory_size` (128 MiB) of a queue in memory and reads the
+rest back from its journal, which it must also rewrite from time to time. `bench.flood` describes
+the peers. The ratios compare a server with itself at an empty queue, in the same round.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from bench.report.table import Column, mebibytes, ratio
 from bench.servers import Peer, Running
 
 CHUNK = 1_000_000
-"""A backlog is filled by so many items at a time, each with its own time limit."""
+"""Items added at a time when a backlog is filled; each such load has its own time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One server at one backlog. CPU in microseconds per operation, memory in KiB.
+    """The results of one server at one backlog.
 
-    `pair_ratio` is the CPU of a set and a get over that with an empty queue, `speed_ratio` the
-    same for pairs per second.
+    CPU times are in microseconds per operation, memory in KiB. `pair_ratio` is the CPU time of a
+    set and a get over that with an empty queue; `speed_ratio` is the same ratio of pairs per
+    second.
     """
 
     server: str
@@ -48,18 +49,18 @@ class Point:
 
     @property
     def is_load_bound(self) -> bool:
-        """Whether the load generator bounded the pairs per second, and not the server."""
+        """Whether the load generator, not the server, limited the pairs per second."""
         rate = self.pairs_per_second / 1e6
         return medians.is_load_bound(self.pair_cpu * rate, 2 * self.load_cpu * rate)
 
     @property
     def pair_cpu(self) -> float:
-        """Of a set and a get."""
+        """The CPU time of a set and a get together."""
         return self.set_cpu + self.get_cpu
 
 
 def measure(peer: Peer, options: argparse.Namespace) -> list[Point]:
-    """One round of one server: every backlog, from the shortest; raises `PeerError`."""
+    """Measure one round of one server: every backlog, the shortest first. Raises `PeerError`."""
     points = []
     with servers.running(peer, process.cpus()[0], options.dir) as server:
         there = 0
@@ -75,7 +76,7 @@ def measure(peer: Peer, options: argparse.Namespace) -> list[Point]:
 
 
 def cycle(peer: Peer, server: Running, options: argparse.Namespace, repeat: int) -> list[Phase]:
-    """Sets, and as many gets, so many times."""
+    """Run `repeat` cycles of sets and as many gets."""
     wanted = Load(
         (Operation.SET, Operation.GET),
         options.operations,
@@ -89,7 +90,7 @@ def cycle(peer: Peer, server: Running, options: argparse.Namespace, repeat: int)
 
 
 def point(server: str, backlog: int, phases: list[Phase]) -> Point:
-    """The sum over the phases: rewriting comes in some of them only."""
+    """Combine the phases at one backlog; sum the CPU time, as only some of them have a rewrite."""
 
     def cpu(operation: str) -> float:
         chosen = [phase for phase in phases if phase.operation == operation]
@@ -109,7 +110,7 @@ def point(server: str, backlog: int, phases: list[Phase]) -> Point:
 
 
 def middle(rounds: list[list[Point]]) -> list[Point]:
-    """The medians over the rounds of one server; ratios are taken within each round first."""
+    """Return the medians over the rounds of one server; ratios are computed within each round."""
     points = []
     for at, first in enumerate(rounds[0]):
         same = [one[at] for one in rounds]
@@ -145,7 +146,7 @@ COLUMNS: list[Column[Point]] = [
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line. Exit status 1 when a server that is installed could not be measured."""
+    """Run the benchmark. Return exit status 1 if an installed server could not be measured."""
     made = parser("packing", __doc__)
     add = made.add_argument
     add("--backlogs", type=numbers, default=[0, 100_000, 1_000_000], help="such as 0,16000000")

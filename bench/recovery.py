@@ -1,8 +1,8 @@
-"""How long a server takes to start on what it kept: beside an empty start, and beside `cat`.
+"""Recovery: the time to start with existing files, compared with an empty start and with `cat`.
 
-The queue is filled, the server stopped, and started again on the same files, which by then are in
-the page cache; `cat` reads the same files from there. The time ends when the first item has been
-read: a server may answer before it has loaded anything. Start-up may use every CPU.
+The queue is filled, and the server is stopped and started again on the same files, which are then
+in the page cache; `cat` reads the same files from there. The time ends when the first item has
+been read, because a server may answer before it has loaded anything. Starting may use every CPU.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from bench.report.table import Column, mebibytes, ratio, whole
 from bench.servers import Peer, PeerError, Running
 
 CHUNK = 1_000_000
-"""Items of one load, which has a time limit."""
+"""Items added at a time; each such load has its own time limit."""
 NOISE = 0.05
-"""Seconds; two starts differ by so much anyhow."""
+"""Seconds by which the times of two equal starts differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """Seconds to start empty, to start with `items` items, and for `cat`; bytes of all files.
 
-    `empty_cpu` and `full_cpu` in seconds until it served, memory in KiB then.
+    `empty_cpu` and `full_cpu` are CPU seconds until the server served; memory is in KiB at that
+    time.
     """
 
     server: str
@@ -49,19 +50,19 @@ class Row:
 
     @property
     def loading(self) -> float:
-        """Seconds for the items alone; about 0 for a server that reads them later."""
+        """Seconds to load the items; about 0 for a server that reads them later."""
         return self.full - self.empty
 
     def per_second(self, amount: float) -> float | None:
-        """An amount over the time of loading, None when that is lost in the noise of starting."""
+        """Return `amount` per second of loading; None if loading takes too short to measure."""
         return amount / self.loading if self.loading > NOISE else None
 
 
 def measure(peer: Peer, options: argparse.Namespace) -> Row:
-    """One round of one server; raises `PeerError`."""
+    """Measure one round of one server. Raises `PeerError`."""
     with servers.home(peer, options.dir) as directory:
         with servers.started(peer, None, directory):
-            pass  # From here on the program itself is in the page cache.
+            pass  # Now the program itself is in the page cache.
         with servers.started(peer, None, directory) as server:
             empty, empty_cpu = server.start_seconds, accounting.cpu_seconds(server.pid)
             fill(peer, server, options)
@@ -76,7 +77,7 @@ def measure(peer: Peer, options: argparse.Namespace) -> Row:
 
 
 def fill(peer: Peer, server: Running, options: argparse.Namespace) -> None:
-    """Sets all items."""
+    """Set all items."""
     for begin in range(0, options.items, CHUNK):
         count = min(CHUNK, options.items - begin)
         limit = max(options.time_limit, count / 2000)
@@ -85,14 +86,14 @@ def fill(peer: Peer, server: Running, options: argparse.Namespace) -> None:
 
 
 def reading_takes(files: list[Path]) -> float:
-    """Seconds of `cat`."""
+    """Return the seconds that `cat` takes for `files`."""
     begun = time.perf_counter()
     subprocess.run(["cat", *files], stdout=subprocess.DEVNULL, check=True)
     return time.perf_counter() - begun
 
 
 def first_item_takes(peer: Peer, server: Running, options: argparse.Namespace) -> float:
-    """Seconds until an item of the queue can be read; raises `PeerError` when it never can."""
+    """Return the seconds until an item can be read. Raises `PeerError` after `start_limit`."""
     begun = time.monotonic()
     plan = Plan(
         host="127.0.0.1",
@@ -117,7 +118,7 @@ def first_item_takes(peer: Peer, server: Running, options: argparse.Namespace) -
 
 
 def middle(rounds: list[Row]) -> Row:
-    """The medians of one server."""
+    """Return the medians of one server."""
     return Row(
         rounds[0].server,
         rounds[0].items,
@@ -147,7 +148,7 @@ COLUMNS: list[Column[Row]] = [
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line. Exit status 1 when a server that is installed could not be measured."""
+    """Run the benchmark. Return exit status 1 if an installed server could not be measured."""
     made = parser("recovery", __doc__)
     add = made.add_argument
     add("--items", type=int, default=1 << 20, help="with 1 KiB an item: 1 GiB")

@@ -1,7 +1,7 @@
-"""The servers under test: each is started on a free loopback port, pinned to a CPU, and stopped.
+"""The servers under test: start each on a free loopback port, pinned to a CPU, and stop it.
 
-A peer's data lives in a temporary directory that is deleted with it. A benchmark that is killed
-may leave that directory and the server behind, never anything else.
+The data of a server is in a temporary directory, which is deleted when the server stops. A
+benchmark that is killed may leave that directory and the server behind, but nothing else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ START_LIMIT = 15.0
 STOP_LIMIT = 10.0
 MAX_CLIENTS = "12000"
 MAX_ITEM = 16 * 1024 * 1024
-"""Bytes: some peers must be told to take items so large."""
+"""The largest item in bytes; some peers must be configured to accept it."""
 
 NATS_CONFIG = f"""\
 listen: "127.0.0.1:{{port}}"
@@ -42,18 +42,23 @@ jetstream {{{{ store_dir: "{{dir}}" }}}}
 
 
 class PeerError(Exception):
-    """The server did not start; the message ends with what it said last."""
+    """A server could not be started or measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
     """A server and how to run it.
 
-    `command` may hold `{port}`, `{dir}`, `{clients}` and `{config}`, a file with the text `config`
-    (in which the others are filled in); its first word is looked up beside the running Python, then
-    on PATH. A key-value server is no `queue`: it spreads over one key a connection, because one key
-    would be one hot item there. `ready` is a line that the server prints when it serves, "" when it
-    prints none.
+    Attributes:
+        name: its name in the tables.
+        command: its command line. `{port}`, `{dir}`, `{clients}` and `{config}` in it are replaced;
+            the program is looked for beside the running Python, then on PATH.
+        protocol: the protocol it is loaded in.
+        queue: whether it is a queue. A key-value server gets a key per connection instead, because
+            a single key would be a hot spot.
+        config: the text of the file `{config}`, in which the other words are replaced, too.
+        ready: the line that the server prints when it serves; "" if it prints none.
+        version: the arguments that make the program print its version.
     """
 
     name: str
@@ -65,15 +70,15 @@ class Peer:
     version: tuple[str, ...] = ("--version",)
 
     def keys(self, connections: int) -> int:
-        """How many queues or keys that many connections work on."""
+        """Return the number of queues or keys that `connections` connections use."""
         return 1 if self.queue else min(connections, 64)
 
     def missing(self) -> str:
-        """Why it can't be run on this machine; "" when it can."""
+        """Return why it cannot be run on this machine; "" if it can."""
         return "" if _executable(self.command[0]) else f"{self.command[0]} is not installed"
 
     def version_text(self) -> str:
-        """The first line of what the program says about its version."""
+        """Return the first line that the program prints about its version."""
         program = _executable(self.command[0])
         if not (program and self.version):
             return ""
@@ -85,7 +90,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A started server: its process, its port on 127.0.0.1, and the seconds until it served."""
+    """A running server: its process, its port on 127.0.0.1, and the seconds until it served."""
 
     pid: int
     port: int
@@ -93,7 +98,7 @@ class Running:
 
 
 def known_peers() -> list[Peer]:
-    """Ours first, then the peers in the order of the table."""
+    """Return kestrelmq and its peers, in the order of the tables."""
     redis = (
         "redis-server --bind 127.0.0.1 --port {port} --dir {dir} --maxclients {clients} --save '' "
         "--appendonly yes --appendfsync everysec --auto-aof-rewrite-percentage 0"
@@ -113,12 +118,12 @@ def known_peers() -> list[Peer]:
 
 
 def queues() -> list[Peer]:
-    """The peers that can hold a queue."""
+    """Return the servers that are queues."""
     return [peer for peer in known_peers() if peer.queue]
 
 
 def ours(protocol: Protocol = Protocol.MEMCACHE) -> Peer:
-    """Our server, with one listener; named by its protocol, unless that is memcache."""
+    """Return kestrelmq with one listener; its name has the protocol, unless that is memcache."""
     command = ["kestrelmq", "serve", "--queue-path", "{dir}", "--admin-port", "none"]
     for listener in (Protocol.MEMCACHE, Protocol.TEXT, Protocol.THRIFT):
         command += [f"--{listener.value}-port", "{port}" if listener is protocol else "none"]
@@ -127,7 +132,7 @@ def ours(protocol: Protocol = Protocol.MEMCACHE) -> Peer:
 
 
 def synced(settings: Sequence[str]) -> list[Peer]:
-    """Ours with each setting of `sync_journal`, and the peers that can fsync before each reply."""
+    """Return kestrelmq with each value of `sync_journal`, and the peers that can always fsync."""
     made = []
     for setting in settings:
         peer = ours()
@@ -143,15 +148,15 @@ def synced(settings: Sequence[str]) -> list[Peer]:
 
 
 def custom_peer(name: str, command: str) -> Peer:
-    """Any server that speaks memcache, from a command line with `{port}` and `{dir}`."""
+    """Return a peer that speaks memcache, from a command line with `{port}` and `{dir}`."""
     return Peer(name, tuple(shlex.split(command)), version=())
 
 
 @contextmanager
 def running(peer: Peer, cpu: int | None, data: Path | None) -> Iterator[Running]:
-    """Runs a peer on CPU `cpu`, with its files in a new directory inside `data`, and stops it.
+    """Run a peer on CPU `cpu` during a `with` block, with its files in a new directory in `data`.
 
-    Raises `PeerError` when it does not serve within 15 seconds.
+    Raises `PeerError` if it does not serve within 15 seconds.
     """
     with home(peer, data) as directory, started(peer, cpu, directory) as server:
         yield server
@@ -159,7 +164,7 @@ def running(peer: Peer, cpu: int | None, data: Path | None) -> Iterator[Running]
 
 @contextmanager
 def home(peer: Peer, data: Path | None) -> Iterator[Path]:
-    """A new directory inside `data` for a peer's files, deleted at the end."""
+    """Make a directory in `data` for a peer's files, and delete it after the `with` block."""
     with tempfile.TemporaryDirectory(
         prefix=f"bench-{peer.name.replace(' ', '-')}-", dir=data, ignore_cleanup_errors=True
     ) as directory:
@@ -170,9 +175,9 @@ def home(peer: Peer, data: Path | None) -> Iterator[Path]:
 def started(
     peer: Peer, cpu: int | None, directory: Path, limit: float = START_LIMIT
 ) -> Iterator[Running]:
-    """Runs a peer whose data is in `directory/data`, also data that it left there earlier.
+    """Run a peer during a `with` block, with its data, old or new, in `directory/data`.
 
-    Raises `PeerError` when it does not serve within `limit` seconds.
+    Raises `PeerError` if it does not serve within `limit` seconds.
     """
     files, log = directory / "data", directory / "log"
     files.mkdir(exist_ok=True)
@@ -217,7 +222,7 @@ def _pin_to(cpu: int | None) -> Callable[[], None] | None:
 
 def _executable(name: str) -> str | None:
     beside = Path(sys.executable).parent / name
-    # Debian has servers in sbin, which is not on every user's PATH.
+    # Debian installs servers in sbin, which is not on every user's PATH.
     path = os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin"
     return str(beside) if beside.is_file() else shutil.which(name, path=path)
 
@@ -252,7 +257,7 @@ def _answers(protocol: Protocol, port: int) -> bool:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Ends the server's own process group: a wrapper's children go with it."""
+    """Stop the server's process group, so that the children of a wrapper stop as well."""
     _signal_group(process, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_LIMIT)

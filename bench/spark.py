@@ -1,12 +1,12 @@
-"""Spark over journals: planning, scan, replay and bulk-write throughput, beside a single process.
+"""Spark on journals: planning, scan, replay and bulk write, compared with a single process.
 
     python -m bench.spark --size "1 GiB"
 
-Spools are generated: ADDX records of random data, a tenth of them removed, in files of 64 MiB.
-Each figure is the best of three runs, with the files in the page cache and Spark warm; MB are
-1,000,000 bytes of journal. The single process does the same work without Spark: it scans with the
-same scanner and makes the same Arrow columns, or encodes and writes the same records. Planning is
-timed over 10,000 small files.
+The spools are generated: ADDX records of random data, a tenth of them removed, in files of 64 MiB.
+Each figure is the best of three runs, with the files in the page cache and Spark warmed up; an MB
+is 1,000,000 bytes of journal. The single process does the same work without Spark: it uses the same
+scanner and makes the same Arrow columns, or encodes and writes the same records. Planning is timed
+over 10,000 small files.
 """
 
 import argparse
@@ -49,7 +49,7 @@ REQUIRED = {
     (1024, SUMMARY): 720,
     (50, SUMMARY): 294,
 }
-"""MB/s that are asked for, on `local[2]`."""
+"""The required MB/s on `local[2]`."""
 REQUIRED_WRITE = 400
 PLANNED_FILES = 10_000
 REQUIRED_PLANNING = 5.0
@@ -74,7 +74,7 @@ def make_spool(spool: Path, size: int, item_bytes: int) -> int:
 
 
 def fastest(work: Callable[[], object]) -> float:
-    """Return the seconds of the quickest of three runs."""
+    """Return the seconds of the fastest of three runs."""
     best = float("inf")
     for _ in range(3):
         begun = time.perf_counter()
@@ -84,12 +84,12 @@ def fastest(work: Callable[[], object]) -> float:
 
 
 def consume(rows: DataFrame) -> None:
-    """Make every row and every column, and drop them."""
+    """Compute every row and every column, and drop them."""
     rows.write.format("noop").mode("overwrite").save()
 
 
 def scan_alone(spool: Path, wanted_columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """Make the Arrow columns of all records in this process."""
+    """Yield the Arrow columns of all records, made in this process."""
     for file in list_files(str(spool)):
         view = open_view(file.path, file.size, file.inode)
         for chunk in view.chunks(tail_may_be_torn=True):
@@ -121,7 +121,7 @@ def write_alone(batches: list[pa.RecordBatch], target: Path) -> None:
 
 
 def measure(spark: SparkSession, scratch: Path, size: int, item_bytes: int) -> None:
-    """Print the figures for one item size."""
+    """Measure and print the figures for one item size."""
     spool = scratch / f"spool-{item_bytes}"
     spool.mkdir()
     journal = make_spool(spool, size, item_bytes)
@@ -168,7 +168,7 @@ def measure(spark: SparkSession, scratch: Path, size: int, item_bytes: int) -> N
 
 
 def measure_write(spark: SparkSession, scratch: Path, spool: Path, item_bytes: int) -> None:
-    """Print how fast rows in Parquet, and rows made by Spark, become journals."""
+    """Measure and print how fast rows in Parquet are written to journals."""
     parquet = str(scratch / f"parquet-{item_bytes}")
     read_queues(spark, str(spool), ["queue", "add_time", "expiry", "data"]).write.option(
         "compression", "none"
@@ -195,12 +195,12 @@ def measure_write(spark: SparkSession, scratch: Path, spool: Path, item_bytes: i
 
 
 def plan(spark: SparkSession, source: str, path: str) -> int:
-    """Plan a query, and return how many tasks it would have."""
+    """Plan a query; return the number of tasks it would have."""
     return spark.read.format(source).load(path).rdd.getNumPartitions()
 
 
 def measure_planning(spark: SparkSession, scratch: Path) -> None:
-    """Print how long it takes to list many files and to share them out."""
+    """Measure and print how long it takes to list many files and to divide them among tasks."""
     spool = scratch / "many"
     spool.mkdir()
     for number in range(PLANNED_FILES):

@@ -1,16 +1,16 @@
-"""Spark streaming from a live server, beside a consumer in one process.
+"""Spark streaming from a live server, compared with a consumer in one process.
 
     python -m bench.spark_stream --items 200000 --size 1024
 
-One server holds the items. Three ways to take them all, each timed from the moment it is ready (the
-session warm, the stream's first batch over) to the last confirmed item:
+One server holds the items. All of them are read in three ways. Each is timed from when it is ready
+(the session warmed up, the first batch of the stream finished) until the last item is confirmed:
 
-- the stream: `kestrel` with AvailableNow to a sink that drops the rows;
-- reads as the stream's tasks make them, without Spark: staged and confirmed in one process;
-- a consumer, `Client.consume`: one open read at a time, confirmed as the next is asked for.
+- a stream: `kestrel` with AvailableNow to a sink that drops the rows;
+- the reads of the stream's tasks without Spark: staged and confirmed in one process;
+- a consumer, `Client.consume`: one open read at a time, confirmed when the next is requested.
 
-The last does less: it keeps nothing. What the second costs more is the staging; what the first
-costs more than that is Spark.
+The consumer does least, because it stores nothing. The second way costs more because of the
+staging, and the stream costs still more because of Spark.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from tests.support.server import running_server
 
 QUEUE = "work"
 CONSUMED_AT_MOST = 20_000
-"""The consumer is slow, and its rate the same throughout."""
+"""Most items for the consumer, which is slow and has a constant rate."""
 
 
 def fill(address: str, items: int, size: int) -> None:
@@ -44,7 +44,7 @@ def fill(address: str, items: int, size: int) -> None:
 
 
 def stream(spark: SparkSession, address: str, scratch: Path, per_batch: int) -> int:
-    """Take what is there by a stream; return its rows."""
+    """Read all items with a stream; return the number of its rows."""
     reader = spark.readStream.format("kestrel").options(servers=address, queue=QUEUE)
     reader = reader.option("staging_location", str(scratch / "staging"))
     rows = reader.option("max_items_per_batch", str(per_batch)).load()
@@ -55,7 +55,7 @@ def stream(spark: SparkSession, address: str, scratch: Path, per_batch: int) -> 
 
 
 def stage_alone(address: str, scratch: Path, per_batch: int) -> int:
-    """Take what is there as a stream's tasks do, in this process."""
+    """Read all items as the tasks of a stream do, in this process; return their number."""
     staging = Staging(scratch / "alone")
     staging.identity()
     total, epoch = 0, 1
@@ -70,13 +70,13 @@ def stage_alone(address: str, scratch: Path, per_batch: int) -> int:
 
 
 def consume(address: str, items: int) -> int:
-    """Take items one by one."""
+    """Read items one by one; return their number."""
     with Client(address) as client:
         return sum(1 for _ in client.consume(QUEUE, idle_timeout=0, max_items=items))
 
 
 def timed(name: str, size: int, work: Callable[[], int]) -> None:
-    """Print what some work achieves."""
+    """Run `work` and print its rate."""
     begun = time.perf_counter()
     items = work()
     seconds = time.perf_counter() - begun

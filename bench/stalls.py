@@ -1,11 +1,12 @@
-"""How long the server stops for the upkeep of journals: a probe on one queue, load on another.
+"""How long the upkeep of journals stalls the server: a probe on one queue, load on another.
 
     PYTHONPATH=build/compiled python -m bench.stalls --items 500000
 
-The load fills a queue, adds and takes in turns while journals are rewritten, drains it, fills it
-again and drops it. Meanwhile a client of another queue asks at a low, steady rate; each of its
-adds and reads is timed. The server notes its long turns, and what upkeep happened in them or ran
-in the thread beside them. `in memory` holds the whole queue there, `behind` an eighth of it.
+The load fills a queue, alternates adds and reads while journals are rewritten, drains the queue,
+fills it again, and flushes or deletes it. Meanwhile a probe on another queue adds and reads at a
+low, steady rate, and each of its operations is timed. The server records its long turns, with the
+upkeep that happened in them or ran in the worker thread at that time. `in memory` keeps the whole
+queue in memory, `behind` an eighth of it.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ Events = list[tuple[int, int]]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 WORTH_A_NOTE: Final = 0.001
-"""Seconds of a turn."""
+"""Seconds from which on a turn is recorded."""
 BATCH: Final = 64
 PROBES: Final = 400
-"""A second."""
+"""Operations of the probe per second."""
 HEADINGS: Final = (
     "item",
     "queue",
@@ -59,7 +60,10 @@ HEADINGS: Final = (
 
 
 def clocks() -> Callable[[], tuple[float, float, float]]:
-    """Return what tells the time, this thread's CPU time, and how long it waited for a CPU."""
+    """Return a function for the time, this thread's CPU time, and its time waiting for a CPU.
+
+    All of them are in seconds.
+    """
     file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
 
     def times() -> tuple[float, float, float]:
@@ -70,7 +74,7 @@ def clocks() -> Callable[[], tuple[float, float, float]]:
 
 
 class Observer:
-    """Notes how long the loop's turns take, and what happens in them."""
+    """Records how long the turns of the server's loop take, and what happens in them."""
 
     def __init__(self) -> None:
         self.turns: list[tuple[float, float, float, float, str]] = []
@@ -79,7 +83,7 @@ class Observer:
         self._collecting = 0.0
 
     def watch(self) -> None:
-        """Put itself around the parts of the server that are of interest."""
+        """Wrap the parts of the server that are to be observed."""
         for owner, name in (
             (upkeep.Upkeep, "_start_empty"),
             (upkeep.Upkeep, "_rewrite"),
@@ -89,7 +93,7 @@ class Observer:
             (upkeep.Upkeep, "_cleared"),
             (backlog.Behind, "read"),
         ):
-            with suppress(TypeError):  # compiled: it cannot be watched
+            with suppress(TypeError):  # compiled classes cannot be patched
                 setattr(owner, name, self._noted(name.strip("_"), getattr(owner, name)))
         run = worker.ThreadWorker.run
 
@@ -108,7 +112,7 @@ class Observer:
         gc.callbacks.append(self._collected)
 
     def _timed(self, poll: Callable[[float, int], Events]) -> Callable[[float, int], Events]:
-        """Return `poll`, with a look at how long the loop was busy since it last returned."""
+        """Wrap `poll`, so that each call records how long the loop was busy since the last one."""
         times = clocks()
         began = times()
 
@@ -151,7 +155,7 @@ class Observer:
 
 
 def serve(report: Path, arguments: list[str]) -> None:
-    """Run the server, observed; write what was seen to `report` when it ends."""
+    """Run the server with an observer, and write its records to `report` at the end."""
     observer = Observer()
     observer.watch()
     try:
@@ -165,13 +169,13 @@ def serve(report: Path, arguments: list[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What the load does for some time.
+    """One phase of the load.
 
     Attributes:
-        name: what it is called.
-        request: sent again and again.
-        lines: lines in the reply to one.
-        count: how many are sent.
+        name: its name in the table.
+        request: the request, which is sent again and again.
+        lines: number of lines in the reply to one request.
+        count: number of requests.
     """
 
     name: str
@@ -181,7 +185,7 @@ class Phase:
 
 
 def phases(items: int, size: int) -> list[Phase]:
-    """Return what the load does, in order."""
+    """Return the phases of the load, in order."""
     add = b"set load 0 0 %d\r\n%b\r\n" % (size, b"x" * size)
     take = b"get load\r\n"
     return [
@@ -203,7 +207,7 @@ def connect(port: int) -> socket.socket:
 
 
 def load(port: int, items: int, size: int, answers: Any) -> None:
-    """Do each phase; put its name and its end on a queue, then the next time it is asked."""
+    """Run each phase, and put its name, times and count on the queue `answers`; None at the end."""
     with connect(port) as client, client.makefile("rb", 1 << 20) as replies:
         for phase in phases(items, size):
             begun, left = time.perf_counter(), phase.count
@@ -214,14 +218,14 @@ def load(port: int, items: int, size: int, answers: Any) -> None:
                     replies.readline()
                 left -= batch
             ended = time.perf_counter()
-            # What a phase set going ends with the next one at the latest.
+            # Wait for upkeep that the phase started, so that it counts for this phase.
             time.sleep(1)
             answers.put((phase.name, begun, ended, time.perf_counter(), phase.count))
     answers.put(None)
 
 
 def probe(port: int, done: Callable[[], bool]) -> list[tuple[float, float]]:
-    """Time adds and reads until `done`; return when each ended, and its seconds."""
+    """Time adds and reads until `done`; return the end and the duration of each, in seconds."""
     times = []
     with connect(port) as client:
         while not done():
@@ -242,7 +246,7 @@ def probe(port: int, done: Callable[[], bool]) -> list[tuple[float, float]]:
 
 @contextmanager
 def server(directory: Path, config: str) -> Iterator[tuple[int, Path]]:
-    """Run an observed server; give its port, and where its report will be."""
+    """Run an observed server; yield its port, and the path that its report is written to."""
     (directory / "kestrelmq.toml").write_text(config)
     report = directory / "report.json"
     command = [sys.executable, "-m", "bench.stalls", "--observe", str(report)]
@@ -263,7 +267,7 @@ def server(directory: Path, config: str) -> Iterator[tuple[int, Path]]:
 
 
 def measure(queue: str, items: int, size: int, folder: Path | None) -> list[list[str]]:
-    """Return the rows of one kind of queue and item."""
+    """Measure one kind of queue and one item size; return the rows of the table."""
     live = items * (size + 21)
     memory = 4 * items * size if queue == "in memory" else items * size // 8
     config = f"""[default]
@@ -295,7 +299,7 @@ def _row(
 ) -> list[str]:
     name, begun, ended, until, count = phase
     waits = sorted(took for at, took in times if begun < at <= until)
-    # Time that the machine gave to others is no fault of the server.
+    # Leave out the time in which the machine ran other processes.
     during = (one for one in turns if begun < one[0] <= until)
     longest = max(during, key=lambda one: one[1] - one[3], default=(0, 0, 0, 0, ""))
     quantiles = (waits[len(waits) // 2], waits[len(waits) * 99 // 100], waits[-1])
@@ -305,7 +309,7 @@ def _row(
 
 
 def main() -> None:
-    """Measure and print a table; times in milliseconds."""
+    """Run the benchmark and print a table with times in milliseconds."""
     parser = argparse.ArgumentParser(prog="bench.stalls", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--items", type=int, default=500_000, help="of 64 bytes; a quarter of 1 KiB"

@@ -1,8 +1,9 @@
-"""All benchmarks at modest sizes, one after the other, and one JSON of all.
+"""Run all benchmarks at modest sizes, one after the other, and write one JSON file of all.
 
     python -m bench.suite --json suite.json
 
-About half an hour; `--quick` takes a few minutes and only shows that everything runs.
+It takes about half an hour. With `--quick` it takes a few minutes and only shows that everything
+runs.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ STEPS = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line. Exit status 1 when a server that is installed could not be measured."""
+    """Run the benchmarks. Return exit status 1 if an installed server could not be measured."""
     parser = argparse.ArgumentParser(
         prog="bench.suite", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -71,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(step: Step, options: argparse.Namespace) -> tuple[int, Any]:
-    """The exit status of one benchmark and its results."""
+    """Run one benchmark; return its exit status and its results."""
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         file = Path(directory, "results.json")
         words = ["--rounds", str(options.rounds), "--json", str(file), *step.arguments]

@@ -1,11 +1,11 @@
-"""Group commit: with `sync_journal = "0ms"`, how many adds one fsync covers.
+"""Group commit: how many adds one fsync covers with `sync_journal = "0ms"`.
 
     python -m bench.sync --connections 100
 
-Each connection waits for the reply to an add before it sends the next, so no more adds can share an
-fsync than there are connections. "never" and a period are measured beside it, and the peers that
-can fsync before each reply: Redis (`appendfsync always`) and beanstalkd (`-f 0`). How often these
-do is not known; their adds per second show it.
+Each connection waits for the reply to an add before it sends the next, so an fsync can cover at
+most as many adds as there are connections. For comparison, "never" and a period are measured, and
+the peers that can fsync before each reply: Redis (`appendfsync always`) and beanstalkd (`-f 0`).
+These do not report their number of fsyncs; their adds per second give an idea of it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from kestrelmq.client import Client
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round of one server gave; `syncs` is None where the server doesn't say."""
+    """One round of one server; `syncs` is None if the server does not report it."""
 
     phase: Phase
     syncs: int | None
 
     @property
     def adds_per_sync(self) -> float | None:
-        """How many adds one fsync covered."""
+        """The mean number of adds that one fsync covered."""
         return self.phase.operations / self.syncs if self.syncs else None
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Medians: CPU in microseconds per operation, latencies in microseconds."""
+    """Medians: CPU time in microseconds per operation, latencies in microseconds."""
 
     server: str
     adds_per_second: float
@@ -53,7 +53,7 @@ class Row:
 
 
 def measure(peer: Peer, options: argparse.Namespace) -> Round:
-    """One round of one server; raises `PeerError`."""
+    """Measure one round of one server. Raises `PeerError`."""
     adds = Load(
         (Operation.SET,),
         options.operations,
@@ -73,7 +73,7 @@ def _syncs(port: int) -> int:
 
 
 def row(server: str, rounds: list[Round]) -> Row:
-    """The medians of one server."""
+    """Return the medians of one server."""
     covered = [each for one in rounds if (each := one.adds_per_sync) is not None]
     return Row(
         server,
@@ -98,7 +98,7 @@ COLUMNS: list[Column[Row]] = [
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line. Exit status 1 when a server that is installed could not be measured."""
+    """Run the benchmark. Return exit status 1 if an installed server could not be measured."""
     made = parser("sync", __doc__)
     add = made.add_argument
     add("--connections", type=int, default=100)

@@ -1,7 +1,7 @@
-"""Sets and gets over our three protocols: what thrift and text cost beside memcache.
+"""Sets and gets over the three protocols: the cost of thrift and text compared with memcache.
 
-One listener at a time, the same flood as `bench.flood`. A text get opens a read and confirms the
-one before it; the others remove at once.
+It runs the load of `bench.flood` on one listener at a time. A text get opens a read and confirms
+the one before it; in the other protocols a get removes the item at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bench.report.session import Session
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line. Exit status 1 when a protocol could not be measured."""
+    """Run the benchmark. Return exit status 1 if a protocol could not be measured."""
     options = flood_options("thrift", __doc__, arguments)
     protocols = (Protocol.MEMCACHE, Protocol.TEXT, Protocol.THRIFT)
     session = Session("thrift", options, [servers.ours(protocol) for protocol in protocols])

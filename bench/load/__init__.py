@@ -1,1 +1,1 @@
-"""The load generator: requests of every protocol, the loop that sends them, what came back."""
+"""The load generator: requests in every protocol, the loop that sends them, checking replies."""

@@ -1,9 +1,9 @@
-"""What the operating system says a process and its children have used: CPU time and memory.
+"""CPU time and memory of a process and its children, from the operating system.
 
-CPU time is read from the process's own CPU clock (what `clock_getcpuclockid` gives): nanoseconds,
-user and system, every thread, also those that have ended. `/proc/PID/task/*/schedstat` would
-forget threads that have ended, and `/proc/PID/stat` counts in ticks of 10 ms; the latter is only
-the fall-back.
+CPU time is read from the CPU clock of the process (the one of `clock_getcpuclockid`). It has a
+resolution of nanoseconds and covers user and system time of all threads, including those that have
+ended. `/proc/PID/task/*/schedstat` would leave out threads that have ended. `/proc/PID/stat` counts
+in ticks of 10 ms and is only the fallback.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ SCHEDULER_CLOCK = 2
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Resident memory in KiB: now, and the most there has been (summed over the processes)."""
+    """Resident memory in KiB: now and at its peak, each summed over the processes."""
 
     resident: int
     peak: int
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU seconds used so far by the process and its living descendants.
+    """Return the CPU seconds used so far by the process and its running descendants.
 
-    Raises OSError when the process is gone.
+    Raises OSError if the process has ended.
     """
     return sum(_process_cpu(process) for process in _tree(pid))
 
 
 def memory(pid: int) -> Memory:
-    """Resident memory of the process and its living descendants.
+    """Return the resident memory of the process and its running descendants.
 
-    Raises OSError when the process is gone.
+    Raises OSError if the process has ended.
     """
     resident = peak = 0
     for process in _tree(pid):
@@ -51,7 +51,7 @@ def _process_cpu(pid: int) -> float:
     try:
         return time.clock_gettime((~pid << 3) | SCHEDULER_CLOCK)
     except OSError:
-        # The name in parentheses may hold blanks; the fields after it can't.
+        # The name in parentheses may contain blanks; the fields after it cannot.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

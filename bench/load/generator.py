@@ -1,11 +1,11 @@
-"""A load generator that is never the bottleneck, and that shows its own cost.
+"""A load generator that is as cheap as possible, and that reports its own cost.
 
     python -m bench.load.generator --port 22133 --op set --op get --connections 50 --depth 16 --json
 
-The phases (`--op`, in order, `--repeat` times) run over the same connections. With `--server-pid`
-the server's CPU time is read directly before the first request and after the last reply of each
-phase, so that neither connecting nor the pause between phases is counted; its memory is read at
-the end of each phase.
+The phases (`--op`, in order, `--repeat` times) run over the same connections. With `--server-pid`,
+the server's CPU time is read just before the first request and just after the last reply of each
+phase, so that neither connecting nor the pause between phases is counted. The server's memory is
+read at the end of each phase.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from bench.load.worker import LoadError, Plan, Report, Worker
 from bench.load.workload import Operation, Protocol
 
 Runner = Callable[[Operation, int, float | None], list[Report]]
-"""Runs one phase on every worker at the same time: so many operations in all, or for so long."""
+"""Runs one phase on all workers at the same time: a number of operations, or until a time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One measured phase. Times in seconds, CPU in microseconds per operation, memory in KiB.
+    """One measured phase.
 
-    The server's numbers are None when its process is not known.
+    `seconds` is in seconds, CPU times are in microseconds per operation, memory is in KiB, and
+    latencies are in microseconds. The server's numbers are None if its process is not known.
     """
 
     operation: str
@@ -56,7 +57,7 @@ class Phase:
 
 
 def raise_open_files(wanted: int) -> None:
-    """Lets this process and its children open `wanted` files, or as many as the machine allows."""
+    """Let this process and its children open `wanted` files, or as many as the machine allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < wanted:
         try:
@@ -69,9 +70,9 @@ def raise_open_files(wanted: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One phase to run: `operations` in all, fewer when `seconds` are over first.
+    """One phase to run: `operations` in all, or fewer if `seconds` end first.
 
-    The server's process `server`, when known, is measured meanwhile.
+    `server` is the process of the server, which is measured if it is known.
     """
 
     operation: Operation
@@ -81,7 +82,7 @@ class Task:
 
 
 def measure(run: Runner, task: Task) -> Phase:
-    """Runs one phase and sums up what its workers measured; raises `LoadError`."""
+    """Run one phase and combine the reports of its workers. Raises `LoadError`."""
     server = task.server
     before = accounting.cpu_seconds(server) if server else 0.0
     reports = run(task.operation, task.operations, task.seconds)
@@ -107,7 +108,7 @@ def measure(run: Runner, task: Task) -> Phase:
 
 
 def prepare(plan: Plan) -> None:
-    """Makes the queues, where they need it; raises `ReplyError` when the server refuses."""
+    """Create the queues, if the protocol needs that. Raises `ReplyError` if the server refuses."""
     make = WIRES[plan.protocol].prepare
     if make is None:
         if plan.copies:
@@ -120,7 +121,7 @@ def prepare(plan: Plan) -> None:
 
 @contextmanager
 def runner(plan: Plan, processes: int) -> Iterator[Runner]:
-    """Connects, in this process or spread over several, and gives what runs the phases."""
+    """Connect, in this process or spread over several, and yield the function that runs a phase."""
     if processes == 1:
         with Worker(plan) as worker:
             yield lambda *phase: [worker.run(*phase)]
@@ -164,11 +165,11 @@ def _process(plan: Plan) -> Iterator[Connection]:
 
 
 def _serve_phases(plan: Plan, parent: Connection, pipe: Connection) -> None:
-    """A worker process: says None once connected, then answers each phase with its report.
+    """Run a worker process: send None once connected, then a report for each phase.
 
-    It ends when the parent's end of the pipe is closed, also by the parent's death; its own copy
-    of that end, and those of workers started earlier, must not keep it open. Hence the `close`,
-    and the workers end last to first.
+    It ends when the parent's end of the pipe is closed, which the parent's death does, too. The
+    copies of that end in this process and in workers started later would keep it open: so it is
+    closed here first, and the workers are ended from last to first.
     """
     parent.close()
     try:
@@ -179,7 +180,7 @@ def _serve_phases(plan: Plan, parent: Connection, pipe: Connection) -> None:
     except EOFError:
         return
     except (LoadError, OSError) as error:
-        with suppress(OSError):  # Another worker failed first, and nobody listens any more.
+        with suppress(OSError):  # Another worker failed first, and the pipe is closed.
             pipe.send(LoadError(str(error)))
 
 
@@ -222,7 +223,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line. Exit status 1: the run failed, with the reason on standard error."""
+    """Run the load generator. Return exit status 1 if the run failed, and print the reason."""
     options = _parser().parse_args(arguments)
     if options.cpus:
         os.sched_setaffinity(0, options.cpus)

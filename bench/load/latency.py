@@ -1,4 +1,4 @@
-"""Latencies as a histogram of whole microseconds: small, and easily summed over processes."""
+"""Latencies as a histogram of whole microseconds, which is small and easy to sum over processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Microseconds from before a batch was sent until its last reply was read."""
+    """Microseconds from just before a batch is sent until its last reply is read."""
 
     p50: int
     p99: int
@@ -17,12 +17,12 @@ class Latency:
 
 
 def histogram(seconds: Iterable[float]) -> Counter[int]:
-    """How many samples fell into each microsecond."""
+    """Count the samples in each microsecond."""
     return Counter(int(sample * 1e6) for sample in seconds)
 
 
 def summary(counts: Counter[int]) -> Latency:
-    """The percentiles: the least value that so many percent of the samples do not exceed."""
+    """Return percentiles: the least value that this percentage of the samples does not exceed."""
     total = sum(counts.values())
     if not total:
         raise ValueError("no samples")

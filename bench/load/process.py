@@ -1,4 +1,4 @@
-"""Runs the load generator in a process of its own, away from the server's CPU."""
+"""Run the load generator in a separate process, on other CPUs than the server's."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Phases of so many operations each, gone through `repeat` times. Sizes in bytes.
+    """The phases to run: one of `count` operations for each of `operations`, `repeat` times.
 
-    `seconds` ends a phase earlier; `time_limit` seconds make it fail. A set must reach `copies`
-    further queues. Servers that are no queues get one key a connection.
+    A phase ends early after `seconds`, and fails after `time_limit` seconds. `size` is in bytes.
+    Each set must reach `copies` further queues. Servers that are not queues get one key per
+    connection.
     """
 
     operations: tuple[Operation, ...]
@@ -39,13 +40,13 @@ class Load:
 
 
 def cpus() -> tuple[int | None, list[int]]:
-    """One CPU for the server and the others for the load; nothing is pinned when there is one."""
+    """Return a CPU for the server and the others for the load; None and [] if there is only one."""
     allowed = sorted(os.sched_getaffinity(0))
     return (allowed[0], allowed[1:]) if len(allowed) > 1 else (None, [])
 
 
 def command(load: Load, peer: Peer, server: Running) -> list[str]:
-    """The command line of the load generator."""
+    """Return the command line of the load generator."""
     arguments: dict[str, object] = {
         "port": server.port,
         "server-pid": server.pid,
@@ -75,14 +76,14 @@ def command(load: Load, peer: Peer, server: Running) -> list[str]:
 
 
 def run(load: Load, peer: Peer, server: Running) -> list[Phase]:
-    """Does it; raises `PeerError` with the reason when it can't be done."""
+    """Run a load to its end. Raises `PeerError` if it fails."""
     process = start(load, peer, server)
     limit = load.time_limit * len(load.operations) * (load.repeat + 2)
     return phases(process, limit)
 
 
 def start(load: Load, peer: Peer, server: Running, *, low_priority: bool = False) -> Process:
-    """Begins it. With a low priority it steps aside for another load that must not wait."""
+    """Start a load; with a low priority, so that it does not delay another load."""
     return subprocess.Popen(
         [*(("nice", "-n", "10") if low_priority else ()), *command(load, peer, server)],
         cwd=ROOT,
@@ -93,7 +94,7 @@ def start(load: Load, peer: Peer, server: Running, *, low_priority: bool = False
 
 
 def phases(process: Process, limit: float) -> list[Phase]:
-    """Waits for what `start` began, at most `limit` seconds; raises `PeerError`."""
+    """Wait for a load to end, at most `limit` seconds; return its phases. Raises `PeerError`."""
     try:
         answer, complaint = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:

@@ -1,8 +1,8 @@
-"""Counting replies: exact on every byte, and nearly free while the server answers as expected.
+"""Check and count replies: exact to the byte, and nearly free while they are as expected.
 
-The rule: a batch is complete when exactly `depth` replies have come, each either the expected item
-(or acknowledgement) or a miss. Anything else, an error reply, a wrong item, a byte too many or a
-closed connection, raises `ReplyError`. No sockets here: bytes go in, "complete" comes out.
+A batch is complete when exactly `depth` replies have come, each either the expected item (or
+acknowledgement) or a miss. Anything else raises `ReplyError`: an error reply, a wrong item, an
+extra byte, or a closed connection. There is no I/O here.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 MAX_LINE = 8192
-"""A reply line longer than this many bytes is garbage."""
+"""The longest valid reply line, in bytes."""
 
 Parser = Callable[[bytes, int], tuple[int, bool] | None]
-"""(buffer, start) -> (end of the reply, is it a hit), or None when more bytes are needed."""
+"""(buffer, start) -> (end of the reply, whether it is a hit), or None if more bytes are needed."""
 
 
 class ReplyError(Exception):
-    """The server answered something that isn't a valid reply to the request."""
+    """The server sent something that is not a valid reply to the request."""
 
 
 class BatchReplies:
-    """The replies to one batch after another on one connection.
+    """Checks the replies to one batch after another on one connection.
 
-    While the bytes are a prefix of `whole` only a position moves. At the first difference the batch
-    is parsed reply by reply, to tell a miss from an error.
+    While the bytes are a prefix of `whole`, only a position moves. At the first difference the
+    batch is parsed reply by reply, to distinguish a miss from an error.
 
-    `fast` is `whole` between batches and None within one: a caller may compare a read with it and
-    skip `feed` when they are equal.
+    `fast` is `whole` between batches and None within one. A caller may compare the bytes it read
+    with it, and skip `feed` if they are equal.
     """
 
     __slots__ = ("_buffer", "_depth", "_left", "_parser", "_position", "_whole", "fast", "misses")
@@ -43,7 +43,7 @@ class BatchReplies:
         self.misses = 0
 
     def feed(self, data: bytes) -> bool:
-        """Takes what was read, b"" for a closed connection; True when the batch is complete."""
+        """Take what was read, b"" for a closed connection; return whether the batch is complete."""
         if not data:
             raise ReplyError("the server closed the connection")
         if (
@@ -79,7 +79,7 @@ class BatchReplies:
 
 
 def line_end(buffer: bytes, start: int) -> int:
-    """Where the line that begins at `start` ends (in CR LF), -1 when it isn't complete."""
+    """Return where the line that begins at `start` ends (at its CR LF); -1 if it is incomplete."""
     end = buffer.find(b"\r\n", start, start + MAX_LINE)
     if end < 0 and len(buffer) - start >= MAX_LINE:
         raise ReplyError(f"no line end in {MAX_LINE} bytes: {shown(buffer[start:])}")
@@ -87,7 +87,7 @@ def line_end(buffer: bytes, start: int) -> int:
 
 
 def expect(buffer: bytes, start: int, body: bytes) -> tuple[int, bool] | None:
-    """A hit when `body` is what begins at `start`; raises when it is something else."""
+    """Return a hit if `body` begins at `start`. Raises `ReplyError` if something else does."""
     end = start + len(body)
     if len(buffer) < end:
         return None
@@ -97,10 +97,10 @@ def expect(buffer: bytes, start: int, body: bytes) -> tuple[int, bool] | None:
 
 
 def exactly(body: bytes) -> Parser:
-    """A parser for one reply that is known beforehand."""
+    """Return a parser for one reply that is known beforehand."""
     return lambda buffer, start: expect(buffer, start, body)
 
 
 def shown(data: bytes) -> str:
-    """The beginning of bytes that should not have come."""
+    """Return the beginning of unexpected bytes, for a message."""
     return repr(data[:80])

@@ -1,9 +1,9 @@
-"""One epoll loop that keeps every connection busy: the hot part of the load generator.
+"""The hot part of the load generator: one epoll loop that keeps every connection busy.
 
-Each connection has one batch of `depth` requests under way; when its last reply is read the next
-batch is sent, until the phase's operations are used up. Everything sent was built beforehand, an
-expected reply costs one comparison, and there is one clock reading a batch. Where a protocol makes
-a client send something more (a delete by the id that was answered), that belongs to the batch.
+Each connection has one batch of `depth` requests in flight. When its last reply has been read, the
+next batch is sent, until all operations of the phase are done. All requests are built beforehand,
+an expected reply costs one comparison, and the clock is read once per batch. If a protocol requires
+a second request (such as a delete with the id in the reply), that is part of the batch.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from bench.load.wires.wire import greet
 from bench.load.workload import Batch, Follow, Operation, Protocol, Workload, item_of
 
 MAX_EVENTS = 512
-"""Connections served at a time: with thousands, the server gets work while others are read."""
+"""Connections served at a time, so that with thousands the server gets new work meanwhile."""
 
 MAX_SEND = 256 * 1024
-"""Bytes sent at a time: no other process of this CPU waits long for a large item's copying."""
+"""Bytes sent at a time, so that copying a large item does not hold up other processes for long."""
 
 
 class LoadError(Exception):
-    """The run can't be measured: an error reply, a lost connection, or the time limit."""
+    """The load failed: an error reply, a lost connection, or the time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one worker does in each phase. Sizes in bytes, times in seconds.
+    """The connections of one worker and what they send. `size` is in bytes, times in seconds.
 
-    Connection number `i` works on key `i % keys`, counted from `first_connection`; a key is
-    `prefix` and that number. Sets must reach `copies` more queues.
+    Connection number `i`, counted from `first_connection`, uses key `i % keys`. The name of a key
+    is `prefix` and its number. Each set must reach `copies` further queues.
     """
 
     host: str
@@ -57,13 +57,13 @@ class Plan:
     copies: int = 0
 
     def key(self, number: int) -> bytes:
-        """The key that connection `number` works on."""
+        """Return the key that connection `number` uses."""
         return f"{self.prefix}{number % self.keys:05}".encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one worker measured in one phase: monotonic clock and CPU in seconds."""
+    """The measurements of one worker in one phase; times and `cpu` are in seconds."""
 
     operations: int
     misses: int
@@ -76,8 +76,8 @@ class Report:
 class _Connection:
     """A socket, the batch it repeats, and the replies it waits for.
 
-    `first` are the replies to the batch; `replies` are these, or the one to what follows it.
-    `prefix` goes before the next request.
+    `first` checks the replies to the batch. `replies` is the same, or checks the reply to the
+    request that follows the batch. `prefix` is sent before the next request.
     """
 
     __slots__ = (
@@ -107,7 +107,7 @@ class _Connection:
 
 
 class Worker:
-    """Holds the connections of a plan over any number of phases; a context manager."""
+    """Keeps the connections of a plan open for any number of phases; a context manager."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -127,14 +127,14 @@ class Worker:
         self.close()
 
     def close(self) -> None:
-        """Closes every connection."""
+        """Close every connection."""
         for connection in self._connections.values():
             connection.socket.close()
         self._connections.clear()
         self._epoll.close()
 
     def _connect(self) -> None:
-        """Opens all connections, and has the server answer on each: none is half accepted."""
+        """Open all connections, and wait for an answer on each, so that every one is accepted."""
         plan = self._plan
         wire = WIRES[plan.protocol]
         for number in range(plan.first_connection, plan.first_connection + plan.connections):
@@ -150,9 +150,9 @@ class Worker:
             self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def run(self, operation: Operation, operations: int, seconds: float | None = None) -> Report:
-        """Does `operations` (rounded up to whole batches) and measures them; raises `LoadError`.
+        """Run and measure `operations`, rounded up to whole batches. Raises `LoadError`.
 
-        After `seconds` no more batches are begun.
+        After `seconds` no more batches are sent.
         """
         plan = self._plan
         batches = -(-operations // plan.depth)
@@ -160,7 +160,7 @@ class Worker:
             connection.prepare(self._workload(operation, connection))
         samples: array[float] = array("d")
         gc.collect()
-        gc.disable()  # The loop makes no cycles, and a collection would show as latency.
+        gc.disable()  # The loop makes no cycles, and a collection would add to the latencies.
         try:
             cpu, started = time.process_time(), time.perf_counter()
             stop = started + plan.time_limit if seconds is None else started + seconds
@@ -215,7 +215,7 @@ class Worker:
                 batches = issued
 
     def _follows(self, fd: int, connection: _Connection) -> bool:
-        """Sends what must follow the replies; True when the batch ends only with its answer."""
+        """Send the request that follows a batch; return whether the batch waits for its answer."""
         if connection.follow is None or connection.replies is not connection.first:
             connection.replies = connection.first
             return False
@@ -236,7 +236,7 @@ class Worker:
             self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
 
     def _send_rest(self, fd: int, event: int) -> bool:
-        """Goes on with a batch that the socket did not take whole; True when there is input."""
+        """Continue to send a batch that was sent in part; return whether there is input to read."""
         if event & select.EPOLLOUT:
             rest = self._unsent.pop(fd)
             sent = self._connections[fd].send(rest[:MAX_SEND])

@@ -1,8 +1,8 @@
-"""What one batch of requests is: the bytes to send, and how its replies are recognised.
+"""A batch of requests: the bytes to send, and how to check the replies.
 
-Everything is built before the clock starts, and all items of a run are the same bytes, so that a
-reply can mostly be checked whole by one comparison. Only what names the server's own numbers (the
-length of a list, a job's id, an acknowledgement's subject) must be parsed.
+Everything is built before the clock starts, and all items of a run are the same bytes, so that most
+replies can be checked by one comparison. Only replies with numbers chosen by the server (the length
+of a list, the id of a job, the subject of an acknowledgement) must be parsed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Protocol(Enum):
 
 
 class Operation(Enum):
-    """Add one item, or take one item for good."""
+    """The operation: add an item, or remove one."""
 
     SET = "set"
     GET = "get"
@@ -34,9 +34,9 @@ class Operation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`depth` times one operation on the queue `key`, each with `item`, by the client `name`.
+    """The same operation `depth` times on the queue `key`, with `item`, by the client `name`.
 
-    A set is one that must reach `copies` further queues (fanout children), where the server can.
+    Each set must reach `copies` further queues (fanout children), if the protocol has that.
     """
 
     operation: Operation
@@ -48,17 +48,18 @@ class Batch:
 
 
 Follow = Callable[[], tuple[bytes, bytes]]
-"""What a client must still send when the replies have come, such as the ids it removes, and the
-whole answer to that (b"" when none is awaited). Each call forgets the replies it was made from."""
+"""Returns the request that a client must send after the replies of a batch, such as the deletes of
+the ids in them, and the expected answer (b"" if it is not to be waited for). A call also forgets
+these replies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """One batch on the wire.
 
-    `whole` is the expected answer to `request`, b"" when it isn't known beforehand: then `parser`
-    reads the `depth` replies one by one. `read_size` holds that answer and a byte more, so that a
-    server that says too much is noticed.
+    `whole` is the expected answer to `request`. It is b"" if that is not known beforehand: then
+    `parser` reads the `depth` replies one by one. `read_size` has room for the answer and one more
+    byte, so that extra bytes are noticed.
     """
 
     request: bytes
@@ -70,13 +71,13 @@ class Workload:
 
 
 def item_of(size: int) -> bytes:
-    """The item of `size` bytes that every request carries: printable, and without line ends."""
+    """Return the item of `size` bytes that every request adds: printable, without line ends."""
     pattern = b"0123456789abcdefghijklmnopqrstuvwxyz"
     return (pattern * (size // len(pattern) + 1))[:size]
 
 
 def repeated(batch: Batch, request: bytes, reply: bytes, parser: Parser) -> Workload:
-    """The workload of `depth` equal requests, each with its own `reply` (b"": it varies)."""
+    """Return the workload of `depth` equal requests with the same `reply`, b"" if it varies."""
     whole = reply * batch.depth
     size = max(len(whole), (len(batch.item) + 256) * batch.depth) + 1
     return Workload(request * batch.depth, whole, parser, batch.depth, size)

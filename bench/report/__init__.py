@@ -1,1 +1,1 @@
-"""What a run says: medians, tables, JSON and the picture in the documentation."""
+"""Reports of benchmark runs: medians, tables, JSON, and the picture in the documentation."""

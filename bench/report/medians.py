@@ -1,4 +1,4 @@
-"""Phases of several rounds to the medians that tables show. Pure: no clock, no files."""
+"""Reduce the phases of several rounds to the medians in the tables. Pure: no clock, no files."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from bench.load.generator import Phase
 from bench.report.table import Column, mebibytes, ratio
 
 BUSY = 0.9
-"""A process that used less of its CPU than this was not what bounded the throughput."""
+"""The share of a CPU from which on a process counts as the limit of the throughput."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The medians of one server, operation, number of connections and depth.
+    """The medians for one server, operation, number of connections and depth.
 
-    `cpu` and `load_cpu` in microseconds per operation, `busy` and `load_busy` the share of the wall
-    time that the server and the load generator used one CPU, latencies in microseconds, memory in
-    KiB, `ratio` is `cpu` over that of the server it is compared with, in the same run.
+    `cpu` and `load_cpu` are in microseconds per operation; `busy` and `load_busy` are the CPU time
+    of the server and the load generator as a share of the wall time. Latencies are in microseconds,
+    memory is in KiB. `ratio` is `cpu` over that of the baseline in the same run.
     """
 
     server: str
@@ -42,7 +42,7 @@ class Row:
 
 
 def medians(server: str, connections: int, depth: int, phases: Sequence[Phase]) -> Row:
-    """The row of phases that differ only in their round."""
+    """Return the row of phases that differ only in their round."""
 
     def middle(name: str) -> float:
         return float(median(getattr(phase, name) or 0 for phase in phases))
@@ -68,13 +68,13 @@ def medians(server: str, connections: int, depth: int, phases: Sequence[Phase]) 
 
 
 def compared(rows: Sequence[Row], baseline: str) -> list[Row]:
-    """The rows of one operation, each with its ratio to the server `baseline` if that is there."""
+    """Return the rows of one operation, each with its ratio to `baseline`, if that was measured."""
     base = next((row.cpu for row in rows if row.server == baseline), 0.0)
     return [replace(row, ratio=row.cpu / base if base else None) for row in rows]
 
 
 def columns(baseline: str) -> list[Column[Row]]:
-    """What a table of such rows shows."""
+    """Return the columns of a table of such rows."""
     return [
         Column("server", lambda row: row.server, left=True),
         Column("op", lambda row: row.operation, left=True),
@@ -93,12 +93,12 @@ def columns(baseline: str) -> list[Column[Row]]:
 
 
 def is_load_bound(busy: float, load_busy: float, load_processes: int = 1) -> bool:
-    """Whether the load generator had no CPU left while the server had."""
+    """Whether the load generator had used up its CPU and the server had not."""
     return busy < BUSY and load_busy >= BUSY * load_processes
 
 
 def remarks(rows: Sequence[Row], load_processes: int) -> list[str]:
-    """What must be known of rows: misses, and throughput that says nothing about the server."""
+    """Return remarks on rows: misses, and throughput that was not limited by the server."""
     said = [f"{row.server} {row.operation}: {row.misses} misses" for row in rows if row.misses]
     idle = [row for row in rows if row.busy < BUSY]
     by_load = [row for row in idle if is_load_bound(row.busy, row.load_busy, load_processes)]

@@ -1,10 +1,10 @@
-"""A picture of measured CPU per operation, as SVG: a pure function of what `bench.flood` wrote.
+"""Draw the CPU time per operation that `bench.flood` measured as an SVG picture.
 
     python -m bench.report.picture flood.json docs/images/flood.svg
 
-The file may be one of `bench.flood --json` or of `bench.suite --json`. There is a panel for each
-operation of each table, the tables of one depth to one scale. It follows the reader's light or
-dark scheme, and holds nothing but what it draws: no script, no font, no address.
+The input is a file of `bench.flood --json` or `bench.suite --json`, and nothing else. The picture
+has a panel for each operation of each table; the panels of a table have the same scale. It follows
+the reader's light or dark scheme, and contains no script, no font and no link.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from xml.sax.saxutils import escape
 
 OURS = "kestrelmq"
 WIDTH, MARGIN, GAP = 760, 20, 28
-"""Pixels: of the picture, around it, and between panels."""
+"""Pixels: the width of the picture, its margin, and the gap between panels."""
 HEAD, TITLE, BAR, PITCH, FOOT = 66, 24, 16, 24, 14
 NAME, VALUE = 92, 44
 """Pixels left of the bars, for names, and right of them, for numbers."""
@@ -42,7 +42,7 @@ svg { font-family: system-ui, -apple-system, "Segoe UI", sans-serif; font-size: 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One server's CPU microseconds per operation."""
+    """The bar of one server; `cpu` is in microseconds per operation."""
 
     server: str
     cpu: float
@@ -50,7 +50,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """The bars of one operation, and the number at which a bar would be full."""
+    """The bars of one operation; `scale` is the value of a bar of full length."""
 
     title: str
     bars: tuple[Bar, ...]
@@ -58,7 +58,10 @@ class Panel:
 
 
 def panels(results: dict[str, Any]) -> list[Panel]:
-    """The panels of a flood: of each table, sets and then gets. `ValueError`: it is no flood."""
+    """Return the panels of a flood: for each table, first sets, then gets.
+
+    Raises `ValueError` if the results are not of a flood.
+    """
     if results.get("benchmark") != "flood":
         raise ValueError("not the results of bench.flood")
     made = []
@@ -72,14 +75,14 @@ def panels(results: dict[str, Any]) -> list[Panel]:
 
 
 def versions(results: dict[str, Any]) -> str:
-    """The servers with their versions, as far as they said one."""
+    """Return the servers with their versions, as far as they are known."""
     said = results["machine"]["servers"]
     found = ((name, re.search(r"\d+(\.\d+)+", text)) for name, text in said.items())
     return ", ".join(f"{name} {match[0]}" if match else name for name, match in found)
 
 
 def svg(drawn: Sequence[Panel], subtitle: str) -> str:
-    """The picture, two panels side by side."""
+    """Return the picture, with two panels side by side."""
     body, top = [], float(HEAD)
     for at in range(0, len(drawn), 2):
         pair = drawn[at : at + 2]
@@ -132,7 +135,7 @@ def _text(x: float, y: float, text: str, kind: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line. Exit status 1 when the file holds no flood."""
+    """Draw the picture. Return exit status 1 if the file has no flood."""
     parser = argparse.ArgumentParser(
         prog="bench.report.picture", description=(__doc__ or "").split("\n")[0]
     )

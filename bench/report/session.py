@@ -1,7 +1,8 @@
-"""One run of a benchmark: its servers in turn, its tables on standard output, all of it as JSON.
+"""One run of a benchmark: run the servers in turn, print the tables, write the results as JSON.
 
-Each server is started afresh for each round, and the servers take turns (A B C A B C): what the
-machine does beside the benchmark hits all of them alike. One that fails drops out with its reason.
+Each server is started afresh for each round, and the servers take turns (A B C A B C), so that
+other load on the machine affects all of them alike. A server that fails is left out of the
+remaining rounds, and the reason is shown.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Row = TypeVar("Row")
 
 
 def parser(name: str, purpose: str | None) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark has."""
+    """Return a parser with the options that all benchmarks have."""
     made = argparse.ArgumentParser(
         prog=f"bench.{name}", description=purpose, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -43,19 +44,19 @@ def parser(name: str, purpose: str | None) -> argparse.ArgumentParser:
 
 
 def numbers(text: str) -> list[int]:
-    """Whole numbers between commas."""
+    """Parse integers separated by commas."""
     return [int(part) for part in text.split(",")]
 
 
 class Session:
-    """What one run has: `present` servers that can be run, and the tables so far."""
+    """One run of a benchmark; `present` are the chosen servers that are installed."""
 
     def __init__(
         self, name: str, options: argparse.Namespace, candidates: Sequence[Peer] | None = None
     ) -> None:
-        """Picks the servers that `options` ask for, of `candidates` or of all that are known.
+        """Choose the servers that `options` name, from `candidates` or from all known servers.
 
-        Ends the program with status 2 when there is none of a name.
+        Exit with status 2 if a name is not known.
         """
         self.options = options
         self._name = name
@@ -70,7 +71,7 @@ class Session:
     def in_turn(
         self, label: str, measure: Callable[[Peer], Result], rounds: int
     ) -> tuple[dict[str, list[Result]], list[str]]:
-        """The results of every round by server, and why a server has none."""
+        """Run all rounds; return results by server, and a line for each server that failed."""
         results: dict[str, list[Result]] = {peer.name: [] for peer in self.present}
         failures: dict[str, str] = {}
         for number in range(1, rounds + 1):
@@ -95,7 +96,7 @@ class Session:
         remarks: Sequence[str] = (),
         rounds: object = None,
     ) -> None:
-        """Prints a table of rows (dataclasses), and keeps them, and the rounds, for the JSON."""
+        """Print a table of rows (dataclasses), and keep them and the rounds for the JSON file."""
         remarks = [*remarks, *self._remarks]
         print(table.render(title, columns, rows, remarks), end="\n\n", flush=True)
         plain = [_plain(row) for row in rows]
@@ -103,7 +104,7 @@ class Session:
         self._tables.append(entry)
 
     def finish(self) -> int:
-        """Writes the JSON, if it is wanted; the exit status, 1 when an installed server failed."""
+        """Write the JSON file, if requested; return exit status 1 if an installed server failed."""
         if self.options.json:
             settings = {name: _plain(value) for name, value in vars(self.options).items()}
             whole = {
@@ -117,7 +118,7 @@ class Session:
 
 
 def _plain(value: object) -> Any:
-    """What JSON has no word for: a row is its fields, a path its text."""
+    """Convert a value for JSON: a dataclass to a dict of its fields, a path to its text."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return str(value) if isinstance(value, Path) else value

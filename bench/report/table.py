@@ -1,4 +1,4 @@
-"""Tables of plain text. Pure: no clock, no files."""
+"""Plain-text tables. Pure: no clock, no files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Row]):
-    """A heading and what stands under it; numbers stand to the right, names to the left."""
+    """A column: its heading and the text of its cells; aligned right unless `left` is set."""
 
     heading: str
     cell: Callable[[Row], str]
@@ -21,7 +21,7 @@ class Column(Generic[Row]):
 def render(
     title: str, columns: Sequence[Column[Row]], rows: Sequence[Row], remarks: Sequence[str] = ()
 ) -> str:
-    """The table under its title, with remarks below."""
+    """Render a table with its title above and remarks below."""
     cells = [[column.heading for column in columns]]
     cells += [[column.cell(row) for column in columns] for row in rows]
     widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
@@ -36,15 +36,15 @@ def render(
 
 
 def ratio(value: float | None) -> str:
-    """A ratio, or nothing where there is none."""
+    """Format a ratio; None as an empty text."""
     return "" if value is None else f"{value:.2f}"
 
 
 def whole(value: float | None) -> str:
-    """A large number, or nothing where there is none."""
+    """Format a large number without decimals; None as an empty text."""
     return "" if value is None else f"{value:,.0f}"
 
 
 def mebibytes(kibibytes: float) -> str:
-    """Memory, given in KiB."""
+    """Format an amount of memory, given in KiB, as MiB."""
     return f"{kibibytes / 1024:,.0f}"

@@ -1,4 +1,4 @@
-"""The protocols that the load generator speaks, each with prebuilt requests."""
+"""The protocols of the load generator, each with prebuilt requests."""
 
 from __future__ import annotations
 

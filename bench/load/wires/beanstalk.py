@@ -1,4 +1,4 @@
-"""beanstalkd: a queue is a tube. A get is a reserve, and then a delete of the id it answered."""
+"""beanstalkd: a queue is a tube. A get is a reserve, then a delete of the reserved job's id."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ DELETED = b"DELETED\r\n"
 
 
 def greeting(key: bytes, _: bytes) -> bytes:
-    """Puts go to the tube, and reserves come from it alone."""
+    """Return the commands that make the connection put to the tube and reserve only from it."""
     return b"use %b\r\nwatch %b\r\nignore default\r\n" % (key, key)
 
 
 def batch(wanted: Batch) -> Workload:
-    """`put`, or `reserve` without waiting and `delete`: the job may be held for a minute."""
+    """Return puts, or reserves without waiting, with their deletes; a job's time to run is 60 s."""
     size = len(wanted.item)
     match wanted.operation:
         case Operation.SET:
@@ -31,7 +31,7 @@ def batch(wanted: Batch) -> Workload:
 
 
 def inserted(buffer: bytes, start: int) -> tuple[int, bool] | None:
-    """`INSERTED` and the job's id."""
+    """Parse `INSERTED` and the id of the job."""
     end = line_end(buffer, start)
     if end < 0:
         return None
@@ -41,7 +41,7 @@ def inserted(buffer: bytes, start: int) -> tuple[int, bool] | None:
 
 
 class Reserved:
-    """Parses replies to reserves and keeps the ids; `TIMED_OUT` is a miss."""
+    """Parses the replies to reserves and keeps the ids; `TIMED_OUT` is a miss."""
 
     def __init__(self, item: bytes) -> None:
         self._size = b"%d" % len(item)
@@ -49,7 +49,7 @@ class Reserved:
         self._ids: list[bytes] = []
 
     def parse(self, buffer: bytes, start: int) -> tuple[int, bool] | None:
-        """A `Parser`."""
+        """Parse one reply; see `Parser`."""
         end = line_end(buffer, start)
         if end < 0:
             return None
@@ -66,7 +66,7 @@ class Reserved:
         return reply
 
     def deletes(self) -> tuple[bytes, bytes]:
-        """The deletes of what was reserved."""
+        """Return the deletes of the reserved jobs, and the answer to them."""
         request = b"".join([b"delete %b\r\n" % number for number in self._ids])
         answer = DELETED * len(self._ids)
         self._ids.clear()

@@ -1,4 +1,4 @@
-"""The memcache protocol: ours, the original's, memcached's."""
+"""The memcache protocol, for kestrelmq, the original Kestrel and memcached."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.load.workload import Batch, Operation, Workload, repeated
 
 
 def batch(wanted: Batch) -> Workload:
-    """`set` or `get`."""
+    """Return sets or gets."""
     name, item = wanted.key, wanted.item
     match wanted.operation:
         case Operation.SET:
@@ -23,7 +23,7 @@ def batch(wanted: Batch) -> Workload:
 
 
 def stored(buffer: bytes, start: int) -> tuple[int, bool] | None:
-    """`STORED` and nothing else: an item that was refused makes the run worthless."""
+    """Parse `STORED`; anything else is an error, because a refused item would spoil the run."""
     end = line_end(buffer, start)
     if end < 0:
         return None
@@ -33,7 +33,7 @@ def stored(buffer: bytes, start: int) -> tuple[int, bool] | None:
 
 
 def value(item: bytes) -> Parser:
-    """A parser for `VALUE name flags length`, the item, `END`; a bare `END` is a miss."""
+    """Return a parser for `VALUE name flags length`, the item, `END`; a lone `END` is a miss."""
 
     def parse(buffer: bytes, start: int) -> tuple[int, bool] | None:
         end = line_end(buffer, start)
@@ -51,7 +51,7 @@ def value(item: bytes) -> Parser:
 
 
 def prepare(sock: socket.socket, key: bytes, copies: int) -> None:
-    """Makes fanout children by looking into them; the queue itself needs no making."""
+    """Create fanout children by a peek at each; the queue itself is created by the first set."""
     answer = re.compile(rb"(VALUE .*\r\n)?END\r\n", re.DOTALL)
     for number in range(copies):
         ask(sock, b"get %b+%d/peek\r\n" % (key, number), answer)

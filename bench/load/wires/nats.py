@@ -1,8 +1,8 @@
 """nats-server with JetStream: a queue is a stream of one subject with one durable pull consumer.
 
-A set is published with a reply subject, and done when the stream has acknowledged it. A get asks
-the consumer for as many items as the batch is deep, and each item is acknowledged, without waiting
-for an answer, together with the client's next request: what NATS' own clients do.
+A set is published with a reply subject, and is done when the stream has acknowledged it. A batch of
+gets is one pull request to the consumer for `depth` items. The items are acknowledged together with
+the client's next request, without waiting for an answer, as NATS' own clients do.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ NOTHING_THERE = (b"404", b"408")
 
 
 def greeting(_: bytes, name: bytes) -> bytes:
-    """Subscribes to an inbox of the client's own, where all replies come."""
+    """Return the subscription to the client's own inbox, which receives all replies."""
     return CONNECT + b"SUB %b%b 1\r\nPING\r\n" % (INBOX, name)
 
 
 def batch(wanted: Batch) -> Workload:
-    """Publish, or pull and acknowledge."""
+    """Return messages to publish, or a pull request with its acknowledgements."""
     inbox = INBOX + wanted.name
     match wanted.operation:
         case Operation.SET:
@@ -42,12 +42,12 @@ def batch(wanted: Batch) -> Workload:
 
 
 def publish(subject: bytes, reply: bytes, payload: bytes) -> bytes:
-    """A message on the wire."""
+    """Encode a message to publish."""
     return b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(payload), payload)
 
 
 def published(buffer: bytes, start: int) -> tuple[int, bool] | None:
-    """The stream's acknowledgement: a message with the item's number in it."""
+    """Parse the stream's acknowledgement: a message with the sequence number of the item."""
     start = _past_pings(buffer, start)
     end = line_end(buffer, start)
     if end < 0:
@@ -63,17 +63,17 @@ def published(buffer: bytes, start: int) -> tuple[int, bool] | None:
 
 
 def _past_pings(buffer: bytes, start: int) -> int:
-    """Skips the server's questions whether the client lives: they come too seldom to be awaited."""
+    """Skip keep-alive PINGs of the server; they are too rare to need an answer during a run."""
     while buffer.startswith(PING, start):
         start += len(PING)
     return start
 
 
 class Pulled:
-    """Parses the messages of a pull and keeps where to acknowledge them.
+    """Parses the messages of a pull and keeps the subjects to acknowledge them.
 
-    A status instead of a message ends the pull: whatever is left of the batch is a miss, told one
-    by one, the status consumed with the last.
+    A status message ends the pull, and the rest of the batch are misses. They are reported one by
+    one, and the status is consumed with the last.
     """
 
     def __init__(self, item: bytes, depth: int) -> None:
@@ -84,7 +84,7 @@ class Pulled:
         self._subjects: list[bytes] = []
 
     def parse(self, buffer: bytes, start: int) -> tuple[int, bool] | None:
-        """A `Parser`."""
+        """Parse one reply; see `Parser`."""
         start = _past_pings(buffer, start)
         end = line_end(buffer, start)
         if end < 0:
@@ -111,7 +111,7 @@ class Pulled:
         return (_past_pings(buffer, body + size + 2) if last else start), False
 
     def acknowledgements(self) -> tuple[bytes, bytes]:
-        """An empty message to each item's subject; no answer."""
+        """Return an empty message to the subject of each item; there is no answer to it."""
         request = b"".join([b"PUB %b 0\r\n\r\n" % subject for subject in self._subjects])
         self._subjects.clear()
         self._told = 0
@@ -119,7 +119,7 @@ class Pulled:
 
 
 def prepare(sock: socket.socket, key: bytes, copies: int) -> None:
-    """Makes the stream and its consumer, or with copies a stream that keeps an item for each."""
+    """Create the stream and its consumer; with copies, one more consumer for each."""
     greet(WIRE, sock, key, b"prepare")
     name = key.decode()
     retention = "interest" if copies else "workqueue"

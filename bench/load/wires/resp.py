@@ -1,4 +1,4 @@
-"""Redis: a queue is a list, LPUSH adds and RPOP takes. A copy is one more LPUSH."""
+"""Redis: a queue is a list; LPUSH adds and RPOP removes an item. A copy is one more LPUSH."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.load.workload import Batch, Operation, Workload, repeated
 
 
 def batch(wanted: Batch) -> Workload:
-    """LPUSH, on each of the copies too, or RPOP."""
+    """Return LPUSHes, also to the copies, or RPOPs."""
     name, item = wanted.key, wanted.item
     match wanted.operation:
         case Operation.SET:
@@ -24,14 +24,14 @@ def batch(wanted: Batch) -> Workload:
 
 
 def command(*arguments: bytes) -> bytes:
-    """A command on the wire."""
+    """Encode a command."""
     parts = [b"*%d\r\n" % len(arguments)]
     parts += [b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments]
     return b"".join(parts)
 
 
 def integers(count: int) -> Parser:
-    """A parser for the lengths of `count` lists after an LPUSH on each: one reply."""
+    """Return a parser that takes the replies to LPUSHes on `count` lists as one reply."""
 
     def parse(buffer: bytes, start: int) -> tuple[int, bool] | None:
         for _ in range(count):
@@ -48,7 +48,7 @@ def integers(count: int) -> Parser:
 
 
 def bulk(item: bytes) -> Parser:
-    """A parser for a bulk string that is the item; the null bulk string is a miss."""
+    """Return a parser for the item as a bulk string; the null bulk string is a miss."""
 
     def parse(buffer: bytes, start: int) -> tuple[int, bool] | None:
         end = line_end(buffer, start)
@@ -65,7 +65,7 @@ def bulk(item: bytes) -> Parser:
 
 
 def prepare(_: socket.socket, __: bytes, ___: int) -> None:
-    """Lists need no making."""
+    """Do nothing: the first push creates a list."""
 
 
 WIRE = Wire(lambda *_: b"PING\r\n", re.compile(rb"\+PONG\r\n"), batch, prepare)

@@ -1,4 +1,4 @@
-"""Kestrel's text protocol: a get opens a read, and confirms the one before it."""
+"""Kestrel's text protocol: a get opens a read and confirms the one before it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.load.workload import Batch, Operation, Workload, repeated
 
 
 def batch(wanted: Batch) -> Workload:
-    """`put` of one item, or `get`."""
+    """Return puts of one item each, or gets."""
     match wanted.operation:
         case Operation.SET:
             request = b"put %b:\n%b\n\n" % (wanted.key, wanted.item)
@@ -21,7 +21,7 @@ def batch(wanted: Batch) -> Workload:
 
 
 def line(hit: bytes, miss: bytes | None) -> Parser:
-    """A parser for a line that is `hit` or, where there can be one, `miss`."""
+    """Return a parser for a line that is either `hit` or `miss`; None if there are no misses."""
 
     def parse(buffer: bytes, start: int) -> tuple[int, bool] | None:
         end = buffer.find(b"\n", start)

@@ -1,6 +1,6 @@
-"""Kestrel's thrift service, framed, binary protocol: a get removes its item at once.
+"""Kestrel's thrift service with framed binary messages: a get removes its item at once.
 
-Every call has sequence number 0, so that all the frames of a run are the same bytes.
+Every call has sequence number 0, so that all frames of a run are the same bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LENGTH = struct.Struct(">i")
 
 
 def batch(wanted: Batch) -> Workload:
-    """`put` of one item, or `get` of at most one, without waiting."""
+    """Return puts of one item each, or gets of at most one item without waiting."""
     name, item = field(STRING, 1, string(wanted.key)), string(wanted.item)
     match wanted.operation:
         case Operation.SET:
@@ -37,28 +37,28 @@ def batch(wanted: Batch) -> Workload:
 
 
 def frame(name: bytes, kind: int, fields: bytes) -> bytes:
-    """A message in its frame: a call's arguments or its result."""
+    """Encode a framed message: the arguments or the result of a call."""
     message = b"\x80\x01\0" + bytes([kind]) + string(name) + LENGTH.pack(0) + fields + STOP
     return string(message)
 
 
 def string(data: bytes) -> bytes:
-    """Bytes after their length."""
+    """Encode bytes with their length before them."""
     return LENGTH.pack(len(data)) + data
 
 
 def field(kind: int, number: int, value: bytes) -> bytes:
-    """One field of a struct."""
+    """Encode one field of a struct."""
     return struct.pack(">bh", kind, number) + value
 
 
 def sequence(kind: int, *values: bytes) -> bytes:
-    """A list."""
+    """Encode a list."""
     return struct.pack(">bi", kind, len(values)) + b"".join(values)
 
 
 def framed(hit: bytes, miss: bytes | None) -> Parser:
-    """A parser for a frame that is `hit` or, where there can be one, `miss`."""
+    """Return a parser for a frame that is either `hit` or `miss`; None if there are no misses."""
 
     def parse(buffer: bytes, start: int) -> tuple[int, bool] | None:
         if len(buffer) < start + LENGTH.size:

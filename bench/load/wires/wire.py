@@ -1,4 +1,4 @@
-"""What the load generator must know of a protocol."""
+"""The interface of the load generator's protocols."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from bench.load.workload import Batch, Workload
 
 MOST_GREETED = 65536
 REFUSAL = b"-"
-"""What an error begins with where more than one line may come."""
+"""The first byte of an error in protocols whose other answers may have several lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """A protocol. `greeting` and `prepare` take the queue; `greeting` also the client's own name.
+    """A protocol.
 
-    `greeted` matches the whole answer to the greeting of a server that serves: one that is still
-    loading answers something else. `prepare` makes a queue with so many copies that get what is
-    set on it (fanout children); None when queues need no making and there can be no copies.
+    Attributes:
+        greeting: returns the first request on a connection, from the queue and the client's name.
+        greeted: matches the whole answer to it; a server that is still loading answers differently.
+        batch: returns the workload of a batch.
+        prepare: creates a queue with a number of copies (fanout children) that also get every item;
+            None if queues need not be created and there can be no copies.
     """
 
     greeting: Callable[[bytes, bytes], bytes]
@@ -31,7 +34,7 @@ class Wire:
 
 
 def greet(wire: Wire, sock: socket.socket, key: bytes, name: bytes) -> None:
-    """Sends the greeting and reads the answer; raises `ReplyError` when it is another one."""
+    """Send the greeting and read the answer. Raises `ReplyError` if it is not the expected one."""
     sock.sendall(wire.greeting(key, name))
     answer = b""
     while not wire.greeted.fullmatch(answer):
@@ -42,7 +45,7 @@ def greet(wire: Wire, sock: socket.socket, key: bytes, name: bytes) -> None:
 
 
 def ask(sock: socket.socket, request: bytes, reply: re.Pattern[bytes]) -> None:
-    """Sends a request and reads until the answer is whole; raises `ReplyError` for another one."""
+    """Send a request and read its answer. Raises `ReplyError` if it does not match `reply`."""
     sock.sendall(request)
     answer = b""
     while not reply.fullmatch(answer):
