@@ -1,4 +1,4 @@
-// Requests to the API. Where a token is needed, it is asked for once and kept for this tab only.
+// Requests to the API. If a token is needed, the user is asked for it once; only this tab keeps it.
 
 import { askToken } from "./dialogs.js";
 
@@ -46,7 +46,7 @@ async function once(method, path, body) {
   return answer;
 }
 
-/** Ask the API for something; a token is asked of the person when the server wants one. */
+/** Call the API; ask the user for a token when the server requires one. */
 export async function call(method, path, body) {
   for (;;) {
     try {
@@ -61,5 +61,5 @@ export async function call(method, path, body) {
   }
 }
 
-/** The path of a queue, or of something of it. */
+/** The API path of a queue, or of a part of it. */
 export const queuePath = (name, rest = "") => `/queues/${encodeURIComponent(name)}${rest}`;

@@ -1,8 +1,8 @@
-// Charts, drawn as SVG. A point holds until the next one.
+// Charts, drawn as SVG. A point is valid until the next one.
 
 import { h, s, setText } from "./dom.js";
 
-/** Values of `read` at `steps` moments up to `end`, from points that hold until the next. */
+/** The values of `read` at `steps` times in the last `span` ms before `end`; null where unknown. */
 export function sample(points, read, end, span, steps) {
   const values = new Array(steps);
   let index = 0;
@@ -36,7 +36,7 @@ function area(values, x, y) {
   return `${line}L${x(values.length - 1).toFixed(1)} ${y(0)}L${x(first).toFixed(1)} ${y(0)}Z`;
 }
 
-/** A line without axes, for a tile or a row. Returns the element and what redraws it. */
+/** A line without axes, for a tile or a row. Returns the element and the function that draws it. */
 export function sparkline(className, width = 120, height = 28) {
   const line = s("path", { class: "line", fill: "none", "vector-effect": "non-scaling-stroke" });
   const shade = s("path", { class: "shade" });
@@ -69,10 +69,10 @@ const DAY = 24 * HOUR;
 const TIMES = [0.25, 1, 2, 5, 10, 15, 30].map((step) => step * SECOND)
   .concat([1, 2, 5, 10, 15, 30].map((step) => step * MINUTE), [1, 2, 3, 6, 12].map((step) => step * HOUR), [1, 2, 5, 10, 30, 100, 1000].map((step) => step * DAY));
 
-/** The top of an axis of times, so that each of its four steps is a round time. */
+/** The top of a time axis, so that each of its four steps is a round time. */
 export const niceTime = (most) => 4 * (TIMES.find((step) => 4 * step >= most) ?? most / 4);
 
-/** The top of an axis of numbers. */
+/** The top of a number axis. */
 export function niceTop(most) {
   if (most <= 4) return 4;
   const size = 10 ** Math.floor(Math.log10(most));
@@ -87,7 +87,7 @@ const GRID = 4;
 
 /**
  * A chart over the last `span` milliseconds.
- * `series`: [{ label, className, read(point, time) }]; `format` renders a value.
+ * `series`: [{ label, className, read(point, time) }]; `format` converts a value to text.
  */
 export class Chart {
   #series;

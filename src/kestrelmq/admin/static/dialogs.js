@@ -1,4 +1,4 @@
-// Dialogs: native ones, so that focus stays inside, Escape leaves, and it returns to where it was.
+// Dialogs. They are native, so that the focus stays inside and returns afterwards, and Escape works.
 
 import { h } from "./dom.js";
 
@@ -33,12 +33,12 @@ const buttons = (label) => [
   { label, value: "yes", primary: true },
 ];
 
-/** Ask before something that cannot be undone; `what` names the queue. */
+/** Ask the user to confirm what cannot be undone; `what` says what it is and names the queue. */
 export function confirm(title, what, label) {
   return show(title, h("p", { text: what }), buttons(label), { danger: true });
 }
 
-/** Ask for a token; null when none was given. */
+/** Ask for a token; null if the user cancels. */
 export async function askToken(wrong) {
   const input = h("input", { type: "password", id: "token", required: true, autocomplete: "current-password" });
   const body = h("div", {},
@@ -47,7 +47,7 @@ export async function askToken(wrong) {
   return (await show("A token is needed", body, buttons("Continue"))) ? input.value.trim() : null;
 }
 
-/** Ask for the name of a new queue; null when none was given. */
+/** Ask for the name of a new queue; null if the user cancels. */
 export async function askQueue() {
   const input = h("input", {
     id: "queue-name", required: true, maxlength: "200", pattern: "[^\\/~.\\s]+",
@@ -59,7 +59,7 @@ export async function askQueue() {
   return (await show("New queue", body, buttons("Create"))) ? input.value : null;
 }
 
-/** Ask for an item; null when none was given. */
+/** Ask for an item; null if the user cancels. */
 export async function askItem(queue) {
   const text = h("textarea", { id: "item-text", rows: "7", spellcheck: "false" });
   const expires = h("input", { id: "item-expires", type: "number", min: "0.001", step: "any", placeholder: "never" });

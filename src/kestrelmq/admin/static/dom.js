@@ -1,4 +1,4 @@
-// Making elements, without markup in strings: nothing that a queue holds is ever read as HTML.
+// Helpers to make elements without HTML in strings, so that no data of a queue is parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -23,12 +23,12 @@ export function s(tag, properties, ...children) {
   return fill(document.createElementNS(SVG, tag), properties, children);
 }
 
-/** Set an element's text only if it differs: what did not change is not laid out again. */
+/** Set an element's text only if it differs, so that unchanged elements are not laid out again. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Tell something in passing. */
+/** Show a message for a few seconds. */
 export function toast(message, kind = "info") {
   const note = h("p", { class: `toast ${kind}`, text: message });
   const place = document.getElementById("toasts");

@@ -1,10 +1,10 @@
-// Numbers as people read them.
+// Numbers as text for people.
 
 const WHOLE = new Intl.NumberFormat("en");
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
-/** All digits, in groups. */
+/** All digits, with thousands separators. */
 export const whole = (number) => WHOLE.format(number);
 
 /** About three digits: 1,234,567 is 1.23M. */
@@ -26,7 +26,7 @@ export function bytes(number) {
   return `${unit === 0 || number >= 100 ? Math.round(number) : number.toFixed(1)} ${UNITS[unit]}`;
 }
 
-/** A length of time, from milliseconds. */
+/** A duration, from milliseconds. */
 export function duration(milliseconds) {
   const seconds = Math.max(0, milliseconds) / 1000;
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
@@ -36,19 +36,19 @@ export function duration(milliseconds) {
   return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`;
 }
 
-/** A length of time without what is zero: for an axis. */
+/** A duration without trailing zeros, for an axis. */
 export const axisTime = (milliseconds) =>
   (milliseconds === 0 ? "0" : duration(milliseconds).replace(/ 0 [smh]$/, "").replace(/\.0 /, " "));
 
-/** Microseconds, in the unit that fits. */
+/** A duration, from microseconds, in the unit that fits. */
 export function micros(number) {
   return number < 1000 ? `${number} µs` : duration(number / 1000);
 }
 
-/** A moment, in the reader's own time. */
+/** A date and time, in the user's time zone. */
 export const moment = (milliseconds) =>
   milliseconds ? new Date(milliseconds).toLocaleString() : "never";
 
-/** One thing or many. */
+/** A number with its noun, in the singular or plural. */
 export const count = (number, one, many = `${one}s`) =>
   `${whole(number)} ${number === 1 ? one : many}`;

@@ -1,4 +1,4 @@
-// Looking into a queue: its first items as text, JSON or bytes.
+// The first items of a queue, as text, JSON or bytes.
 
 import { call, queuePath } from "./api.js";
 import { h, setText } from "./dom.js";
@@ -42,7 +42,7 @@ function looksLikeJson(content) {
 }
 
 export class Items {
-  #view = null; // none chosen yet: the first item decides
+  #view = null; // until the user chooses one, the first item decides
   #items = [];
   #limit = 20;
 

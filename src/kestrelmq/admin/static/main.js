@@ -1,4 +1,4 @@
-// The frame around the pages: which one is shown, the status switch, the theme.
+// The frame around the pages: navigation, the status switch, the theme.
 
 import { call } from "./api.js";
 import { confirm } from "./dialogs.js";

@@ -1,4 +1,4 @@
-// The first page: the whole server in five numbers, and every queue.
+// The first page: five numbers about the server, and a table of all queues.
 
 import { call } from "./api.js";
 import { sample, sparkline } from "./charts.js";

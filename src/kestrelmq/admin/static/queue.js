@@ -1,4 +1,4 @@
-// One queue: its past minutes, what it feeds, who reads it, what it holds.
+// The page of one queue: charts of the last minutes, items, open reads, fanout, journal, settings.
 
 import { call, queuePath } from "./api.js";
 import { Chart, niceTime } from "./charts.js";
@@ -9,7 +9,7 @@ import { Items } from "./items.js";
 import { fromApi, store } from "./store.js";
 
 const SPAN = 300_000;
-const EVERY = 2000; // ms between looks at what the stream does not say
+const EVERY = 2000; // ms between requests for the details that are not in the event stream
 const STATES = {
   ok: "in order", behind: "read-behind: part of it is on disk only",
   failing: "its journal cannot be written", damaged: "damaged: it could not be loaded", loading: "still loading",
@@ -125,7 +125,7 @@ export class QueuePage {
     }
   }
 
-  /** Draw a part anew only when it changed: whoever reads or selects there is left in peace. */
+  /** Redraw a part only when it changed, so that it does not disturb a user who selects text. */
   #part(key, content, make) {
     const text = JSON.stringify(content);
     if (this.#shown.get(key) === text) return;
@@ -200,7 +200,7 @@ export class QueuePage {
     if (await this.#act(() => call("POST", path, item), ({ size }) => `${count(size, "byte")} put on ${this.name}.`)) this.items.load();
   }
 
-  /** How many items wait now; null, and a word about it, when that cannot be found out. */
+  /** The number of waiting items; shows an error and returns null if it cannot be found out. */
   async #waiting() {
     try {
       return (await call("GET", queuePath(this.name))).stats.items ?? 0;

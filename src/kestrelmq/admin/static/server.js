@@ -1,4 +1,4 @@
-// The server: its status, its statistics, its configuration, and what is wrong.
+// The page of the server: status, statistics, configuration, damaged queues.
 
 import { call } from "./api.js";
 import { confirm } from "./dialogs.js";

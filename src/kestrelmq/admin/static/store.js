@@ -1,11 +1,11 @@
-// What is known of the queues: kept up to date by the server's events, and asked by the pages.
+// The state of all queues, kept up to date by the server's events and read by the pages.
 
 import { call } from "./api.js";
 
 const KEPT = 150; // points of each queue
-const SILENCE = 10_000; // ms without any event after which the stream is opened again
+const SILENCE = 10_000; // ms without an event after which the stream is opened again
 
-/** A queue: the fields of a row of the stream, and its recent past. */
+/** A queue: the fields of its row in the event stream, and its recent points. */
 class Queue {
   constructor(name) {
     this.name = name;
@@ -25,10 +25,10 @@ export class Store extends EventTarget {
   totals = null;
   points = []; // of all queues together
   connected = false;
-  #before = new Map(); // what was known when the stream was opened
+  #before = new Map(); // the queues as they were when the stream was opened again
   #source = null;
   #heard = 0;
-  #offset = 0; // the server's clock, seen from ours
+  #offset = 0; // ms to add to this browser's clock to get the server's time
 
   open() {
     this.#connect();
@@ -100,7 +100,7 @@ export class Store extends EventTarget {
   }
 }
 
-/** A point of the API's history, as the store keeps them. */
+/** Convert a point of the API's history to a point of the store. */
 export const fromApi = ({ time, items, put_rate, get_rate, oldest }) => ({
   time, items, put: put_rate, get: get_rate, oldest,
 });

@@ -1,4 +1,4 @@
-// A table of thousands of queues, of which only the rows in sight exist.
+// A table of thousands of queues, with elements only for the visible rows.
 
 import { sample, sparkline } from "./charts.js";
 import { h, setText } from "./dom.js";
@@ -16,8 +16,8 @@ export const COLUMNS = [
   { key: "bytes", label: "Size", first: "descending" },
 ];
 const NARROW = matchMedia("(max-width: 760px)");
-const SPARE = 4; // rows above and below those in sight
-const MOST = 120; // rows, however high the window
+const SPARE = 4; // extra rows above and below the visible ones
+const MOST = 120; // most rows, however high the window
 const SPAN = 60_000;
 const STATES = { behind: "on disk", failing: "cannot write", damaged: "damaged", loading: "loading" };
 
@@ -120,7 +120,7 @@ export class QueueTable {
     this.update(true);
   }
 
-  /** Take up what changed. The order stays while somebody points at a row or has the focus in one. */
+  /** Show changes. The order does not change while the pointer or the focus is in the rows. */
   update(reorder = false) {
     const held = this.#held || this.scroller.contains(document.activeElement);
     if (held && !reorder) this.#keepOrder();
@@ -128,7 +128,7 @@ export class QueueTable {
     this.#draw();
   }
 
-  /** Leave the rows where they are: what went is left out, what came is added at the end. */
+  /** Keep the order: drop queues that are gone, add new ones at the end. */
   #keepOrder() {
     const found = new Set(this.#found());
     const stay = this.#order.filter((queue) => found.delete(queue));
@@ -194,7 +194,7 @@ export class QueueTable {
     this.#assign(first, last, height);
   }
 
-  /** Show each queue in the row that had it, so that the focus stays where it is. */
+  /** Show each queue in the row that showed it before, so that the focus stays where it is. */
   #assign(first, last, height) {
     const wanted = new Map();
     for (let index = first; index < last; index += 1) wanted.set(this.#order[index], index);
@@ -233,7 +233,7 @@ export class QueueTable {
     this.focus(Math.min(this.#order.length - 1, Math.max(0, target)));
   }
 
-  /** Put the focus on a row, which comes into sight. */
+  /** Move the focus to a row, and scroll so that it is visible. */
   focus(index) {
     const { height, scroller } = this;
     const top = index * height;
