@@ -47,7 +47,7 @@ class ImpatientServer(ServerProcess):
 
     command = (
         "from kestrelmq.admin import bodies, connections, events;"
-        "connections.IDLE = bodies.SECONDS = events.STALLED = 4.0;"
+        "connections.IDLE_TIMEOUT = bodies.BODY_TIMEOUT = events.STALL_TIMEOUT = 4.0;"
         "from kestrelmq.cli.main import main; main()"
     )
 

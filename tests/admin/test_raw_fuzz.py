@@ -116,7 +116,7 @@ class HastyServer(ServerProcess):
 
     command = (
         "from kestrelmq.admin import bodies, connections, events;"
-        "connections.IDLE = bodies.SECONDS = events.STALLED = 2.0;"
+        "connections.IDLE_TIMEOUT = bodies.BODY_TIMEOUT = events.STALL_TIMEOUT = 2.0;"
         "from kestrelmq.cli.main import main; main()"
     )
 

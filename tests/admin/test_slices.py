@@ -10,7 +10,7 @@ import pytest
 
 from kestrelmq.admin.ostrich import Ostrich, as_json, as_text
 from kestrelmq.admin.prometheus import Exposition
-from kestrelmq.admin.slices import emptied, slices
+from kestrelmq.admin.slices import clear_in_slices, slices
 from kestrelmq.clock import TurnClock
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
@@ -105,5 +105,5 @@ async def test_slices_and_what_is_left_over() -> None:
     nothing: list[int] = []
     assert [part async for part in slices(nothing, 3)] == []
     large = {str(number): number for number in range(10_000)}
-    await emptied(large, {})
+    await clear_in_slices(large, {})
     assert not large

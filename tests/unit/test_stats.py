@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kestrelmq.admin.models import QueueSummary
 from kestrelmq.admin.ostrich import Ostrich, as_json
 from kestrelmq.admin.prometheus import Exposition
-from kestrelmq.admin.sampling import Row, State
+from kestrelmq.admin.sampling import QueueSnapshot, State
 from kestrelmq.cli import tables
 from kestrelmq.client.statistics import QueueStats, over_servers, queue_stats
 from kestrelmq.clock import TurnClock
@@ -206,8 +206,8 @@ def test_the_console_reads_rows_as_they_are_sent() -> None:
     short = {"put": "put_rate", "get": "get_rate", "open": "open_reads"}
     script = files("kestrelmq.admin").joinpath("static/store.js").read_text()
     (fields,) = re.findall(r"set\(\[, ([\w, ]+)\], time\)", script)
-    assert [short.get(name, name) for name in fields.split(", ")] == list(Row._fields)
-    assert {"name", *Row._fields} == set(QueueSummary.model_fields)
+    assert [short.get(name, name) for name in fields.split(", ")] == list(QueueSnapshot._fields)
+    assert {"name", *QueueSnapshot._fields} == set(QueueSummary.model_fields)
 
 
 def test_the_console_knows_every_state_and_latency() -> None:

@@ -12,22 +12,22 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from kestrelmq.admin.errors import ApiError
 
-MOST: Final = 16 << 20
+MAX_BODY_BYTES: Final = 16 << 20
 """Largest body in bytes, both as sent and inflated."""
-BUDGET: Final = 64 << 20
+BODY_BUDGET: Final = 64 << 20
 """Most bytes of bodies that are being received at the same time."""
-SECONDS = 30.0
+BODY_TIMEOUT = 30.0
 """How long receiving a body may take."""
 _STEP: Final = 256 << 10
 """Bytes inflated before other tasks may run."""
 
-_TOO_LARGE: Final = f"a body has at most {MOST} bytes"
+_TOO_LARGE: Final = f"a body has at most {MAX_BODY_BYTES} bytes"
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _DEFLATE: Final = zlib.MAX_WBITS
 _RAW_DEFLATE: Final = -zlib.MAX_WBITS
 
 
-class Bodies:
+class BodyReader:
     """Receives request bodies.
 
     Attributes:
@@ -55,11 +55,11 @@ class Bodies:
                 {"Accept-Encoding": "gzip, deflate"},
             )
         try:
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(BODY_TIMEOUT):
                 sent = await self._receive(request)
         except TimeoutError:
             raise ApiError(
-                408, "body_too_slow", f"the body did not come within {SECONDS:g} s"
+                408, "body_too_slow", f"the body did not come within {BODY_TIMEOUT:g} s"
             ) from None
         except (web.RequestPayloadError, HttpProcessingError):
             raise ApiError(400, "invalid_body", "the body is no valid HTTP body") from None
@@ -68,7 +68,7 @@ class Bodies:
         return await _inflated(sent, _window_bits(encoding, sent))
 
     async def _receive(self, request: web.Request) -> bytes:
-        if (request.content_length or 0) > MOST:
+        if (request.content_length or 0) > MAX_BODY_BYTES:
             raise ApiError(413, "body_too_large", _TOO_LARGE)
         parts = []
         size = 0
@@ -83,9 +83,9 @@ class Bodies:
         return b"".join(parts)
 
     def _check(self, size: int) -> None:
-        if size > MOST:
+        if size > MAX_BODY_BYTES:
             raise ApiError(413, "body_too_large", _TOO_LARGE)
-        if self.held > BUDGET:
+        if self.held > BODY_BUDGET:
             raise ApiError(
                 503,
                 "too_many_bodies",
@@ -116,7 +116,7 @@ async def _inflated(sent: bytes, window_bits: int) -> bytes:
                 break
             parts.append(part)
             size += len(part)
-            if size > MOST:
+            if size > MAX_BODY_BYTES:
                 raise ApiError(413, "body_too_large", _TOO_LARGE)
             await asyncio.sleep(0)
     except zlib.error as error:

@@ -27,7 +27,7 @@ _BROKEN_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
 @dataclass(frozen=True, slots=True)
-class Admin:
+class AdminContext:
     """The parts of the server that the handlers of operations use.
 
     Attributes:
@@ -61,7 +61,7 @@ class Call:
 
     __slots__ = ("_body", "admin", "request")
 
-    def __init__(self, admin: Admin, request: web.Request, body: bytes) -> None:
+    def __init__(self, admin: AdminContext, request: web.Request, body: bytes) -> None:
         self.admin = admin
         self.request = request
         self._body = body
@@ -152,11 +152,11 @@ def problems(error: ValidationError) -> str:
     return "; ".join(found)
 
 
-Serve = Callable[[Call], Awaitable[Answer]]
+ApiHandler = Callable[[Call], Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class ApiOperation:
     """One operation of the API.
 
     Attributes:
@@ -174,7 +174,7 @@ class Operation:
 
     method: Method
     path: str
-    serve: Serve
+    serve: ApiHandler
     answer: type[BaseModel] | None
     tag: str
     query: type[BaseModel] | None = None
@@ -191,7 +191,7 @@ class Operation:
         return self.method != "GET"
 
 
-def encoded(answer: Answer) -> web.Response:
+def to_response(answer: Answer) -> web.Response:
     """Return `answer` as an HTTP response."""
     if answer.body is None:
         return web.Response(status=answer.status)

@@ -5,8 +5,8 @@ to it, the server can still accept clients of the queues. When the limit is reac
 connection replaces one on which no request is being served: the oldest connection of the peer that
 has the most. A peer that opens many connections therefore loses its own, and others are served.
 
-A connection on which no request is being served is closed when, for `IDLE` seconds, no whole
-request has arrived and the client has read nothing more of a reply. This covers a keep-alive
+A connection on which no request is being served is closed when, for `IDLE_TIMEOUT` seconds, no
+whole request has arrived and the client has read nothing more of a reply. This covers a keep-alive
 connection, a request that is sent byte by byte, and a client that does not read.
 """
 
@@ -25,15 +25,15 @@ from aiohttp.web_request import BaseRequest
 from kestrelmq.admin.errors import ApiError, Handler, error_reply
 from kestrelmq.admin.headers import SECURITY_HEADERS
 
-IDLE = 30.0
+IDLE_TIMEOUT = 30.0
 """Seconds within which a whole request must arrive, or the client must read more of a reply."""
-MOST: Final = 256
+MAX_CONNECTIONS: Final = 256
 """Most connections at the same time."""
-_SHARE: Final = 4
+_DESCRIPTOR_SHARE: Final = 4
 """At most one in this many of the process's file descriptors is used for a connection."""
-_LOOK: Final = 4
-"""How many times in `IDLE` seconds to look for idle connections."""
-_LINGER: Final = 2.0
+_CHECKS_PER_TIMEOUT: Final = 4
+"""How many times in `IDLE_TIMEOUT` seconds to look for idle connections."""
+_LINGER_SECONDS: Final = 2.0
 """Seconds for which the rest of a request is still read after its reply was sent."""
 _MOST_HEADERS: Final = 64
 _IPV6_NETWORK: Final = 64
@@ -112,7 +112,7 @@ class HttpConnection(web.RequestHandler):
             access_log=None,  # type: ignore[arg-type] # as aiohttp documents it
             logger=_quiet,
             max_headers=_MOST_HEADERS,
-            lingering_time=_LINGER,
+            lingering_time=_LINGER_SECONDS,
             auto_decompress=False,
         )
         self._connections = connections
@@ -176,7 +176,9 @@ class Connections:
         self._loop = asyncio.get_running_loop()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         # `RLIM_INFINITY` is negative in Python.
-        self._most = min(MOST, soft // _SHARE) if soft > 0 else MOST
+        self._most = (
+            min(MAX_CONNECTIONS, soft // _DESCRIPTOR_SHARE) if soft > 0 else MAX_CONNECTIONS
+        )
         self._open: dict[HttpConnection, None] = {}
 
     def __len__(self) -> int:
@@ -209,7 +211,7 @@ class Connections:
     async def watch(self) -> None:
         """Close connections that are idle for too long, until cancelled."""
         while True:
-            await asyncio.sleep(IDLE / _LOOK)
+            await asyncio.sleep(IDLE_TIMEOUT / _CHECKS_PER_TIMEOUT)
             self._end_idle(self.now())
 
     def _end_idle(self, now: float) -> None:
@@ -219,7 +221,7 @@ class Connections:
             if connection.serving or unsent < connection.unsent:
                 connection.since = now
             connection.unsent = unsent
-            if now - connection.since >= IDLE:
+            if now - connection.since >= IDLE_TIMEOUT:
                 connection.abort()
 
 
@@ -241,4 +243,4 @@ def _limit_silence(client: Any) -> None:
     """Have the system close a connection whose peer does not acknowledge what was sent."""
     option = getattr(socket, "TCP_USER_TIMEOUT", None)
     if option is not None and client is not None:
-        client.setsockopt(socket.IPPROTO_TCP, option, int(IDLE * 1000))
+        client.setsockopt(socket.IPPROTO_TCP, option, int(IDLE_TIMEOUT * 1000))

@@ -20,7 +20,7 @@ _TYPES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _ConsoleFile:
     content: bytes
     kind: str
     tag: str
@@ -47,6 +47,6 @@ class Console:
             if kind is None:
                 continue
             content = path.read_bytes()
-            file = _File(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+            file = _ConsoleFile(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
             where = "/" if path.name == "index.html" else f"/console/{path.name}"
             app.router.add_get(where, file.serve)

@@ -2,7 +2,7 @@
 
 Events that go to many watchers are encoded once. A watcher that reads slowly skips samples and
 then gets the difference from the last sample it received, so the server never buffers more for it.
-A watcher that reads nothing for `STALLED` seconds is dropped.
+A watcher that reads nothing for `STALL_TIMEOUT` seconds is dropped.
 
 There are `MOST_WATCHERS` places. When all are taken, a newcomer replaces the oldest watcher of
 the peer that has the most, if the newcomer's peer has fewer: nobody can keep all others out.
@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from kestrelmq.admin.calls import Admin
+from kestrelmq.admin.calls import AdminContext
 from kestrelmq.admin.connections import displaced, peer_of
 from kestrelmq.admin.errors import ApiError
 
 MOST_WATCHERS: Final = 64
-STALLED = 30.0
+STALL_TIMEOUT = 30.0
 """Seconds after which a watcher that reads nothing is dropped."""
 
 
@@ -41,12 +41,12 @@ class _Watcher:
         self.task.cancel()
 
 
-class Events:
+class QueueEvents:
     """Serves `/api/v1/events`."""
 
     __slots__ = ("_admin", "_cache", "_cached", "_closing", "_watchers")
 
-    def __init__(self, admin: Admin) -> None:
+    def __init__(self, admin: AdminContext) -> None:
         self._admin = admin
         self._closing = False
         self._cached = 0
@@ -108,10 +108,10 @@ class Events:
         sampler = self._admin.sampler
         seen = 0
         while True:
-            await sampler.next(seen)
+            await sampler.wait_for_sample(seen)
             version = sampler.version
             for event in await self._since(seen, version):
-                async with asyncio.timeout(STALLED):
+                async with asyncio.timeout(STALL_TIMEOUT):
                     await response.write(event)
             seen = version
 
@@ -128,7 +128,7 @@ class Events:
 
     async def _encode(self, seen: int) -> list[bytes]:
         sampler = self._admin.sampler
-        gone = sampler.gone(seen) if seen else []
+        gone = sampler.removed_since(seen) if seen else []
         reset = not seen or gone is None
         events = []
         if reset:
@@ -136,8 +136,8 @@ class Events:
             events.append(_event("reset", {}))
         elif gone:
             events.append(_event("gone", gone))
-        for rows in sampler.changed(seen):
-            events.append(_event("rows", [[name, *row] for name, row in rows]))
+        for snapshots in sampler.changed_since(seen):
+            events.append(_event("rows", [[name, *snapshot] for name, snapshot in snapshots]))
             await asyncio.sleep(0)
         events.append(_event("server", self._server()))
         return events

@@ -1,18 +1,18 @@
 """The recent history of the queues, in bounded memory.
 
 A point is valid until the next one, so a queue that does not change adds none. A queue has at most
-about `POINTS` points. All queues together have at most `MOST` points of 40 bytes each; above that,
-the queues that have not changed for the longest time are forgotten.
+about `POINTS_PER_QUEUE` points. All queues together have at most `MAX_POINTS` points of 40 bytes
+each; above that, the queues that have not changed for the longest time are forgotten.
 """
 
 from array import array
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
-POINTS: Final = 360
-MOST: Final = 400_000
+POINTS_PER_QUEUE: Final = 360
+MAX_POINTS: Final = 400_000
 _SPARE: Final = 40
-"""How many points over `POINTS` a queue may have; above that, as many are dropped at once."""
+"""A queue may have this many points over `POINTS_PER_QUEUE`; then as many are dropped at once."""
 
 
 class Point(NamedTuple):
@@ -52,10 +52,10 @@ class History:
         self._points.move_to_end(name)
         points.extend(point)
         self._count += 1
-        if len(points) > (POINTS + _SPARE) * _FIELDS:
+        if len(points) > (POINTS_PER_QUEUE + _SPARE) * _FIELDS:
             del points[: _SPARE * _FIELDS]
             self._count -= _SPARE
-        while self._count > MOST:
+        while self._count > MAX_POINTS:
             self.forget(next(iter(self._points)))
 
     def forget(self, name: str) -> None:

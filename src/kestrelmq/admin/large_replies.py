@@ -12,40 +12,40 @@ from aiohttp import web
 
 from kestrelmq.admin.errors import ApiError
 
-BUDGET: Final = 64 << 20
+UNSENT_BUDGET: Final = 64 << 20
 """While more bytes than this are rendered but unsent, no further reply is rendered."""
-SECONDS: Final = 60.0
+SEND_TIMEOUT: Final = 60.0
 """How long sending a reply may take."""
 
 
 class LargeReplies:
     """Renders and sends large replies."""
 
-    __slots__ = ("_held", "_making")
+    __slots__ = ("_held", "_rendering")
 
     def __init__(self) -> None:
-        self._making = asyncio.Lock()
+        self._rendering = asyncio.Lock()
         self._held = 0
 
     async def send(
-        self, request: web.Request, content_type: str, make: Callable[[], Awaitable[list[bytes]]]
+        self, request: web.Request, content_type: str, render: Callable[[], Awaitable[list[bytes]]]
     ) -> web.StreamResponse:
-        """Send the parts that `make` returns. Raises ApiError: too much is unsent already."""
-        async with self._making:
-            if self._held > BUDGET:
+        """Send the parts that `render` returns. Raises ApiError: too much is unsent already."""
+        async with self._rendering:
+            if self._held > UNSENT_BUDGET:
                 raise ApiError(
                     503,
                     "too_many_replies",
                     "too many replies wait for their clients to take them; try again",
                     {"Retry-After": "1"},
                 )
-            parts = await make()
+            parts = await render()
         size = sum(map(len, parts))
         response = web.StreamResponse(headers={"Content-Type": content_type})
         response.content_length = size
         self._held += size
         try:
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(SEND_TIMEOUT):
                 await response.prepare(request)
                 for part in parts if request.method != "HEAD" else ():
                     await response.write(part)

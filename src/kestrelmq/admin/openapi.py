@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from kestrelmq.admin.calls import Operation, json_schema
+from kestrelmq.admin.calls import ApiOperation, json_schema
 from kestrelmq.admin.models import ErrorAnswer
 from kestrelmq.admin.operations import OPERATIONS, PREFIX
 from kestrelmq.names import MAX_NAME_BYTES
@@ -45,7 +45,7 @@ def document() -> dict[str, Any]:
     }
 
 
-def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(operation: ApiOperation, schemas: dict[str, Any]) -> dict[str, Any]:
     text = inspect.getdoc(operation.serve) or ""
     summary, _, description = text.partition("\n\n")
     described: dict[str, Any] = {
@@ -68,7 +68,7 @@ def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     return described
 
 
-def _responses(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+def _responses(operation: ApiOperation, schemas: dict[str, Any]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status in operation.statuses:
         responses[str(status)] = {"description": "Done."}

@@ -5,8 +5,8 @@ from typing import Final
 from aiohttp import web
 
 from kestrelmq.admin import items, queues, serverwide
-from kestrelmq.admin.bodies import Bodies
-from kestrelmq.admin.calls import Admin, Call, Operation, encoded
+from kestrelmq.admin.bodies import BodyReader
+from kestrelmq.admin.calls import AdminContext, ApiOperation, Call, to_response
 from kestrelmq.admin.errors import Handler
 from kestrelmq.admin.guard import ADDS_ITEM, GUARDED, SERVER_ACTION
 from kestrelmq.admin.models import (
@@ -38,8 +38,8 @@ _NAME_PATTERN: Final = "{name:[^/]+}"
 """A queue name may contain braces, which a plain `{name}` does not match."""
 
 OPERATIONS: Final = (
-    Operation("GET", "/queues", queues.list_queues, QueuePage, "queues", query=ListQuery),
-    Operation(
+    ApiOperation("GET", "/queues", queues.list_queues, QueuePage, "queues", query=ListQuery),
+    ApiOperation(
         "POST",
         "/queues",
         queues.create_queue,
@@ -49,8 +49,8 @@ OPERATIONS: Final = (
         statuses=(200, 201),
         failures=(503,),
     ),
-    Operation("GET", _ONE, queues.show_queue, QueueDetail, "queues", failures=(404,)),
-    Operation(
+    ApiOperation("GET", _ONE, queues.show_queue, QueueDetail, "queues", failures=(404,)),
+    ApiOperation(
         "DELETE",
         _ONE,
         queues.delete_queue,
@@ -59,7 +59,7 @@ OPERATIONS: Final = (
         statuses=(204,),
         failures=(404, 503),
     ),
-    Operation(
+    ApiOperation(
         "GET",
         f"{_ONE}/history",
         queues.queue_history,
@@ -67,8 +67,10 @@ OPERATIONS: Final = (
         "queues",
         failures=(404, 503),
     ),
-    Operation("POST", f"{_ONE}/flush", queues.flush_queue, Flushed, "queues", failures=(404, 503)),
-    Operation(
+    ApiOperation(
+        "POST", f"{_ONE}/flush", queues.flush_queue, Flushed, "queues", failures=(404, 503)
+    ),
+    ApiOperation(
         "GET",
         f"{_ONE}/items",
         items.peek_items,
@@ -78,7 +80,7 @@ OPERATIONS: Final = (
         failures=(404, 503),
         secret=True,
     ),
-    Operation(
+    ApiOperation(
         "POST",
         f"{_ONE}/items",
         items.put_item,
@@ -89,7 +91,7 @@ OPERATIONS: Final = (
         failures=(409, 503),
         adds_item=True,
     ),
-    Operation(
+    ApiOperation(
         "GET",
         f"{_ONE}/open-reads",
         items.list_open_reads,
@@ -98,7 +100,7 @@ OPERATIONS: Final = (
         query=OpenQuery,
         failures=(404, 503),
     ),
-    Operation(
+    ApiOperation(
         "POST",
         f"{_ONE}/open-reads/requeue",
         items.requeue,
@@ -107,10 +109,10 @@ OPERATIONS: Final = (
         body=Requeue,
         failures=(404, 503),
     ),
-    Operation("GET", "/server", serverwide.show_server, ServerAnswer, "server"),
-    Operation("GET", "/history", queues.server_history, HistoryAnswer, "server"),
-    Operation("GET", "/status", serverwide.show_status, StatusAnswer, "server"),
-    Operation(
+    ApiOperation("GET", "/server", serverwide.show_server, ServerAnswer, "server"),
+    ApiOperation("GET", "/history", queues.server_history, HistoryAnswer, "server"),
+    ApiOperation("GET", "/status", serverwide.show_status, StatusAnswer, "server"),
+    ApiOperation(
         "PUT",
         "/status",
         serverwide.set_status,
@@ -120,8 +122,8 @@ OPERATIONS: Final = (
         failures=(503,),
         action="status",
     ),
-    Operation("GET", "/config", serverwide.show_config, ConfigAnswer, "server"),
-    Operation(
+    ApiOperation("GET", "/config", serverwide.show_config, ConfigAnswer, "server"),
+    ApiOperation(
         "POST",
         "/reload",
         serverwide.reload,
@@ -133,18 +135,18 @@ OPERATIONS: Final = (
 )
 
 
-def add_operations(app: web.Application, admin: Admin) -> None:
+def add_operations(app: web.Application, admin: AdminContext) -> None:
     """Add a route for every operation to `app`."""
-    bodies = Bodies()
+    bodies = BodyReader()
     for operation in OPERATIONS:
         path = PREFIX + operation.path.replace("{name}", _NAME_PATTERN)
         app.router.add_route(operation.method, path, _handler(operation, admin, bodies))
 
 
-def _handler(operation: Operation, admin: Admin, bodies: Bodies) -> Handler:
+def _handler(operation: ApiOperation, admin: AdminContext, bodies: BodyReader) -> Handler:
     async def serve(request: web.Request) -> web.Response:
         body = b"" if operation.body is None else await bodies.read(request)
-        return encoded(await operation.serve(Call(admin, request, body)))
+        return to_response(await operation.serve(Call(admin, request, body)))
 
     setattr(serve, GUARDED, operation.secret)
     setattr(serve, SERVER_ACTION, operation.action)

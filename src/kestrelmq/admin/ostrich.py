@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kestrelmq.admin.errors import ApiError
-from kestrelmq.admin.slices import emptied, slices
+from kestrelmq.admin.slices import clear_in_slices, slices
 from kestrelmq.engine.metrics import Histogram, Histograms, Summary
 from kestrelmq.engine.stats import Pairs, queue_texts, read_counters, read_gauges
 from kestrelmq.protocol.stats import SERVER_STATS
@@ -29,7 +29,7 @@ _KINDS: Final = {stat.name: stat.kind for stat in SERVER_STATS}
 
 
 @dataclass(slots=True)
-class Readings:
+class StatisticsSnapshot:
     """Every statistic at one time, or over one window of time."""
 
     counters: dict[str, int] = field(default_factory=dict)
@@ -37,9 +37,9 @@ class Readings:
     gauges: dict[str, float] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
 
-    async def since(self, earlier: "Readings") -> "Readings":
+    async def since(self, earlier: "StatisticsSnapshot") -> "StatisticsSnapshot":
         """Return the counters and metrics counted since `earlier`."""
-        between = Readings()
+        between = StatisticsSnapshot()
         async for counters in slices(self.counters.items(), _MANY):
             for name, value in counters:
                 before = earlier.counters.get(name, 0)
@@ -51,7 +51,7 @@ class Readings:
         return between
 
 
-Render = Callable[[Readings], Awaitable[list[bytes]]]
+Render = Callable[[StatisticsSnapshot], Awaitable[list[bytes]]]
 
 
 @dataclass(slots=True)
@@ -65,8 +65,8 @@ class _Window:
     """
 
     begun: float
-    start: Readings
-    finished: Readings
+    start: StatisticsSnapshot
+    finished: StatisticsSnapshot
 
 
 class Ostrich:
@@ -84,18 +84,20 @@ class Ostrich:
         now = await self._read()
         if period is None:
             parts = await render(now)
-            await emptied(now.counters, now.metrics)
+            await clear_in_slices(now.counters, now.metrics)
         else:
             found = await self._over(period, now)
-            parts = await render(Readings(found.counters, found.metrics, now.gauges, now.labels))
-        await emptied(now.gauges)
+            parts = await render(
+                StatisticsSnapshot(found.counters, found.metrics, now.gauges, now.labels)
+            )
+        await clear_in_slices(now.gauges)
         return parts
 
-    async def _over(self, period: int, now: Readings) -> Readings:
+    async def _over(self, period: int, now: StatisticsSnapshot) -> StatisticsSnapshot:
         begun = self._clock()
         window = self._windows.get(period)
         if window is None:
-            kept = Readings(now.counters, now.metrics)
+            kept = StatisticsSnapshot(now.counters, now.metrics)
             self._windows[period] = _Window(begun, kept, kept)
             while len(self._windows) > _MOST_PERIODS:
                 self._windows.popitem(last=False)
@@ -103,40 +105,40 @@ class Ostrich:
         self._windows.move_to_end(period)
         if begun >= window.begun + period:
             start = window.start
-            window.begun, window.start = begun, Readings(now.counters, now.metrics)
+            window.begun, window.start = begun, StatisticsSnapshot(now.counters, now.metrics)
             window.finished = await now.since(start)
         return window.finished
 
-    async def _read(self) -> Readings:
+    async def _read(self) -> StatisticsSnapshot:
         context = self._context
-        readings = Readings()
+        snapshot = StatisticsSnapshot()
         for name, value in await in_slices(context.server_stats()):
             match _KINDS[name]:
                 case "counter":
-                    readings.counters[name] = value
+                    snapshot.counters[name] = value
                 case "text":
-                    readings.labels[name] = value
+                    snapshot.labels[name] = value
                 case _:
-                    readings.gauges[name] = float(value)
-        readings.labels["status"] = context.status.status.value
-        _add_metrics(readings, "", context.latencies.server)
+                    snapshot.gauges[name] = float(value)
+        snapshot.labels["status"] = context.status.status.value
+        _add_metrics(snapshot, "", context.latencies.server)
         async for queues in slices(list(context.collection.queues.items()), _SLICE):
             for name, queue in queues:
                 prefix = f"q/{name}/"
-                readings.counters.update(_prefixed(prefix, read_counters(queue)))
-                readings.gauges.update(_prefixed(prefix, read_gauges(queue)))
-                readings.labels.update(_prefixed(prefix, queue_texts(queue)))
-                _add_metrics(readings, prefix, context.latencies.of(queue))
-        return readings
+                snapshot.counters.update(_prefixed(prefix, read_counters(queue)))
+                snapshot.gauges.update(_prefixed(prefix, read_gauges(queue)))
+                snapshot.labels.update(_prefixed(prefix, queue_texts(queue)))
+                _add_metrics(snapshot, prefix, context.latencies.of(queue))
+        return snapshot
 
 
 def _prefixed(prefix: str, pairs: Pairs) -> Pairs:
     return [(prefix + name, value) for name, value in pairs]
 
 
-def _add_metrics(readings: Readings, prefix: str, histograms: Histograms) -> None:
+def _add_metrics(snapshot: StatisticsSnapshot, prefix: str, histograms: Histograms) -> None:
     for kind, histogram in histograms.items():
-        readings.metrics[prefix + kind.value] = histogram.copy()
+        snapshot.metrics[prefix + kind.value] = histogram.copy()
 
 
 def read_period(text: str | None) -> int | None:
@@ -148,41 +150,41 @@ def read_period(text: str | None) -> int | None:
     raise ApiError(400, "invalid_query", f"period: allowed: 1 to {LONGEST_PERIOD} seconds")
 
 
-async def as_json(readings: Readings) -> list[bytes]:
+async def as_json(snapshot: StatisticsSnapshot) -> list[bytes]:
     """Render the statistics as Ostrich's JSON, in parts."""
     parts: list[bytes] = []
-    for title, section in _sections(readings):
+    for title, section in _sections(snapshot):
         parts.append(("," if parts else "{").encode() + json.dumps(title).encode() + b":{")
         comma = b""
         async for entries in slices(section.items(), _MANY):
-            told = {name: _told(value) for name, value in entries}
+            told = {name: _json_value(value) for name, value in entries}
             parts.append(comma + json.dumps(told, ensure_ascii=False)[1:-1].encode())
             comma = b","
         parts.append(b"}")
     return [*parts, b"}\n"]
 
 
-async def as_text(readings: Readings) -> list[bytes]:
+async def as_text(snapshot: StatisticsSnapshot) -> list[bytes]:
     """Render the statistics as Ostrich's text, in parts."""
     parts: list[bytes] = []
-    for title, section in _sections(readings):
+    for title, section in _sections(snapshot):
         parts.append(f"{title}:\n".encode())
         async for entries in slices(section.items(), _MANY):
-            lines = [f"  {name}: {_line(_told(value))}\n" for name, value in entries]
+            lines = [f"  {name}: {_line(_json_value(value))}\n" for name, value in entries]
             parts.append("".join(lines).encode())
     return parts
 
 
-def _sections(readings: Readings) -> tuple[tuple[str, Mapping[str, object]], ...]:
+def _sections(snapshot: StatisticsSnapshot) -> tuple[tuple[str, Mapping[str, object]], ...]:
     return (
-        ("counters", readings.counters),
-        ("metrics", readings.metrics),
-        ("gauges", readings.gauges),
-        ("labels", readings.labels),
+        ("counters", snapshot.counters),
+        ("metrics", snapshot.metrics),
+        ("gauges", snapshot.gauges),
+        ("labels", snapshot.labels),
     )
 
 
-def _told(value: object) -> object:
+def _json_value(value: object) -> object:
     return _distribution(value.summary()) if isinstance(value, Histogram) else value
 
 

@@ -54,7 +54,7 @@ Samples = CounterMetricFamily | GaugeMetricFamily
 
 
 @dataclass(frozen=True, slots=True)
-class _One(Collector):
+class _SingleFamily(Collector):
     """A collector of one family."""
 
     family: Family
@@ -81,10 +81,10 @@ class Exposition:
         parts = []
         stats = dict(await in_slices(self._context.server_stats()))
         for family in self._families(stats):
-            parts.append(generate_latest(_One(family)))
+            parts.append(generate_latest(_SingleFamily(family)))
             await asyncio.sleep(0)
         for family in self._queue_families():
-            text = generate_latest(_One(family))
+            text = generate_latest(_SingleFamily(family))
             parts.append(text if family.documentation else _without_header(text))
             await asyncio.sleep(0)
         return parts
@@ -148,11 +148,11 @@ class Exposition:
             if others and not start and stat.adds_up:
                 total: float = sum(map(read, others))
                 if stat.kind == "counter":
-                    total = self._never_less(stat.name, total)
+                    total = self._monotonic_total(stat.name, total)
                 family.add_metric([OTHER], total)
             yield family
 
-    def _never_less(self, name: str, total: float) -> float:
+    def _monotonic_total(self, name: str, total: float) -> float:
         """Return `total` plus what queues that are no longer in `~other` had counted.
 
         Without it the counter could fall, and Prometheus would take that for a restart.

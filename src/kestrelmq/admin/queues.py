@@ -23,7 +23,15 @@ from kestrelmq.admin.models import (
     QueuePage,
     QueueSummary,
 )
-from kestrelmq.admin.sampling import ALL, DAMAGED, LOADING, Row, State, row_of, state_of
+from kestrelmq.admin.sampling import (
+    ALL,
+    DAMAGED,
+    LOADING,
+    QueueSnapshot,
+    State,
+    snapshot_of,
+    state_of,
+)
 from kestrelmq.admin.slices import slices
 from kestrelmq.config import queue_settings
 from kestrelmq.engine.late import still_loading
@@ -36,10 +44,10 @@ from kestrelmq.server import changes
 from kestrelmq.server.context import ServerContext
 
 _MOST_FILES: Final = 200
-_LOOKED_AT: Final = 2000
-_SHOWN: Final = 200
+_FILTER_SLICE: Final = 2000
+_SUMMARY_SLICE: Final = 200
 
-Entry = tuple[str, Row]
+Entry = tuple[str, QueueSnapshot]
 
 
 async def list_queues(call: Call) -> Answer:
@@ -47,25 +55,25 @@ async def list_queues(call: Call) -> Answer:
     query = call.query(ListQuery)
     wanted = query.filter.casefold()
     found: list[Entry] = []
-    async for names in slices(_names(call), _LOOKED_AT):
+    async for names in slices(_names(call), _FILTER_SLICE):
         found += [
-            (name, row)
+            (name, snapshot)
             for name in names
             if wanted in name.casefold()
-            and (row := _seen(call, name)) is not None
-            and query.state in {None, row.state}
+            and (snapshot := _last_snapshot(call, name)) is not None
+            and query.state in {None, snapshot.state}
         ]
     # Sorting many queues takes long; in a thread, it does not block other requests.
     page = await asyncio.to_thread(_page, found, query)
     queues = call.admin.context.collection.queues
     summaries: list[QueueSummary] = []
-    async for entries in slices(page, _SHOWN):
+    async for entries in slices(page, _SUMMARY_SLICE):
         # The queues of the page are read again, so that the page is current.
         summaries += [
-            _summary(name, row_of(queues[name], row.put_rate, row.get_rate))
+            _summary(name, snapshot_of(queues[name], snapshot.put_rate, snapshot.get_rate))
             if name in queues
-            else _summary(name, row)
-            for name, row in entries
+            else _summary(name, snapshot)
+            for name, snapshot in entries
         ]
     return Answer(QueuePage(total=len(found), offset=query.offset, queues=summaries))
 
@@ -75,7 +83,7 @@ def _names(call: Call) -> list[str]:
     return [*collection.damaged, *collection.loading, *collection.queues]
 
 
-def _seen(call: Call, name: str) -> Row | None:
+def _last_snapshot(call: Call, name: str) -> QueueSnapshot | None:
     """Return the last sample of a queue, or its present state if there is none; None if gone."""
     collection = call.admin.context.collection
     if name in collection.damaged:
@@ -85,8 +93,8 @@ def _seen(call: Call, name: str) -> Row | None:
     queue = collection.queues.get(name)
     if queue is None:
         return None
-    seen = call.admin.sampler.seen.get(name)
-    return row_of(queue) if seen is None else seen.row
+    last = call.admin.sampler.sampled.get(name)
+    return snapshot_of(queue) if last is None else last.snapshot
 
 
 def _page(found: list[Entry], query: ListQuery) -> list[Entry]:
@@ -104,8 +112,8 @@ def _page(found: list[Entry], query: ListQuery) -> list[Entry]:
     return heapq.nsmallest(needed, found, key=place)[query.offset :]
 
 
-def _summary(name: str, row: Row) -> QueueSummary:
-    return QueueSummary(name=name, **row._asdict())
+def _summary(name: str, snapshot: QueueSnapshot) -> QueueSummary:
+    return QueueSummary(name=name, **snapshot._asdict())
 
 
 async def create_queue(call: Call) -> Answer:
@@ -203,7 +211,7 @@ async def queue_history(call: Call) -> Answer:
 
 async def server_history(call: Call) -> Answer:
     """Show the recent history of all queues together."""
-    return Answer(_history(call.admin.sampler.past.points(ALL)))
+    return Answer(_history(call.admin.sampler.total_history.points(ALL)))
 
 
 def _history(points: list[Point]) -> HistoryAnswer:

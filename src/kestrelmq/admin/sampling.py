@@ -1,8 +1,8 @@
 """Samples of the state of all queues, taken once a second while somebody watches.
 
 Sampling never blocks the event loop for longer than a slice of a few hundred queues takes. Samples
-are numbered, and each queue has the number of the sample in which it last changed, so a watcher
-is sent only differences. A row has no age, which would change every second, but the time at which
+are numbered, and each queue has the number of the sample in which it last changed, so a watcher is
+sent only differences. A snapshot has no age, which would change every second, but the time at which
 the oldest item was added, which does not.
 """
 
@@ -20,9 +20,9 @@ from kestrelmq.server.context import ServerContext
 
 SLICE: Final = 200
 """Queues sampled before other tasks may run."""
-WATCHED: Final = 1.0
+WATCHED_PERIOD: Final = 1.0
 """Seconds between samples while somebody watches."""
-UNWATCHED: Final = 5.0
+UNWATCHED_PERIOD: Final = 5.0
 """Seconds between samples while nobody watches."""
 ALL: Final = ""
 _GONE_KEPT: Final = 10_000
@@ -32,7 +32,7 @@ State = Literal["ok", "behind", "failing", "damaged", "loading"]
 repaired · loading: it cannot be used yet."""
 
 
-class Row(NamedTuple):
+class QueueSnapshot(NamedTuple):
     """The state of one queue, with the fields of `QueueSummary`.
 
     The order of the fields is their order in the events that the console gets.
@@ -55,28 +55,28 @@ class Row(NamedTuple):
     state: State = "ok"
 
 
-DAMAGED: Final = Row(state="damaged")
-LOADING: Final = Row(state="loading")
+DAMAGED: Final = QueueSnapshot(state="damaged")
+LOADING: Final = QueueSnapshot(state="loading")
 
 
 @dataclass(slots=True)
-class Seen:
+class SampledQueue:
     """The last sample of a queue.
 
     Attributes:
-        row: its state.
+        snapshot: its state.
         version: the number of the sample in which the state last changed.
         added, taken: items ever added and read.
     """
 
-    row: Row
+    snapshot: QueueSnapshot
     version: int
     added: int = 0
     taken: int = 0
 
 
 @dataclass(slots=True)
-class Totals:
+class QueueTotals:
     """The sums over all queues; `oldest` is the earliest of all."""
 
     time: int = 0
@@ -92,43 +92,43 @@ class Totals:
     open_reads: int = 0
     waiters: int = 0
 
-    def add(self, row: Row, memory_bytes: int) -> None:
+    def add(self, snapshot: QueueSnapshot, memory_bytes: int) -> None:
         """Add one queue to the sums."""
-        self.items += row.items
-        self.bytes += row.bytes
+        self.items += snapshot.items
+        self.bytes += snapshot.bytes
         self.memory_bytes += memory_bytes
-        self.put_rate += row.put_rate
-        self.get_rate += row.get_rate
-        self.open_reads += row.open_reads
-        self.waiters += row.waiters
-        self.failing += row.state == "failing"
-        if row.oldest and (not self.oldest or row.oldest < self.oldest):
-            self.oldest = row.oldest
+        self.put_rate += snapshot.put_rate
+        self.get_rate += snapshot.get_rate
+        self.open_reads += snapshot.open_reads
+        self.waiters += snapshot.waiters
+        self.failing += snapshot.state == "failing"
+        if snapshot.oldest and (not self.oldest or snapshot.oldest < self.oldest):
+            self.oldest = snapshot.oldest
 
 
 class Sampler:
     """Samples the queues periodically and keeps what it found.
 
     Attributes:
-        seen: the last sample of each queue, by name.
+        sampled: the last sample of each queue, by name.
         totals: the sums over all queues.
         version: the number of the last sample.
         history: the recent history of each queue.
-        past: the recent history of the totals, under the name `ALL`.
+        total_history: the recent history of the totals, under the name `ALL`.
     """
 
     def __init__(self, context: ServerContext) -> None:
-        self.seen: dict[str, Seen] = {}
-        self.totals = Totals()
+        self.sampled: dict[str, SampledQueue] = {}
+        self.totals = QueueTotals()
         self.version = 0
         self.history = History()
-        self.past = History()
+        self.total_history = History()
         self._context = context
         self._gone: deque[tuple[int, str]] = deque(maxlen=_GONE_KEPT)
         self._forgotten = 0
         self._watchers = 0
         self._wake = asyncio.Event()
-        self._looked = asyncio.Event()
+        self._sample_taken = asyncio.Event()
         self._last = time.monotonic()
 
     @property
@@ -150,97 +150,103 @@ class Sampler:
         """Take samples until cancelled."""
         while True:
             begun = time.monotonic()
-            await self.look()
-            period = WATCHED if self._watchers else UNWATCHED
+            await self.take_sample()
+            period = WATCHED_PERIOD if self._watchers else UNWATCHED_PERIOD
             self._wake.clear()
             try:
                 async with asyncio.timeout(max(0.0, begun + period - time.monotonic())):
                     await self._wake.wait()
             except TimeoutError:
                 continue
-            # A watcher came. It gets the last sample until that is `WATCHED` seconds old.
-            await asyncio.sleep(max(0.0, begun + WATCHED - time.monotonic()))
+            # A watcher came. It gets the last sample until that is `WATCHED_PERIOD` seconds old.
+            await asyncio.sleep(max(0.0, begun + WATCHED_PERIOD - time.monotonic()))
 
-    async def next(self, version: int) -> None:
+    async def wait_for_sample(self, version: int) -> None:
         """Wait until there is a sample after number `version`."""
         while self.version <= version:
-            await self._looked.wait()
+            await self._sample_taken.wait()
 
-    async def look(self) -> None:
+    async def take_sample(self) -> None:
         """Take one sample of every queue."""
         version = self.version + 1
         now = time.monotonic()
         elapsed = max(now - self._last, 1e-3)
         self._last = now
         stamp = time.time_ns() // 1_000_000
-        totals = Totals(stamp)
+        totals = QueueTotals(stamp)
         queues = list(self._context.collection.queues.items())
         for start in range(0, len(queues), SLICE):
             for name, queue in queues[start : start + SLICE]:
-                self._look_at(name, queue, version, elapsed, totals)
+                self._sample_queue(name, queue, version, elapsed, totals)
             await asyncio.sleep(0)
         collection = self._context.collection
-        for names, row in ((collection.loading, LOADING), (collection.damaged, DAMAGED)):
+        for names, snapshot in ((collection.loading, LOADING), (collection.damaged, DAMAGED)):
             for name in list(names):
-                if name not in self.seen or self.seen[name].row != row:
-                    self.seen[name] = Seen(row, version)
+                if name not in self.sampled or self.sampled[name].snapshot != snapshot:
+                    self.sampled[name] = SampledQueue(snapshot, version)
         there = (collection.queues, collection.damaged, collection.loading)
-        for name in [name for name in self.seen if not any(name in names for names in there)]:
+        for name in [name for name in self.sampled if not any(name in names for names in there)]:
             self._drop(name, version)
-        totals.queues, totals.damaged = len(self.seen), len(collection.damaged)
+        totals.queues, totals.damaged = len(self.sampled), len(collection.damaged)
         totals.put_rate, totals.get_rate = round(totals.put_rate, 1), round(totals.get_rate, 1)
         self.totals = totals
-        self.past.add(
+        self.total_history.add(
             ALL, Point(stamp, totals.items, totals.put_rate, totals.get_rate, totals.oldest)
         )
         self.version = version
-        looked, self._looked = self._looked, asyncio.Event()
-        looked.set()
+        taken_event, self._sample_taken = self._sample_taken, asyncio.Event()
+        taken_event.set()
 
-    def _look_at(
-        self, name: str, queue: Queue, version: int, elapsed: float, totals: Totals
+    def _sample_queue(
+        self, name: str, queue: Queue, version: int, elapsed: float, totals: QueueTotals
     ) -> None:
-        seen = self.seen.get(name)
+        last = self.sampled.get(name)
         added, taken = queue.total_items, queue.get_hits
-        if seen is None:
+        if last is None:
             put_rate = get_rate = 0.0
         else:
-            put_rate = max(0.0, round((added - seen.added) / elapsed, 1))
-            get_rate = max(0.0, round((taken - seen.taken) / elapsed, 1))
-        row = row_of(queue, put_rate, get_rate)
-        totals.add(row, queue.memory_bytes)
-        if seen is None:
-            self.seen[name] = Seen(row, version, added, taken)
+            put_rate = max(0.0, round((added - last.added) / elapsed, 1))
+            get_rate = max(0.0, round((taken - last.taken) / elapsed, 1))
+        snapshot = snapshot_of(queue, put_rate, get_rate)
+        totals.add(snapshot, queue.memory_bytes)
+        if last is None:
+            self.sampled[name] = SampledQueue(snapshot, version, added, taken)
         else:
-            seen.added, seen.taken = added, taken
-            if seen.row == row:
+            last.added, last.taken = added, taken
+            if last.snapshot == snapshot:
                 return
-            seen.row, seen.version = row, version
-        self.history.add(name, Point(totals.time, row.items, put_rate, get_rate, row.oldest))
+            last.snapshot, last.version = snapshot, version
+        self.history.add(
+            name, Point(totals.time, snapshot.items, put_rate, get_rate, snapshot.oldest)
+        )
 
     def _drop(self, name: str, version: int) -> None:
-        del self.seen[name]
+        del self.sampled[name]
         self.history.forget(name)
         if len(self._gone) == self._gone.maxlen:
             self._forgotten = self._gone[0][0]
         self._gone.append((version, name))
 
-    def changed(self, since: int) -> Iterator[list[tuple[str, Row]]]:
+    def changed_since(self, since: int) -> Iterator[list[tuple[str, QueueSnapshot]]]:
         """Yield the queues that changed after sample number `since`, in slices."""
-        found = [(name, seen.row) for name, seen in self.seen.items() if seen.version > since]
+        found = [
+            (name, last.snapshot) for name, last in self.sampled.items() if last.version > since
+        ]
         for start in range(0, len(found), SLICE):
             yield found[start : start + SLICE]
 
-    def gone(self, since: int) -> list[str] | None:
+    def removed_since(self, since: int) -> list[str] | None:
         """Return the queues that were removed after sample `since`; None if that is not known."""
         if since < self._forgotten:
             return None
-        return [name for version, name in self._gone if version > since and name not in self.seen]
+        return [
+            name for version, name in self._gone if version > since and name not in self.sampled
+        ]
 
 
-def row_of(queue: Queue, put_rate: float = 0.0, get_rate: float = 0.0) -> Row:
+def snapshot_of(queue: Queue, put_rate: float = 0.0, get_rate: float = 0.0) -> QueueSnapshot:
     """Return the present state of a queue, with the given rates."""
-    return Row(
+    return QueueSnapshot(
         len(queue),
         queue.size,
         put_rate,

@@ -10,12 +10,12 @@ from typing import Final
 
 from aiohttp import web
 
-from kestrelmq.admin.calls import Admin
+from kestrelmq.admin.calls import AdminContext
 from kestrelmq.admin.connections import Connections, HttpConnection, marked_as_serving
 from kestrelmq.admin.console import Console
 from kestrelmq.admin.endpoints import Endpoints
 from kestrelmq.admin.errors import errors_as_json
-from kestrelmq.admin.events import Events
+from kestrelmq.admin.events import QueueEvents
 from kestrelmq.admin.guard import Guard, guarded
 from kestrelmq.admin.headers import add_headers
 from kestrelmq.admin.operations import add_operations
@@ -36,7 +36,7 @@ class AdminService:
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._events: Events | None = None
+        self._events: QueueEvents | None = None
 
     async def open(self, context: ServerContext) -> tuple[str, int] | None:
         """Listen as the configuration says; return the address and port, or None if it has no port.
@@ -50,13 +50,13 @@ class AdminService:
         address = config.listen_address
         tokens = [token.get_secret_value() for token in config.admin_tokens]
         sampler = Sampler(context)
-        admin = Admin(
+        admin = AdminContext(
             context,
             sampler,
             token_needed=bool(tokens),
             changes_allowed=bool(tokens) or is_loopback(address),
         )
-        self._events = Events(admin)
+        self._events = QueueEvents(admin)
         guard = Guard(address, tokens, context.actions, remote=config.allow_remote_admin)
         app = self._application(admin, self._events, guard)
         self._runner = runner = web.AppRunner(app, shutdown_timeout=1.0)
@@ -84,7 +84,7 @@ class AdminService:
         return bound[0], bound[1]
 
     @staticmethod
-    def _application(admin: Admin, events: Events, guard: Guard) -> web.Application:
+    def _application(admin: AdminContext, events: QueueEvents, guard: Guard) -> web.Application:
         app = web.Application(
             middlewares=[marked_as_serving, errors_as_json, guarded(guard)],  # type: ignore[list-item]
         )

@@ -19,7 +19,7 @@ async def slices(entries: Iterable[One], size: int) -> AsyncIterator[list[One]]:
         await asyncio.sleep(0)
 
 
-async def emptied(*sections: dict[str, Any]) -> None:
+async def clear_in_slices(*sections: dict[str, Any]) -> None:
     """Empty dictionaries that are no longer needed: dropping a large one at once takes long."""
     for section in sections:
         while section:
