@@ -28,7 +28,7 @@ def test_what_it_tells_to_change_is_there() -> None:
         (stats, ("QUEUE_STATS", "SERVER_STATS", "Statistic", "Metric")),
         (model, ("PositiveLimit", "QueueConfig")),
         (memcache, ("Parser", "_VERBS", "Request")),
-        (plans, ("Planner", "Operations", "Operation")),
+        (plans, ("Planner", "ClientOperations", "PlanMethod")),
     ):
         for name in names:
             assert hasattr(module, name)

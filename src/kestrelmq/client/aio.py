@@ -18,9 +18,9 @@ from typing import Any, Self, TypeVar
 from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
-from kestrelmq.client.core import Act, Ask, Exchange, Open, Pool, carried_out
+from kestrelmq.client.core import Exchange, IoRequest, OpenConnection, Pool, RunCommand, carry_out
 from kestrelmq.client.options import ClientOptions
-from kestrelmq.client.plans import Held, Operations, Pause, Plan, Planner
+from kestrelmq.client.plans import ClientOperations, HeldReads, PauseStep, Plan, Planner
 from kestrelmq.errors import (
     ConnectionLost,
     KestrelError,
@@ -159,7 +159,7 @@ class AsyncConnection(asyncio.Protocol):
         self.close()
 
 
-class AsyncClient(Operations):
+class AsyncClient(ClientOperations):
     """A client of one server or of a cluster, for asyncio. It has the parameters of `Client`."""
 
     def __init__(
@@ -196,7 +196,7 @@ class AsyncClient(Operations):
         if self._started:
             await asyncio.to_thread(self._membership.close)
 
-    # Operations that hold reads open; the others are inherited from `Operations`.
+    # Operations that hold reads open; the others are inherited from `ClientOperations`.
 
     @asynccontextmanager
     async def reserve(
@@ -222,7 +222,7 @@ class AsyncClient(Operations):
         `async with contextlib.aclosing(...)`, so that an unconfirmed item goes back at once.
         """
         wait = math.inf if idle_timeout is None else idle_timeout
-        held: Held[bytes] | None = None
+        held: HeldReads[bytes] | None = None
         for _ in count() if max_items is None else range(max_items):
             held = await self._carry_out(self._plans.advance(queue, held, wait))
             if held is None:
@@ -254,28 +254,28 @@ class AsyncClient(Operations):
         if not self._started:
             await asyncio.to_thread(self._membership.start)
             self._started = True
-        work = carried_out(plan, self._pool)
+        io_requests = carry_out(plan, self._pool)
         answer: Any = None
-        step_on: Callable[[Any], Act[AsyncConnection]] = work.send
+        resume: Callable[[Any], IoRequest[AsyncConnection]] = io_requests.send
         try:
             while True:
-                act = step_on(answer)
+                io_request = resume(answer)
                 try:
-                    answer, step_on = await self._do(act), work.send
+                    answer, resume = await self._do_io(io_request), io_requests.send
                 except BaseException as error:  # noqa: BLE001 # the plan decides what to do
-                    answer, step_on = error, work.throw
+                    answer, resume = error, io_requests.throw
         except StopIteration as done:
             result: T = done.value
             return result
 
     @staticmethod
-    async def _do(act: Act[AsyncConnection]) -> Any:
-        match act:
-            case Open(connection):
+    async def _do_io(io_request: IoRequest[AsyncConnection]) -> Any:
+        match io_request:
+            case OpenConnection(connection):
                 return await connection.open()
-            case Ask(connection, command):
+            case RunCommand(connection, command):
                 return await connection.run(command)
-            case Pause(seconds):
+            case PauseStep(seconds):
                 return await asyncio.sleep(seconds)
 
 

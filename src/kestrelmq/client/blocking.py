@@ -18,9 +18,9 @@ from typing import Any, Final, Self, TypeVar
 from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
-from kestrelmq.client.core import Act, Ask, Exchange, Open, Pool, carried_out
+from kestrelmq.client.core import Exchange, IoRequest, OpenConnection, Pool, RunCommand, carry_out
 from kestrelmq.client.options import ClientOptions
-from kestrelmq.client.plans import Held, Operations, Pause, Plan, Planner
+from kestrelmq.client.plans import ClientOperations, HeldReads, PauseStep, Plan, Planner
 from kestrelmq.errors import ConnectionLost, OperationTimeout, ServerUnavailable
 from kestrelmq.protocol.memcache_client import ReplyParser
 
@@ -136,7 +136,7 @@ class Connection:
         return self._socket
 
 
-class Client(Operations):
+class Client(ClientOperations):
     """A client of one server or of a cluster of servers that speak the memcache protocol.
 
     `servers` is one or several `"host:port"`, or a `Membership`. Connections are made by the first
@@ -175,7 +175,7 @@ class Client(Operations):
         self._pool.close()
         self._membership.close()
 
-    # Operations that hold reads open; the others are inherited from `Operations`.
+    # Operations that hold reads open; the others are inherited from `ClientOperations`.
 
     @contextmanager
     def reserve(self, queue: str, timeout: float | None = None) -> Iterator[bytes | None]:
@@ -212,7 +212,7 @@ class Client(Operations):
             ServerUnavailable: no server could be reached during a whole `idle_timeout`.
         """
         wait = math.inf if idle_timeout is None else idle_timeout
-        held: Held[bytes] | None = None
+        held: HeldReads[bytes] | None = None
         for _ in count() if max_items is None else range(max_items):
             held = self._carry_out(self._plans.advance(queue, held, wait))
             if held is None:
@@ -246,28 +246,28 @@ class Client(Operations):
     def _carry_out(self, plan: Plan[T]) -> T:
         self._pool.check_open()
         self._membership.start()
-        work = carried_out(plan, self._pool)
+        io_requests = carry_out(plan, self._pool)
         answer: Any = None
-        step_on: Callable[[Any], Act[Connection]] = work.send
+        resume: Callable[[Any], IoRequest[Connection]] = io_requests.send
         try:
             while True:
-                act = step_on(answer)
+                io_request = resume(answer)
                 try:
-                    answer, step_on = self._do(act), work.send
+                    answer, resume = self._do_io(io_request), io_requests.send
                 except BaseException as error:  # noqa: BLE001 # the plan decides what to do
-                    answer, step_on = error, work.throw
+                    answer, resume = error, io_requests.throw
         except StopIteration as done:
             result: T = done.value
             return result
 
     @staticmethod
-    def _do(act: Act[Connection]) -> Any:
-        match act:
-            case Open(connection):
+    def _do_io(io_request: IoRequest[Connection]) -> Any:
+        match io_request:
+            case OpenConnection(connection):
                 return connection.open()
-            case Ask(connection, command):
+            case RunCommand(connection, command):
                 return connection.run(command)
-            case Pause(seconds):
+            case PauseStep(seconds):
                 return time.sleep(seconds)
 
 

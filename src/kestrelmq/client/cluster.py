@@ -63,13 +63,13 @@ def membership_of(servers: str | Iterable[str] | Membership) -> Membership:
 
 
 @dataclass(frozen=True, slots=True)
-class _Failed:
+class _FailedServer:
     times: int
     retry_at: float
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ServerChoice:
     """Servers in the order to try them: first `ready`, then, if none of those answers, `aside`."""
 
     ready: tuple[Address, ...]
@@ -91,10 +91,10 @@ class ServerSet:
         self._members = members
         self._clock = clock
         self._random = random
-        self._failed: dict[Address, _Failed] = {}
+        self._failed: dict[Address, _FailedServer] = {}
         self._lock = Lock()
 
-    def choose(self) -> Choice:
+    def choose(self) -> ServerChoice:
         """Return the servers in a new random order, with those that are set aside apart.
 
         Those are sorted by the time at which they are to be tried again.
@@ -109,7 +109,7 @@ class ServerSet:
         ready = [a for a in members if a not in failed or failed[a].retry_at <= now]
         aside = [a for a in members if a not in ready]
         aside.sort(key=lambda address: failed[address].retry_at)
-        return Choice(tuple(ready), tuple(aside))
+        return ServerChoice(tuple(ready), tuple(aside))
 
     def failed(self, address: Address) -> bool:
         """Set a server aside; return False if it is set aside already, which changes nothing."""
@@ -122,7 +122,7 @@ class ServerSet:
             times = before.times + 1 if before else 1
             longest = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2 ** min(times - 1, 30))
             delay = longest * (0.5 + self._random.random() / 2)
-            self._failed[address] = _Failed(times, now + delay)
+            self._failed[address] = _FailedServer(times, now + delay)
             return True
 
     def succeeded(self, address: Address) -> None:

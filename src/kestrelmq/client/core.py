@@ -1,6 +1,6 @@
 """The parts that the blocking and the asyncio client share: everything that does not wait.
 
-An `Exchange` reads the reply to one command, a `Pool` keeps idle connections, and `carried_out`
+An `Exchange` reads the reply to one command, a `Pool` keeps idle connections, and `carry_out`
 turns the steps of a plan into the I/O that each client does in its own way.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from kestrelmq.client.address import Address
 from kestrelmq.client.commands import Command
 from kestrelmq.client.options import ClientOptions
-from kestrelmq.client.plans import Free, Held, Hold, Pause, Plan, Run, Step
+from kestrelmq.client.plans import HeldReads, HoldStep, PauseStep, Plan, ReleaseStep, RunStep, Step
 from kestrelmq.errors import ClientClosed, ClientError, ConnectionLost, ProtocolError
 from kestrelmq.protocol.memcache_client import ReplyParser
 
@@ -66,7 +66,7 @@ class Exchange(Generic[T]):
             self.result = done.value
 
 
-class AnyConnection(Protocol):
+class PooledConnection(Protocol):
     """The interface of a connection that a pool uses; `address` is the server's."""
 
     address: Address
@@ -82,7 +82,7 @@ class AnyConnection(Protocol):
         """Close the connection; items of its open reads go back to their queues."""
 
 
-C = TypeVar("C", bound=AnyConnection)
+C = TypeVar("C", bound=PooledConnection)
 
 
 class Pool(Generic[C]):
@@ -98,8 +98,8 @@ class Pool(Generic[C]):
         self._closed = False
         self._lock = Lock()
 
-    def acquire(self, address: Address) -> Generator["Act[C]", Any, C]:
-        """Return an idle connection to `address`, or a new one, which it yields an `Open` for.
+    def acquire(self, address: Address) -> Generator["IoRequest[C]", Any, C]:
+        """Return an idle connection to `address`, or a new one after an `OpenConnection` for it.
 
         Raises:
             ClientClosed: the pool is closed.
@@ -110,7 +110,7 @@ class Pool(Generic[C]):
                 return connection
             connection.close()
         connection = self._make(address, self._options)
-        yield Open(connection)
+        yield OpenConnection(connection)
         return connection
 
     def release(self, connection: C) -> None:
@@ -150,38 +150,38 @@ class Pool(Generic[C]):
 
 
 @dataclass(frozen=True, slots=True)
-class Open(Generic[C]):
+class OpenConnection(Generic[C]):
     """Open a new connection."""
 
     connection: C
 
 
 @dataclass(frozen=True, slots=True)
-class Ask(Generic[C]):
+class RunCommand(Generic[C]):
     """Run `command` over an open connection; the result of the command is sent back."""
 
     connection: C
     command: Command[Any]
 
 
-Act: TypeAlias = Open[C] | Ask[C] | Pause
+IoRequest: TypeAlias = OpenConnection[C] | RunCommand[C] | PauseStep
 
 
-def carried_out(plan: Plan[T], pool: Pool[C]) -> Generator[Act[C], Any, T]:
-    """Carry out `plan`: yield each act, receive its answer by `send`, return the plan's result.
+def carry_out(plan: Plan[T], pool: Pool[C]) -> Generator[IoRequest[C], Any, T]:
+    """Carry out `plan`: yield each I/O request, be sent its answer, return the plan's result.
 
-    The error of an act is thrown in instead of its answer.
+    If a request fails, its error is thrown in instead.
     """
     held: list[C] = []
     answer: Any = None
-    step_on: Callable[[Any], Step] = plan.send
+    resume: Callable[[Any], Step] = plan.send
     try:
         while True:
-            step = step_on(answer)
+            step = resume(answer)
             try:
-                answer, step_on = (yield from _perform(step, pool, held)), plan.send
+                answer, resume = (yield from _perform(step, pool, held)), plan.send
             except ClientError as error:
-                answer, step_on = error, plan.throw
+                answer, resume = error, plan.throw
     except StopIteration as done:
         result: T = done.value
         return result
@@ -192,30 +192,30 @@ def carried_out(plan: Plan[T], pool: Pool[C]) -> Generator[Act[C], Any, T]:
         raise
 
 
-def _perform(step: Step, pool: Pool[C], held: list[C]) -> Generator[Act[C], Any, Any]:
-    """Yield the acts of one step; return the answer to the step."""
+def _perform(step: Step, pool: Pool[C], held: list[C]) -> Generator[IoRequest[C], Any, Any]:
+    """Yield the I/O requests of one step; return the answer to the step."""
     match step:
-        case Run(server, command):
+        case RunStep(server, command):
             connection = yield from pool.acquire(server)
-            result = yield Ask(connection, command)
+            result = yield RunCommand(connection, command)
             pool.release(connection)
             return result
-        case Hold(server, command, on):
+        case HoldStep(server, command, on):
             connection = on.connection if on is not None else (yield from pool.acquire(server))
-            result = yield Ask(connection, command)
-            if is_something(result):
+            result = yield RunCommand(connection, command)
+            if has_open_read(result):
                 held.append(connection)
-                return Held(server, connection, result, on.streak + 1 if on else 0)
+                return HeldReads(server, connection, result, on.streak + 1 if on else 0)
             pool.release(connection)
             return None
-        case Free(before, command):
-            result = yield Ask(before.connection, command)
+        case ReleaseStep(before, command):
+            result = yield RunCommand(before.connection, command)
             pool.release(before.connection)
             return result
-        case Pause():
+        case PauseStep():
             return (yield step)
 
 
-def is_something(result: object) -> bool:
+def has_open_read(result: object) -> bool:
     """Whether a result stands for an open read: an empty item does, None or an empty list not."""
     return result is not None and result != []

@@ -5,9 +5,9 @@ answer or has the error thrown into it. It returns the result of the operation. 
 the asyncio client carry out the steps, so that choice of servers, retries and fairness are the
 same in both, and a test can play the servers.
 
-`Planner` has a plan for each operation. `Operations`, at the end, turns the operations that consist
-of a single plan into methods of both clients. To add a command, write it in `commands`, and its
-operation here.
+`Planner` has a plan for each operation. `ClientOperations`, at the end, turns the operations that
+consist of a single plan into methods of both clients. To add a command, write it in `commands`, and
+its operation here.
 
 The kind of error decides what is retried:
 
@@ -82,7 +82,7 @@ _PAUSE_WHEN_ALL_FAILED: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Run(Generic[T]):
+class RunStep(Generic[T]):
     """Run `command` at `server`; the answer is its result."""
 
     server: Address
@@ -90,10 +90,10 @@ class Run(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Held(Generic[T]):
-    """The result of a `Hold`, and the connection that the open reads belong to.
+class HeldReads(Generic[T]):
+    """The result of a `HoldStep`, and the connection that the open reads belong to.
 
-    `streak` counts how many times in a row a `Hold` was run over this connection.
+    `streak` counts how many times in a row a `HoldStep` was run over this connection.
     """
 
     server: Address
@@ -103,8 +103,8 @@ class Held(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Hold(Generic[T]):
-    """Run `command` and keep the connection; the answer is a `Held`.
+class HoldStep(Generic[T]):
+    """Run `command` and keep the connection; the answer is a `HeldReads`.
 
     If the result is None or empty, the answer is None and the connection is free again. With `on`,
     the command runs over that connection, which is already held; otherwise over any connection to
@@ -113,32 +113,32 @@ class Hold(Generic[T]):
 
     server: Address
     command: Command[T]
-    on: Held[Any] | None = None
+    on: HeldReads[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Free(Generic[T]):
+class ReleaseStep(Generic[T]):
     """Run `command` over a held connection and free that; the answer is the command's result."""
 
-    held: Held[Any]
+    held: HeldReads[Any]
     command: Command[T]
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class PauseStep:
     """Do nothing for `seconds`."""
 
     seconds: float
 
 
-Step: TypeAlias = Run[Any] | Hold[Any] | Free[Any] | Pause
+Step: TypeAlias = RunStep[Any] | HoldStep[Any] | ReleaseStep[Any] | PauseStep
 Plan: TypeAlias = Generator[Step, Any, T]
 
 
 # --- the state of a plan while it tries servers ---
 
 
-class Round:
+class ServerRound:
     """One round over the servers: first the ready ones, then, if none answered, those set aside."""
 
     def __init__(self, servers: ServerSet) -> None:
@@ -186,10 +186,12 @@ class Round:
 
     def error(self) -> ClientError:
         """Return the reason why every server of this round failed."""
-        return joined(self._errors) if self._errors else ServerUnavailable("no server is known")
+        return (
+            join_errors(self._errors) if self._errors else ServerUnavailable("no server is known")
+        )
 
 
-class Batch:
+class PutBatch:
     """The items of one batch that are not stored yet.
 
     Attributes:
@@ -224,7 +226,7 @@ class Batch:
         return all(self._outcomes[index] is False for index in self.pending)
 
 
-def batches(items: Sequence[bytes]) -> Iterator[range]:
+def batch_ranges(items: Sequence[bytes]) -> Iterator[range]:
     """Cut `items` into ranges, small enough that the replies fit in the buffers while we send."""
     start, size = 0, 0
     for index, item in enumerate(items):
@@ -236,7 +238,7 @@ def batches(items: Sequence[bytes]) -> Iterator[range]:
         yield range(start, len(items))
 
 
-def joined(errors: list[ClientError]) -> ClientError:
+def join_errors(errors: list[ClientError]) -> ClientError:
     """Join errors: return one of the class of the last, with the messages of all."""
     last = errors[-1]
     messages = "; ".join(dict.fromkeys(str(error) for error in errors))
@@ -318,39 +320,41 @@ class Planner:
         ends = protocol_expiry(expiry)
         retry = self.retry_unknown if retry_unknown is None else retry_unknown
         outcomes: list[bool | None] = [None] * len(items)
-        for batch in batches(items):
+        for batch in batch_ranges(items):
             try:
-                yield from self._put_batch(name, ends, Batch(items, batch, outcomes), retry=retry)
+                yield from self._put_batch(
+                    name, ends, PutBatch(items, batch, outcomes), retry=retry
+                )
             except ClientError as error:
                 error.stored = tuple(outcomes)
                 raise
         return [outcome is True for outcome in outcomes]
 
-    def _put_batch(self, queue: bytes, expiry: int, batch: Batch, *, retry: bool) -> Plan[None]:
-        turns = Round(self.writes)
-        while (server := turns.next_server()) is not None:
+    def _put_batch(self, queue: bytes, expiry: int, batch: PutBatch, *, retry: bool) -> Plan[None]:
+        server_round = ServerRound(self.writes)
+        while (server := server_round.next_server()) is not None:
             answers: list[bool] = []
             command = commands.set_items(queue, batch.left(), expiry, answers)
             try:
-                yield Run(server, command)
+                yield RunStep(server, command)
             except ServerRefused as error:
                 batch.record(answers)
-                turns.refused(error)
+                server_round.refused(error)
             except ServerUnavailable as error:
-                turns.failed(server, error, again=False)
+                server_round.failed(server, error, again=False)
             except _FAILED as error:
                 batch.record(answers, others_unknown=True)
-                turns.failed(server, error, again=retry)
+                server_round.failed(server, error, again=retry)
                 if not retry:
                     raise
             else:
                 batch.record(answers)
-                turns.answered(server)
+                server_round.answered(server)
             if not batch.pending:
                 return
         # A refusal of every server that answered is a result; anything else is an error.
         if not batch.all_refused():
-            raise turns.error()
+            raise server_round.error()
 
     # Reading
 
@@ -373,16 +377,16 @@ class Planner:
     ) -> Plan[bytes | None]:
         name = commands.checked_queue(queue)
         found: bytes | None = yield from self._search(
-            timeout, lambda server, wait: Run(server, command(name, wait))
+            timeout, lambda server, wait: RunStep(server, command(name, wait))
         )
         return found
 
-    def hold(self, queue: str, timeout: float | None) -> Plan[Held[bytes] | None]:
+    def hold(self, queue: str, timeout: float | None) -> Plan[HeldReads[bytes] | None]:
         """Open a read at any server, waiting up to `timeout` seconds for an item."""
         name = commands.checked_queue(queue)
-        found: Held[bytes] | None = yield from self._search(
+        found: HeldReads[bytes] | None = yield from self._search(
             timeout,
-            lambda server, wait: Hold(server, commands.open_read(name, wait)),
+            lambda server, wait: HoldStep(server, commands.open_read(name, wait)),
         )
         return found
 
@@ -390,34 +394,34 @@ class Planner:
         deadline = self.clock() + (timeout or 0.0)
         first = True
         while True:
-            turns = Round(self.reads)
-            waits = not (first and turns.is_cluster)
-            while (server := turns.next_server()) is not None:
+            server_round = ServerRound(self.reads)
+            waits = not (first and server_round.is_cluster)
+            while (server := server_round.next_server()) is not None:
                 remaining = deadline - self.clock()
-                longest = self.poll_interval if turns.is_cluster else LONGEST_WAIT
+                longest = self.poll_interval if server_round.is_cluster else LONGEST_WAIT
                 wait = max(0.0, min(remaining, longest)) if waits else 0.0
                 try:
                     found = yield step(server, wait)
                 except ServerRefused as error:
-                    turns.refused(error)
+                    server_round.refused(error)
                 except _FAILED as error:
-                    turns.failed(server, error, again=True)
+                    server_round.failed(server, error, again=True)
                 else:
-                    turns.answered(server)
+                    server_round.answered(server)
                     if found is not None:
                         return found
             first = False
             remaining = deadline - self.clock()
             if remaining <= 0:
-                if not turns.any_answered:
-                    raise turns.error()
+                if not server_round.any_answered:
+                    raise server_round.error()
                 return None
-            if not turns.any_answered:
-                yield Pause(min(_PAUSE_WHEN_ALL_FAILED, remaining))
+            if not server_round.any_answered:
+                yield PauseStep(min(_PAUSE_WHEN_ALL_FAILED, remaining))
 
     def monitor(
         self, queue: str, seconds: float, max_items: int | None
-    ) -> Plan[list[Held[list[bytes]]]]:
+    ) -> Plan[list[HeldReads[list[bytes]]]]:
         """Open the reads of all items that arrive within `seconds`, up to `max_items`.
 
         A single server is asked for up to `LONGEST_WAIT` at a time. The servers of a cluster are
@@ -425,35 +429,35 @@ class Planner:
         """
         name = commands.checked_queue(queue)
         deadline = self.clock() + seconds
-        batch: list[Held[list[bytes]]] = []
+        batch: list[HeldReads[list[bytes]]] = []
         left = max_items
         while left is None or left > 0:
-            turns = Round(self.reads)
-            turn = 1.0 if turns.is_cluster else LONGEST_WAIT
-            while (server := turns.next_server()) is not None and (left is None or left > 0):
+            server_round = ServerRound(self.reads)
+            turn = 1.0 if server_round.is_cluster else LONGEST_WAIT
+            while (server := server_round.next_server()) is not None and (left is None or left > 0):
                 wait = math.ceil(min(turn, max(0.0, deadline - self.clock())))
                 try:
-                    held = yield Hold(server, commands.monitor(name, wait, left))
+                    held = yield HoldStep(server, commands.monitor(name, wait, left))
                 except ServerRefused as error:
-                    turns.refused(error)
+                    server_round.refused(error)
                 except _FAILED as error:
-                    turns.failed(server, error, again=True)
+                    server_round.failed(server, error, again=True)
                 else:
-                    turns.answered(server)
+                    server_round.answered(server)
                     if held is not None:
                         batch.append(held)
                         left = None if left is None else left - len(held.result)
             if deadline - self.clock() <= 0:
-                if not batch and not turns.any_answered:
-                    raise turns.error()
+                if not batch and not server_round.any_answered:
+                    raise server_round.error()
                 break
-            if not turns.any_answered:
-                yield Pause(_PAUSE_WHEN_ALL_FAILED)
+            if not server_round.any_answered:
+                yield PauseStep(_PAUSE_WHEN_ALL_FAILED)
         return batch
 
     # Ending reads
 
-    def confirm(self, queue: str, batch: Sequence[Held[Any]]) -> Plan[None]:
+    def confirm(self, queue: str, batch: Sequence[HeldReads[Any]]) -> Plan[None]:
         """Confirm every open read of `batch`; raise one error for all that cannot be confirmed."""
         name = commands.checked_queue(queue)
         errors: list[ClientError] = []
@@ -463,20 +467,20 @@ class Planner:
                 commands.close_read(name) if one else commands.confirm(name, len(held.result))
             )
             try:
-                yield Free(held, command)
+                yield ReleaseStep(held, command)
             except ClientError as error:
                 errors.append(error)
         if errors:
-            raise joined(errors)
+            raise join_errors(errors)
 
-    def abort(self, queue: str, held: Held[bytes]) -> Plan[None]:
+    def abort(self, queue: str, held: HeldReads[bytes]) -> Plan[None]:
         """Give the item back. If the connection breaks, the server does so by itself."""
         with suppress(ClientError):
-            yield Free(held, commands.abort_read(commands.checked_queue(queue)))
+            yield ReleaseStep(held, commands.abort_read(commands.checked_queue(queue)))
 
     def advance(
-        self, queue: str, held: Held[bytes] | None, timeout: float
-    ) -> Plan[Held[bytes] | None]:
+        self, queue: str, held: HeldReads[bytes] | None, timeout: float
+    ) -> Plan[HeldReads[bytes] | None]:
         """Confirm the open read and open the next one, in a single command if possible.
 
         If the confirmation fails, the item is delivered again, to this reader or another.
@@ -486,21 +490,21 @@ class Planner:
             stay = held.streak < LONGEST_STREAK
             try:
                 if stay:
-                    found: Held[bytes] | None = yield Hold(
+                    found: HeldReads[bytes] | None = yield HoldStep(
                         held.server, commands.open_read(name, close=True), on=held
                     )
                     if found is not None:
                         return found
                 else:
-                    yield Free(held, commands.close_read(name))
+                    yield ReleaseStep(held, commands.close_read(name))
             except (ServerRefused, *_FAILED) as error:
                 _log.warning("%s: an item of %r may come again: %s", held.server, queue, error)
         return (yield from self.hold(queue, timeout))
 
-    def finish(self, queue: str, held: Held[bytes]) -> Plan[None]:
+    def finish(self, queue: str, held: HeldReads[bytes]) -> Plan[None]:
         """Confirm the last read of a consumer, as `advance` does."""
         try:
-            yield Free(held, commands.close_read(commands.checked_queue(queue)))
+            yield ReleaseStep(held, commands.close_read(commands.checked_queue(queue)))
         except ClientError as error:
             _log.warning("%s: an item of %r may come again: %s", held.server, queue, error)
 
@@ -508,45 +512,45 @@ class Planner:
 
     def flush(self, queue: str) -> Plan[None]:
         """Drop all items of a queue on every server."""
-        yield from self._everywhere(commands.flush(commands.checked_queue(queue)))
+        yield from self._on_every_server(commands.flush(commands.checked_queue(queue)))
 
     def flush_all(self) -> Plan[None]:
         """Drop all items of every queue on every server."""
-        yield from self._everywhere(commands.flush_all())
+        yield from self._on_every_server(commands.flush_all())
 
     def delete(self, queue: str) -> Plan[None]:
         """Delete a queue on every server; it is no error if it does not exist."""
-        yield from self._everywhere(commands.delete(commands.checked_queue(queue)))
+        yield from self._on_every_server(commands.delete(commands.checked_queue(queue)))
 
     def stats(self) -> Plan[dict[str, dict[str, str]]]:
         """Return every statistic of each server, by name."""
-        answers = yield from self._everywhere(commands.stats())
+        answers = yield from self._on_every_server(commands.stats())
         return {server: dict(pairs) for server, pairs in answers.items()}
 
     def queues(self) -> Plan[list[QueueStats]]:
         """Return the queues of every server, with their statistics."""
-        answers = yield from self._everywhere(commands.stats())
+        answers = yield from self._on_every_server(commands.stats())
         return [queue for server, pairs in answers.items() for queue in queue_stats(server, pairs)]
 
     def status(self) -> Plan[dict[str, str]]:
         """Return the status of each server, such as `UP`."""
-        return (yield from self._everywhere(commands.status()))
+        return (yield from self._on_every_server(commands.status()))
 
     def set_status(self, status: str) -> Plan[None]:
         """Change the status of every server, such as to `up`, `readonly` or `quiescent`."""
-        yield from self._everywhere(commands.set_status(status))
+        yield from self._on_every_server(commands.set_status(status))
 
     def version(self) -> Plan[dict[str, str]]:
         """Return the version of each server."""
-        return (yield from self._everywhere(commands.version()))
+        return (yield from self._on_every_server(commands.version()))
 
     def reload(self) -> Plan[None]:
         """Have every server reload its configuration."""
-        yield from self._everywhere(commands.reload())
+        yield from self._on_every_server(commands.reload())
 
     def shutdown(self) -> Plan[None]:
         """Stop every server."""
-        yield from self._everywhere(commands.shutdown())
+        yield from self._on_every_server(commands.shutdown())
 
     def exists(self, queue: str) -> Plan[bool]:
         """Return whether any server has the queue. This does not create it.
@@ -558,12 +562,12 @@ class Planner:
         errors: list[ClientError] = []
         for server in self._all_servers():
             try:
-                if (yield Run(server, commands.exists(name))):
+                if (yield RunStep(server, commands.exists(name))):
                     return True
             except ClientError as error:
                 errors.append(error)
         if errors:
-            raise joined(errors)
+            raise join_errors(errors)
         return False
 
     def _all_servers(self) -> list[Address]:
@@ -575,17 +579,17 @@ class Planner:
             raise ServerUnavailable("no server is known")
         return servers
 
-    def _everywhere(self, command: Command[T]) -> Plan[dict[str, T]]:
+    def _on_every_server(self, command: Command[T]) -> Plan[dict[str, T]]:
         """Run `command` at every server, even if some fail; then raise one error for those."""
         results: dict[str, T] = {}
         errors: list[ClientError] = []
         for server in self._all_servers():
             try:
-                results[str(server)] = yield Run(server, command)
+                results[str(server)] = yield RunStep(server, command)
             except ClientError as error:
                 errors.append(error)
         if errors:
-            raise joined(errors)
+            raise join_errors(errors)
         return results
 
 
@@ -600,7 +604,7 @@ class _Awaiting(Protocol):
     async def _carry_out(self, plan: Plan[T]) -> T: ...
 
 
-class Operation(Generic[P, T]):
+class PlanMethod(Generic[P, T]):
     """A method of both clients that carries out a plan: `Client` blocks, `AsyncClient` awaits."""
 
     def __init__(self, plan: Callable[Concatenate[Planner, P], Plan[T]]) -> None:
@@ -629,7 +633,7 @@ def _blocking(plan: Callable[..., Plan[T]]) -> Callable[..., T]:
         result: T = self._carry_out(plan(self._plans, *args, **kwargs))
         return result
 
-    return _described(method, plan)
+    return _with_signature(method, plan)
 
 
 def _awaiting(plan: Callable[..., Plan[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
@@ -637,10 +641,10 @@ def _awaiting(plan: Callable[..., Plan[T]]) -> Callable[..., Coroutine[Any, Any,
         result: T = await self._carry_out(plan(self._plans, *args, **kwargs))
         return result
 
-    return _described(method, plan)
+    return _with_signature(method, plan)
 
 
-def _described(method: M, plan: Callable[..., Plan[Any]]) -> M:
+def _with_signature(method: M, plan: Callable[..., Plan[Any]]) -> M:
     """Give `method` the name, docstring and signature of `plan`, with the plan's result type."""
     update_wrapper(method, plan)
     signature = inspect.signature(plan)
@@ -649,21 +653,21 @@ def _described(method: M, plan: Callable[..., Plan[Any]]) -> M:
     return method
 
 
-class Operations:
+class ClientOperations:
     """The operations of both clients that consist of a single plan."""
 
-    put = Operation(Planner.put)
-    put_many = Operation(Planner.put_many)
-    get = Operation(Planner.get)
-    peek = Operation(Planner.peek)
-    flush = Operation(Planner.flush)
-    flush_all = Operation(Planner.flush_all)
-    delete = Operation(Planner.delete)
-    exists = Operation(Planner.exists)
-    stats = Operation(Planner.stats)
-    queues = Operation(Planner.queues)
-    status = Operation(Planner.status)
-    set_status = Operation(Planner.set_status)
-    version = Operation(Planner.version)
-    reload = Operation(Planner.reload)
-    shutdown = Operation(Planner.shutdown)
+    put = PlanMethod(Planner.put)
+    put_many = PlanMethod(Planner.put_many)
+    get = PlanMethod(Planner.get)
+    peek = PlanMethod(Planner.peek)
+    flush = PlanMethod(Planner.flush)
+    flush_all = PlanMethod(Planner.flush_all)
+    delete = PlanMethod(Planner.delete)
+    exists = PlanMethod(Planner.exists)
+    stats = PlanMethod(Planner.stats)
+    queues = PlanMethod(Planner.queues)
+    status = PlanMethod(Planner.status)
+    set_status = PlanMethod(Planner.set_status)
+    version = PlanMethod(Planner.version)
+    reload = PlanMethod(Planner.reload)
+    shutdown = PlanMethod(Planner.shutdown)

@@ -11,16 +11,16 @@ import pytest
 from kestrelmq.client import commands
 from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import ServerSet
-from kestrelmq.client.core import is_something
+from kestrelmq.client.core import has_open_read
 from kestrelmq.client.plans import (
     BATCH_ITEMS,
-    Free,
-    Held,
-    Hold,
-    Pause,
+    HeldReads,
+    HoldStep,
+    PauseStep,
     Plan,
     Planner,
-    Run,
+    ReleaseStep,
+    RunStep,
     Step,
 )
 from kestrelmq.errors import (
@@ -56,15 +56,15 @@ class Play:
 
     def run(self, plan: Plan[Any]) -> Any:
         """Carry a plan out."""
-        step_on: Callable[[Any], Step] = plan.send
+        resume: Callable[[Any], Step] = plan.send
         answer: Any = None
         try:
             while True:
-                step = step_on(answer)
+                step = resume(answer)
                 try:
-                    answer, step_on = self._perform(step), plan.send
+                    answer, resume = self._perform(step), plan.send
                 except ClientError as error:
-                    answer, step_on = error, plan.throw
+                    answer, resume = error, plan.throw
         except StopIteration as done:
             return done.value
 
@@ -74,16 +74,16 @@ class Play:
 
     def _perform(self, step: Step) -> Any:
         match step:
-            case Pause(seconds):
+            case PauseStep(seconds):
                 self.now += seconds
                 return None
-            case Run(server, command):
+            case RunStep(server, command):
                 return self._ask(server, command)
-            case Hold(server, command, on):
+            case HoldStep(server, command, on):
                 result = self._ask(server, command)
                 streak = on.streak + 1 if on else 0
-                return Held(server, None, result, streak) if is_something(result) else None
-            case Free(held, command):
+                return HeldReads(server, None, result, streak) if has_open_read(result) else None
+            case ReleaseStep(held, command):
                 return self._ask(held.server, command)
 
     def _ask(self, server: Address, command: commands.Command[Any]) -> Any:

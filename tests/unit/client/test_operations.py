@@ -6,9 +6,9 @@ from types import FunctionType
 import pytest
 
 from kestrelmq.client import AsyncClient, Client
-from kestrelmq.client.plans import Operation, Operations, Planner
+from kestrelmq.client.plans import ClientOperations, PlanMethod, Planner
 
-SHARED = [name for name, one in vars(Operations).items() if isinstance(one, Operation)]
+SHARED = [name for name, one in vars(ClientOperations).items() if isinstance(one, PlanMethod)]
 HOLDING = ["close", "consume", "discover", "monitor", "reserve"]
 
 
