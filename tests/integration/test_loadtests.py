@@ -11,9 +11,9 @@ from kestrelmq.client import Client
 from kestrelmq.client.address import parse_address
 from kestrelmq.loadtests import flood, leaky_reader, many_clients, packing, put_many
 from kestrelmq.loadtests.common import Outcome, Target, connector
-from kestrelmq.loadtests.crew import Bar, links
+from kestrelmq.loadtests.connections import LoadTestError, WireProtocol
 from kestrelmq.loadtests.items import Verdict
-from kestrelmq.loadtests.links import LoadTestError, WireProtocol
+from kestrelmq.loadtests.workers import ProgressBar, open_connections
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
@@ -157,13 +157,13 @@ def target(server: ServerProcess, at_read: Callable[[], None]) -> Target:
     """Return a target of which `at_read` does mischief before the phase that reads."""
 
     @contextmanager
-    def watch(phase: str, items: int) -> Iterator[Bar]:
+    def show_progress(phase: str, items: int) -> Iterator[ProgressBar]:
         if phase.startswith("read"):
             at_read()
         yield Silent()
 
     connect = connector(WireProtocol.MEMCACHE, parse_address(server.address))
-    return Target(connect, "spam", "abcd1234", watch, patience=0.5)
+    return Target(connect, "spam", "abcd1234", show_progress, patience=0.5)
 
 
 def flooded(server: ServerProcess, at_read: Callable[[], None]) -> Verdict:
@@ -232,11 +232,11 @@ def test_a_server_that_dies_ends_every_worker(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
 
         @contextmanager
-        def watch(phase: str, items: int) -> Iterator[Bar]:
+        def show_progress(phase: str, items: int) -> Iterator[ProgressBar]:
             yield Killer(server)
 
         connect = connector(WireProtocol.MEMCACHE, parse_address(server.address))
-        where = Target(connect, "spam", "abcd1234", watch, patience=5)
+        where = Target(connect, "spam", "abcd1234", show_progress, patience=5)
         runs: list[Callable[[], Outcome]] = [
             lambda: many_clients.run(where, many_clients.Options(clients=5, pause=0.001)),
             lambda: packing.run(where, packing.Options(cycles=1000)),
@@ -245,8 +245,8 @@ def test_a_server_that_dies_ends_every_worker(tmp_path: Path) -> None:
             with pytest.raises(LoadTestError, match=server.address):
                 run()
             server.restart()
-            with links(connect, 1) as (link,):
-                link.flush("spam")
+            with open_connections(connect, 1) as (connection,):
+                connection.flush("spam")
 
 
 class Killer:

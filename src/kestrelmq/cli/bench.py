@@ -26,9 +26,9 @@ from kestrelmq.loadtests import many_clients as many_clients_test
 from kestrelmq.loadtests import packing as packing_test
 from kestrelmq.loadtests import put_many as put_many_test
 from kestrelmq.loadtests.common import Outcome, Target, connector
-from kestrelmq.loadtests.crew import Bar
-from kestrelmq.loadtests.items import LEAST_BYTES
-from kestrelmq.loadtests.links import WireProtocol
+from kestrelmq.loadtests.connections import WireProtocol
+from kestrelmq.loadtests.items import MIN_ITEM_BYTES
+from kestrelmq.loadtests.workers import ProgressBar
 from kestrelmq.names import queue_name_error
 from kestrelmq.units import parse_size
 
@@ -183,7 +183,7 @@ def _target(protocol: WireProtocol, server: str, queue: str, *, flush: bool) -> 
         raise typer.BadParameter(str(error)) from error
     if (problem := queue_name_error(queue)) is not None or "+" in queue:
         raise typer.BadParameter(f"--queue {queue!r}: {problem or 'a fanout queue'}")
-    return Target(connector(protocol, address), queue, secrets.token_hex(4), _watch, flush)
+    return Target(connector(protocol, address), queue, secrets.token_hex(4), _show_progress, flush)
 
 
 def _bytes(text: str) -> int:
@@ -191,8 +191,8 @@ def _bytes(text: str) -> int:
         size = parse_size(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    if size < LEAST_BYTES:
-        raise typer.BadParameter(f"--bytes: an item has at least {LEAST_BYTES} bytes")
+    if size < MIN_ITEM_BYTES:
+        raise typer.BadParameter(f"--bytes: an item has at least {MIN_ITEM_BYTES} bytes")
     return size
 
 
@@ -204,7 +204,7 @@ def _end(outcome: Outcome) -> None:
         raise typer.Exit(1)
 
 
-class _ProgressBar:
+class _RichProgressBar:
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress = progress
         self._task = task
@@ -217,7 +217,7 @@ class _ProgressBar:
 
 
 @contextmanager
-def _watch(phase: str, items: int) -> Iterator[Bar]:
+def _show_progress(phase: str, items: int) -> Iterator[ProgressBar]:
     """Show the progress of a phase on standard error, if that is a terminal."""
     progress = Progress(
         TextColumn("{task.description}"),
@@ -230,4 +230,4 @@ def _watch(phase: str, items: int) -> Iterator[Bar]:
         disable=not sys.stderr.isatty(),
     )
     with progress:
-        yield _ProgressBar(progress, progress.add_task(phase, total=items, note=""))
+        yield _RichProgressBar(progress, progress.add_task(phase, total=items, note=""))

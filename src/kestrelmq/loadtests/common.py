@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from kestrelmq.client.address import Address
-from kestrelmq.loadtests.crew import WAIT_SECONDS, Crew, Job, Tally, Watch
-from kestrelmq.loadtests.items import Receipts, Recipe, Verdict
-from kestrelmq.loadtests.links import Connect, Link, LoadTestError, WireProtocol
+from kestrelmq.loadtests.connections import Connect, LoadConnection, LoadTestError, WireProtocol
+from kestrelmq.loadtests.items import ItemSet, Receipts, Verdict
+from kestrelmq.loadtests.workers import WAIT_SECONDS, Job, ShowProgress, WorkerPool, WorkerTally
 
 READ_BACK_ITEMS: Final = 100
 """Items read back in one round trip."""
@@ -18,10 +18,10 @@ class Target:
     """The server and queue that a load test runs against.
 
     Attributes:
-        connect: makes a link to the server.
+        connect: makes a connection to the server.
         queue: the queue, which must be empty.
         run: a unique word for this run, which is part of its items.
-        watch: shows the progress of a phase.
+        show_progress: shows the progress of a phase.
         flush: whether to flush the queue if it is not empty, instead of refusing to run.
         patience: seconds without progress after which the missing items count as lost.
     """
@@ -29,13 +29,13 @@ class Target:
     connect: Connect
     queue: str
     run: str
-    watch: Watch
+    show_progress: ShowProgress
     flush: bool = False
     patience: float = 10.0
 
-    def crew(self, pause: float = 0.0) -> Crew:
-        """Return the crew for one phase, in which producers pause for `pause` seconds."""
-        return Crew(self.connect, self.patience + pause)
+    def pool(self, pause: float = 0.0) -> WorkerPool:
+        """Return the worker pool for one phase, in which producers pause for `pause` seconds."""
+        return WorkerPool(self.connect, self.patience + pause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,39 +52,44 @@ def prepare(target: Target, queues: Sequence[str]) -> None:
     Raises:
         LoadTestError: a queue is not empty, and it may not be flushed.
     """
-    link = target.connect()
+    connection = target.connect()
     try:
         for queue in queues:
             if target.flush:
-                link.flush(queue)
-            if link.open_read(queue, 0) is not None:
-                link.abort(queue)
+                connection.flush(queue)
+            if connection.open_read(queue, 0) is not None:
+                connection.abort(queue)
                 raise LoadTestError(f"queue {queue} is not empty; flush it, or name another queue")
     finally:
-        link.close()
+        connection.close()
 
 
 def producer(
-    queue: str, recipe: Recipe, number: int, crew: Crew, rollup: int = 1, pause: float = 0.0
+    queue: str,
+    item_set: ItemSet,
+    number: int,
+    pool: WorkerPool,
+    rollup: int = 1,
+    pause: float = 0.0,
 ) -> Job:
     """Return a job that puts the items of one producer, `rollup` per round trip."""
 
-    def put(link: Link, tally: Tally) -> None:
-        for items in recipe.batches(number, rollup):
-            if crew.failed.wait(pause) if pause else crew.failed.is_set():
-                raise LoadTestError(f"gave up: nothing moved for {crew.patience:g} seconds")
-            link.put(queue, items)
+    def put(connection: LoadConnection, tally: WorkerTally) -> None:
+        for items in item_set.batches(number, rollup):
+            if pool.failed.wait(pause) if pause else pool.failed.is_set():
+                raise LoadTestError(f"gave up: nothing moved for {pool.patience:g} seconds")
+            connection.put(queue, items)
             tally.note_put(items)
 
     return put
 
 
-def consumer(queue: str, receipts: Receipts, crew: Crew, wait: float = WAIT_SECONDS) -> Job:
-    """Return a job that removes items one by one until the crew is over."""
+def consumer(queue: str, receipts: Receipts, pool: WorkerPool, wait: float = WAIT_SECONDS) -> Job:
+    """Return a job that removes items one by one until the pool tells readers to end."""
 
-    def take(link: Link, tally: Tally) -> None:
-        while not crew.over.is_set():
-            items = link.take(queue, 1, wait)
+    def take(connection: LoadConnection, tally: WorkerTally) -> None:
+        while not pool.readers_done.is_set():
+            items = connection.take(queue, 1, wait)
             tally.note_read(items)
             receipts.take(items)
 
@@ -92,27 +97,27 @@ def consumer(queue: str, receipts: Receipts, crew: Crew, wait: float = WAIT_SECO
 
 
 def read_back(
-    link: Link, queue: str, receipts: Receipts, count: int, show: Callable[[], None]
+    connection: LoadConnection, queue: str, receipts: Receipts, count: int, show: Callable[[], None]
 ) -> None:
     """Remove `count` items, or fewer if the queue is empty; call `show` after each round trip."""
     begun = len(receipts.received)
     while (left := count - len(receipts.received) + begun) > 0:
-        items = link.take(queue, min(left, READ_BACK_ITEMS), WAIT_SECONDS)
+        items = connection.take(queue, min(left, READ_BACK_ITEMS), WAIT_SECONDS)
         if not items:
             return
         receipts.take(items)
         show()
 
 
-def remainder(target: Target, queue: str, recipe: Recipe) -> Receipts:
+def remainder(target: Target, queue: str, item_set: ItemSet) -> Receipts:
     """Remove the items that are still in the queue, where there should be none."""
-    receipts = Receipts(recipe)
-    link = target.connect()
+    receipts = Receipts(item_set)
+    connection = target.connect()
     try:
-        while items := link.take(queue, READ_BACK_ITEMS):
+        while items := connection.take(queue, READ_BACK_ITEMS):
             receipts.take(items)
     finally:
-        link.close()
+        connection.close()
     return receipts
 
 
@@ -129,18 +134,18 @@ def rate(action: str, count: int, seconds: float, by: str = "") -> str:
 
 
 def connector(protocol: WireProtocol, address: Address) -> Connect:
-    """Return a function that makes links to a server, and raises LoadTestError if it cannot."""
+    """Return a function that makes connections to a server; it may raise LoadTestError."""
     # Imported here, so that a test in one protocol does not import the others.
     match protocol:
         case WireProtocol.MEMCACHE:
-            from kestrelmq.loadtests.memcache_link import MemcacheLink  # noqa: PLC0415 # as above
+            from kestrelmq.loadtests.memcache_connection import MemcacheConnection  # noqa: PLC0415 # as above
 
-            return lambda: MemcacheLink(address)
+            return lambda: MemcacheConnection(address)
         case WireProtocol.TEXT:
-            from kestrelmq.loadtests.text_link import TextLink  # noqa: PLC0415 # as above
+            from kestrelmq.loadtests.text_connection import TextConnection  # noqa: PLC0415 # as above
 
-            return lambda: TextLink(address)
+            return lambda: TextConnection(address)
         case WireProtocol.THRIFT:
-            from kestrelmq.loadtests.thrift_link import ThriftLink  # noqa: PLC0415 # as above
+            from kestrelmq.loadtests.thrift_connection import ThriftConnection  # noqa: PLC0415 # as above
 
-            return lambda: ThriftLink(address)
+            return lambda: ThriftConnection(address)

@@ -13,8 +13,8 @@ from kestrelmq.loadtests.common import (
     remainder,
     several,
 )
-from kestrelmq.loadtests.crew import WAIT_SECONDS, Crew, Job, Tally
-from kestrelmq.loadtests.items import Receipts, Recipe, judge
+from kestrelmq.loadtests.items import ItemSet, Receipts, judge
+from kestrelmq.loadtests.workers import WAIT_SECONDS, Job, WorkerPool, WorkerTally
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,58 +44,58 @@ def run(target: Target, options: Options) -> Outcome:
     Raises:
         LoadTestError: it could not be carried out.
     """
-    recipe = Recipe(target.run, options.items, options.clients, options.size)
-    readers = [Receipts(recipe) for _ in range(options.clients)]
+    item_set = ItemSet(target.run, options.items, options.clients, options.size)
+    readers = [Receipts(item_set) for _ in range(options.clients)]
     prepare(target, [target.queue])
     flood = _flood_in_turn if options.preload else _flood_at_once
-    lines = flood(target, options, recipe, readers)
-    return Outcome(lines, judge(recipe, [*readers, remainder(target, target.queue, recipe)]))
+    lines = flood(target, options, item_set, readers)
+    return Outcome(lines, judge(item_set, [*readers, remainder(target, target.queue, item_set)]))
 
 
 def _flood_at_once(
-    target: Target, options: Options, recipe: Recipe, readers: Sequence[Receipts]
+    target: Target, options: Options, item_set: ItemSet, readers: Sequence[Receipts]
 ) -> list[str]:
-    crew = target.crew()
-    jobs = _producers(target, options, recipe, crew) + _consumers(target, options, readers, crew)
-    with target.watch("put and read", 2 * options.items) as bar:
-        shift = crew.run(jobs, bar, options.items)
+    pool = target.pool()
+    jobs = _producers(target, options, item_set, pool) + _consumers(target, options, readers, pool)
+    with target.show_progress("put and read", 2 * options.items) as bar:
+        result = pool.run(jobs, bar, options.items)
     middle = options.clients
     return [
-        rate("put", options.items, shift.seconds(end=middle), several(middle, "producer")),
-        _read_line(shift.tallies[middle:], shift.seconds(first=middle)),
+        rate("put", options.items, result.seconds(end=middle), several(middle, "producer")),
+        _read_line(result.tallies[middle:], result.seconds(first=middle)),
     ]
 
 
 def _flood_in_turn(
-    target: Target, options: Options, recipe: Recipe, readers: Sequence[Receipts]
+    target: Target, options: Options, item_set: ItemSet, readers: Sequence[Receipts]
 ) -> list[str]:
-    crew = target.crew()
-    with target.watch("put", options.items) as bar:
-        put = crew.run(_producers(target, options, recipe, crew), bar)
-    crew = target.crew()
-    with target.watch("read", options.items) as bar:
-        read = crew.run(_consumers(target, options, readers, crew), bar, options.items)
+    pool = target.pool()
+    with target.show_progress("put", options.items) as bar:
+        put = pool.run(_producers(target, options, item_set, pool), bar)
+    pool = target.pool()
+    with target.show_progress("read", options.items) as bar:
+        read = pool.run(_consumers(target, options, readers, pool), bar, options.items)
     return [
         rate("put", options.items, put.seconds(), several(options.clients, "producer")),
         _read_line(read.tallies, read.seconds()),
     ]
 
 
-def _producers(target: Target, options: Options, recipe: Recipe, crew: Crew) -> list[Job]:
+def _producers(target: Target, options: Options, item_set: ItemSet, pool: WorkerPool) -> list[Job]:
     return [
-        producer(target.queue, recipe, number, crew, options.rollup)
+        producer(target.queue, item_set, number, pool, options.rollup)
         for number in range(options.clients)
     ]
 
 
 def _consumers(
-    target: Target, options: Options, readers: Sequence[Receipts], crew: Crew
+    target: Target, options: Options, readers: Sequence[Receipts], pool: WorkerPool
 ) -> list[Job]:
     wait = WAIT_SECONDS if options.blocking else 0.0
-    return [consumer(target.queue, receipts, crew, wait) for receipts in readers]
+    return [consumer(target.queue, receipts, pool, wait) for receipts in readers]
 
 
-def _read_line(tallies: Sequence[Tally], seconds: float) -> str:
+def _read_line(tallies: Sequence[WorkerTally], seconds: float) -> str:
     count, empty = (sum(getattr(t, name) for t in tallies) for name in ("received", "empty"))
     line = rate("read", count, seconds, several(len(tallies), "consumer"))
     return f"{line}; {several(empty, 'read')} found nothing"

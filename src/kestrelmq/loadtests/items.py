@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-LEAST_BYTES: Final = 40
+MIN_ITEM_BYTES: Final = 40
 """The smallest size of an item, so that its run, producer and number fit."""
 
 _FILLER: Final = b"0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-class Recipe:
+class ItemSet:
     """Makes and identifies the items of one run.
 
     Args:
         run: a word that distinguishes the items of this run from all others.
         items: number of items in all; the producers share them evenly.
         producers: number of producers.
-        size: bytes of each item, at least `LEAST_BYTES`.
+        size: bytes of each item, at least `MIN_ITEM_BYTES`.
     """
 
     def __init__(self, run: str, items: int, producers: int, size: int) -> None:
@@ -82,19 +82,19 @@ class Receipts:
         disordered: number of items that came after a later item of the same producer.
     """
 
-    def __init__(self, recipe: Recipe, *, ordered: bool = True) -> None:
+    def __init__(self, item_set: ItemSet, *, ordered: bool = True) -> None:
         self.ordered = ordered
         self.received = array("q")
         self.given_back = array("q")
         self.foreign = 0
         self.disordered = 0
-        self._recipe = recipe
-        self._latest = [-1] * recipe.producers
+        self._item_set = item_set
+        self._latest = [-1] * item_set.producers
 
     def take(self, items: Iterable[bytes]) -> None:
         """Record items that were received and confirmed."""
         for data in items:
-            known = self._recipe.identify(data)
+            known = self._item_set.identify(data)
             if known is None:
                 self.foreign += 1
                 continue
@@ -102,15 +102,15 @@ class Receipts:
             if self.ordered:
                 self.disordered += number < self._latest[producer]
                 self._latest[producer] = max(number, self._latest[producer])
-            self.received.append(self._recipe.position(producer, number))
+            self.received.append(self._item_set.position(producer, number))
 
     def leak(self, data: bytes) -> None:
         """Record an item that was received but not confirmed, so that it must arrive again."""
-        known = self._recipe.identify(data)
+        known = self._item_set.identify(data)
         if known is None:
             self.foreign += 1
             return
-        position = self._recipe.position(*known)
+        position = self._item_set.position(*known)
         self.received.append(position)
         self.given_back.append(position)
 
@@ -170,16 +170,16 @@ class Verdict:
         return f"failed: of {self.expected:,} items {found}"
 
 
-def judge(recipe: Recipe, readers: Sequence[Receipts]) -> Verdict:
+def judge(item_set: ItemSet, readers: Sequence[Receipts]) -> Verdict:
     """Return the verdict on one queue from the receipts of all its readers."""
-    balance = array("q", bytes(8 * recipe.items))
+    balance = array("q", bytes(8 * item_set.items))
     for reader in readers:
         for position in reader.received:
             balance[position] += 1
         for position in reader.given_back:
             balance[position] -= 1
     return Verdict(
-        expected=recipe.items,
+        expected=item_set.items,
         lost=sum(count < 1 for count in balance),
         repeated=sum(count - 1 for count in balance if count > 1),
         foreign=sum(reader.foreign for reader in readers),

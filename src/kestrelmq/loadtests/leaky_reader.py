@@ -17,9 +17,9 @@ from kestrelmq.loadtests.common import (
     remainder,
     several,
 )
-from kestrelmq.loadtests.crew import WAIT_SECONDS, Crew, Job, Tally
-from kestrelmq.loadtests.items import Receipts, Recipe, judge
-from kestrelmq.loadtests.links import Link
+from kestrelmq.loadtests.connections import LoadConnection
+from kestrelmq.loadtests.items import ItemSet, Receipts, judge
+from kestrelmq.loadtests.workers import WAIT_SECONDS, Job, WorkerPool, WorkerTally
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,16 @@ def run(target: Target, options: Options) -> Outcome:
     Raises:
         LoadTestError: it could not be carried out.
     """
-    recipe = Recipe(target.run, options.items, 1, options.size)
+    item_set = ItemSet(target.run, options.items, 1, options.size)
     prepare(target, [target.queue])
-    crew = target.crew()
-    with target.watch("put", options.items) as bar:
-        put = crew.run([producer(target.queue, recipe, 0, crew, READ_BACK_ITEMS)], bar)
-    crew = target.crew()
-    readers = [Receipts(recipe, ordered=False) for _ in range(options.clients)]
-    jobs = [_leaky_reader(target.queue, receipts, crew, options.leak) for receipts in readers]
-    with target.watch("read", options.items) as bar:
-        read = crew.run(jobs, bar, options.items)
+    pool = target.pool()
+    with target.show_progress("put", options.items) as bar:
+        put = pool.run([producer(target.queue, item_set, 0, pool, READ_BACK_ITEMS)], bar)
+    pool = target.pool()
+    readers = [Receipts(item_set, ordered=False) for _ in range(options.clients)]
+    jobs = [_leaky_reader(target.queue, receipts, pool, options.leak) for receipts in readers]
+    with target.show_progress("read", options.items) as bar:
+        read = pool.run(jobs, bar, options.items)
     count = sum(tally.received for tally in read.tallies)
     leaks = sum(len(receipts.given_back) for receipts in readers)
     by = f"{several(options.clients, 'reader')}; {several(leaks, 'read')} leaked"
@@ -62,22 +62,22 @@ def run(target: Target, options: Options) -> Outcome:
         rate("put", options.items, put.seconds()),
         rate("read", count, read.seconds(), by),
     ]
-    return Outcome(lines, judge(recipe, [*readers, remainder(target, target.queue, recipe)]))
+    return Outcome(lines, judge(item_set, [*readers, remainder(target, target.queue, item_set)]))
 
 
-def _leaky_reader(queue: str, receipts: Receipts, crew: Crew, leak: int) -> Job:
-    def read(link: Link, tally: Tally) -> None:
+def _leaky_reader(queue: str, receipts: Receipts, pool: WorkerPool, leak: int) -> Job:
+    def read(connection: LoadConnection, tally: WorkerTally) -> None:
         reads = 0
-        while not crew.over.is_set():
-            item = link.open_read(queue, WAIT_SECONDS)
+        while not pool.readers_done.is_set():
+            item = connection.open_read(queue, WAIT_SECONDS)
             if item is None:
                 tally.empty += 1
                 continue
             reads += 1
             if reads % leak == 0:
-                (link.abort if reads % (2 * leak) else link.abandon)(queue)
+                (connection.abort if reads % (2 * leak) else connection.abandon)(queue)
                 receipts.leak(item)
-            elif link.confirm(queue):
+            elif connection.confirm(queue):
                 receipts.take([item])
                 tally.note_read([item])
             else:

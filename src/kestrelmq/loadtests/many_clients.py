@@ -12,7 +12,7 @@ from kestrelmq.loadtests.common import (
     remainder,
     several,
 )
-from kestrelmq.loadtests.items import Receipts, Recipe, judge
+from kestrelmq.loadtests.items import ItemSet, Receipts, judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,18 @@ def run(target: Target, options: Options) -> Outcome:
     Raises:
         LoadTestError: it could not be carried out.
     """
-    recipe = Recipe(target.run, options.items, 1, options.size)
+    item_set = ItemSet(target.run, options.items, 1, options.size)
     prepare(target, [target.queue])
-    crew = target.crew(options.pause)
-    readers = [Receipts(recipe) for _ in range(options.clients)]
-    jobs = [producer(target.queue, recipe, 0, crew, pause=options.pause)]
-    jobs += [consumer(target.queue, receipts, crew) for receipts in readers]
-    with target.watch("put and read", 2 * options.items) as bar:
-        shift = crew.run(jobs, bar, options.items)
+    pool = target.pool(options.pause)
+    readers = [Receipts(item_set) for _ in range(options.clients)]
+    jobs = [producer(target.queue, item_set, 0, pool, pause=options.pause)]
+    jobs += [consumer(target.queue, receipts, pool) for receipts in readers]
+    with target.show_progress("put and read", 2 * options.items) as bar:
+        result = pool.run(jobs, bar, options.items)
     shares = [len(receipts.received) for receipts in readers]
     lines = [
-        rate("put", options.items, shift.seconds(end=1)),
-        rate("read", sum(shares), shift.seconds(first=1), several(options.clients, "client")),
+        rate("put", options.items, result.seconds(end=1)),
+        rate("read", sum(shares), result.seconds(first=1), several(options.clients, "client")),
         f"each client received {min(shares):,} to {max(shares):,} items",
     ]
-    return Outcome(lines, judge(recipe, [*readers, remainder(target, target.queue, recipe)]))
+    return Outcome(lines, judge(item_set, [*readers, remainder(target, target.queue, item_set)]))

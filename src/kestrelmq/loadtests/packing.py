@@ -17,9 +17,9 @@ from kestrelmq.loadtests.common import (
     read_back,
     remainder,
 )
-from kestrelmq.loadtests.crew import Bar, links
-from kestrelmq.loadtests.items import Receipts, Recipe, judge
-from kestrelmq.loadtests.links import Link
+from kestrelmq.loadtests.connections import LoadConnection
+from kestrelmq.loadtests.items import ItemSet, Receipts, judge
+from kestrelmq.loadtests.workers import ProgressBar, open_connections
 
 STEPS: Final = 5
 """Number of ranges of the backlog for which the speed is reported."""
@@ -70,16 +70,18 @@ class _Speed:
 
 
 class _Cycles:
-    """Runs the cycles over one link and measures them."""
+    """Runs the cycles over one connection and measures them."""
 
-    def __init__(self, target: Target, options: Options, link: Link, bar: Bar) -> None:
-        self.recipe = Recipe(target.run, options.total, 1, options.size)
-        self.receipts = Receipts(self.recipe)
+    def __init__(
+        self, target: Target, options: Options, connection: LoadConnection, bar: ProgressBar
+    ) -> None:
+        self.item_set = ItemSet(target.run, options.total, 1, options.size)
+        self.receipts = Receipts(self.item_set)
         self.put_speed = _Speed()
         self.read_speed = _Speed()
         self._options = options
         self._queue = target.queue
-        self._link = link
+        self._connection = connection
         self._bar = bar
         self._put_items = 0
         self._edges = [options.items * step // STEPS for step in range(STEPS + 1)]
@@ -115,12 +117,12 @@ class _Cycles:
         stop = self._put_items + count
         while (start := self._put_items) < stop:
             self._put_items = min(start + self._options.rollup, stop)
-            items = [self.recipe.item(0, number) for number in range(start, self._put_items)]
-            self._link.put(self._queue, items)
+            items = [self.item_set.item(0, number) for number in range(start, self._put_items)]
+            self._connection.put(self._queue, items)
             self._show()
 
     def _read(self, count: int) -> None:
-        read_back(self._link, self._queue, self.receipts, count, self._show)
+        read_back(self._connection, self._queue, self.receipts, count, self._show)
 
     def _show(self, note: str = "") -> None:
         self._bar.update(self._put_items + len(self.receipts.received), note)
@@ -134,10 +136,10 @@ def run(target: Target, options: Options) -> Outcome:
     """
     prepare(target, [target.queue])
     with (
-        links(target.connect, 1) as (link,),
-        target.watch("put and read", 2 * options.total) as bar,
+        open_connections(target.connect, 1) as (connection,),
+        target.show_progress("put and read", 2 * options.total) as bar,
     ):
-        cycles = _Cycles(target, options, link, bar)
+        cycles = _Cycles(target, options, connection, bar)
         cycles.run()
-    rest = remainder(target, target.queue, cycles.recipe)
-    return Outcome(cycles.lines(), judge(cycles.recipe, [cycles.receipts, rest]))
+    rest = remainder(target, target.queue, cycles.item_set)
+    return Outcome(cycles.lines(), judge(cycles.item_set, [cycles.receipts, rest]))

@@ -13,8 +13,8 @@ from kestrelmq.loadtests.common import (
     remainder,
     several,
 )
-from kestrelmq.loadtests.crew import links
-from kestrelmq.loadtests.items import Receipts, Recipe, Verdict, judge
+from kestrelmq.loadtests.items import ItemSet, Receipts, Verdict, judge
+from kestrelmq.loadtests.workers import open_connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,14 @@ def run(target: Target, options: Options) -> Outcome:
     Raises:
         LoadTestError: it could not be carried out.
     """
-    recipe = Recipe(target.run, options.items, options.clients, options.size)
+    item_set = ItemSet(target.run, options.items, options.clients, options.size)
     fanouts = [f"{target.queue}+fanout_{number}" for number in range(options.fanouts)]
     prepare(target, [target.queue, *fanouts])
     try:
-        lines = [_put(target, options, recipe)]
+        lines = [_put(target, options, item_set)]
         verdict = Verdict(0)
         for queue in (target.queue, *fanouts):
-            line, found = _read_back(target, queue, recipe)
+            line, found = _read_back(target, queue, item_set)
             lines.append(line)
             verdict += found
     finally:
@@ -57,34 +57,36 @@ def run(target: Target, options: Options) -> Outcome:
     return Outcome(lines, verdict)
 
 
-def _put(target: Target, options: Options, recipe: Recipe) -> str:
-    crew = target.crew()
+def _put(target: Target, options: Options, item_set: ItemSet) -> str:
+    pool = target.pool()
     jobs = [
-        producer(target.queue, recipe, number, crew, options.rollup)
+        producer(target.queue, item_set, number, pool, options.rollup)
         for number in range(options.clients)
     ]
-    with target.watch("put", options.items) as bar:
-        shift = crew.run(jobs, bar)
-    return rate("put", options.items, shift.seconds(), several(options.clients, "client"))
+    with target.show_progress("put", options.items) as bar:
+        result = pool.run(jobs, bar)
+    return rate("put", options.items, result.seconds(), several(options.clients, "client"))
 
 
-def _read_back(target: Target, queue: str, recipe: Recipe) -> tuple[str, Verdict]:
-    receipts = Receipts(recipe)
+def _read_back(target: Target, queue: str, item_set: ItemSet) -> tuple[str, Verdict]:
+    receipts = Receipts(item_set)
     with (
-        target.watch(f"read {queue}", recipe.items) as bar,
-        links(target.connect, 1) as (link,),
+        target.show_progress(f"read {queue}", item_set.items) as bar,
+        open_connections(target.connect, 1) as (connection,),
     ):
         begun = time.perf_counter()
-        read_back(link, queue, receipts, recipe.items, lambda: bar.update(len(receipts.received)))
+        read_back(
+            connection, queue, receipts, item_set.items, lambda: bar.update(len(receipts.received))
+        )
         seconds = time.perf_counter() - begun
     line = rate(f"{queue}: read", len(receipts.received), seconds)
-    return line, judge(recipe, [receipts, remainder(target, queue, recipe)])
+    return line, judge(item_set, [receipts, remainder(target, queue, item_set)])
 
 
 def _drop(target: Target, fanouts: list[str]) -> None:
     """Delete the fanout children, which would otherwise keep receiving the items of the queue."""
     if not fanouts:
         return
-    with links(target.connect, 1) as (link,):
+    with open_connections(target.connect, 1) as (connection,):
         for queue in fanouts:
-            link.delete(queue)
+            connection.delete(queue)

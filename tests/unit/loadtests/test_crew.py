@@ -1,21 +1,21 @@
 """Many workers at once: who tells them to end, and who hears of errors."""
 
-# ruff: noqa: ARG002 # a link for these tests does little with what it is asked
+# ruff: noqa: ARG002 # a connection for these tests does little with what it is asked
 
 from collections.abc import Sequence
 
 import pytest
 
 from kestrelmq.loadtests.common import consumer, producer
-from kestrelmq.loadtests.crew import Crew, Tally
-from kestrelmq.loadtests.items import Receipts, Recipe, Verdict, judge
-from kestrelmq.loadtests.links import Link, LoadTestError
+from kestrelmq.loadtests.connections import LoadConnection, LoadTestError
+from kestrelmq.loadtests.items import ItemSet, Receipts, Verdict, judge
+from kestrelmq.loadtests.workers import WorkerPool, WorkerTally
 
-RECIPE = Recipe("abcd1234", items=20, producers=1, size=64)
+ITEM_SET = ItemSet("abcd1234", items=20, producers=1, size=64)
 
 
 class Endless:
-    """A link to a queue in memory, which gives `items` and then nothing."""
+    """A connection to a queue in memory, which gives `items` and then nothing."""
 
     def __init__(self, items: Sequence[bytes] = ()) -> None:
         self.items = list(items)
@@ -66,52 +66,52 @@ class Shown:
 
 
 def test_readers_end_when_the_goal_is_reached() -> None:
-    """Their links are closed, and the bar is at its end."""
-    link, bar = Endless(), Shown()
-    crew = Crew(lambda: link, patience=30)
-    receipts = Receipts(RECIPE)
-    jobs = [producer("q", RECIPE, 0, crew, 3), consumer("q", receipts, crew)]
-    shift = crew.run(jobs, bar, goal=20)
-    assert [(tally.put, tally.received) for tally in shift.tallies] == [(20, 0), (0, 20)]
-    assert judge(RECIPE, [receipts]) == Verdict(20)
-    assert (bar.last, link.closed) == (40, True)
-    assert shift.seconds() >= shift.seconds(end=1) > 0
+    """Their connections are closed, and the bar is at its end."""
+    connection, bar = Endless(), Shown()
+    pool = WorkerPool(lambda: connection, patience=30)
+    receipts = Receipts(ITEM_SET)
+    jobs = [producer("q", ITEM_SET, 0, pool, 3), consumer("q", receipts, pool)]
+    result = pool.run(jobs, bar, goal=20)
+    assert [(tally.put, tally.received) for tally in result.tallies] == [(20, 0), (0, 20)]
+    assert judge(ITEM_SET, [receipts]) == Verdict(20)
+    assert (bar.last, connection.closed) == (40, True)
+    assert result.seconds() >= result.seconds(end=1) > 0
 
 
 def test_an_error_of_one_job_ends_all_and_reaches_the_caller() -> None:
     """Readers that wait for a goal nobody can reach any more, and producers that pause."""
 
-    def fail(link: Link, tally: Tally) -> None:
+    def fail(connection: LoadConnection, tally: WorkerTally) -> None:
         raise LoadTestError("broken")
 
-    link = Endless()
-    crew = Crew(lambda: link, patience=30)
+    connection = Endless()
+    pool = WorkerPool(lambda: connection, patience=30)
     jobs = [
-        producer("q", RECIPE, 0, crew, pause=60),
-        consumer("q", Receipts(RECIPE), crew),
+        producer("q", ITEM_SET, 0, pool, pause=60),
+        consumer("q", Receipts(ITEM_SET), pool),
         fail,
     ]
     with pytest.raises(LoadTestError, match="broken"):
-        crew.run(jobs, Shown(), goal=20)
-    assert link.closed
+        pool.run(jobs, Shown(), goal=20)
+    assert connection.closed
 
 
 def test_readers_give_up_when_nothing_comes_for_long() -> None:
     """What they have not got is lost, and the verdict says so."""
-    items = [item for batch in RECIPE.batches(0, 20) for item in batch]
-    link = Endless(items[1:])
-    crew = Crew(lambda: link, patience=0.1)
-    receipts = Receipts(RECIPE)
-    crew.run([consumer("q", receipts, crew)], Shown(), goal=20)
-    assert judge(RECIPE, [receipts]) == Verdict(20, lost=1)
+    items = [item for batch in ITEM_SET.batches(0, 20) for item in batch]
+    connection = Endless(items[1:])
+    pool = WorkerPool(lambda: connection, patience=0.1)
+    receipts = Receipts(ITEM_SET)
+    pool.run([consumer("q", receipts, pool)], Shown(), goal=20)
+    assert judge(ITEM_SET, [receipts]) == Verdict(20, lost=1)
 
 
 def test_a_producer_that_cannot_go_on_is_an_error_and_no_loss() -> None:
     """What was never put cannot be lost."""
-    crew = Crew(Endless, patience=0.1)
-    jobs = [producer("q", RECIPE, 0, crew, pause=60), consumer("q", Receipts(RECIPE), crew)]
+    pool = WorkerPool(Endless, patience=0.1)
+    jobs = [producer("q", ITEM_SET, 0, pool, pause=60), consumer("q", Receipts(ITEM_SET), pool)]
     with pytest.raises(LoadTestError, match=r"nothing moved for 0.1 seconds"):
-        crew.run(jobs, Shown(), goal=20)
+        pool.run(jobs, Shown(), goal=20)
 
 
 def test_a_connection_that_cannot_be_made_is_an_error() -> None:
@@ -124,7 +124,7 @@ def test_a_connection_that_cannot_be_made_is_an_error() -> None:
         made.append(Endless())
         return made[-1]
 
-    crew = Crew(connect, patience=30)
+    pool = WorkerPool(connect, patience=30)
     with pytest.raises(LoadTestError, match="refused"):
-        crew.run([consumer("q", Receipts(RECIPE), crew)] * 3, Shown())
-    assert [link.closed for link in made] == [True, True]
+        pool.run([consumer("q", Receipts(ITEM_SET), pool)] * 3, Shown())
+    assert [connection.closed for connection in made] == [True, True]

@@ -2,44 +2,46 @@
 
 import pytest
 
-from kestrelmq.loadtests.items import LEAST_BYTES, Receipts, Recipe, Verdict, judge
+from kestrelmq.loadtests.items import MIN_ITEM_BYTES, ItemSet, Receipts, Verdict, judge
 
-RECIPE = Recipe("abcd1234", items=10, producers=3, size=64)
+ITEM_SET = ItemSet("abcd1234", items=10, producers=3, size=64)
 
 
 def everything() -> list[bytes]:
     """Return every item, producer after producer."""
-    return [item for who in range(3) for batch in RECIPE.batches(who, 4) for item in batch]
+    return [item for who in range(3) for batch in ITEM_SET.batches(who, 4) for item in batch]
 
 
 def verdict(items: list[bytes], *, ordered: bool = True) -> Verdict:
     """Return the verdict on one reader that received these."""
-    receipts = Receipts(RECIPE, ordered=ordered)
+    receipts = Receipts(ITEM_SET, ordered=ordered)
     receipts.take(items)
-    return judge(RECIPE, [receipts])
+    return judge(ITEM_SET, [receipts])
 
 
 def test_producers_share_the_items_and_no_two_are_alike() -> None:
     """The first ones put one more when it doesn't come out even; all have the size asked for."""
-    assert [RECIPE.count(who) for who in range(3)] == [4, 3, 3]
+    assert [ITEM_SET.count(who) for who in range(3)] == [4, 3, 3]
     items = everything()
     assert len(set(items)) == 10
     assert {len(item) for item in items} == {64}
-    assert [RECIPE.position(*(RECIPE.identify(item) or (9, 9))) for item in items] == [*range(10)]
+    assert [ITEM_SET.position(*(ITEM_SET.identify(item) or (9, 9))) for item in items] == [
+        *range(10)
+    ]
 
 
 def test_more_producers_than_items_leave_some_without_work() -> None:
     """They put nothing, and that is no error."""
-    recipe = Recipe("abcd1234", items=2, producers=5, size=64)
-    assert [len(list(recipe.batches(who, 3))) for who in range(5)] == [1, 1, 0, 0, 0]
+    item_set = ItemSet("abcd1234", items=2, producers=5, size=64)
+    assert [len(list(item_set.batches(who, 3))) for who in range(5)] == [1, 1, 0, 0, 0]
 
 
 def test_the_smallest_item_holds_what_it_must_name() -> None:
     """Even the last of very many."""
-    recipe = Recipe("abcd1234", items=10**12, producers=10**6, size=LEAST_BYTES)
-    item = recipe.item(10**6 - 1, 10**6 - 1)
-    assert len(item) == LEAST_BYTES
-    assert recipe.identify(item) == (10**6 - 1, 10**6 - 1)
+    item_set = ItemSet("abcd1234", items=10**12, producers=10**6, size=MIN_ITEM_BYTES)
+    item = item_set.item(10**6 - 1, 10**6 - 1)
+    assert len(item) == MIN_ITEM_BYTES
+    assert item_set.identify(item) == (10**6 - 1, 10**6 - 1)
 
 
 @pytest.mark.parametrize(
@@ -47,18 +49,18 @@ def test_the_smallest_item_holds_what_it_must_name() -> None:
     [
         b"",
         b"hello",
-        Recipe("other", 10, 3, 64).item(0, 0),
-        RECIPE.item(0, 0)[:-1],
-        RECIPE.item(0, 0) + b"x",
-        RECIPE.item(0, 0)[:-1] + b"!",
-        RECIPE.item(2, 3),
-        RECIPE.item(3, 0),
-        RECIPE.item(0, 0).replace(b" 0 ", b" 00 ", 1),
+        ItemSet("other", 10, 3, 64).item(0, 0),
+        ITEM_SET.item(0, 0)[:-1],
+        ITEM_SET.item(0, 0) + b"x",
+        ITEM_SET.item(0, 0)[:-1] + b"!",
+        ITEM_SET.item(2, 3),
+        ITEM_SET.item(3, 0),
+        ITEM_SET.item(0, 0).replace(b" 0 ", b" 00 ", 1),
     ],
 )
 def test_an_item_that_is_not_exactly_one_of_the_run_is_foreign(data: bytes) -> None:
     """Other runs' items, cut ones, changed ones, and numbers nobody puts."""
-    assert RECIPE.identify(data) is None
+    assert ITEM_SET.identify(data) is None
     assert verdict([*everything(), data]) == Verdict(10, foreign=1)
 
 
@@ -83,28 +85,28 @@ def test_losses_repetitions_and_disorder_are_counted() -> None:
 def test_an_item_may_come_again_as_often_as_it_was_given_back() -> None:
     """And it must: what was only ever given back is lost."""
     items = everything()
-    receipts = Receipts(RECIPE, ordered=False)
+    receipts = Receipts(ITEM_SET, ordered=False)
     receipts.leak(items[0])
     receipts.leak(items[0])
     receipts.take(items[1:])
-    assert judge(RECIPE, [receipts]).lost == 1
+    assert judge(ITEM_SET, [receipts]).lost == 1
     receipts.take(items[:1])
-    found = judge(RECIPE, [receipts])
+    found = judge(ITEM_SET, [receipts])
     assert found == Verdict(10, given_back=2, ordered=False)
     assert str(found) == "verified: all 10 items arrived, once; 2 were given back and came again"
     receipts.take(items[:1])
-    assert judge(RECIPE, [receipts]).repeated == 1
+    assert judge(ITEM_SET, [receipts]).repeated == 1
 
 
 def test_readers_are_judged_together() -> None:
     """An item that two of them received is one too many; order holds for each reader alone."""
     items = everything()
-    first, second = Receipts(RECIPE), Receipts(RECIPE)
+    first, second = Receipts(ITEM_SET), Receipts(ITEM_SET)
     first.take(items[1:])
     second.take(items[:1])
-    assert judge(RECIPE, [first, second]) == Verdict(10)
+    assert judge(ITEM_SET, [first, second]) == Verdict(10)
     second.take(items[1:2])
-    assert judge(RECIPE, [first, second]) == Verdict(10, repeated=1)
+    assert judge(ITEM_SET, [first, second]) == Verdict(10, repeated=1)
 
 
 def test_verdicts_of_several_queues_add_up() -> None:

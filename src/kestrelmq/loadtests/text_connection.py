@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from kestrelmq.client.address import Address
-from kestrelmq.loadtests.links import REPLY_SECONDS, LoadTestError, connected_socket
+from kestrelmq.loadtests.connections import REPLY_SECONDS, LoadTestError, connected_socket
 
 _NOT_OPEN: Final = b"-Not that many transactions open."
 
 
-class TextLink:
-    """A `Link` that speaks the text protocol."""
+class TextConnection:
+    """A `LoadConnection` that speaks the text protocol."""
 
     def __init__(self, address: Address) -> None:
         self._address = address

@@ -6,15 +6,15 @@ from typing import Final
 
 from kestrelmq.client.address import Address
 from kestrelmq.errors import ProtocolError
-from kestrelmq.loadtests.links import REPLY_SECONDS, LoadTestError, connected_socket
+from kestrelmq.loadtests.connections import REPLY_SECONDS, LoadTestError, connected_socket
 from kestrelmq.protocol import memcache_client as wire
 
 _CHUNK: Final = 256 * 1024
 _STORED: Final = wire.Line("STORED")
 
 
-class MemcacheLink:
-    """A `Link` that speaks the memcache protocol."""
+class MemcacheConnection:
+    """A `LoadConnection` that speaks the memcache protocol."""
 
     def __init__(self, address: Address) -> None:
         self._address = address

@@ -1,6 +1,6 @@
 """The interface of a load test's connections, the same for all protocols.
 
-A link belongs to one thread. It has at most one open read of a queue. All failures raise
+A connection belongs to one thread. It has at most one open read of a queue. All failures raise
 `LoadTestError`, except the answers that a method returns.
 """
 
@@ -40,7 +40,7 @@ _PORTS: Final = {
 }
 
 
-class Link(Protocol):
+class LoadConnection(Protocol):
     """One connection to a server."""
 
     def put(self, queue: str, items: Sequence[bytes]) -> None:
@@ -59,7 +59,7 @@ class Link(Protocol):
         """Give the item of the open read back in the protocol's way."""
 
     def abandon(self, queue: str) -> None:
-        """Leave the read open, as a reader that died would; the link can still be used after."""
+        """Leave the read open, as a reader that died would; the object can still be used after."""
 
     def flush(self, queue: str) -> None:
         """Drop all waiting items of the queue."""
@@ -71,7 +71,7 @@ class Link(Protocol):
         """Close the connection."""
 
 
-Connect = Callable[[], Link]
+Connect = Callable[[], LoadConnection]
 
 
 def connected_socket(address: Address) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Many workers at once, each a thread with its own link; the first error stops all of them."""
+"""Run jobs concurrently, each in a thread with its own connection; the first error stops all."""
 
 import threading
 import time
@@ -7,15 +7,15 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from kestrelmq.loadtests.links import Connect, Link
+from kestrelmq.loadtests.connections import Connect, LoadConnection
 
 WAIT_SECONDS: Final = 1.0
 """How long a blocking read waits before it checks whether the test is over."""
 
-_LOOK_SECONDS: Final = 0.05
+_CHECK_SECONDS: Final = 0.05
 
 
-class Tally:
+class WorkerTally:
     """The counts of one worker. Only that worker changes them.
 
     Attributes:
@@ -45,21 +45,21 @@ class Tally:
             self.empty += 1
 
 
-class Bar(Protocol):
+class ProgressBar(Protocol):
     """Shows the progress of one phase."""
 
     def update(self, done: int, note: str = "") -> None:
         """Show that `done` items have been moved, and `note`, if there is one."""
 
 
-Watch = Callable[[str, int], AbstractContextManager[Bar]]
+ShowProgress = Callable[[str, int], AbstractContextManager[ProgressBar]]
 """Shows the progress of a phase during a `with` block; takes its name and its number of items."""
 
-Job = Callable[[Link, Tally], None]
+Job = Callable[[LoadConnection, WorkerTally], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
+class PoolResult:
     """The counts of jobs that ran concurrently.
 
     Attributes:
@@ -68,31 +68,31 @@ class Shift:
     """
 
     begun: float
-    tallies: Sequence[Tally]
+    tallies: Sequence[WorkerTally]
 
     def seconds(self, first: int = 0, end: int | None = None) -> float:
         """Return the time from the start until the last of jobs `first` to `end` moved an item."""
         return max(tally.last for tally in self.tallies[first:end]) - self.begun
 
 
-class Crew:
+class WorkerPool:
     """Runs jobs concurrently, in a thread each.
 
     Attributes:
-        over: tells readers to end: the goal is reached, or no more items are expected.
+        readers_done: tells readers to end: the goal is reached, or no more items are expected.
         failed: tells all jobs to end: a job failed, or no item was moved for `patience` seconds.
             Missing items are then lost, unless a producer had not finished.
         patience: seconds without progress after which the jobs are told to end.
     """
 
     def __init__(self, connect: Connect, patience: float) -> None:
-        self.over = threading.Event()
+        self.readers_done = threading.Event()
         self.failed = threading.Event()
         self.patience = patience
         self._connect = connect
         self._errors: list[BaseException] = []
 
-    def run(self, jobs: Sequence[Job], bar: Bar, goal: int | None = None) -> "Shift":
+    def run(self, jobs: Sequence[Job], bar: ProgressBar, goal: int | None = None) -> "PoolResult":
         """Run the jobs until all have ended, and return their counts.
 
         With a `goal`, they are told to end when they have received that many items together.
@@ -100,8 +100,8 @@ class Crew:
         Raises:
             LoadTestError: a job raised it, or a connection could not be made.
         """
-        tallies = [Tally() for _ in jobs]
-        with links(self._connect, len(jobs)) as connected:
+        tallies = [WorkerTally() for _ in jobs]
+        with open_connections(self._connect, len(jobs)) as connected:
             threads = [
                 threading.Thread(target=self._work, args=work)
                 for work in zip(jobs, connected, tallies, strict=True)
@@ -112,29 +112,35 @@ class Crew:
                 for thread in threads:
                     thread.start()
                     started.append(thread)
-                self._watch(threads, tallies, bar, goal)
+                self._supervise(threads, tallies, bar, goal)
             finally:
-                self.over.set()
+                self.readers_done.set()
                 for thread in started:
                     thread.join()
         if self._errors:
             raise self._errors[0]
         bar.update(_moved(tallies))
-        return Shift(begun, tallies)
+        return PoolResult(begun, tallies)
 
-    def _work(self, job: Job, link: Link, tally: Tally) -> None:
+    def _work(self, job: Job, connection: LoadConnection, tally: WorkerTally) -> None:
         try:
-            job(link, tally)
-        except BaseException as error:  # noqa: BLE001 # the thread that runs the crew raises it
+            job(connection, tally)
+        except BaseException as error:  # noqa: BLE001 # `run` raises it
             self._errors.append(error)
             self.failed.set()
-            self.over.set()
+            self.readers_done.set()
 
-    def _watch(
-        self, threads: list[threading.Thread], tallies: list[Tally], bar: Bar, goal: int | None
+    def _supervise(
+        self,
+        threads: list[threading.Thread],
+        tallies: list[WorkerTally],
+        bar: ProgressBar,
+        goal: int | None,
     ) -> None:
         moved, since = 0, time.monotonic()
-        while any(thread.is_alive() for thread in threads) and not self.over.wait(_LOOK_SECONDS):
+        while any(thread.is_alive() for thread in threads) and not self.readers_done.wait(
+            _CHECK_SECONDS
+        ):
             now = _moved(tallies)
             if now != moved:
                 moved, since = now, time.monotonic()
@@ -147,16 +153,16 @@ class Crew:
 
 
 @contextmanager
-def links(connect: Connect, count: int) -> Iterator[list[Link]]:
-    """Make `count` links, and close them at the end of the `with` block."""
+def open_connections(connect: Connect, count: int) -> Iterator[list[LoadConnection]]:
+    """Make `count` connections, and close them at the end of the `with` block."""
     with ExitStack() as stack:
         made = []
         for _ in range(count):
-            link = connect()
-            stack.callback(link.close)
-            made.append(link)
+            connection = connect()
+            stack.callback(connection.close)
+            made.append(connection)
         yield made
 
 
-def _moved(tallies: Sequence[Tally]) -> int:
+def _moved(tallies: Sequence[WorkerTally]) -> int:
     return sum(tally.put + tally.received for tally in tallies)

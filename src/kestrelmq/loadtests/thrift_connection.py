@@ -12,7 +12,7 @@ from thriftpy2 import transport as thriftpy2_transport
 from thriftpy2.thrift import TApplicationException, TClient, TException
 
 from kestrelmq.client.address import Address
-from kestrelmq.loadtests.links import REPLY_SECONDS, LoadTestError, connected_socket
+from kestrelmq.loadtests.connections import REPLY_SECONDS, LoadTestError, connected_socket
 from kestrelmq.protocol.thrift import SERVICE
 
 # The library has type hints for only a part of this.
@@ -23,8 +23,8 @@ AUTO_ABORT_SECONDS: Final = 1.0
 """Seconds after which the server aborts an open read."""
 
 
-class ThriftLink:
-    """A `Link` that speaks the thrift protocol."""
+class ThriftConnection:
+    """A `LoadConnection` that speaks the thrift protocol."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
