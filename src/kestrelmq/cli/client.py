@@ -24,7 +24,7 @@ from kestrelmq.cli.servers import (
     connect,
     duration,
 )
-from kestrelmq.cli.terminal import shown
+from kestrelmq.cli.terminal import item_for_output
 from kestrelmq.client import Client
 from kestrelmq.errors import ClientError, KestrelError, ServerRefused
 
@@ -222,7 +222,7 @@ def _delimiter(flag: str | None, *, several: bool) -> bytes:
 
 def _write(item: bytes, after: bytes) -> None:
     # Unbuffered, so that nothing that was reported as unwritten is written at exit.
-    rest = memoryview(shown(item) + after)
+    rest = memoryview(item_for_output(item) + after)
     try:
         while rest:
             rest = rest[os.write(sys.stdout.fileno(), rest) :]

@@ -13,7 +13,7 @@ from kestrelmq.cli.servers import (
     ServersFlag,
     YesFlag,
     ZookeeperFlag,
-    ask,
+    ask_to_confirm,
     check_exists,
     connect,
 )
@@ -44,10 +44,10 @@ def flush(
     with connect(servers, zookeeper, path_prefix) as client:
         if queue is not None:
             check_exists(client, queue)
-            ask(f"Discard the items of queue {queue!r}?", yes=yes)
+            ask_to_confirm(f"Discard the items of queue {queue!r}?", yes=yes)
             client.flush(queue)
         else:
-            ask("Discard the items of every queue?", yes=yes)
+            ask_to_confirm("Discard the items of every queue?", yes=yes)
             client.flush_all()
 
 
@@ -66,7 +66,7 @@ def delete(
     """
     with connect(servers, zookeeper, path_prefix) as client:
         check_exists(client, queue)
-        ask(f"Delete queue {queue!r} and its items?", yes=yes)
+        ask_to_confirm(f"Delete queue {queue!r} and its items?", yes=yes)
         client.delete(queue)
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from typer.core import TyperGroup
 
-from kestrelmq.cli.terminal import shown
+from kestrelmq.cli.terminal import item_for_output
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal import dump as dumping
@@ -27,7 +27,7 @@ from kestrelmq.journal.verify import verify as verify_queue
 from kestrelmq.units import format_size
 
 
-class _Group(TyperGroup):
+class _JournalGroup(TyperGroup):
     """The group of commands; it reports an error of the operating system in one line."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -43,7 +43,7 @@ class _Group(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Group, no_args_is_help=True, help="Look at journals, check, save and move them."
+    cls=_JournalGroup, no_args_is_help=True, help="Look at journals, check, save and move them."
 )
 
 PathsArgument = Annotated[
@@ -54,7 +54,7 @@ QueueFlag = Annotated[
     typer.Option("--queue", metavar="NAME", help="Only this queue; may be repeated."),
 ]
 PathArgument = Annotated[Path, typer.Argument(metavar="PATH", help="The queue path.")]
-_STEP: Final = 1 << 20
+_UPDATE_BYTES: Final = 1 << 20
 
 
 class DialectName(StrEnum):
@@ -117,7 +117,7 @@ def _dump_records(selected: Selected, *, data: bool, raw: bool, as_json: bool) -
         else:
             print(f"{entry.file} {entry.position:08x}  {dumping.describe(entry)}")
             if data and added is not None:
-                print("    " + shown(added).decode(errors="backslashreplace"))
+                print("    " + item_for_output(added).decode(errors="backslashreplace"))
     sys.stdout.flush()
 
 
@@ -161,7 +161,7 @@ def repair(path: PathArgument, *, queue: QueueFlag = None) -> None:
     The complete records of a damaged file are written to a new file of the same name. The old
     content is kept as NAME~~damaged-TIMESTAMP. Every range of bytes that is lost is printed.
     """
-    with _alone(path), _Failures() as failures:
+    with _locked_path(path), _Failures() as failures:
         chosen = whole_queues(_chosen([path], queue, warn=False))
         with _progress("repairing", sum(one.size for one in chosen)) as bar:
             for one in chosen:
@@ -187,7 +187,7 @@ def pack(
     kestrelmq journal pack /var/spool/kestrel
     kestrelmq journal pack --dialect kestrel-2 --queue work /var/spool/kestrel
     """  # noqa: D301 # \b is for the help
-    with _alone(path), _Failures() as failures:
+    with _locked_path(path), _Failures() as failures:
         chosen = whole_queues(_chosen([path], queue, warn=False))
         with _progress("packing", sum(one.size for one in chosen)) as bar:
             for one in chosen:
@@ -221,7 +221,7 @@ def export(
     """  # noqa: D301 # \b is for the help
     chosen = whole_queues(_chosen(paths, queue))
 
-    def everything(bar: "Bar") -> Iterator[exchange.Row]:
+    def everything(bar: "ByteProgress") -> Iterator[exchange.Row]:
         for one in chosen:
             size = one.size
             with steady(one):
@@ -254,7 +254,7 @@ def import_(
     Each queue gets either all of its items or none.
     """
     make_queue_path(path)
-    with _alone(path):
+    with _locked_path(path):
         clock = SystemClock()
         counts = import_rows(DiskDirectory(path), _read(file, clock.now()), clock, append=append)
         for name, number in sorted(counts.items()):
@@ -290,7 +290,7 @@ def _chosen(
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _locked_path(path: Path) -> Iterator[None]:
     """Lock the queue path, so that no server can use it. Raises QueuePathLocked."""
     if not path.is_dir():
         raise JournalError(f"{path} is no queue path")
@@ -351,8 +351,8 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-class Bar:
-    """A progress bar in bytes, updated at most once per `_STEP` bytes."""
+class ByteProgress:
+    """A progress bar in bytes, updated at most once per `_UPDATE_BYTES` bytes."""
 
     def __init__(self, progress: Progress, total: int, title: str) -> None:
         self._progress = progress
@@ -362,13 +362,13 @@ class Bar:
     def __call__(self, done: int) -> None:
         """Advance by `done` bytes."""
         self._waiting += done
-        if self._waiting >= _STEP:
+        if self._waiting >= _UPDATE_BYTES:
             self._progress.advance(self._task, self._waiting)
             self._waiting = 0
 
 
 @contextmanager
-def _progress(title: str, total: int) -> Iterator[Bar]:
+def _progress(title: str, total: int) -> Iterator[ByteProgress]:
     """Show a progress bar if standard error is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
@@ -379,4 +379,4 @@ def _progress(title: str, total: int) -> Iterator[Bar]:
         disable=not console.is_terminal,
         transient=True,
     ) as progress:
-        yield Bar(progress, total, title)
+        yield ByteProgress(progress, total, title)

@@ -12,12 +12,12 @@ import typer
 from kestrelmq.cli.journal import DialectName
 from kestrelmq.cli.servers import (
     DEFAULT_SERVER,
-    VARIABLE,
+    SERVERS_VARIABLE,
     PathPrefixFlag,
     ServersFlag,
     ZookeeperFlag,
 )
-from kestrelmq.cli.spark_runs import reason, spark_session
+from kestrelmq.cli.spark_runs import error_line, spark_session
 from kestrelmq.cli.tables import print_table
 from kestrelmq.errors import KestrelError
 
@@ -269,7 +269,7 @@ def _wait_for(query: "StreamingQuery") -> None:
             signal.signal(number, handler)
     error = query.exception()
     if error is not None:
-        raise KestrelError(reason(error))
+        raise KestrelError(error_line(error))
 
 
 def _cluster(
@@ -283,7 +283,7 @@ def _cluster(
         if servers is not None:
             raise typer.BadParameter("give either --servers or --zookeeper")
         return ServersOptions(None, zookeeper, path_prefix)
-    return ServersOptions(servers or os.environ.get(VARIABLE) or DEFAULT_SERVER)
+    return ServersOptions(servers or os.environ.get(SERVERS_VARIABLE) or DEFAULT_SERVER)
 
 
 def _table(rows: Sequence[Any], columns: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from kestrelmq.server.logs import set_up_logging
 from kestrelmq.server.processes import Process, check_layout, processes_of
 from kestrelmq.server.supervisor import Supervisor
 
-_ORPHAN: Final = 30.0
+_ORPHAN_SECONDS: Final = 30.0
 """Seconds that a server has to shut down cleanly after its supervisor has ended."""
 
 
@@ -54,7 +54,7 @@ def supervise(
         lock.release()
 
 
-def be_supervised(name: str) -> None:
+def follow_supervisor(name: str) -> None:
     """Use `name` in the log, and shut down when standard input ends.
 
     Standard input is a pipe from the supervisor, so its end means that the supervisor has ended.
@@ -71,5 +71,5 @@ def _end_with_input() -> None:
         # An error means the same as the end: the supervisor has ended.
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_ORPHAN)
+    time.sleep(_ORPHAN_SECONDS)
     os._exit(1)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from kestrelmq.admin.service import AdminService
-from kestrelmq.cli.processes import be_supervised, supervise
+from kestrelmq.cli.processes import follow_supervisor, supervise
 from kestrelmq.config import ServerConfig, apply_overrides, load_config, written_default
 from kestrelmq.errors import ConfigError
 from kestrelmq.server.app import Server
@@ -80,7 +80,7 @@ def serve(  # noqa: PLR0913 # one parameter a flag
         return
     check_layout(effective.queue_path, None)
     if supervised is not None:
-        be_supervised(supervised)
+        follow_supervisor(supervised)
     set_up_logging(effective)
     server = Server(
         effective,

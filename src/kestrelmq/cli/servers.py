@@ -14,7 +14,7 @@ from kestrelmq.errors import InvalidRequest, KestrelError
 from kestrelmq.units import parse_duration
 
 DEFAULT_SERVER: Final = f"127.0.0.1:{DEFAULT_PORT}"
-VARIABLE: Final = "KESTRELMQ_SERVERS"
+SERVERS_VARIABLE: Final = "KESTRELMQ_SERVERS"
 _PANEL: Final = "Which servers"
 
 ServersFlag = Annotated[
@@ -22,7 +22,9 @@ ServersFlag = Annotated[
     typer.Option(
         "--servers",
         metavar="HOST:PORT,...",
-        help=f"The servers; otherwise those of the variable {VARIABLE}, or {DEFAULT_SERVER}.",
+        help=(
+            f"The servers; otherwise those of the variable {SERVERS_VARIABLE}, or {DEFAULT_SERVER}."
+        ),
         rich_help_panel=_PANEL,
     ),
 ]
@@ -65,7 +67,7 @@ def membership(servers: str | None, zookeeper: str | None, path_prefix: str | No
 
         return ZooKeeperMembership(zookeeper, path_prefix)
     try:
-        return membership_of(servers or os.environ.get(VARIABLE) or DEFAULT_SERVER)
+        return membership_of(servers or os.environ.get(SERVERS_VARIABLE) or DEFAULT_SERVER)
     except InvalidRequest as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -90,7 +92,7 @@ def check_exists(client: Client, queue: str) -> None:
         raise KestrelError(f"no server has a queue {queue!r}")
 
 
-def ask(question: str, *, yes: bool) -> None:
+def ask_to_confirm(question: str, *, yes: bool) -> None:
     """Ask the user at a terminal to confirm what cannot be undone, unless `yes` is set.
 
     Raises:

@@ -20,7 +20,7 @@ from kestrelmq.errors import KestrelError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_EVERY: Final = 0.5
+_UPDATE_SECONDS: Final = 0.5
 _OWN_ERROR: Final = re.compile(r"kestrelmq\.[\w.]+: (.+)")
 _PYTHON_ERROR: Final = re.compile(r"^(\w*(?:Error|Exception): .+)", re.MULTILINE)
 _QUIET_LOG: Final = """\
@@ -84,7 +84,7 @@ def spark_session(master: str, what: str) -> Iterator["SparkSession"]:
             with local_session(master, settings=settings) as spark, _progress(spark, what):
                 yield spark
         except PySparkException as error:
-            raise KestrelError(reason(error)) from error
+            raise KestrelError(error_line(error)) from error
         except Py4JJavaError as error:
             # An error inside Spark itself, such as a full disk or a name that is too long.
             raise KestrelError(_root_cause(error.java_exception)) from error
@@ -94,7 +94,7 @@ def spark_session(master: str, what: str) -> Iterator["SparkSession"]:
             raise KestrelError(str(error)) from error
 
 
-def reason(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """Return the line of a Spark error that says what is wrong."""
     text = str(error)
     for pattern in (_OWN_ERROR, _PYTHON_ERROR):
@@ -122,19 +122,19 @@ def _progress(spark: "SparkSession", what: str) -> Iterator[None]:
     done = Event()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        follower = Thread(target=_follow, args=(spark, progress, what, done), daemon=True)
-        follower.start()
+        display = Thread(target=_show_stages, args=(spark, progress, what, done), daemon=True)
+        display.start()
         try:
             yield
         finally:
             done.set()
-            follower.join()
+            display.join()
 
 
-def _follow(spark: "SparkSession", progress: Progress, what: str, done: Event) -> None:
+def _show_stages(spark: "SparkSession", progress: Progress, what: str, done: Event) -> None:
     bar = progress.add_task(what, total=None)
     tracker: Any = spark.sparkContext.statusTracker()
-    while not done.wait(_EVERY):
+    while not done.wait(_UPDATE_SECONDS):
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         running = [stage for stage in stages if stage is not None]
         total = sum(stage.numTasks for stage in running)

@@ -30,7 +30,7 @@ COLUMNS: Final = (
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
 
 
-class Sort(StrEnum):
+class SortColumn(StrEnum):
     """What the table of queues is sorted by."""
 
     NAME = "name"
@@ -77,9 +77,9 @@ def stats(
 
 def queues(
     *,
-    sort: Annotated[Sort, typer.Option(help="Names from a to z, numbers from the largest.")] = (
-        Sort.NAME
-    ),
+    sort: Annotated[
+        SortColumn, typer.Option(help="Names from a to z, numbers from the largest.")
+    ] = (SortColumn.NAME),
     by_server: Annotated[
         bool, typer.Option("--by-server", help="A line for each queue of each server.")
     ] = False,
@@ -98,7 +98,7 @@ def queues(
     """  # noqa: D301 # \b is for the help
     with connect(servers, zookeeper, path_prefix) as client:
         found = client.queues()
-    rows = _sorted([row_of([q]) for q in found] if by_server else summed(found), sort)
+    rows = _sorted([queue_row([q]) for q in found] if by_server else rows_by_queue(found), sort)
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -106,15 +106,15 @@ def queues(
     print_table(heads, [[str(row[head]) for head in heads] for row in rows])
 
 
-def summed(found: Iterable[QueueStats]) -> list[dict[str, Any]]:
+def rows_by_queue(found: Iterable[QueueStats]) -> list[dict[str, Any]]:
     """Return one row for each queue name, summed over the servers that have the queue."""
     names: dict[str, list[QueueStats]] = {}
     for queue in found:
         names.setdefault(queue.name, []).append(queue)
-    return [row_of(same) for same in names.values()]
+    return [queue_row(same) for same in names.values()]
 
 
-def row_of(same: Sequence[QueueStats]) -> dict[str, Any]:
+def queue_row(same: Sequence[QueueStats]) -> dict[str, Any]:
     """Return the row of one queue, on one server or on several."""
     row: dict[str, Any] = {"queue": same[0].name, "server": ", ".join(q.server for q in same)}
     return row | {stat: over_servers(stat, same) for stat in COLUMNS}
@@ -134,14 +134,14 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(cells).rstrip())
 
 
-def _sorted(rows: list[dict[str, Any]], sort: Sort) -> list[dict[str, Any]]:
+def _sorted(rows: list[dict[str, Any]], sort: SortColumn) -> list[dict[str, Any]]:
     rows.sort(key=lambda row: (row["queue"], row["server"]))
     match sort:
-        case Sort.NAME:
+        case SortColumn.NAME:
             pass
-        case Sort.ITEMS | Sort.BYTES:
+        case SortColumn.ITEMS | SortColumn.BYTES:
             rows.sort(key=lambda row: -row[sort.value])
-        case Sort.AGE:
+        case SortColumn.AGE:
             rows.sort(key=lambda row: -row["age_msec"])
     return rows
 

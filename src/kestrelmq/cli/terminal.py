@@ -10,7 +10,7 @@ def printable(text: str) -> str:
     return "".join(map(_escaped, text))
 
 
-def shown(item: bytes) -> bytes:
+def item_for_output(item: bytes) -> bytes:
     """Return an item as it is to be written to standard output: unchanged, unless on a terminal.
 
     For a terminal, everything but printable text, line ends and tabs is escaped.

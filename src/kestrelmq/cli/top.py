@@ -28,11 +28,11 @@ from kestrelmq.client.statistics import number, over_servers
 from kestrelmq.errors import ClientError
 
 _WIDE: Final = 200
-_PATIENCE: Final = ClientOptions(connect_timeout=1.0, operation_timeout=3.0)
+_TIMEOUTS: Final = ClientOptions(connect_timeout=1.0, operation_timeout=3.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ServerSample:
     """The statistics of one server at one time; `problem` is set if it could not be asked."""
 
     time: float
@@ -83,8 +83,8 @@ def top(
     could be reached.
     """  # noqa: D301 # \b is for the help
     seconds = duration(interval) or 0.1
-    known = membership(servers, zookeeper, path_prefix)
-    views = _views(known, seconds, lines)
+    watched = membership(servers, zookeeper, path_prefix)
+    views = _views(watched, seconds, lines)
     try:
         if once:
             view, reached = next(views)
@@ -99,11 +99,11 @@ def top(
         return
     finally:
         views.close()
-        known.close()
+        watched.close()
 
 
 def queue_lines(
-    before: Mapping[Address, Sample], after: Mapping[Address, Sample]
+    before: Mapping[Address, ServerSample], after: Mapping[Address, ServerSample]
 ) -> list[QueueLine]:
     """Return the queues of the later samples, the busiest first."""
     names = sorted({name for sample in after.values() for name in sample.queues})
@@ -112,7 +112,7 @@ def queue_lines(
 
 
 def _queue_line(
-    name: str, before: Mapping[Address, Sample], after: Mapping[Address, Sample]
+    name: str, before: Mapping[Address, ServerSample], after: Mapping[Address, ServerSample]
 ) -> QueueLine:
     here = [(a, s.queues[name], s.time) for a, s in after.items() if name in s.queues]
     rate_in = rate_out = 0.0
@@ -120,7 +120,7 @@ def _queue_line(
         earlier = before.get(address)
         if earlier is None or name not in earlier.queues or when <= earlier.time:
             continue
-        added, taken = _moved(earlier.queues[name], queue)
+        added, taken = _added_and_read(earlier.queues[name], queue)
         rate_in += added / (when - earlier.time)
         rate_out += taken / (when - earlier.time)
     stats = [queue for _, queue, _ in here]
@@ -136,7 +136,7 @@ def _queue_line(
     )
 
 
-def _moved(before: QueueStats, after: QueueStats) -> tuple[int, int]:
+def _added_and_read(before: QueueStats, after: QueueStats) -> tuple[int, int]:
     """Return how many items were added and read between two samples.
 
     Both are 0 if the server was restarted in between, because it then counts from 0 again.
@@ -152,16 +152,16 @@ def _moved(before: QueueStats, after: QueueStats) -> tuple[int, int]:
 
 
 def _views(
-    known: Membership, interval: float, lines: int
+    watched: Membership, interval: float, lines: int
 ) -> Generator[tuple[RenderableType, bool], None, None]:
     """Take a sample per interval; yield the view of it, and whether any server was reached."""
     clients: dict[Address, Client] = {}
-    known.start()
-    before = _look(known, clients)
+    watched.start()
+    before = _take_samples(watched, clients)
     try:
         while True:
             time.sleep(interval)
-            after = _look(known, clients)
+            after = _take_samples(watched, clients)
             yield _view(before, after, lines), any(not s.problem for s in after.values())
             before = after
     finally:
@@ -169,26 +169,28 @@ def _views(
             client.close()
 
 
-def _look(known: Membership, clients: dict[Address, Client]) -> dict[Address, Sample]:
+def _take_samples(
+    watched: Membership, clients: dict[Address, Client]
+) -> dict[Address, ServerSample]:
     samples = {}
-    for address in sorted({*known.reads(), *known.writes()}):
+    for address in sorted({*watched.reads(), *watched.writes()}):
         if address not in clients:
-            clients[address] = Client(FixedMembership((address,)), options=_PATIENCE)
-        samples[address] = _sample(clients[address], str(address))
+            clients[address] = Client(FixedMembership((address,)), options=_TIMEOUTS)
+        samples[address] = _take_sample(clients[address], str(address))
     return samples
 
 
-def _sample(client: Client, server: str) -> Sample:
+def _take_sample(client: Client, server: str) -> ServerSample:
     try:
         values = client.stats()[server]
         queues = client.queues()
     except ClientError as error:
-        return Sample(time.monotonic(), {}, {}, str(error))
-    return Sample(time.monotonic(), values, {queue.name: queue for queue in queues})
+        return ServerSample(time.monotonic(), {}, {}, str(error))
+    return ServerSample(time.monotonic(), values, {queue.name: queue for queue in queues})
 
 
 def _view(
-    before: Mapping[Address, Sample], after: Mapping[Address, Sample], most: int
+    before: Mapping[Address, ServerSample], after: Mapping[Address, ServerSample], most: int
 ) -> RenderableType:
     servers = _table("server", "up", "connections", "items", "bytes", "set/s", "get/s")
     for address, sample in after.items():
@@ -234,7 +236,7 @@ def _uptime(seconds: int) -> str:
     return f"{seconds}s"
 
 
-def _rate(before: Sample | None, after: Sample, stat: str) -> float:
+def _rate(before: ServerSample | None, after: ServerSample, stat: str) -> float:
     if before is None or before.problem or after.time <= before.time:
         return 0.0
     return max(0, after.number(stat) - before.number(stat)) / (after.time - before.time)

@@ -5,7 +5,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from kestrelmq.cli.top import Sample, _uptime, _view
+from kestrelmq.cli.top import ServerSample, _uptime, _view
 from kestrelmq.client import QueueStats
 from kestrelmq.client.address import Address
 
@@ -13,15 +13,15 @@ HERE = Address("127.0.0.1", 22133)
 GONE = Address("10.0.0.9", 22133)
 
 
-def sample(time: float, taken: int) -> dict[Address, Sample]:
+def sample(time: float, taken: int) -> dict[Address, ServerSample]:
     """Return a look at two servers, one of which is down, after so many items were taken."""
     values = {"uptime": "7300", "curr_connections": "12", "curr_items": "500", "bytes": "1392"}
     stats = {"items": str(5000 - taken), "bytes": "1392", "total_items": "5000", "waiters": "3"}
     names = ["a_rather_long_queue_name_that_somebody_chose", "b", "c"]
     queues = {name: QueueStats(str(HERE), name, stats) for name in names}
     return {
-        HERE: Sample(time, {**values, "cmd_get": str(taken)}, queues),
-        GONE: Sample(time, {}, {}, f"{GONE}: connection refused"),
+        HERE: ServerSample(time, {**values, "cmd_get": str(taken)}, queues),
+        GONE: ServerSample(time, {}, {}, f"{GONE}: connection refused"),
     }
 
 
