@@ -6,7 +6,7 @@ back every operation since its last commit, and its name is among the failures.
 
 Where the settings ask for it, what was written is then synced, in rounds; see `Syncs`. Nothing here
 knows threads, locks or loops. Who drives it does, in its own way: the server (`server.turns`), the
-library for threads (`library.gate`) and the library for asyncio (`library.aio`).
+library for threads (`library.access`) and the library for asyncio (`library.aio`).
 """
 
 import logging

@@ -24,21 +24,21 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import Waiter, Wanted
 from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
-from kestrelmq.library.gate import UPKEEP_PERIOD
+from kestrelmq.library.access import UPKEEP_PERIOD
 from kestrelmq.library.items import Expiry, Item, expiry_time
 from kestrelmq.library.opening import check_queue, open_queue
 
 # ruff: noqa: ASYNC109 # a time-out of a wait is an answer here, not an error
 
 T = TypeVar("T")
-_Served = asyncio.Future[tuple[bytes | None, int]]
-_Answer = tuple[_Served, bytes | None, int]
+_ServedFuture = asyncio.Future[tuple[bytes | None, int]]
+_Delivery = tuple[_ServedFuture, bytes | None, int]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _PendingSync:
     """What waits for a round of fsyncs.
 
     Attributes:
@@ -47,7 +47,7 @@ class _Held:
     """
 
     on_disk: asyncio.Future[None]
-    served: list[_Answer]
+    served: list[_Delivery]
 
 
 class AsyncPersistentQueue:
@@ -74,13 +74,13 @@ class AsyncPersistentQueue:
         self._commits = Commits()
         self._opened: Queue | None = None
         self._lock: ExitStack | None = None
-        self._served: list[_Answer] = []
+        self._served: list[_Delivery] = []
         self._syncs = self._commits.syncs
         self._sync_worker: Worker = InlineWorker()
-        self._held: dict[int, _Held] = {}
+        self._pending_syncs: dict[int, _PendingSync] = {}
         self._periodic: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._upkeep: asyncio.TimerHandle | None = None
+        self._abort_timer: asyncio.TimerHandle | None = None
+        self._upkeep_timer: asyncio.TimerHandle | None = None
 
     @property
     def name(self) -> str:
@@ -93,15 +93,15 @@ class AsyncPersistentQueue:
         """Load the queue, as `PersistentQueue.setup` does."""
         if self._opened is not None:
             return
-        call = _caller(asyncio.get_running_loop())
+        call = _call_in(asyncio.get_running_loop())
         self._commits.worker = ThreadWorker(call)
         self._sync_worker = ThreadWorker(call, "fsync", in_background=False)
         self._opened, self._lock = open_queue(
             self._name, self._path, self._config, self._clock, self._commits
         )
-        self._watch_time(self._opened)
+        self._schedule_upkeep(self._opened)
         if self._config.sync_journal:
-            self._periodic = asyncio.create_task(self._sync_now_and_then(self._config.sync_journal))
+            self._periodic = asyncio.create_task(self._sync_periodically(self._config.sync_journal))
 
     @property
     def is_closed(self) -> bool:
@@ -113,10 +113,10 @@ class AsyncPersistentQueue:
         queue, self._opened = self._opened, None
         if queue is None:
             return
-        for timer in (self._timer, self._upkeep):
+        for timer in (self._abort_timer, self._upkeep_timer):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._upkeep = None
+        self._abort_timer = self._upkeep_timer = None
         if self._periodic is not None:
             self._periodic.cancel()
         try:
@@ -128,7 +128,7 @@ class AsyncPersistentQueue:
 
     async def _release(self, queue: Queue) -> None:
         queue.close()
-        _settle(self._take_served(), None)
+        _deliver(self._take_served(), None)
         try:
             await asyncio.to_thread(self._sync_worker.close)
             await asyncio.to_thread(self._commits.worker.close)
@@ -239,11 +239,11 @@ class AsyncPersistentQueue:
         if item is not None or (timeout is not None and timeout <= 0):
             return item
         queue = self._queue()
-        served: _Served = asyncio.get_running_loop().create_future()
+        served: _ServedFuture = asyncio.get_running_loop().create_future()
         waiter = Waiter(
             Wanted.PEEK if wanted is Wanted.PEEK else Wanted.OPEN,
             lambda record, xid: self._served.append((served, record, xid)),
-            lambda error: _refuse(served, error),
+            lambda error: _fail(served, error),
         )
         queue.wait(waiter)
         try:
@@ -253,7 +253,7 @@ class AsyncPersistentQueue:
             record, xid = await asyncio.shield(served)
         except asyncio.CancelledError:
             if not queue.waiters.cancel(waiter):
-                served.add_done_callback(lambda _: self._undo(queue, served))
+                served.add_done_callback(lambda _: self._give_back_served(queue, served))
             raise
         if record is None:
             raise QueueUnavailable(f"queue {self._name} was closed")
@@ -264,7 +264,7 @@ class AsyncPersistentQueue:
             xid = 0
         return Item.of(record, xid)
 
-    def _undo(self, queue: Queue, served: _Served) -> None:
+    def _give_back_served(self, queue: Queue, served: _ServedFuture) -> None:
         """Give back the item that a cancelled task was served with, if any."""
         if served.exception() is None:
             self._give_back(queue, served.result()[1])
@@ -306,14 +306,14 @@ class AsyncPersistentQueue:
             if self._syncs.take_unsynced():
                 syncing = self._sync(queue)
             else:
-                _settle(self._take_served(), failure)
+                _deliver(self._take_served(), failure)
         if failure is not None:
             raise failure
-        self._watch_deadlines(queue)
-        self._watch_time(queue)
+        self._schedule_abort(queue)
+        self._schedule_upkeep(queue)
         return result, syncing
 
-    def _take_served(self) -> list[_Answer]:
+    def _take_served(self) -> list[_Delivery]:
         served, self._served = self._served, []
         return served
 
@@ -326,12 +326,12 @@ class AsyncPersistentQueue:
         covering = self._syncs.request({queue})
         assert covering is not None  # noqa: S101 # it covers the queue
         loop = asyncio.get_running_loop()
-        held = self._held.get(covering.number)
-        if held is None:
-            held = self._held[covering.number] = _Held(loop.create_future(), [])
+        pending = self._pending_syncs.get(covering.number)
+        if pending is None:
+            pending = self._pending_syncs[covering.number] = _PendingSync(loop.create_future(), [])
             loop.call_soon(self._begin_round)
-        held.served.extend(self._take_served())
-        return held.on_disk
+        pending.served.extend(self._take_served())
+        return pending.on_disk
 
     def _begin_round(self) -> None:
         begun = self._syncs.begin()
@@ -341,45 +341,45 @@ class AsyncPersistentQueue:
     def _end_round(self, error: BaseException | None) -> None:
         ended = self._syncs.end(error)
         failure = next(iter(ended.failures.values()), None)
-        held = self._held.pop(ended.number, None)
-        if held is not None:
-            _settle(held.served, failure)
-            _tell(held.on_disk, None, failure)
+        pending = self._pending_syncs.pop(ended.number, None)
+        if pending is not None:
+            _deliver(pending.served, failure)
+            _resolve(pending.on_disk, None, failure)
         if failure is not None and self._opened is not None:
-            self._watch_time(self._opened)  # the journal has to be rewritten
+            self._schedule_upkeep(self._opened)  # the journal has to be rewritten
         self._begin_round()
 
-    async def _sync_now_and_then(self, period: float) -> None:
+    async def _sync_periodically(self, period: float) -> None:
         while True:
             await asyncio.sleep(period)
             # Sync everything written since the last time, without checking whether it is due.
             for queue in self._syncs.take_due(math.inf):
                 await asyncio.wait([self._sync(queue)])
 
-    def _watch_deadlines(self, queue: Queue) -> None:
+    def _schedule_abort(self, queue: Queue) -> None:
         """Schedule the next overdue read to be given back in time."""
         due = queue.next_deadline
-        if due is None or (self._timer is not None and not self._timer.cancelled()):
+        if due is None or (self._abort_timer is not None and not self._abort_timer.cancelled()):
             return
         delay = max(0.0, due - self._clock.monotonic())
-        self._timer = asyncio.get_running_loop().call_later(delay, self._abort_overdue, queue)
+        self._abort_timer = asyncio.get_running_loop().call_later(delay, self._abort_overdue, queue)
 
     def _abort_overdue(self, queue: Queue) -> None:
-        self._timer = None
+        self._abort_timer = None
         try:
             self._apply(queue, lambda _: queue.abort_overdue())
         except Exception:
             log.exception("queue %s: overdue reads stay open", self._name)
-            self._watch_deadlines(queue)
+            self._schedule_abort(queue)
 
-    def _watch_time(self, queue: Queue) -> None:
+    def _schedule_upkeep(self, queue: Queue) -> None:
         """Schedule upkeep in about a second, if the queue has anything that depends on time."""
-        if self._upkeep is None and queue.is_timed:
+        if self._upkeep_timer is None and queue.is_timed:
             loop = asyncio.get_running_loop()
-            self._upkeep = loop.call_later(UPKEEP_PERIOD, self._keep_up, queue)
+            self._upkeep_timer = loop.call_later(UPKEEP_PERIOD, self._do_upkeep, queue)
 
-    def _keep_up(self, queue: Queue) -> None:
-        self._upkeep = None
+    def _do_upkeep(self, queue: Queue) -> None:
+        self._upkeep_timer = None
         for work in (Queue.sweep, Queue.tick):
             try:
                 self._apply(queue, work)
@@ -387,10 +387,10 @@ class AsyncPersistentQueue:
                 log.error("queue %s: %s", self._name, error)  # noqa: TRY400
             except Exception:
                 log.exception("queue %s: upkeep failed", self._name)
-        self._watch_time(queue)
+        self._schedule_upkeep(queue)
 
 
-def _caller(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:
+def _call_in(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:
     """Return a function that, from any thread, has `loop` call a given function."""
 
     def call(function: Callable[[], None]) -> None:
@@ -401,18 +401,18 @@ def _caller(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], N
     return call
 
 
-def _refuse(served: _Served, error: KestrelError) -> None:
+def _fail(served: _ServedFuture, error: KestrelError) -> None:
     served.set_exception(error)
     served.exception()  # mark it as retrieved: a cancelled task never does
 
 
-def _settle(served: list[_Answer], failure: JournalError | None) -> None:
+def _deliver(served: list[_Delivery], failure: JournalError | None) -> None:
     """Give waiting tasks the items they were served with, or the failure that undid it."""
     for future, record, xid in served:
-        _tell(future, (record, xid), failure)
+        _resolve(future, (record, xid), failure)
 
 
-def _tell(future: asyncio.Future[T], result: T, failure: JournalError | None) -> None:
+def _resolve(future: asyncio.Future[T], result: T, failure: JournalError | None) -> None:
     if failure is None:
         future.set_result(result)
     else:

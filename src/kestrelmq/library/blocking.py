@@ -23,7 +23,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import Wanted
 from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
-from kestrelmq.library.gate import UPKEEP_PERIOD, Gate, Ticker, Waiting
+from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, Ticker, WaitingThread
 from kestrelmq.library.items import Expiry, Item, expiry_time
 from kestrelmq.library.opening import check_queue, open_queue
 
@@ -42,9 +42,9 @@ class BlockingQueue(ABC):
       (`sync_journal`) that failed, the change is made but may not survive a crash of the machine.
     """
 
-    def __init__(self, name: str, gate: Gate, clock: Clock) -> None:
+    def __init__(self, name: str, access: QueueAccess, clock: Clock) -> None:
         self._name = name
-        self._gate = gate
+        self._access = access
         self._clock = clock
 
     @property
@@ -54,11 +54,11 @@ class BlockingQueue(ABC):
 
     @abstractmethod
     def _queue(self) -> Queue:
-        """Return the queue; called with the gate's lock held. Raises QueueUnavailable."""
+        """Return the queue; called with the lock held. Raises QueueUnavailable."""
 
     @abstractmethod
-    def _keep_time(self) -> None:
-        """Start the upkeep that depends on time; called with the gate's lock held."""
+    def _start_upkeep(self) -> None:
+        """Start the upkeep that depends on time; called with the lock held."""
 
     def _change(self, operation: Callable[[Queue], T]) -> T:
         def apply() -> tuple[Queue, T]:
@@ -68,9 +68,9 @@ class BlockingQueue(ABC):
                 return queue, operation(queue)
             finally:
                 if queue.is_timed:
-                    self._keep_time()
+                    self._start_upkeep()
 
-        (queue, result), failures = self._gate.change(apply)
+        (queue, result), failures = self._access.change(apply)
         if queue in failures:
             raise failures[queue]
         return result
@@ -128,11 +128,11 @@ class BlockingQueue(ABC):
     def _wait(self, wanted: Wanted, timeout: float | None) -> Item | None:
         deadline = None if timeout is None else time.monotonic() + timeout
 
-        def begin(queue: Queue) -> Item | Waiting:
+        def begin(queue: Queue) -> Item | WaitingThread:
             record, xid = queue.take_as(wanted)
             if record is not None:
                 return Item.of(record, xid)
-            waiting = Waiting(self._gate, queue, wanted)
+            waiting = WaitingThread(self._access, queue, wanted)
             queue.wait(waiting.waiter)
             return waiting
 
@@ -140,16 +140,16 @@ class BlockingQueue(ABC):
         if isinstance(begun, Item):
             return begun
         try:
-            while not begun.settled.wait(self._nap(begun.queue, deadline)):
+            while not begun.woken.wait(self._longest_sleep(begun.queue, deadline)):
                 if deadline is not None and time.monotonic() >= deadline:
                     break
                 self._change(lambda _: None)  # gives back overdue reads, perhaps to this thread
         finally:
-            waits_still, _ = self._gate.change(lambda: begun.queue.waiters.cancel(begun.waiter))
+            waits_still, _ = self._access.change(lambda: begun.queue.waiters.cancel(begun.waiter))
         return None if waits_still else begun.item()
 
     @staticmethod
-    def _nap(queue: Queue, deadline: float | None) -> float | None:
+    def _longest_sleep(queue: Queue, deadline: float | None) -> float | None:
         """Return how many seconds a waiting thread may sleep before it must check the time again.
 
         It must wake up for its own deadline and for overdue reads; for anything else it is woken.
@@ -215,11 +215,11 @@ class PersistentQueue(BlockingQueue):
         self._config = config or QueueConfig()
         check_queue(name, self._config)
         self._commits = Commits()
-        super().__init__(name, Gate(self._commits), clock or SystemClock())
+        super().__init__(name, QueueAccess(self._commits), clock or SystemClock())
         self._path = Path(path)
         self._opened: Queue | None = None
         self._lock: ExitStack | None = None
-        self._commits.worker = ThreadWorker(self._gate.report)
+        self._commits.worker = ThreadWorker(self._access.report)
         self._tickers: list[Ticker] = []
 
     def setup(self) -> None:
@@ -230,7 +230,7 @@ class PersistentQueue(BlockingQueue):
             DamagedJournal: a file has bytes that are not a record.
             OSError: a file could not be created or read.
         """
-        self._gate.change(self._open)
+        self._access.change(self._open)
 
     def _open(self) -> None:
         if self._opened is not None:
@@ -238,9 +238,9 @@ class PersistentQueue(BlockingQueue):
         self._opened, self._lock = open_queue(
             self.name, self._path, self._config, self._clock, self._commits
         )
-        self._tickers = [Ticker(UPKEEP_PERIOD, self._keep_up, f"kestrelmq-upkeep-{self.name}")]
+        self._tickers = [Ticker(UPKEEP_PERIOD, self._do_upkeep, f"kestrelmq-upkeep-{self.name}")]
         if self._opened.is_timed:
-            self._keep_time()
+            self._start_upkeep()
         if self._config.sync_journal:
             sync = Ticker(self._config.sync_journal, self._sync, f"kestrelmq-sync-{self.name}")
             self._tickers.append(sync)
@@ -251,11 +251,11 @@ class PersistentQueue(BlockingQueue):
             raise QueueUnavailable(f"queue {self.name} is not set up, or was closed")
         return self._opened
 
-    def _keep_time(self) -> None:
+    def _start_upkeep(self) -> None:
         if self._tickers:
             self._tickers[0].start()
 
-    def _keep_up(self) -> None:
+    def _do_upkeep(self) -> None:
         """Do the upkeep that depends on time."""
         for work in (Queue.sweep, Queue.tick):
             try:
@@ -267,8 +267,8 @@ class PersistentQueue(BlockingQueue):
                 log.exception("queue %s: upkeep failed", self.name)
 
     def _sync(self) -> None:
-        if self._gate.sync_written():
-            self._gate.change(self._keep_time)
+        if self._access.sync_written():
+            self._access.change(self._start_upkeep)
 
     @property
     def is_closed(self) -> bool:
@@ -283,8 +283,8 @@ class PersistentQueue(BlockingQueue):
         Raises:
             JournalError: `sync_journal` is set and the journal could not be synced.
         """
-        (tickers, failure), _ = self._gate.change(self._shut)
-        # Stop them outside the gate: a running ticker may need the gate before it can end.
+        (tickers, failure), _ = self._access.change(self._shut)
+        # Stop them without the lock: a running ticker may need the lock before it can end.
         for ticker in tickers:
             ticker.stop()
         if failure is not None:

@@ -15,8 +15,8 @@ from kestrelmq.engine.collection import QueueCollection as Queues
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import ConfigError, InvalidQueueName, QueueUnavailable
+from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, Ticker
 from kestrelmq.library.blocking import BlockingQueue
-from kestrelmq.library.gate import UPKEEP_PERIOD, Gate, Ticker
 from kestrelmq.library.items import Expiry, expiry_time
 from kestrelmq.names import queue_name_error
 
@@ -60,8 +60,8 @@ class QueueCollection:
         self._clock = clock or SystemClock()
         self._sweep_period = sweep_period
         self._queues = Queues(self._config, self._clock)
-        self._gate = Gate(self._queues.commits)
-        self._queues.commits.worker = ThreadWorker(self._gate.report)
+        self._access = QueueAccess(self._queues.commits)
+        self._queues.commits.worker = ThreadWorker(self._access.report)
         self._is_open = False
         self._tickers: list[Ticker] = []
 
@@ -74,7 +74,7 @@ class QueueCollection:
             QueuePathLocked: a server or another user of the library uses the path.
             OSError: the path cannot be created or read.
         """
-        self._gate.change(self._open)
+        self._access.change(self._open)
 
     def _open(self) -> None:
         if self._is_open:
@@ -82,7 +82,7 @@ class QueueCollection:
         self._queues.open()
         self._is_open = True
         period = UPKEEP_PERIOD if self._sweep_period is None else self._sweep_period
-        self._tickers = [Ticker(period, self._keep_up, "kestrelmq-upkeep")]
+        self._tickers = [Ticker(period, self._do_upkeep, "kestrelmq-upkeep")]
         configured = (self._config.default, *self._config.queues.values())
         periods = [config.sync_journal for config in configured if config.sync_journal]
         if periods:
@@ -92,7 +92,7 @@ class QueueCollection:
         if self._sweep_period is not None or any(
             queue.upkeep_waits for queue in self._queues.queues.values()
         ):
-            self._keep_time()
+            self._start_upkeep()
 
     @property
     def is_closed(self) -> bool:
@@ -103,8 +103,8 @@ class QueueCollection:
         """Close every queue and unlock the path; waiting readers get QueueUnavailable."""
         if self._is_open:
             self._sync()
-        tickers, _ = self._gate.change(self._shut)
-        # Stop them outside the gate: a running ticker may need the gate before it can end.
+        tickers, _ = self._access.change(self._shut)
+        # Stop them without the lock: a running ticker may need the lock before it can end.
         for ticker in tickers:
             ticker.stop()
 
@@ -135,7 +135,7 @@ class QueueCollection:
             problem = f"{name} is an alias; it can only be added to"
         if problem is not None:
             raise InvalidQueueName(problem)
-        return _CollectionQueue(name, self._gate, self._clock, self._obtain, self._keep_time)
+        return _CollectionQueue(name, self._access, self._clock, self._obtain, self._start_upkeep)
 
     def add(self, name: str, data: bytes, expiry: Expiry = None) -> bool:
         """Add an item to a queue and its fanout children, or to every destination of an alias.
@@ -149,10 +149,10 @@ class QueueCollection:
             accepted = self._collection().add(name, data, due)
             destinations = self._queues.destinations(name)
             if any(queue.upkeep_waits for queue in destinations):
-                self._keep_time()
+                self._start_upkeep()
             return accepted, destinations
 
-        (accepted, destinations), failures = self._gate.change(add)
+        (accepted, destinations), failures = self._access.change(add)
         for queue in destinations:
             if queue in failures:
                 raise failures[queue]
@@ -180,7 +180,7 @@ class QueueCollection:
         """Drop or move expired items and give back overdue reads now; it also happens by itself."""
         self._change(lambda queues: queues.sweep())
 
-    # --- inside the gate ---
+    # --- with the lock held ---
 
     def _collection(self) -> Queues:
         if not self._is_open:
@@ -191,16 +191,16 @@ class QueueCollection:
         return self._collection().obtain(name)
 
     def _change(self, operation: Callable[[Queues], T]) -> T:
-        result, failures = self._gate.change(lambda: operation(self._collection()))
+        result, failures = self._access.change(lambda: operation(self._collection()))
         for failure in failures.values():
             raise failure
         return result
 
-    def _keep_time(self) -> None:
+    def _start_upkeep(self) -> None:
         if self._tickers:
             self._tickers[0].start()
 
-    def _keep_up(self) -> None:
+    def _do_upkeep(self) -> None:
         """Do the upkeep that depends on time."""
         if not self.is_closed:
             if self._sweep_period is not None:
@@ -208,8 +208,8 @@ class QueueCollection:
             self._change(lambda queues: queues.tick())
 
     def _sync(self) -> None:
-        if self._gate.sync_written():
-            self._gate.change(self._keep_time)
+        if self._access.sync_written():
+            self._access.change(self._start_upkeep)
 
 
 class _CollectionQueue(BlockingQueue):
@@ -218,20 +218,20 @@ class _CollectionQueue(BlockingQueue):
     def __init__(
         self,
         name: str,
-        gate: Gate,
+        access: QueueAccess,
         clock: Clock,
         obtain: Callable[[str], Queue],
-        keep_time: Callable[[], None],
+        start_upkeep: Callable[[], None],
     ) -> None:
-        super().__init__(name, gate, clock)
+        super().__init__(name, access, clock)
         self._obtain = obtain
-        self._begin_keeping_time = keep_time
+        self._start_collection_upkeep = start_upkeep
 
     def _queue(self) -> Queue:
         return self._obtain(self._name)
 
-    def _keep_time(self) -> None:
-        self._begin_keeping_time()
+    def _start_upkeep(self) -> None:
+        self._start_collection_upkeep()
 
 
 def _config(

@@ -228,7 +228,7 @@ async def test_failed_sync_is_loud(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 await reader
         journal = queue._queue().journal
         assert isinstance(journal, FileJournal)
-        queue._keep_up(queue._queue())
+        queue._do_upkeep(queue._queue())
         deadline = time.monotonic() + LONG
         while journal.suspect:
             assert time.monotonic() < deadline

@@ -361,6 +361,6 @@ def test_failed_sync_is_loud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
                 queue.add(b"y")
         journal = queue._queue().journal
         assert isinstance(journal, FileJournal)
-        queue._keep_up()
+        queue._do_upkeep()
         until(lambda: not journal.suspect, pause=0.001)
         assert queue.add(b"z")

@@ -129,7 +129,7 @@ def test_a_rewrite_comes_when_the_delay_is_over_though_nobody_writes(tmp_path: P
         assert journal.rewrites == 1
         assert "kestrelmq-upkeep-work" in names()
         clock.advance(60)
-        queue._keep_up()
+        queue._do_upkeep()
         assert journal.rewrites == 2
 
 
@@ -141,7 +141,7 @@ def test_expired_items_go_though_nobody_reads(tmp_path: Path) -> None:
         queue.add(b"x", expiry=5)
         assert "kestrelmq-upkeep-work" in names()
         clock.advance(6)
-        queue._keep_up()
+        queue._do_upkeep()
         assert queue._queue().expired_items == 1
 
 

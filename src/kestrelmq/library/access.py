@@ -1,8 +1,8 @@
 """Access to queues from threads: one thread at a time changes them, then waits for durability.
 
-`Gate.change` holds the lock while it applies an operation and writes its records. If an fsync is
-needed, it happens after the lock is released: the first of the threads that wait for one syncs for
-all of them (see `durability.Syncs`). Readers that the operation served are woken last.
+`QueueAccess.change` holds the lock while it applies an operation and writes its records. If an
+fsync is needed, it happens after the lock is released: the first of the threads that wait for one
+syncs for all of them (see `durability.Syncs`). Readers that the operation served are woken last.
 
 The upkeep of a journal runs in a thread of its own and reports its results. Reports are processed
 under the same lock, by whichever thread holds it. The upkeep thread never waits for the lock, so a
@@ -30,7 +30,7 @@ UPKEEP_PERIOD: Final = 1.0
 log = logging.getLogger(__name__)
 
 
-class Waiting:
+class WaitingThread:
     """A thread that waits for an item of a queue.
 
     Attributes:
@@ -39,26 +39,26 @@ class Waiting:
         queue: the queue.
     """
 
-    def __init__(self, gate: "Gate", queue: Queue, wanted: Wanted) -> None:
+    def __init__(self, access: "QueueAccess", queue: Queue, wanted: Wanted) -> None:
         self.waiter = Waiter(wanted, self._serve, self._fail)
-        self.settled = threading.Event()
+        self.woken = threading.Event()
         self.queue = queue
-        self._gate = gate
+        self._access = access
         self._item: Item | None = None
         self._failure: KestrelError | None = None
 
     def _serve(self, record: bytes | None, xid: int) -> None:
         self._item = None if record is None else Item.of(record, xid)
-        self._gate.served.append(self)
+        self._access.served.append(self)
 
     def _fail(self, error: KestrelError) -> None:
         self._failure = error
-        self._gate.served.append(self)
+        self._access.served.append(self)
 
-    def settle(self, failure: JournalError | None) -> None:
+    def wake(self, failure: JournalError | None) -> None:
         """Wake the thread; a `failure` means that the read could not be written to the journal."""
         self._failure = self._failure or failure
-        self.settled.set()
+        self.woken.set()
 
     def item(self) -> Item:
         """Wait until the read is durable, and return the item.
@@ -67,7 +67,7 @@ class Waiting:
             JournalError: the journal could not be written; the item stayed in the queue.
             QueueUnavailable: the queue was closed, or its items could not be read.
         """
-        self.settled.wait()
+        self.woken.wait()
         if self._failure is not None:
             raise self._failure
         if self._item is None:
@@ -75,7 +75,7 @@ class Waiting:
         return self._item
 
 
-class Gate:
+class QueueAccess:
     """Gives threads access to the queues that share one `Commits`.
 
     Attributes:
@@ -83,7 +83,7 @@ class Gate:
     """
 
     def __init__(self, commits: Commits) -> None:
-        self.served: list[Waiting] = []
+        self.served: list[WaitingThread] = []
         self._commits = commits
         self._syncs = commits.syncs
         self._lock = threading.Lock()
@@ -97,7 +97,7 @@ class Gate:
         `operation` raises, the changes it made before are still written.
         """
         failures: dict[Committable, JournalError] = {}
-        served: list[Waiting] = []
+        served: list[WaitingThread] = []
         covering: SyncRound | None = None
         try:
             with self._lock:
@@ -108,17 +108,17 @@ class Gate:
                     served, self.served = self.served, []
                     covering = self._syncs.request(self._syncs.take_unsynced())
         finally:
-            self._catch_up()
+            self._process_reports()
             failures |= self._wait_for(covering)
             for waiting in served:
-                waiting.settle(failures.get(waiting.queue))
+                waiting.wake(failures.get(waiting.queue))
         return result, failures
 
     def sync_written(self) -> dict[Committable, JournalError]:
         """Sync all queues with unsynced writes, due or not; return those that failed, and why."""
         with self._lock:
             covering = self._syncs.request(self._syncs.take_due(math.inf))
-        self._catch_up()
+        self._process_reports()
         return self._wait_for(covering)
 
     def _wait_for(self, covering: SyncRound | None) -> dict[Committable, JournalError]:
@@ -132,11 +132,11 @@ class Gate:
                     # thread that ran it: run it again.
                     begun = self._syncs.running or self._syncs.begin()
                     assert begun is not None  # noqa: S101 # `covering` at the latest
-                self._catch_up()
+                self._process_reports()
                 begun.run()
                 with self._lock:
                     self._syncs.end()
-                self._catch_up()
+                self._process_reports()
         return covering.failures
 
     # --- what upkeep reports ---
@@ -144,17 +144,17 @@ class Gate:
     def report(self, callback: Callable[[], None]) -> None:
         """Have `callback` called under the lock; may be called from any thread, and never waits."""
         self._reports.append(callback)
-        self._catch_up()
+        self._process_reports()
 
-    def _catch_up(self) -> None:
+    def _process_reports(self) -> None:
         """Process reports, unless another thread has the lock: that does so when it releases it."""
         while self._reports and self._lock.acquire(blocking=False):
             try:
-                self._take_note()
+                self._run_reports()
             finally:
                 self._lock.release()
 
-    def _take_note(self) -> None:
+    def _run_reports(self) -> None:
         while self._reports:
             try:
                 self._reports.popleft()()
