@@ -1,4 +1,4 @@
-"""Queues and journals as data sources of Spark, and pipelines over them.
+"""Spark data sources for queues and journals, and pipelines that use them.
 
     from kestrelmq.spark import register
     register(spark)
@@ -7,7 +7,7 @@
     rows.write.format("kestrel.journal").mode("append").save("/var/spool/new")
     spark.readStream.format("kestrel").options(servers="a:22133", queue="q", ...).load()  # live
 
-Importing this package needs no Spark; `pip install kestrelmq[spark]` brings it.
+This package can be imported without Spark; `pip install kestrelmq[spark]` installs Spark.
 """
 
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def register(spark: "SparkSession") -> None:
-    """Make the data sources known to a session."""
+    """Register the data sources with a session."""
     from kestrelmq.spark.journal_source import JournalSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.queue_source import QueueSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.stream import LiveSource  # noqa: PLC0415 # needs Spark

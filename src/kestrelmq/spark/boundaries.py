@@ -1,7 +1,8 @@
-"""Where records begin, as arrays: those of one length all at once, the others record by record.
+"""Find where records begin, as arrays.
 
-What a producer of equal items leaves is found at the speed of memory. All else goes through the
-one scanner, `journal.scanning.scan`, a window at a time, so that a run behind it is found too.
+numpy finds a run of records of the same opcode and length all at once, at the speed of memory.
+All other records go through the one scanner, `journal.scanning.scan`, a window at a time, so that
+a run that follows them is found too.
 """
 
 from struct import Struct
@@ -15,21 +16,21 @@ from kestrelmq.journal.scanning import WORTH, scan
 
 _FIRST_WINDOW: Final = 4 << 10
 _LARGEST_WINDOW: Final = 64 << 10
-"""Bytes scanned between two looks for a run; more only for a record that is longer."""
+"""Most bytes scanned before looking for a run again; only a longer record makes it more."""
 _FIRST_LOOK: Final = 64
-"""Records of which a run is made up at first: those behind its end are looked at in vain."""
+"""Records compared first when looking for a run; comparing past the end of a run is wasted work."""
 _SIZE: Final = Struct("<i")
 _HEAD_SIZE: Final = 5
 _HEAD_BITS: Final = (1 << 8 * _HEAD_SIZE) - 1
-"""An opcode and a size, of the first 8 bytes."""
+"""Masks the opcode and the size in the first 8 bytes of a record."""
 
 
 def boundaries(
     buffer: Buffer, position: int, end: int, starts: list[NDArray[np.int64]], *, more: bool
 ) -> int:
-    """Append to `starts`, in arrays, where each whole record in `buffer[position:end]` begins.
+    """Append to `starts`, as arrays, where each whole record in `buffer[position:end]` begins.
 
-    Arguments, result and errors are otherwise those of `journal.scanning.scan`.
+    The other arguments, the result and the errors are those of `journal.scanning.scan`.
     """
     window = _FIRST_WINDOW
     while position < end:
@@ -54,9 +55,10 @@ def boundaries(
 
 
 def _run(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
-    """Return how many whole records of one opcode and length begin at `position`, and the length.
+    """Return the number of records in the run at `position`, and their length.
 
-    (0, 0) when the first is none of ADD, ADDX and REMOVE, or not whole.
+    A run is whole records of the same opcode and length. Return (0, 0) if the first record is not
+    an ADD, ADDX or REMOVE, or not whole.
     """
     length = 1 if buffer[position] == REMOVE else _added_length(buffer, position, end)
     possible = (end - position) // length if length else 0
@@ -72,19 +74,22 @@ def _run(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
 
 
 def _alike(buffer: Buffer, position: int, count: int, length: int) -> NDArray[np.bool_]:
-    """Return which of `count` records have the first one's opcode and size, if all before do."""
+    """Return which of `count` records have the opcode and size of the first.
+
+    The records are assumed to have equal length, so the result is valid up to the first False.
+    """
     heads: NDArray[np.integer]
     if length == 1:
         heads = np.frombuffer(buffer, np.uint8, count, position)
     else:
-        # A record that adds has 9 bytes or more: its first 8 are all its own.
+        # An ADD or ADDX has at least 9 bytes, so reading 8 stays within the record.
         heads = np.ndarray((count,), "<i8", buffer, position, (length,)) & _HEAD_BITS
     alike: NDArray[np.bool_] = heads == heads[0]
     return alike
 
 
 def _added_length(buffer: Buffer, position: int, end: int) -> int:
-    """Return the length of the ADD or ADDX at `position`, 0 if there is none."""
+    """Return the length of the ADD or ADDX at `position`, or 0 if there is none."""
     least = {ADD: ADD_HEADER, ADDX: ADDX_HEADER}.get(buffer[position])
     if least is None or end - position < least:
         return 0

@@ -1,8 +1,8 @@
-"""Records of a journal file as Arrow columns.
+"""Arrow columns made from the records of a journal file.
 
-Header fields are gathered by numpy from the mapped file. Data is copied once: an Arrow array is
-laid over the mapping whose elements are, in turn, the data of a record and what lies between it
-and the next, and every second element is taken.
+numpy gathers header fields from the mapped file. Item data is copied once: an Arrow array over
+the mapping has as its elements, alternately, the data of a record and the bytes up to the next
+record's data; taking every second element copies the data alone.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -28,12 +28,12 @@ OPERATIONS: Final = (
     "REMOVE_TENTATIVE_XID",
     "CONTINUE",
 )
-"""Names of operations, by opcode; CONTINUE, which shares opcode 8, comes last."""
+"""Names of operations, by opcode; CONTINUE, which shares opcode 8 with STATE_DUMP, comes last."""
 CONTINUE_CODE: Final = 10
 DAMAGED: Final = "DAMAGED"
 
 MAX_BATCH_BYTES: Final = 64 << 20
-"""Bytes of journal in an Arrow batch; a longer record is a batch of its own."""
+"""Maximum bytes of journal in an Arrow batch; a longer record gets its own batch."""
 
 _NAMES: Final = pa.array(OPERATIONS)
 _DATA_AT: Final[NDArray[np.int64]] = np.array([9, 0, 21, 0, 0, 0, 0, 25, 25, 0], dtype=np.int64)
@@ -42,7 +42,7 @@ _TIMES_AT: Final[NDArray[np.int64]] = np.array([5, 0, 5, 0, 0, 0, 0, 9, 9, 0], d
 
 
 def batches(chunk: Chunk, rows: int) -> Iterator[Chunk]:
-    """Cut a chunk into parts of at most `rows` records and `MAX_BATCH_BYTES`."""
+    """Split a chunk into parts of at most `rows` records and `MAX_BATCH_BYTES`."""
     begin = 0
     while begin < len(chunk):
         reach = chunk.starts[begin] + MAX_BATCH_BYTES
@@ -71,14 +71,14 @@ def xids(view: FileView, chunk: Chunk) -> pa.Array:
 
 
 def sizes(chunk: Chunk) -> pa.Array:
-    """Return the sizes of items' data, null for records that add none."""
+    """Return the sizes of items' data (bytes), null for records that add no item."""
     lengths = chunk.ends - chunk.starts - _DATA_AT[chunk.opcodes]
     items = chunk.adds
     return pa.array(lengths.astype(np.int32), mask=None if items.all() else ~items)
 
 
 def add_times(view: FileView, chunk: Chunk) -> pa.Array:
-    """Return items' add times (ms), null for records that have none, an ADD among them."""
+    """Return items' add times (ms), null for records without one, such as an ADD."""
     timed = chunk.adds & (chunk.opcodes != ADD)
     return _spread(timed, view.field("<i8", _times_at(chunk, timed)))
 
@@ -113,17 +113,17 @@ def data(view: FileView, chunk: Chunk) -> pa.Array:
 
 
 def constant(text: str, count: int) -> pa.Array:
-    """Return a column that is `text` throughout."""
+    """Return a column of `count` rows that all hold `text`."""
     return pa.repeat(pa.scalar(text), count)
 
 
 def coalesce(parts: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Join small batches to batches of about `rows`: many small ones are slow in Spark."""
+    """Join small batches into batches of about `rows`: many small ones are slow in Spark."""
     pending: list[pa.RecordBatch] = []
     waiting = size = 0
     for part in parts:
         if part.nbytes > MAX_BATCH_BYTES:
-            # Alone: with others it might be more than one array can address.
+            # Joined with others, it might exceed what one array can address.
             if pending:
                 yield pa.concat_batches(pending)
             yield part
@@ -153,11 +153,11 @@ RECORD_COLUMNS: Final[dict[str, Column]] = {
     "size": lambda _, chunk: sizes(chunk),
     "data": data,
 }
-"""How to make the columns that come from a file's bytes; the rest say which file it is."""
+"""How to make the columns that come from a file's bytes; the other columns identify the file."""
 
 
 def _times_at(chunk: Chunk, wanted: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Where the times of those records begin that are wanted."""
+    """Return where the times of the wanted records begin."""
     if not wanted.all():
         chunk = chunk.part(wanted)
     return chunk.starts + _TIMES_AT[chunk.opcodes]

@@ -1,6 +1,7 @@
-"""Rows of a DataFrame as journal records: ADDX, a whole Arrow batch at once.
+"""Encode rows of a DataFrame as ADDX records, a whole Arrow batch at once.
 
-The joined array's values *are* the journal's bytes; nothing is done per row.
+Arrow joins an array of headers with the array of data; the values buffer of the result holds
+the journal's bytes. No Python code runs per row.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ _HEADER: Final = np.dtype(
     [("opcode", "u1"), ("size", "<i4"), ("add_time", "<i8"), ("expiry", "<i8")]
 )
 _TIMES_SIZE: Final = ADDX_HEADER - 5
-# What Arrow can address in one array of records, headers included.
+# Bytes of records, headers included, that one Arrow array can address.
 _MAX_JOINED: Final = 2**31 - 1 - (1 << 20)
 
 _COLUMNS: Final = ("queue", "data", "add_time", "expiry", "sequence")
@@ -28,14 +29,14 @@ _COLUMNS: Final = ("queue", "data", "add_time", "expiry", "sequence")
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Rows of one batch, grouped by queue; within a queue in the batch's order.
+    """Encoded rows of one batch, grouped by queue; within a queue in the batch's order.
 
     Attributes:
-        queues: names.
-        bounds: queue n has the rows from bounds[n] to bounds[n + 1].
-        offsets: where each row's record begins in `records`, and the end of the last.
-        records: the bytes of the journal.
-        sequences: the rows' sequence numbers, if there are any.
+        queues: queue names.
+        bounds: queue n has the rows from bounds[n] up to, not including, bounds[n + 1].
+        offsets: where each row's record begins in `records`, and where the last one ends.
+        records: the encoded records.
+        sequences: the rows' sequence numbers; None without the column `sequence`.
     """
 
     queues: list[str]
@@ -60,8 +61,8 @@ def encode(batch: pa.RecordBatch, now: int, zone: str = "UTC") -> list[Encoded]:
     """Encode a batch.
 
     Args:
-        batch: rows of a schema that was checked.
-        now: when rows without an add time were added (ms).
+        batch: rows of a schema that passed `check_columns`.
+        now: the add time for rows without one (ms).
         zone: the time zone of dates, and of times without one.
 
     Raises:

@@ -1,9 +1,10 @@
-"""What became of items: for each file, its items, and what its records did to items of any file.
+"""Trace a journal file: the items it adds, and its events: the fates of items of any file.
 
-Removes carry no time. What is known is that one happened between the adds around it, so an event
-has as bounds the add times of the nearest adds before and after it that have one, wherever in the
-queue's journal these are: where files are cut changes nothing. A CONTINUE adds an item at the
-moment at which it confirms a read, so its own add time is both bounds. 0 is no time.
+A remove has no time in the journal; it happened between the adds around it. So the bounds of an
+event are the add times of the nearest adds with a time before and after it, in whichever of the
+queue's files these are: how the journal is divided into files makes no difference. A CONTINUE
+confirms a read and adds an item at the same moment, so its own add time is both bounds. A time of
+0 means no time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,9 +54,9 @@ class Tracing:
 
     Attributes:
         file: the file.
-        state: its queue at the file's start.
-        before: the last add time of the queue before the file (ms, 0 if there is none).
-        after: the first add time of the queue after the file (ms, 0 if there is none).
+        state: the state of its queue at the start of the file.
+        before: the last add time in the queue's earlier files (ms, 0 if there is none).
+        after: the first add time in the queue's later files (ms, 0 if there is none).
     """
 
     file: SpoolFile
@@ -74,7 +75,7 @@ class AddTimes:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """Events in order: the items, what was done to them, and the bounds (ms, 0 if unknown)."""
+    """Events in order: items (ordinals), fates, and bounds of the times (ms, 0 if unknown)."""
 
     ordinals: NDArray[np.int64]
     fates: NDArray[np.int32]
@@ -94,8 +95,8 @@ def add_times(file: SpoolFile) -> AddTimes:
     """Return the first and the last add time in a file.
 
     Raises:
-        DamagedJournal: it is damaged.
-        JournalError: it is gone or shorter than when it was listed.
+        DamagedJournal: the file is damaged.
+        JournalError: the file is gone, or shorter than when it was listed.
     """
     view = open_view(file.path, file.size, file.inode)
     found = AddTimes()
@@ -110,7 +111,7 @@ def add_times(file: SpoolFile) -> AddTimes:
 def tracings(
     files: Sequence[SpoolFile], starts: Sequence[State], times: Sequence[AddTimes]
 ) -> list[Tracing]:
-    """Return the tracings of a queue's files, from the state at the start and the times of each."""
+    """Return the tracings of a queue's files, from the start state and add times of each file."""
     before = list(accumulate(times, lambda last, time: time.last or last, initial=0))
     after = list(accumulate(reversed(times), lambda first, time: time.first or first, initial=0))
     after.reverse()
@@ -121,7 +122,7 @@ def tracings(
 
 
 def items(tracing: Tracing, *, with_data: bool, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the items a file adds, with their ordinals."""
+    """Yield the items that a file adds, with their ordinals."""
     file = tracing.file
     ordinal = tracing.state.adds
     view = open_view(file.path, file.size, file.inode)
@@ -146,13 +147,13 @@ def items(tracing: Tracing, *, with_data: bool, rows: int) -> Iterator[pa.Record
 
 
 def happenings(tracing: Tracing) -> Iterator[pa.RecordBatch]:
-    """Yield what a file's records do to items, those of earlier files among them."""
+    """Yield the events in a file, including those of items that earlier files added."""
     file, state = tracing.file, tracing.state
     told: list[tuple[int, int, int]] = []
     summariser = Summariser(state.start(), trace=lambda *event: told.append(event))
     view = open_view(file.path, file.size, file.inode)
     before = tracing.before
-    waiting: list[_Told] = []  # for the first add time behind them
+    waiting: list[_Told] = []  # events that wait for the next add time, their upper bound
     for chunk in view.chunks(tail_may_be_torn=file.last):
         run = events(view, chunk)
         summariser.feed(run)
@@ -187,7 +188,7 @@ def _told(
     times: NDArray[np.int64],
     before: int,
 ) -> _Told:
-    """Return the events of a chunk; `before` is the last add time before it."""
+    """Return the events of a chunk; `before` is the last add time before the chunk."""
     count = len(told)
     indexes = np.fromiter((index for _, _, index in told), np.int64, count)
     places = run.adds_before[indexes]
@@ -204,7 +205,7 @@ def _told(
 
 
 def _nearest(times: NDArray[np.int64], before: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the nearest known time before each place between adds, and the nearest after it."""
+    """Return, for each place between adds, the nearest known times before and after it."""
     padded = np.concatenate([[before], times, [0]])
     places = np.arange(len(padded))
     last = np.maximum.accumulate(np.where(padded != 0, places, 0))
@@ -214,7 +215,7 @@ def _nearest(times: NDArray[np.int64], before: int) -> tuple[NDArray[np.int64], 
 
 
 def _batch(file: SpoolFile, told: _Told, after: int = 0) -> pa.RecordBatch:
-    """Return events as rows; those without an upper bound get `after`."""
+    """Return events as rows; events without an upper bound get `after`."""
     count = len(told.ordinals)
     not_after = np.where(told.not_after == 0, after, told.not_after)
     return pa.RecordBatch.from_arrays(

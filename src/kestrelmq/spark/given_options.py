@@ -1,7 +1,7 @@
-"""Options of a data source as they were given, and parsers of what they may be.
+"""The options given to a data source, and parsers for their values.
 
-Spark hands options over as text, their names in any case. Every error names the option, the value
-and what is allowed: a parser raises `ValueError` with the end of the sentence "it must be ...".
+Spark passes options as text, with names in any case. Every error names the option, the value and
+what is allowed: a parser raises `ValueError` with the end of the sentence "it must be ...".
 """
 
 from collections.abc import Callable, Mapping
@@ -11,14 +11,14 @@ from kestrelmq.errors import ConfigError
 from kestrelmq.spark.spool import local_path
 from kestrelmq.units import parse_duration, parse_size
 
-# Spark adds options of its own to some calls; they are none of ours.
+# Options that Spark itself adds to some calls.
 _SPARKS_OWN: Final = frozenset({"paths", "provider", "__partition_columns"})
 
 T = TypeVar("T")
 
 
 class GivenOptions:
-    """Options by name, in any case; what is not taken is unknown."""
+    """Options by name, in any case; an option that nobody takes is unknown."""
 
     def __init__(self, purpose: str, given: Mapping[str, str]) -> None:
         self._purpose = purpose
@@ -26,7 +26,7 @@ class GivenOptions:
         self._known: list[str] = []
 
     def path(self, allowed: str) -> str:
-        """Return the path, which must be given."""
+        """Return the required option `path`."""
         self._known.append("path")
         _, value = self._given.get("path", ("path", ""))
         if not value and "paths" in self._given:
@@ -36,7 +36,7 @@ class GivenOptions:
         return local_path(value)
 
     def take(self, name: str, default: T, parse: Callable[[str], T]) -> T:
-        """Return an option, or the default when it is not given."""
+        """Return the parsed value of an option, or the default if it was not given."""
         self._known.append(name)
         if name.lower() not in self._given:
             return default
@@ -49,7 +49,7 @@ class GivenOptions:
             ) from None
 
     def done(self, options: T) -> T:
-        """Return `options`, once every option that was given is known."""
+        """Return `options` after checking that every given option was taken."""
         known = {name.lower() for name in self._known} | _SPARKS_OWN
         for name, (written, value) in self._given.items():
             if name not in known:
@@ -61,7 +61,7 @@ class GivenOptions:
 
 
 def one_of(allowed: tuple[str, ...]) -> Callable[[str], str]:
-    """Return a parser of one of these words, in any case."""
+    """Return a parser that accepts one of these words, in any case."""
 
     def parse(value: str) -> str:
         if value.lower() not in allowed:
@@ -79,7 +79,7 @@ def a_boolean(value: str) -> bool:
 
 
 def a_size(value: str) -> int:
-    """Parse a size, to bytes."""
+    """Parse a size; return it in bytes."""
     try:
         size = parse_size(int(value) if value.isdecimal() else value)
     except (ValueError, TypeError):
@@ -90,7 +90,7 @@ def a_size(value: str) -> int:
 
 
 def a_time(value: str) -> float:
-    """Parse a duration, to seconds."""
+    """Parse a duration; return it in seconds."""
     try:
         return parse_duration(float(value) if value.replace(".", "", 1).isdecimal() else value)
     except (ValueError, TypeError):
@@ -98,7 +98,7 @@ def a_time(value: str) -> float:
 
 
 def a_whole_number(most: int) -> Callable[[str], int]:
-    """Return a parser of a whole number from 1 to `most`."""
+    """Return a parser that accepts a whole number from 1 to `most`."""
 
     def parse(value: str) -> int:
         if not value.isdecimal() or not 1 <= int(value) <= most:

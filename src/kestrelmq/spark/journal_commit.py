@@ -1,15 +1,16 @@
-"""Commit of a write: parts become journal files that a server loads at start.
+"""Commit a write: turn parts into journal files that a server loads at start.
 
-What a queue holds changes at one rename, so a crash leaves each queue as it was or as it shall be.
-Which rename that is depends on what the queue has:
+The contents of a queue change at a single rename, so a crash leaves each queue either as it was
+or as it is after the commit. Which rename this is depends on what the queue has:
 
-    nothing, one part       the part gets its name
-    nothing, several parts  they get their names behind an empty pack, which makes them dead; then
-                            the pack is renamed to an older file's name, and they are not
-    files, append           the current file is rotated, which changes nothing; then all parts, as
-                            one file, get the next name
-    files, overwrite        all parts, as one file, take the place of all others as a packed
-                            journal does (`journal.pack.take_place`)
+    no files, one part       the part is renamed to a journal file
+    no files, several parts  an empty pack is written, whose name is later than all parts', so that
+                             servers ignore them; the parts are renamed to journal files; then the
+                             pack is renamed to an earlier name, and the parts count
+    files, append            the current file is rotated, which changes nothing; then all parts,
+                             joined to one file, are renamed to the next journal file
+    files, overwrite         all parts, joined to one file, replace all other files as a packed
+                             journal does (`journal.pack.take_place`)
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,16 +27,16 @@ from kestrelmq.spark.scanning import open_view
 
 
 class Commit:
-    """Puts parts into a queue path, whose lock must be held."""
+    """Puts parts into a queue path. The caller must hold its lock."""
 
     def __init__(self, directory: Directory, work: Path, now: int, *, overwrite: bool) -> None:
-        """Commit to `directory`.
+        """Prepare a commit.
 
         Args:
             directory: the queue path.
-            work: the job's directory, within the queue path.
-            now: file timestamps are at least this (ms).
-            overwrite: replace what queues hold, instead of adding to it.
+            work: the job's directory, in the queue path.
+            now: the least timestamp of new files (ms).
+            overwrite: replace the contents of queues, instead of adding to them.
         """
         self._directory = directory
         self._work = work
@@ -86,7 +87,7 @@ class Commit:
             self._check_tail(existing.files[-1])
         single = self._joined(parts)
         if existing.files:
-            # Only the last file may end in a record that is cut short, after a crash too.
+            # It will not be the last file any more, so no crash may leave its end torn.
             directory.sync_file(existing.files[-1])
         if existing.has_current:
             directory.rename(queue, rotated_name(queue, timestamp))
@@ -107,7 +108,7 @@ class Commit:
             self._directory.sync()
 
     def _check_tail(self, name: str) -> None:
-        """Only a last file may end in a torn record, so none may be put behind such a file."""
+        """Check that a file is not torn: only the last file of a journal may be."""
         path = self._directory.path / name
         view = open_view(str(path), path.stat().st_size)
         try:

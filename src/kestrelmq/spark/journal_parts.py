@@ -1,9 +1,9 @@
-"""Parts: what the tasks of a write leave in the queue path before it is committed.
+"""Parts: the files that the tasks of a write make in the queue path before it is committed.
 
-All parts of a job are in one directory of the queue path, `~~write-...`, which the driver made and
-servers do not look into. A part holds the records of one queue from one task, in order of
-`sequence` if there is one; beside it lies an index, the sequence number and length of each record.
-A job that dies leaves its directory, and nothing else.
+All parts of a job are in one directory of the queue path, `~~write-...`, which the driver creates
+and servers ignore. A part holds the records of one queue from one task. If the rows have sequence
+numbers, the part is in their order, and an index file beside it has the sequence number and the
+length of each record. A job that crashes leaves its directory, and nothing else.
 """
 
 import os
@@ -33,14 +33,14 @@ class Part:
     """Records of one queue that one task wrote.
 
     Attributes:
-        queue: its name.
+        queue: the queue's name.
         path: the file.
-        items: how many records are in it.
-        size: bytes in it.
+        items: number of records in it.
+        size: its size in bytes.
         low: least sequence number.
         high: greatest sequence number.
         ordered: whether the records are in order of sequence number.
-        sequenced: whether there are sequence numbers at all.
+        sequenced: whether the records have sequence numbers.
     """
 
     queue: str
@@ -57,7 +57,7 @@ class PartWriter:
     """Writes the parts of one task."""
 
     def __init__(self, directory: Path, task: str) -> None:
-        """Write to `directory`, which is there; `task` tells this attempt of it from all others."""
+        """Write to `directory`, which exists; `task` identifies this attempt of the task."""
         self._directory = directory
         self._task = task
         self._parts: dict[str, Part] = {}
@@ -78,7 +78,7 @@ class PartWriter:
             self._parts[queue] = part
 
     def finish(self) -> list[Part]:
-        """Put every part in order and on disk."""
+        """Sort every part that is not in order, sync all parts, and return them."""
         for path in list(self._handles):
             self._handles.pop(path).close()
         finished = []
@@ -137,8 +137,8 @@ class PartWriter:
 def in_order(parts: Sequence[Part], merged: Path) -> list[Part]:
     """Return the parts of a queue in their final order.
 
-    Without sequence numbers that is the order given; so it is among equal ones. Parts whose
-    sequence numbers overlap are merged to the file `merged`.
+    That is the order of their sequence numbers, and the given order among equal ones or without
+    sequence numbers. Parts whose sequence numbers overlap are merged into the file `merged`.
     """
     if not all(part.sequenced for part in parts):
         return list(parts)
@@ -181,7 +181,7 @@ def merge(parts: Sequence[Part], merged: Path) -> Part:
 
 
 def joined(parts: Sequence[Part], path: Path) -> Path:
-    """Return one file with all of `parts`: the only one, or `path`, written and synced."""
+    """Join parts into one file: return the only part, or write and sync `path` and return it."""
     if len(parts) == 1:
         return parts[0].path
     with open_stream(path, "wb") as target:
@@ -198,7 +198,7 @@ def joined(parts: Sequence[Part], path: Path) -> Path:
 
 
 def _records(part: Part, lengths: NDArray[np.int64]) -> pa.Array:
-    """The records of a part as an array over its mapped file."""
+    """Return the records of a part, as an array over the mapped file."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     values = pa.memory_map(str(part.path)).read_buffer()

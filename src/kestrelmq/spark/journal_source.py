@@ -1,9 +1,9 @@
-"""`kestrel.journal`: journals as a table, one row for each operation; and the way to write them.
+"""`kestrel.journal`: read journals as a table with one row for each operation, and write journals.
 
 Rows come file by file, in the order of the file. A file is read up to the size it had when the
 query was planned, so a journal that grows meanwhile gives the same rows whenever it is read. A
-record that is cut short at the end of a queue's last file is being written, or was when the
-machine died; it is no damage and gives no row, as it gives a server no item.
+torn record at the end of a queue's last file is not damage: it is being written, or was when the
+machine crashed. It yields no row, just as a server loads no item from it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -70,7 +70,7 @@ _PUSHED: Final = frozenset({"queue", "file", "operation"})
 
 
 class JournalPartition(InputPartition):
-    """Files that one task reads."""
+    """The files that one task reads."""
 
     def __init__(self, files: Sequence[SpoolFile]) -> None:
         super().__init__(None)
@@ -85,7 +85,7 @@ class JournalSource(Table):
     on_demand = SPOOL_COLUMN
 
     def schema(self) -> StructType:
-        """Return the columns; with several queue paths, `spool` says which."""
+        """Return the columns; with several queue paths, the column `spool` is one of them."""
         return with_spool(self.table, journal_read_options(self.options).path)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -109,7 +109,7 @@ class JournalReader(DataSourceReader):
         self._allowed: dict[str, frozenset[str]] = {}
 
     def partitions(self) -> list[InputPartition]:
-        """List the files and share them out."""
+        """List the files and divide them into partitions."""
         files = [
             file
             for file in list_files(self._options.path)
@@ -179,14 +179,14 @@ class JournalReader(DataSourceReader):
 
 
 class PushdownJournalReader(JournalReader):
-    """Reads journals, and leaves out what Spark's filters would drop.
+    """Reads journals, and skips rows that Spark's filters would drop.
 
-    A class of its own, because Spark refuses a reader with `pushFilters` while the setting
+    This is a separate class because Spark rejects a reader with `pushFilters` while the setting
     `spark.sql.python.filterPushdown.enabled` is off.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Take equality with, and membership in, known text; return the rest."""
+        """Take the filters that compare a column with text by `=` or IN; return the others."""
         for given in filters:
             values = _values(given)
             if values is None:

@@ -1,10 +1,10 @@
-"""Writing `kestrel.journal`: a DataFrame becomes queues that a server loads at start.
+"""Write `kestrel.journal`: turn a DataFrame into queues that a server loads at start.
 
-Tasks write parts to a directory that servers ignore; the driver gives them their names when all
-are there. A failed job removes its parts, a task that is run again writes parts of its own, and
-only those of the attempt that Spark counts are used. The parts of a killed driver are removed by
-the next write or server start: see `journal.write_directories`. The queue path must be one that the
-driver and every executor see, and no server may run on it.
+Tasks write parts to a directory that servers ignore; when all parts are written, the driver renames
+them to journal files. A failed job removes its parts. A task that is run again writes its own
+parts, and only those of the attempt that Spark accepted are used. The next write or server start
+removes the parts of a killed driver: see `journal.write_directories`. The driver and every executor
+must see the queue path, and no server may run on it.
 """
 
 import os
@@ -31,12 +31,12 @@ from kestrelmq.spark.spool import local_path
 from kestrelmq.spark.written_columns import session_zone
 
 _PATIENCE: Final = 3600.0
-"""Seconds that a commit waits for the queue path: another write may be committing a lot."""
+"""Seconds that a commit waits for the lock of the queue path: another commit may be large."""
 _PAUSE: Final = 0.05
 
 
 class PartsWritten(WriterCommitMessage):
-    """What a task tells the driver: which parts it wrote."""
+    """A task's message to the driver: the parts that it wrote."""
 
     def __init__(self, partition: int, parts: Sequence[Part]) -> None:
         self.partition = partition
@@ -44,19 +44,19 @@ class PartsWritten(WriterCommitMessage):
 
 
 class JournalWriter(DataSourceArrowWriter):
-    """Writes journals. Made on the driver, copied to every task, and used there again to commit."""
+    """Writes journals. The driver makes it, sends a copy to every task, and commits with it."""
 
     def __init__(
         self, options: JournalWriteOptions, schema: StructType, *, overwrite: bool
     ) -> None:
-        """Begin a job: make the directory that its tasks write to.
+        """Start a job: create the directory that its tasks write to.
 
-        Spark makes a writer on the driver before it starts the tasks that write.
+        Spark makes the writer on the driver before it starts the tasks that write.
 
         Raises:
             ConfigError: the columns cannot be written.
             QueuePathLocked: a server uses the queue path.
-            OSError: the directory cannot be made.
+            OSError: the directory cannot be created.
         """
         check_columns(schema)
         self._path = Path(options.path).absolute()
@@ -65,7 +65,7 @@ class JournalWriter(DataSourceArrowWriter):
         write_directories.remove_abandoned(self._path)
         self._work = write_directories.create(self._path, _driver())
         self._overwrite = overwrite
-        # Rows without an add time get that of the job, so that a task run again writes the same.
+        # Rows without an add time get the job's time, so that a repeated task writes the same.
         self._now = SystemClock().now()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartsWritten:
@@ -83,7 +83,7 @@ class JournalWriter(DataSourceArrowWriter):
         return PartsWritten(context.partitionId(), writer.finish())
 
     def commit(self, messages: "list[WriterCommitMessage | None]") -> None:
-        """Make the parts of all tasks the queues' contents, queue by queue."""
+        """Put the parts of all tasks into the queues, one queue after the other."""
         by_queue: dict[str, list[Part]] = {}
         written = [message for message in messages if isinstance(message, PartsWritten)]
         for message in sorted(written, key=lambda message: message.partition):
@@ -108,10 +108,10 @@ class JournalWriter(DataSourceArrowWriter):
 
 
 def check_not_served(path: str) -> None:
-    """Check that no server, and no write that is committing, has the queue path now.
+    """Check that neither a server nor a committing write has the queue path locked.
 
     Raises:
-        QueuePathLocked: one has.
+        QueuePathLocked: the queue path is locked.
     """
     if is_locked(Path(local_path(path))):
         raise QueuePathLocked(
@@ -120,12 +120,13 @@ def check_not_served(path: str) -> None:
 
 
 def _locked(path: Path, work: Path) -> QueuePathLock:
-    """Take the queue path; wait for another write that has it.
+    """Lock the queue path; wait while another write has it locked.
 
-    A server does not let it go, but removes the directories of writes when it takes it.
+    A server keeps the lock while it runs, and removes the directories of writes when it starts. So
+    once `work` is gone, there is nothing to wait for.
 
     Raises:
-        QueuePathLocked: a server has it, or another write for too long.
+        QueuePathLocked: a server has the lock, or another write has had it for too long.
     """
     deadline = time.monotonic() + _PATIENCE
     lock = QueuePathLock(path)
@@ -141,10 +142,10 @@ def _locked(path: Path, work: Path) -> QueuePathLock:
 
 
 def _check_complete(by_queue: Mapping[str, Sequence[Part]]) -> None:
-    """Check that all parts are there, before the first queue is changed.
+    """Check that all parts are complete, before the first queue is changed.
 
     Raises:
-        JournalError: one is not.
+        JournalError: a part is missing or not complete.
     """
     for part in (part for parts in by_queue.values() for part in parts):
         if not part.path.exists() or part.path.stat().st_size != part.size:
@@ -155,7 +156,7 @@ def _check_complete(by_queue: Mapping[str, Sequence[Part]]) -> None:
 
 
 def _driver() -> write_directories.Owner:
-    """Return the process that runs the job: the first above this one that is no Python worker."""
+    """Return the process that runs the job: the nearest ancestor that is not a Python worker."""
     process = write_directories.process_above(os.getpid())
     while process is not None and _is_python(process):
         process = write_directories.process_above(process)

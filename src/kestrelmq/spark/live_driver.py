@@ -1,7 +1,7 @@
-"""The driver's half of a live stream: which batch comes next, and when parts may go.
+"""The driver's side of a live stream: plan the next batch, and delete parts that are done.
 
-It holds the lock of the staging location from its first call on. It confirms nothing: what is
-taken is decided by the tasks. No Spark here; `stream` puts it behind Spark's interface.
+It holds the lock of the staging location from its first call on. It confirms no items: the tasks
+do. This module does not need Spark; `stream` connects it to Spark's interface.
 """
 
 import time
@@ -16,28 +16,29 @@ from kestrelmq.spark.live_plan import Epoch, from_offset, share_out, taken_by_se
 from kestrelmq.spark.staging import PartId, Staging, StagingInUse
 
 LOCK_PATIENCE: Final = 15.0
-"""Seconds that a new query waits for the lock; that of a killed driver ends within its wait."""
+"""Seconds that a new query waits for the lock. If a driver was killed, its Python process keeps the
+lock for as long as its option `wait`."""
 
 
 class Servers(Protocol):
-    """What the driver asks about the servers; `live_probe.Probe`."""
+    """What the driver asks about the servers; `live_probe.Probe` implements it."""
 
     def check_readable(self, patience: float) -> None:
-        """Raise QueueCannotBeRead if one has the queue but does not give it."""
+        """Raise QueueCannotBeRead if a server has the queue but refuses to let it be read."""
 
     def with_items(self, wait: float) -> list[str]:
         """Return the servers that have items; wait up to `wait` seconds for one."""
 
     def counts(self) -> dict[str, int]:
-        """Return how many items each server has that can be asked."""
+        """Return the number of items on each server that can be asked."""
 
     def close(self) -> None:
-        """End it."""
+        """Close all connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a batch may have; `items` None is what the servers have now."""
+    """Maximum items and bytes of a batch; `items` None means what the servers have now."""
 
     items: int | None
     bytes: int
@@ -58,17 +59,17 @@ class Driver:
         clock: Clock | None = None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Plan for a staging location.
+        """Prepare to plan batches. No I/O is done before the first call.
 
         Args:
             staging: where parts are kept.
-            servers: who to ask.
-            queue: the queue that they are asked for.
-            wait: how long, in seconds, `latest` waits for an item.
-            patience: how long, in seconds, a query that ends waits for a queue that is loading.
-            partitions: how many a batch has at least.
-            clock: time, for the lock's patience.
-            pause: waits for the lock.
+            servers: the servers to ask.
+            queue: the queue to ask about.
+            wait: seconds that `latest` waits for an item.
+            patience: seconds that a query that ends by itself waits for a queue that is loading.
+            partitions: minimum number of partitions in a batch.
+            clock: measures how long to wait for the lock.
+            pause: sleeps between two attempts to take the lock.
         """
         self._staging = staging
         self._servers = servers
@@ -84,10 +85,10 @@ class Driver:
         self._counted: set[PartId] = set()
 
     def begin(self) -> str:
-        """Take the staging location, if that was not done; return its identity.
+        """Lock the staging location unless that is done; return its identity.
 
         Raises:
-            StagingInUse: another query has it.
+            StagingInUse: another query has it locked.
         """
         if self._identity is None:
             self._lock = self._staging.lock(LOCK_PATIENCE, self._clock, self._pause)
@@ -101,14 +102,14 @@ class Driver:
 
     @property
     def takes_only_what_is_there(self) -> bool:
-        """Whether the query ends when it has what the servers had at its start."""
+        """Whether the query ends once it has read what the servers had at its start."""
         return self._wanted is not None
 
     def batch(self, end: Mapping[str, Any]) -> Epoch:
-        """Return the batch whose offset is `end`, to be read now, perhaps again.
+        """Return the batch whose offset is `end`, which is read now, perhaps again.
 
         Raises:
-            StagingInUse: the staging location is another query's.
+            StagingInUse: the staging location belongs to another query.
             ConfigError: the batch is of another queue.
         """
         epoch = from_offset(end)
@@ -116,13 +117,13 @@ class Driver:
         return epoch
 
     def latest(self, start: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-        """Return the offset of the next batch, or `start` when there is nothing.
+        """Return the offset of the next batch, or `start` if there are no items.
 
         Raises:
-            StagingInUse: the staging location is another query's, or another checkpoint's.
-            ConfigError: the checkpoint is another queue's.
-            QueueCannotBeRead: the query is to take what is there, and a server has the queue but
-                does not give it.
+            StagingInUse: the staging location belongs to another query or another checkpoint.
+            ConfigError: the checkpoint is of another queue.
+            QueueCannotBeRead: the query ends once it has read what was there, and a server has the
+                queue but refuses to let it be read.
         """
         before = from_offset(start)
         self._check(before)
@@ -140,18 +141,18 @@ class Driver:
         return Epoch(before.number + 1, before.staging, self._queue, shares).to_offset()
 
     def want_only_what_is_there(self) -> None:
-        """Take no more, from now on, than the servers have now.
+        """From now on, take no more than the servers have now.
 
         Raises:
             ServerUnavailable: no server can be asked.
-            QueueCannotBeRead: a server has the queue but does not give it.
+            QueueCannotBeRead: a server has the queue but refuses to let it be read.
         """
         self.begin()
         self._servers.check_readable(self._patience)
         self._wanted = self._servers.counts()
         if not self._wanted:
             raise ServerUnavailable("no server can be asked what its queue has")
-        # A batch that was begun earlier is none of what is there now.
+        # Items of a batch that was started earlier are not among those on the servers now.
         self._counted = set(self._staging.parts())
 
     def commit(self, end: Mapping[str, Any]) -> None:
@@ -161,14 +162,14 @@ class Driver:
         self._staging.commit(epoch.number)
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Close the connections and release the lock."""
         self._servers.close()
         if self._lock is not None:
             self._lock.release()
         self._identity = None
 
     def _allowed(self, limits: Limits) -> dict[str, int] | None:
-        """Return how much may be taken of each server; None when that is not limited."""
+        """Return how many items may be taken from each server, or None for no limit."""
         if self._wanted is None:
             return self._servers.counts() if limits.items is None else None
         parts = [part_id for part_id in self._staging.parts() if part_id not in self._counted]
@@ -176,12 +177,12 @@ class Driver:
         found = [part for part in map(self._staging.find, parts) if part is not None]
         taken = taken_by_server([(part.server, part.items) for part in found])
         for server, items in taken.items():
-            # One that gave nothing has nothing left of what it had.
+            # A server that gave nothing has none of those items left.
             self._wanted[server] = max(0, self._wanted.get(server, 0) - items) if items else 0
         return self._wanted
 
     def _check(self, start: Epoch) -> None:
-        """Check that the staging location goes with the checkpoint that `start` is from."""
+        """Check that the staging location belongs to the checkpoint that `start` is from."""
         self._check_identity(start)
         strays = [part_id for part_id in self._staging.parts() if part_id.epoch > start.number]
         if strays or self._staging.committed() > start.number:

@@ -1,4 +1,4 @@
-"""Options of the format `kestrel`, validated in one place. Nothing here needs Spark."""
+"""Options of the format `kestrel`, and their validation. This module does not need Spark."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ DEFAULT_LOADING_PATIENCE: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ServersOptions:
-    """Who the servers are.
+    """Where the servers are: a list of addresses, or a path in ZooKeeper.
 
     Attributes:
-        servers: `host:port,...`; None when ZooKeeper knows them.
+        servers: `host:port,...`; None if ZooKeeper has the list.
         zookeeper: ZooKeeper's hosts.
-        path_prefix: where in ZooKeeper the servers are.
+        path_prefix: the path in ZooKeeper under which the servers are registered.
     """
 
     servers: str | None = None
@@ -35,7 +35,7 @@ class ServersOptions:
     path_prefix: str | None = None
 
     def membership(self) -> Membership:
-        """Return who the servers are, now or later."""
+        """Return the membership of the cluster: fixed, or followed in ZooKeeper."""
         if self.zookeeper is None or self.path_prefix is None:
             return FixedMembership(parse_addresses(self.servers or ""))
         from kestrelmq.client.discovery import ZooKeeperMembership  # noqa: PLC0415 # kazoo is large
@@ -43,7 +43,7 @@ class ServersOptions:
         return ZooKeeperMembership(self.zookeeper, self.path_prefix)
 
     def as_options(self) -> dict[str, str]:
-        """Return them as options of a data source."""
+        """Return the options of a data source that mean the same servers."""
         given = {
             "servers": self.servers,
             "zookeeper": self.zookeeper,
@@ -57,15 +57,17 @@ class LiveReadOptions:
     """Options of reading `kestrel`.
 
     Attributes:
-        cluster: who the servers are.
+        cluster: the servers.
         queue: the queue to read.
         staging_location: a directory that the driver and every executor see.
-        max_items_per_batch: how many items a batch has at most.
-        max_bytes_per_batch: how many bytes of items a batch has at most, about.
-        min_partitions: how many tasks read a batch at least; by default one for each server.
-        wait: how long, in seconds, the driver waits for an item at a time.
-        batch: only for a batch read: the name of an earlier one to read again.
-        patience: how long, in seconds, a read that ends waits for a queue that is still loading.
+        max_items_per_batch: maximum number of items in a batch.
+        max_bytes_per_batch: approximate maximum of bytes of items in a batch.
+        min_partitions: minimum number of tasks that read a batch; there is at least one for each
+            server.
+        wait: seconds that the driver waits for an item at a time.
+        batch: name of an earlier batch to read again; only for `spark.read`.
+        patience: seconds that a batch read, or a query that ends by itself, waits for a queue that
+            is still loading.
     """
 
     cluster: ServersOptions
@@ -84,9 +86,9 @@ class LiveWriteOptions:
     """Options of writing `kestrel`.
 
     Attributes:
-        cluster: who the servers are.
+        cluster: the servers.
         queue: the queue to add to; None takes it from the column `queue`.
-        patience: how long, in seconds, a task tries to get an item stored before it fails.
+        patience: seconds without any item stored after which a task fails.
     """
 
     cluster: ServersOptions
@@ -133,7 +135,7 @@ def live_write_options(given: Mapping[str, str]) -> LiveWriteOptions:
         ConfigError: an option is missing, unknown or has a value that is not allowed.
     """
     options = GivenOptions("writing kestrel", given)
-    # Of the stream, not of the sink; Spark hands it to both.
+    # An option of the streaming query, not of this sink; Spark passes it to both.
     options.take("checkpointLocation", "", str)
     cluster = _cluster(options, "writing kestrel")
     return options.done(
@@ -169,7 +171,7 @@ def _servers(value: str) -> str:
 
 
 def _staging_location(value: str) -> str:
-    # Executors need not have the driver's working directory.
+    # Executors may have another working directory than the driver.
     return str(Path(local_path(value, "staging_location")).absolute()) if value else value
 
 

@@ -1,9 +1,9 @@
-"""What a batch of a live stream is, as Spark logs it: an offset that says all that reading needs.
+"""The plan of a batch of a live stream, as an offset that Spark logs.
 
-The offset of a batch names its epoch and, for each partition, the server it reads and how much it
-may take. Spark logs an offset before the batch is read, and hands the same one over when it is
-read again, by whichever process: so the same partitions are read, whoever the servers are by then.
-Nothing here does I/O.
+The offset has the batch's epoch and, for each partition, the server that it reads and how much it
+may take. Spark logs an offset before the batch is read, and passes the same offset to any process
+that reads the batch again: so the same partitions are read, even if the set of servers has changed.
+This module does no I/O.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,9 @@ class Epoch:
     """One batch.
 
     Attributes:
-        number: counts batches from 1; 0 is before the first.
+        number: the batch's number, from 1; 0 stands for the start, before the first batch.
         staging: the identity of the staging location.
-        queue: the queue that its items are from; None in an offset of an earlier version.
+        queue: the queue that is read; None in an offset written by an earlier version.
         shares: what each partition may take.
     """
 
@@ -49,7 +49,7 @@ class Epoch:
 
 
 def from_offset(offset: Mapping[str, Any]) -> Epoch:
-    """Return the batch that an offset means."""
+    """Return the batch that an offset describes."""
     shares = [offset["shares"][str(place)] for place in range(len(offset["shares"]))]
     return Epoch(
         offset["epoch"],
@@ -62,16 +62,18 @@ def from_offset(offset: Mapping[str, Any]) -> Epoch:
 def share_out(
     servers: Mapping[str, int | None], items: int | None, size: int, partitions: int
 ) -> tuple[Share, ...]:
-    """Share a batch out to partitions, each of which reads one server.
+    """Divide a batch into partitions, each of which reads one server.
 
     Args:
-        servers: those with items, and how many items may be taken of each; None is any number.
-        items: how many the batch may have; None is any number.
-        size: how many bytes it may have.
-        partitions: how many there are at least; servers are read by several if there are fewer.
+        servers: the servers with items, and how many items to take from each at most; None means
+            any number.
+        items: maximum number of items in the batch; None means any number.
+        size: approximate maximum of bytes of items in the batch.
+        partitions: minimum number of partitions; if there are fewer servers, several partitions
+            read the same one.
 
     Returns:
-        The shares: of at least one item, and at most `items` together.
+        The shares: each of at least one item, and of at most `items` together.
     """
     each = max(1, -(-partitions // max(len(servers), 1)))
     readers = [server for _ in range(each) for server in servers][:MAX_PARTITIONS]
@@ -91,23 +93,23 @@ def share_out(
 
 
 def first_position(epoch: int, partition: int) -> int:
-    """Return the `position` of a partition's first row; positions order the rows of a query."""
+    """Return the `position` of a partition's first row; `position` orders the rows of a query."""
     return epoch << _EPOCH_SHIFT | partition << _PARTITION_SHIFT
 
 
 def batch_of(position: int) -> tuple[int, int]:
-    """Return the epoch and the partition that a row's `position` says it is from."""
+    """Return the epoch and the partition that a row's `position` encodes."""
     return position >> _EPOCH_SHIFT, (position >> _PARTITION_SHIFT) % MAX_PARTITIONS
 
 
 def _part(total: int, parts: int, place: int) -> int:
-    """Divide a total evenly; the first parts get what is left over."""
+    """Return the size of part `place` of `total` divided evenly; first parts get the remainder."""
     share, rest = divmod(total, parts)
     return share + (1 if place < rest else 0)
 
 
 def taken_by_server(parts: Sequence[tuple[str, int]]) -> dict[str, int]:
-    """Add up items by server."""
+    """Add up (server, items) pairs by server."""
     taken: dict[str, int] = {}
     for server, items in parts:
         taken[server] = taken.get(server, 0) + items

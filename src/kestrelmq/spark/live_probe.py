@@ -1,6 +1,6 @@
-"""Which servers have items: asked by the driver before a batch, with a wait instead of polling.
+"""Ask servers whether they have items: the driver does so before a batch, with a timed wait.
 
-A server that cannot be asked counts as one without items, and is set aside for a while.
+A server that cannot be asked counts as one without items, and is not asked for a while.
 """
 
 import logging
@@ -28,7 +28,7 @@ _log: Final = logging.getLogger("kestrelmq.spark")
 
 
 class Probe:
-    """Asks the servers of a queue. For one thread; it uses others itself."""
+    """Asks the servers about a queue. Not thread-safe; it uses threads of its own."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Probe:
         self._refusing: set[Address] = set()
 
     def with_items(self, wait: float) -> list[str]:
-        """Return the servers that have items; if none has, wait for one up to `wait` seconds.
+        """Return the servers that have items; if none has, wait up to `wait` seconds for one.
 
         Raises:
             ServerUnavailable: ZooKeeper cannot be reached.
@@ -58,19 +58,19 @@ class Probe:
         if having or wait <= 0:
             return sorted(having)
         if not found:
-            # No server answers: without this the driver would ask again at once.
+            # No server answers: without this pause the driver would ask again at once.
             time.sleep(max(0.0, wait - (time.monotonic() - begun)))
             return []
         return self._wait_for_one(list(found), wait)
 
     def check_readable(self, patience: float) -> None:
-        """Check that every server that answers gives the queue, or has none.
+        """Check that every server that answers lets the queue be read.
 
         Args:
-            patience: how long, in seconds, to wait for one on which it is still loading.
+            patience: seconds to wait for a server on which the queue is still loading.
 
         Raises:
-            QueueCannotBeRead: one does not.
+            QueueCannotBeRead: a server refuses to let the queue be read.
             ServerUnavailable: ZooKeeper cannot be reached.
         """
         self._membership.start()
@@ -82,7 +82,7 @@ class Probe:
                 list(threads.map(lambda server: self._check_readable(server, patience), servers))
 
     def counts(self) -> dict[str, int]:
-        """Return how many items the queue has on each server that can be asked."""
+        """Return the number of items in the queue on each server that can be asked."""
         answers = self._ask_all(commands.stats())
         return {
             str(server): sum(
@@ -101,7 +101,7 @@ class Probe:
         self._membership.close()
 
     def _ask_all(self, command: Command[T]) -> dict[Address, T]:
-        """Return the answers of the servers that give one."""
+        """Return the servers' answers; ask servers that are set aside only if no other answers."""
         self._membership.start()
         choice = self._servers.choose()
         found = self._ask_each(choice.ready, command)
@@ -119,7 +119,7 @@ class Probe:
             }
 
     def _ask(self, server: Address, command: Command[T]) -> tuple[T] | None:
-        """Return the answer, in a tuple; None when the server cannot be asked."""
+        """Return the answer in a tuple, or None if the server cannot be asked."""
         try:
             answer = self._run(server, command)
         except ClientError as error:
@@ -146,7 +146,11 @@ class Probe:
         return connection.run(command)
 
     def _set_aside(self, server: Address, error: ClientError) -> None:
-        """Leave a server alone for a while; raise what no other server would answer better."""
+        """Do not ask a server for a while; raise `error` if any other server would answer the same.
+
+        A refusal because of the state of the server or the queue is particular to this server; any
+        other refusal means that the request is wrong.
+        """
         if is_refusal(error):
             self._refusing.add(server)
         elif isinstance(error, ServerRefused):
@@ -159,10 +163,11 @@ class Probe:
         self._servers.succeeded(server)
 
     def _wait_for_one(self, servers: Sequence[Address], wait: float) -> list[str]:
-        """Return the first server that gets an item within `wait` seconds, if one does.
+        """Return the first server that gets an item within `wait` seconds, if there is one.
 
-        The waits at the others go on to their end behind the caller's back, on connections of
-        their own: a reply that is not read yet must not be taken for another's.
+        The waits on the other servers continue in the background until they end. They have
+        connections of their own, so that a reply that is still due is not taken for the reply to
+        another request.
         """
         threads = ThreadPoolExecutor(min(len(servers), _MAX_THREADS))
         try:
@@ -181,7 +186,7 @@ class Probe:
             connection.open()
             return connection.run(commands.peek(self._name, wait)) is not None
         except ClientError:
-            # The next question finds out more; until then, this one must not end early.
+            # The next request shows what is wrong; but this wait must not end early.
             time.sleep(max(0.0, wait - (time.monotonic() - begun)))
             return False
         finally:

@@ -1,8 +1,8 @@
-"""Open reads of one server's queue, over as many connections as they need.
+"""Open reads of a queue on one server, over as many connections as needed.
 
-A server lets a connection hold only so many reads open (`max_monitor_transactions`, 100 unless it
-was changed), so a part's reads are spread over several connections, filled one after the other:
-the items stay in the queue's order. Closing the connections gives them back.
+A server limits the number of open reads of a connection (`max_monitor_transactions`, by default
+100), so the reads of a part are spread over several connections. They are filled one after the
+other, so the items stay in the queue's order. Closing the connections gives the items back.
 """
 
 import logging
@@ -35,14 +35,14 @@ class ServerReads:
         *,
         patience: float | None = None,
     ) -> None:
-        """Read a server's queue.
+        """Prepare to read a queue of a server.
 
         Args:
             server: its address.
             queue: the queue.
-            options: of the connections.
-            patience: how long, in seconds, to wait for a queue that is still loading, before that
-                is an error; None has a queue that cannot be read raise `ServerRefused`.
+            options: options of the connections.
+            patience: seconds to wait for a queue that is still loading before raising
+                `QueueCannotBeRead`; None raises `ServerRefused` at once.
         """
         self._address = parse_address(server)
         self._queue = commands.checked_queue(queue)
@@ -54,14 +54,14 @@ class ServerReads:
         self._has_room = False
 
     def open(self, items: int, size: int) -> Opened:
-        """Open up to `items` reads, in the queue's order.
+        """Open up to `items` reads, of about `size` bytes, in the queue's order.
 
-        What they have in bytes is not known before: each request is for as many as would fit if
-        none were larger than the largest so far, and the first is for one.
+        The sizes of items are not known in advance. The first request is for one item; each later
+        one is for as many as would fit if none were larger than the largest item so far.
 
         Raises:
             ClientError: the server cannot be read.
-            QueueCannotBeRead: the queue cannot be read, and there is a `patience`.
+            QueueCannotBeRead: the queue cannot be read, and `patience` is not None.
         """
         found: list[bytes] = []
         largest, taken = 0, 0
@@ -75,12 +75,12 @@ class ServerReads:
             except QueueCannotBeRead:
                 if not found:
                     raise
-                # What is open is kept; the next call says what is wrong.
+                # Keep the open reads; the next call raises the error.
                 break
             except (ServerUnavailable, ServerRefused) as error:
                 if not found or getattr(error, "kind", "SERVER_ERROR") != "SERVER_ERROR":
                     raise
-                # It takes no further connections: what is open already is good.
+                # The server accepts no further connections; the open reads are good.
                 return Opened(found, exhausted=True)
             if not arrived:
                 return Opened(found, exhausted=True)
@@ -90,7 +90,7 @@ class ServerReads:
         return Opened(found, exhausted=False)
 
     def confirm(self) -> None:
-        """Confirm what is open; what cannot be confirmed comes again."""
+        """Confirm the open reads; items whose confirmation fails are delivered again."""
         held = zip(self._held, self._counts, strict=True)
         self._held, self._counts, self._has_room = [], [], False
         for connection, count in held:
@@ -102,14 +102,14 @@ class ServerReads:
                 self._free.append(connection)
 
     def give_back(self) -> None:
-        """Close the connections; the server takes back what is open."""
+        """Close the connections; the server then puts the items of open reads back."""
         connections = [*self._free, *self._held]
         self._free, self._held, self._counts, self._has_room = [], [], [], False
         for connection in connections:
             connection.close()
 
     def _more(self, items: int) -> list[bytes]:
-        """Open reads on the connection that may have room, or else on one more."""
+        """Open more reads: on the last connection if it may have room, or else on another."""
         command = commands.monitor(self._queue, 0, items)
         if self._has_room:
             arrived = self._run(self._held[-1], command)
@@ -122,7 +122,8 @@ class ServerReads:
                 return arrived
             self._held.append(connection)
             self._counts.append(len(arrived))
-        # Fewer than asked for: the connection is full, or the queue is empty; another one tells.
+        # With fewer items than requested, either the connection is full or the queue is empty; a
+        # request on another connection shows which.
         self._has_room = len(arrived) == items
         return arrived or self._more(items)
 

@@ -1,7 +1,7 @@
-"""A queue that a server has but does not give: still loading, damaged, or refused by its status.
+"""Queues that a server has but refuses to read: still loading, damaged, or refused by its status.
 
-Such a queue is not empty. A read that ends when nothing is left must not take it for that: it
-waits while the queue is loading, and fails otherwise.
+Such a queue is not empty, and a read that ends when nothing is left must not treat it as empty:
+it waits while the queue is loading, and fails otherwise.
 """
 
 import time
@@ -18,11 +18,11 @@ _PAUSE: Final = 0.1
 
 
 class QueueCannotBeRead(KestrelError):  # noqa: N818 # says what it is
-    """A server answers, but does not give the queue."""
+    """A server answers, but refuses to let the queue be read."""
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether a server said that it does not give the queue now, though the request was right."""
+    """Whether a server refused a correct request because of its state or the queue's."""
     return isinstance(error, ServerRefused) and error.kind == "SERVER_ERROR"
 
 
@@ -35,11 +35,11 @@ def readable(
     clock: Clock | None = None,
     pause: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Return what `ask` returns; ask again while the queue is loading, up to `patience` seconds.
+    """Return what `ask` returns; repeat it for up to `patience` seconds while the queue is loading.
 
     Raises:
         QueueCannotBeRead: the server refuses, or the queue is still loading after that time.
-        ClientError: as `ask` does otherwise.
+        ClientError: any other error of `ask`.
     """
     clock = clock or SystemClock()
     deadline = clock.monotonic() + patience

@@ -1,9 +1,9 @@
-"""Writing `kestrel`: rows become items of queues, on whichever of the servers takes them.
+"""Write `kestrel`: add rows to queues as items, on any of the servers that accepts them.
 
-At least once: a task that fails is run again from its beginning, and an add whose reply was lost is
-sent again. A full queue is no failure: the task waits until there is room, so what comes after it
-waits too. A task gives up, and with it the query, when an item was not stored for as long as the
-option `patience` says; the query, started again, sends the batch again.
+Items are written at least once: a failed task is run again from its beginning, and an add whose
+reply was lost is sent again. A full queue is not a failure: the task waits for room, and so does
+everything after it. If no item was stored for the time that the option `patience` gives, the task
+fails, and with it the query; when the query is started again, it sends the batch again.
 """
 
 import logging
@@ -45,11 +45,11 @@ _log: Final = logging.getLogger("kestrelmq.spark")
 
 
 class QueueStaysFull(KestrelError):  # noqa: N818 # says what it is
-    """Items could not be stored for as long as the writer may try."""
+    """No item could be stored for the time that the option `patience` gives."""
 
 
 class Items(Protocol):
-    """What the sink needs of a client."""
+    """The part of a client that the sink uses."""
 
     def put_many(
         self,
@@ -59,18 +59,18 @@ class Items(Protocol):
         *,
         retry_unknown: bool | None = None,
     ) -> list[bool]:
-        """Add items; say for each whether it is stored."""
+        """Add items; return for each whether it was stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class ItemsWritten(WriterCommitMessage):
-    """What a task tells the driver."""
+    """A task's message to the driver: the number of items that it wrote."""
 
     items: int
 
 
 class Sender:
-    """Adds items until they are stored."""
+    """Sends items to the servers, again and again until they are stored."""
 
     def __init__(
         self,
@@ -85,12 +85,12 @@ class Sender:
         self._pause = pause
 
     def send(self, queue: str, items: Sequence[bytes], expiry: Expiry = None) -> None:
-        """Return when every item is stored.
+        """Add items to a queue; return when every one is stored.
 
         Raises:
-            QueueStaysFull: none was stored for as long as this may try.
-            InvalidRequest: it cannot be sent.
-            ServerRefused: no server would ever take it.
+            QueueStaysFull: no item was stored for `patience` seconds.
+            InvalidRequest: an item cannot be sent.
+            ServerRefused: no server would ever accept an item.
         """
         left = list(items)
         pause = _FIRST_PAUSE
@@ -129,7 +129,7 @@ class Sender:
 
 
 class _RowWriter:
-    """Writes rows; what the writer of a table and that of a stream share."""
+    """Writes rows: the common part of the writers of tables and streams."""
 
     def __init__(self, options: LiveWriteOptions, schema: StructType) -> None:
         """Prepare a write.
@@ -158,7 +158,7 @@ class LiveWriter(_RowWriter, DataSourceArrowWriter):
 
 
 class LiveStreamWriter(_RowWriter, DataSourceStreamArrowWriter):
-    """Writes a stream. Nothing is left to commit: what is stored is stored."""
+    """Writes a stream. There is nothing to commit: stored items are in their queues."""
 
 
 def check_columns(schema: StructType, *, queue_given: bool) -> None:
@@ -180,7 +180,7 @@ def grouped(
     """Yield a batch's items by queue and expiry, in the batch's order within each queue.
 
     Args:
-        batch: rows of a schema that was checked.
+        batch: rows of a schema that passed `check_columns`.
         queue: the queue of all rows; None takes it from the column.
         zone: the time zone of dates, and of times without one.
 
@@ -207,7 +207,7 @@ def grouped(
 
 
 def _expiries(column: pa.Array) -> list[datetime | None]:
-    """Return when items expire, from ms; 0 and null are never."""
+    """Return when items expire, from ms since the epoch; 0 and null mean never."""
     return [
         datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms else None
         for time_ms in column.to_pylist()

@@ -1,4 +1,7 @@
-"""Options of the sources over journals, validated in one place. Nothing here needs Spark."""
+"""Options of `kestrel.journal` and `kestrel.queue`, and their validation.
+
+This module does not need Spark.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,11 +24,11 @@ class JournalReadOptions:
 
     Attributes:
         path: a queue path, a journal file, or a glob of either.
-        mode: what damage does: `failfast` raises, `permissive` gives a row that names it,
+        mode: what to do at damage: `failfast` raises, `permissive` yields a row that describes it,
             `dropmalformed` ends the file there.
-        partition_bytes: small files share a partition up to this size; a larger file is its own.
-        batch_rows: records in an Arrow batch.
-        pushdown: take filters from Spark; needs `spark.sql.python.filterPushdown.enabled`.
+        partition_bytes: small files share a partition up to this size; a larger file gets its own.
+        batch_rows: maximum number of records in an Arrow batch.
+        pushdown: apply Spark's filters here; needs `spark.sql.python.filterPushdown.enabled`.
     """
 
     path: str
@@ -42,10 +45,11 @@ class QueueReadOptions:
     Attributes:
         path: a queue path, a journal file, or a glob of either.
         partition_bytes: as for `kestrel.journal`.
-        batch_rows: items in an Arrow batch.
-        direct_bytes: a queue whose journal is no larger is replayed by one task; a larger one is
-            planned first, its files in parallel.
-        planned: file with a plan that was made by a Spark job; None plans where Spark plans.
+        batch_rows: maximum number of items in an Arrow batch.
+        direct_bytes: one task replays a queue whose journal is one file or at most this large; any
+            other queue is planned first, its files in parallel.
+        planned: a plan that a Spark job made, as text (`planning.to_text`); None makes the plan
+            where Spark plans the source.
     """
 
     path: str
@@ -60,7 +64,7 @@ class JournalWriteOptions:
     """Options of writing `kestrel.journal`.
 
     Attributes:
-        path: the queue path; it is created if it is not there.
+        path: the queue path; it is created if it does not exist.
     """
 
     path: str

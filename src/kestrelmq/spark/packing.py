@@ -1,6 +1,6 @@
-"""One queue's journal in its smallest form: open reads and live items, nothing else.
+"""Pack one queue's journal: write its open reads and live items, and nothing else.
 
-Records are copied as they are, in runs: item data is not looked at, and memory holds none.
+Records are copied unchanged, in runs; item data is not decoded, and only a run is in memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,20 +22,20 @@ from kestrelmq.spark.scanning import Chunk, FileView, open_view
 from kestrelmq.spark.spool import SpoolFile
 
 _ADDING_WITH_XID: Final = (ADD_XID, CONTINUE)
-"""Opcodes of records that add an item and say an xid."""
+"""Opcodes of records that add an item and have an xid."""
 
 
 def pack_files(
     files: Sequence[SpoolFile], output: Path, dialect: Dialect
 ) -> tuple[int, int, Ending | None]:
-    """Write to `output` what a queue's files come to, and force it to disk.
+    """Write the packed journal of a queue's files to `output`, and sync it.
 
-    A server that loads it has the same items and open reads, and, from the documented dialect, the
-    same last-used xid.
+    A server that loads `output` has the same items and open reads, and, in the documented dialect,
+    the same last-used xid.
 
     Returns:
-        The number of items, the bytes written, and where the last file is torn, if it is: what
-        follows is left out.
+        The number of items, the bytes written, and where the last file is torn, or None. The bytes
+        from there on are not packed.
 
     Raises:
         DamagedJournal: a file is damaged.
@@ -71,7 +71,7 @@ def _torn(file: SpoolFile) -> Ending | None:
 def _live_chunks(
     part: Wanted,
 ) -> Iterator[tuple[FileView, Chunk, NDArray[np.int64]]]:
-    """The live items of a file, with their ordinals."""
+    """Yield the live items of a file, with their ordinals."""
     view = open_view(part.file.path, part.file.size, part.file.inode)
     ordinal = part.first
     for chunk in view.chunks(tail_may_be_torn=part.file.last):
@@ -83,7 +83,7 @@ def _live_chunks(
 
 
 def _front(part: Wanted) -> Iterator[tuple[int, bytes]]:
-    """The records of live items that do not follow their neighbours: few."""
+    """Yield the records of the live items outside the live range, which are few."""
     if not part.exceptions:
         return
     for view, items, ordinals in _live_chunks(part):
@@ -93,7 +93,7 @@ def _front(part: Wanted) -> Iterator[tuple[int, bytes]]:
 
 
 def _as_stored(record: bytes) -> bytes:
-    """A record that adds the same item, and does nothing else."""
+    """Return a record that adds the same item, and does nothing else."""
     return _as_addx(record) if record[0] in _ADDING_WITH_XID else record
 
 
@@ -105,7 +105,7 @@ def _as_addx(record: bytes) -> bytes:
 
 
 def _rest(part: Wanted) -> Iterator[bytes]:
-    """The records of the live range, in as long runs as the file allows."""
+    """Yield the records of the live range, in runs as long as the file allows."""
     for view, items, ordinals in _live_chunks(part):
         wanted_here = (ordinals >= part.live_from) & (ordinals < part.live_to)
         rest = items.part(wanted_here)

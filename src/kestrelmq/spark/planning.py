@@ -1,7 +1,7 @@
-"""Which items of a spool are live, and where: the plan for reading what is in the queues now.
+"""Plan how to read what is in the queues now: which items are live, and in which files.
 
-A plan has no item data. Summaries of files are made by whatever `run` is given: here, in a pool
-of processes, or by a Spark job; only the fold of summaries is done in one place.
+A plan has no item data. The caller passes in how files are summarised (`Run`): one after the
+other, in a pool of processes, or by a Spark job. The summaries are folded in this process.
 """
 
 import json
@@ -25,7 +25,7 @@ from kestrelmq.spark.summarising import Summariser
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A file to summarise: with its exact start, or else with a last-used xid to assume."""
+    """A file to summarise, with its exact start, or with the last-used xid to assume."""
 
     file: SpoolFile
     start: Start | None
@@ -33,7 +33,7 @@ class Task:
 
 
 Run = Callable[[Sequence[Task]], list[Segment]]
-"""Summarises files, in any place and at once, and returns the summaries in order."""
+"""Summarises files, in parallel and wherever it likes, and returns the summaries in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class FilePlan:
 
 @dataclass(frozen=True, slots=True)
 class QueuePlan:
-    """What is live in a queue, and the files it is in."""
+    """The live items of a queue, and its files."""
 
     queue: str
     files: tuple[FilePlan, ...]
@@ -63,7 +63,7 @@ class Replayed:
     end: State
 
     def plan(self) -> QueuePlan:
-        """Return where its live items are."""
+        """Return which items are live, and which ordinals each file adds."""
         adds = [state.adds for state in self.starts] + [self.end.adds]
         return QueuePlan(
             queue=self.files[0].queue,
@@ -80,12 +80,14 @@ class Wanted:
     """The live items of one file.
 
     Attributes:
-        file: where they are.
-        first: ordinal of the first item the file adds.
-        live_from: items from this ordinal on are live,
-        live_to: up to this one, which is not.
-        shift: what to add to such an ordinal to get the position in the queue.
-        exceptions: other live items: ordinal to position, and xid if it is an open read's.
+        file: the file.
+        first: ordinal of the first item that the file adds.
+        live_from: ordinal of the first item of the live range.
+        live_to: ordinal after the last item of the live range.
+        shift: the difference between an item's position in the queue and its ordinal, in the
+            live range.
+        exceptions: the other live items: ordinal to (position, xid); the xid is None unless the
+            item belongs to an open read.
     """
 
     file: SpoolFile
@@ -100,8 +102,8 @@ def summarise(task: Task) -> Segment:
     """Summarise one file.
 
     Raises:
-        DamagedJournal: it is damaged.
-        JournalError: it is gone or shorter than when it was listed.
+        DamagedJournal: the file is damaged.
+        JournalError: the file is gone, or shorter than when it was listed.
     """
     file = task.file
     view = open_view(file.path, file.size, file.inode)
@@ -125,10 +127,11 @@ def replay_in_order(files: Sequence[SpoolFile]) -> Replayed:
 
 
 def replay_in_parallel(queues: Sequence[Sequence[SpoolFile]], run: Run) -> list[Replayed]:
-    """Replay many queues, the files of all of them at once.
+    """Replay many queues, with the files of all of them in parallel.
 
-    Most files are summarised once. One that opens reads without naming their xids may need a
-    second look, when the last-used xid before it is known; they are looked at again together.
+    Most files are summarised once. A file that opens reads without naming their xids may have to
+    be summarised again once the last-used xid before it is known; those files are summarised
+    again together. A file whose other assumptions turn out wrong is summarised again by itself.
     """
     summaries = _first_look(queues, run)
     _second_look(queues, summaries, run)
@@ -168,7 +171,7 @@ def _second_look(
 
 
 def wanted(plan: QueuePlan) -> list[Wanted]:
-    """Return the files that hold live items, and which items those are."""
+    """Return the files that hold live items, each with its live items."""
     live = plan.live
     front = [*live.given_back, *((item, None) for item in live.head)]
     exceptions = {item: (position, xid) for position, (item, xid) in enumerate(front)}
@@ -183,15 +186,15 @@ def wanted(plan: QueuePlan) -> list[Wanted]:
 
 
 def to_text(plans: Iterable[Wanted]) -> str:
-    """Write plans as text."""
+    """Return plans as text."""
     return json.dumps([asdict(plan) for plan in plans])
 
 
 def from_text(text: str) -> list[Wanted]:
-    """Read what `to_text` wrote.
+    """Return the plans that `to_text` turned into `text`.
 
     Raises:
-        ValueError: it is no such text.
+        ValueError: `text` is not from `to_text`.
     """
     try:
         return [_wanted_from(plan) for plan in json.loads(text)]

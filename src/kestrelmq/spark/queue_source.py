@@ -1,12 +1,12 @@
-"""`kestrel.queue`: what is in the queues now, as a server that loads the journals would have it.
+"""`kestrel.queue`: what is in the queues now, as a server would load it from the journals.
 
 Open reads are given back to the head, ascending by xid; `position` 0 is the head. A queue with a
-small journal is replayed by the task that reads it. A large one is planned first: its files are
-summarised in parallel, and then only those that hold live items are read again. No item data
-passes through the driver.
+small journal is replayed by the task that reads it. A queue with a large one is planned first: its
+files are summarised in parallel, and then only those that hold live items are read again. No item
+data passes through the driver.
 
-Spark plans a source in a process of its own that cannot start jobs. There, files are summarised by
-a pool of processes on the driver's machine; `kestrelmq.spark.read_queues` plans by a Spark job.
+Spark plans a source in a separate process that cannot start jobs. There, a pool of processes on the
+driver's machine summarises the files; `reading.read_queues` plans with a Spark job instead.
 """
 
 import multiprocessing
@@ -68,7 +68,7 @@ QUEUE_SCHEMA: Final = StructType(
 
 
 class QueuePartition(InputPartition):
-    """What one task reads: whole queues to replay, or live items that a plan found."""
+    """What one task reads: whole queues to replay, or the live items that a plan lists."""
 
     def __init__(
         self, queues: Sequence[Sequence[SpoolFile]] = (), planned: Sequence[Wanted] = ()
@@ -86,7 +86,7 @@ class QueueSource(Table):
     on_demand = SPOOL_COLUMN
 
     def schema(self) -> StructType:
-        """Return the columns; with several queue paths, `spool` says which."""
+        """Return the columns; with several queue paths, the column `spool` is one of them."""
         return with_spool(self.table, queue_read_options(self.options).path)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -103,7 +103,7 @@ class QueueReader(DataSourceReader):
         self._schema = arrow_schema(schema)
 
     def partitions(self) -> list[InputPartition]:
-        """Share out small queues, and the files of large ones that hold live items."""
+        """Divide small queues, and the files with live items of large ones, into partitions."""
         if self._options.planned is not None:
             try:
                 found = from_text(self._options.planned)
@@ -128,7 +128,7 @@ class QueueReader(DataSourceReader):
         return columns.coalesce(self._batches(partition), self._options.batch_rows)
 
     def _planned(self, plans: Sequence[Wanted]) -> list[InputPartition]:
-        """Share out files of plans; a file is a partition, small ones share one."""
+        """Divide planned files into partitions; small files share one."""
         shared = shares(plans, lambda plan: plan.file.size, self._options.partition_bytes)
         return [QueuePartition(planned=share) for share in shared]
 
@@ -172,7 +172,7 @@ def is_live(ordinals: NDArray[np.int64], plan: Wanted) -> NDArray[np.bool_]:
 def split_by_size(
     files: Sequence[SpoolFile], direct_bytes: int
 ) -> tuple[list[list[SpoolFile]], list[list[SpoolFile]]]:
-    """Return the queues to replay directly, and those to plan: large, and of several files."""
+    """Return the queues to replay directly, and those to plan: large ones of several files."""
     small: list[list[SpoolFile]] = []
     large: list[list[SpoolFile]] = []
     for queue in by_queue(files):
@@ -191,13 +191,13 @@ def in_processes(tasks: Sequence[Task]) -> list[Segment]:
 
 
 def _makers(view: FileView, plan: Wanted, batch: Chunk, ordinals: NDArray[np.int64]) -> Makers:
-    """How to make the columns, each only if it is asked for."""
+    """Return how to make each column of a batch."""
     return {
         "queue": lambda: columns.constant(plan.file.queue, len(batch)),
         "spool": lambda: columns.constant(plan.file.spool, len(batch)),
         "position": lambda: pa.array(_positions(plan, ordinals)),
         "xid": lambda: pa.array(_open_xids(plan, ordinals), pa.int32()),
-        # An ADD has no add time: it is 0, the oldest there is, as in replay.
+        # An ADD has no add time: as in replay, it is 0, the earliest time.
         "add_time": lambda: columns.add_times(view, batch).fill_null(0),
         "expiry": lambda: columns.expiries(view, batch),
         "size": lambda: columns.sizes(batch),

@@ -1,7 +1,8 @@
-"""Reading and writing journals from a program, with a session at hand.
+"""Read and write journals and Parquet tables from a program that has a Spark session.
 
-What `spark.read` and `df.write` do with the data sources, and what they cannot do by themselves:
-ask for the needed columns only, push filters down, plan by a Spark job, sort what is written.
+These functions use the data sources as `spark.read` and `df.write` do, and add what those cannot
+do: request only the needed columns, push filters down, plan with a Spark job, sort rows before
+they are written.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,8 +48,8 @@ def read_journals(
     Args:
         spark: the session.
         path: a queue path, a journal file, or a glob of either.
-        columns: the columns wanted; without `data` no item data is read.
-        mode: what damage does: see `kestrelmq.spark.options`.
+        columns: the columns to read; without `data` no item data is read.
+        mode: what to do at damage: see `kestrelmq.spark.options`.
     """
     pushdown = spark.conf.get(_PUSHDOWN, "false") or "false"
     schema = _pick(JOURNAL_SCHEMA, path, columns)
@@ -65,8 +66,8 @@ def read_queues(
 ) -> DataFrame:
     """Return what is in the queues of `path` now.
 
-    Small spools are replayed by the tasks that read them; with a queue of more than
-    `direct_bytes`, a Spark job plans first, file by file.
+    The tasks that read small queues also replay them. If a queue has several files with more than
+    `direct_bytes` together, a Spark job first plans all queues, file by file.
     """
     files = list_files(path)
     reader = spark.read.format(QUEUE_FORMAT).schema(_pick(QUEUE_SCHEMA, path, columns))
@@ -79,7 +80,7 @@ def read_queues(
 
 
 def replay_journals(spark: SparkSession, path: str) -> list[Replayed]:
-    """Replay every queue of `path` by a Spark job; needs memory for no item."""
+    """Replay every queue of `path` with a Spark job; item data takes no memory."""
     queues: dict[tuple[str, str], list[SpoolFile]] = {}
     for file in list_files(path):
         queues.setdefault((file.spool, file.queue), []).append(file)
@@ -87,12 +88,12 @@ def replay_journals(spark: SparkSession, path: str) -> list[Replayed]:
 
 
 def run_on(spark: SparkSession) -> Run:
-    """Return a way to summarise files by a Spark job, one task a file or a share of small ones."""
+    """Return a `Run` that summarises files with a Spark job."""
     return partial(on_each, spark, summarise)
 
 
 def on_each(spark: SparkSession, work: Callable[[A], B], things: Sequence[A]) -> list[B]:
-    """Do something with each of `things` in a Spark job; return the results in order."""
+    """Apply `work` to each of `things` in a Spark job; return the results in order."""
     if not things:
         return []
     slices = min(len(things), max(spark.sparkContext.defaultParallelism * 4, 1))
@@ -104,17 +105,20 @@ def write_journals(
 ) -> None:
     """Write rows to journals that a server loads at start.
 
-    Columns, in any case: `queue`, `data`, and if wanted `add_time`, `expiry` (ms or timestamps) and
-    `sequence`, which orders the items of a queue. Rows are sorted by Spark first, so that no
-    merging is left.
+    Columns, with names in any case: `queue`, `data`, and optionally `add_time`, `expiry` (ms or
+    timestamps) and `sequence`, which orders the items of a queue. With `sequence`, Spark sorts the
+    rows first, so that the writer has nothing to merge.
 
     Args:
-        rows: what to write.
+        rows: the rows to write.
         path: the queue path.
-        mode: `append` puts items behind what queues hold; `overwrite` replaces what the queues
-            that occur in `rows` hold, and leaves other queues alone.
+        mode: `append` adds the items behind those that queues hold; `overwrite` replaces the
+            contents of the queues that occur in `rows`, and leaves other queues alone.
+
+    Raises:
+        QueuePathLocked: a server uses the queue path.
     """
-    # Sorting takes tasks, and Spark makes the writer, which checks this too, after these.
+    # The writer checks this, too, but Spark makes it only after the tasks that sort.
     check_not_served(path)
     if "sequence" in (name.lower() for name in rows.columns):
         rows = rows.repartition("queue").sortWithinPartitions("queue", "sequence")
@@ -122,7 +126,7 @@ def write_journals(
 
 
 def read_parquet(spark: SparkSession, path: str, schema: StructType | None = None) -> DataFrame:
-    """Return a Parquet table; the path is a glob only if nothing has that very name."""
+    """Return a Parquet table; `path` is a glob only if nothing exists under exactly that name."""
     reader = spark.read if schema is None else spark.read.schema(schema)
     globs = is_pattern(path.removeprefix("file:"))
     return reader.option(_GLOBS, "true" if globs else "false").parquet(path)
@@ -134,10 +138,11 @@ def read_partitioned(spark: SparkSession, path: str, schema: StructType) -> Data
     Args:
         spark: the session.
         path: the table.
-        schema: its columns; without it Spark would guess, and take a queue called 007 for a number.
+        schema: its columns; without it Spark would guess, and take a queue `007` for a number.
     """
     rows = read_parquet(spark, path, schema)
-    # A queue may have the name of the directory in which Spark keeps rows without one.
+    # A queue may be named like the directory in which Spark keeps rows whose queue is null; Spark
+    # reads that name as null.
     return rows.withColumn("queue", f.coalesce("queue", f.lit(_SPARKS_NULL)))
 
 

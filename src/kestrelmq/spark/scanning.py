@@ -1,6 +1,6 @@
-"""Journal files for numpy: record boundaries in chunks, header fields as arrays, events.
+"""Read journal files with numpy: chunks of whole records, header fields as arrays, events.
 
-Boundaries come from `boundaries`; everything after that is done for a whole chunk at once.
+`boundaries` finds the records; everything else is done for a whole chunk at once.
 """
 
 import contextlib
@@ -32,18 +32,18 @@ from kestrelmq.spark.boundaries import boundaries
 from kestrelmq.spark.summarising import Events
 
 CHUNK: Final = 16 << 20
-"""Bytes scanned at once; a longer record is taken whole."""
+"""Bytes scanned at once; a longer record is still read whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Whole records of a file that follow each other.
+    """Whole records of a file, in order.
 
     Attributes:
-        starts: where each begins.
-        ends: where each ends.
-        opcodes: their first bytes; a CONTINUE has that of a STATE_DUMP.
-        is_state_dump: whether it is one STATE_DUMP; those are chunks of their own.
+        starts: where each record begins.
+        ends: where each record ends.
+        opcodes: their first bytes; CONTINUE has the same opcode as STATE_DUMP.
+        is_state_dump: whether the chunk is a STATE_DUMP, which is always a chunk of its own.
     """
 
     starts: NDArray[np.int64]
@@ -74,14 +74,14 @@ class Chunk:
 
 
 class FileView:
-    """The first `size` bytes of a journal file, with its fields as unaligned arrays.
+    """The first `size` bytes of a journal file, with header fields as arrays.
 
     Attributes:
-        torn: where the end of the file is torn, if it is; set by `chunks`.
+        torn: where and why the end of the file is torn, or None; `chunks` sets it.
     """
 
     def __init__(self, buffer: Buffer, size: int) -> None:
-        """Look at `buffer`, which must hold at least `size` bytes and outlive this."""
+        """View `buffer`, which must hold at least `size` bytes and outlive the view."""
         self.buffer = buffer if len(buffer) == size else memoryview(buffer)[:size]
         self.size = size
         self.torn: Ending | None = None
@@ -90,7 +90,7 @@ class FileView:
     def field(
         self, dtype: str, positions: NDArray[np.int64]
     ) -> NDArray[np.int32] | NDArray[np.int64]:
-        """Return the little-endian integers at `positions`."""
+        """Return the little-endian integers at `positions`, which need not be aligned."""
         width = np.dtype(dtype).itemsize
         if len(positions) == 0 or self.size < width:
             return np.zeros(0, dtype=dtype)
@@ -102,18 +102,18 @@ class FileView:
 
     @property
     def torn_at(self) -> int | None:
-        """Where a record begins that the end of the file cuts short."""
+        """Where the torn record at the end of the file begins, or None."""
         return None if self.torn is None else self.torn.position
 
     def chunks(self, *, tail_may_be_torn: bool, replayed_only: bool = True) -> Iterator[Chunk]:
-        """Cut the file into chunks of whole records, in order.
+        """Split the file into chunks of whole records, in order.
 
-        A STATE_DUMP is the last one, for it ends the file in replay; without `replayed_only` the
-        whole records behind it come, too.
+        A STATE_DUMP is the last chunk, because replay of the file ends there; without
+        `replayed_only` the whole records behind it follow, too.
 
         Raises:
-            DamagedJournal: after the last good record: the file is damaged there, or torn and
-                `tail_may_be_torn` is not set.
+            DamagedJournal: after the last good record, if the file is damaged there, or is torn
+                and `tail_may_be_torn` is not set.
         """
         walk = Walk(self.buffer, _find, last=tail_may_be_torn, step=_step, forgets=False)
         for begin, batches in walk.sections():
@@ -144,11 +144,11 @@ class FileView:
 
 
 Found = tuple[list[NDArray[np.int64]], int]
-"""Where records begin, and where the last of them ends."""
+"""Where records begin, and where the last one ends."""
 
 
 def _find(buffer: Buffer, position: int, end: int, *, more: bool) -> tuple[Found, int]:
-    """Find records for a walk."""
+    """Find records, as `journal.walk.Walk` needs it."""
     starts: list[NDArray[np.int64]] = []
     try:
         stopped = boundaries(buffer, position, end, starts, more=more)
@@ -164,15 +164,15 @@ def _step(_position: int) -> int:
 def open_view(path: str, size: int, inode: int | None = None) -> FileView:
     """Map the first `size` bytes of a journal file.
 
-    The mapping ends with the last array or Arrow buffer that looks at it.
+    The file stays mapped until the last array or Arrow buffer over it is gone.
 
     Args:
-        path: where it was when it was listed; a server may have rotated it since.
-        size: how many bytes it had.
-        inode: its number in the file system; None takes whatever is there now.
+        path: where the file was when it was listed; a server may have rotated it since.
+        size: its size in bytes then.
+        inode: its inode number; None opens whatever file is at `path` now.
 
     Raises:
-        JournalError: the file is gone or shorter than when it was listed.
+        JournalError: the file is gone, or shorter than when it was listed.
     """
     if size == 0:
         return FileView(b"", 0)
@@ -196,10 +196,10 @@ def _opened(path: str, inode: int | None) -> BinaryIO:
 
 
 def _names_since(path: str, inode: int | None) -> Iterator[str]:
-    """Yield the name by which a file was listed, and then the one that it was rotated to."""
+    """Yield the path at which a file was listed, and then the path to which it was rotated."""
     yield path
     listed = parse_name(Path(path).name)
-    # Other files are not renamed, and the number of one that was deleted soon is another's.
+    # Only the current file is renamed; the inode number of a deleted file is soon reused.
     if inode is None or listed is None or listed.timestamp is not None:
         return
     with contextlib.suppress(FileNotFoundError), os.scandir(Path(path).parent) as entries:
@@ -210,7 +210,7 @@ def _names_since(path: str, inode: int | None) -> Iterator[str]:
 
 
 def events(view: FileView, chunk: Chunk) -> Events:
-    """Return what the records of `chunk` do to their queue."""
+    """Return the operations of the records of `chunk`."""
     adds = chunk.adds
     indexes = np.flatnonzero(~adds | (chunk.opcodes == ADD_XID) | chunk.continues)
     if chunk.is_state_dump:

@@ -1,16 +1,17 @@
-"""Replay in parallel: summaries of journal segments, and the fold that joins them.
+"""Replay a journal in parallel: summaries of its segments, and the fold that joins them.
 
-A queue is not a stack, so a segment of a journal cannot be replayed without knowing what came
-before it; but what it does can be said in references, not in items:
+A segment of a journal cannot be replayed without knowing what came before it: a queue is not a
+stack, so the items a segment takes may come from earlier segments. But its effect can be described
+with references in place of items:
 
-    T(i)     the i-th of: the queue at the segment's start, followed by the segment's own adds
+    T(i)     item i of the queue at the segment's start followed by the segment's own adds
     O(xid)   the item that was open under `xid` at the segment's start
 
 `summarising.Summariser` reduces a segment to a `Segment`: how many T it takes, what it puts back on
-the head, what it opens and closes, and what it had to assume about its start. `State` is the queue
-after a prefix of the journal, in ordinals: item n is the n-th that was ever added. `replay` folds
-segments into states in order, and asks for those again, with the exact start, whose assumptions
-turn out wrong. No item data is looked at.
+the head, which reads it opens and closes, and what it had to assume about its start. `State` is the
+queue after a prefix of the journal, in ordinals: item n is the n-th that was ever added. `replay`
+folds segments into states, in order. If a segment's assumptions turn out wrong, it has that segment
+summarised again with the exact start. Item data is never read.
 
 References are plain integers: T(i) is i, O(xid) is negative.
 """
@@ -33,10 +34,10 @@ def xid_of(reference: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The state of a queue where a segment begins, as far as the segment can tell.
+    """The state of a queue where a segment begins, in references.
 
     Attributes:
-        length: items in the queue, without open ones.
+        length: number of items in the queue, without those of open reads.
         open: xids of the open reads.
         last_xid: the last-used xid.
         named: xids that items keep when they are opened (ADD_XID), by reference.
@@ -52,7 +53,7 @@ EMPTY = Start()
 
 
 class Runs:
-    """A set of integers that mostly come in runs, kept as the runs."""
+    """A set of integers that mostly come in runs of consecutive numbers, stored as those runs."""
 
     __slots__ = ("_runs",)
 
@@ -60,7 +61,7 @@ class Runs:
         self._runs: list[list[int]] = []
 
     def append(self, number: int) -> None:
-        """Put in `number`; cheap when it is one more than the number before."""
+        """Add `number`; cheap when it is one more than the number before."""
         if self._runs and number == self._runs[-1][1] + 1:
             self._runs[-1][1] = number
         else:
@@ -72,23 +73,23 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What a segment does to any queue for which its assumptions hold.
+    """The effect of a segment on any queue for which its assumptions hold.
 
     Attributes:
-        adds: items it adds.
-        taken: how many T it takes.
-        head: references it put back on the head and left there, first one first.
-        open: references of the reads it opened and left open, by xid.
-        closed: xids that were open at its start, if at all, and are no more.
-        named: xids its own ADD_XID items keep, by reference.
-        last_xid: the last-used xid at its end; None when it leaves it alone.
-        relative: whether `last_xid` was counted on from the assumed one.
-        least: assumed: the queue holds so many items at least.
-        length: assumed: it holds exactly so many; None for no such assumption.
-        need: assumed to be open.
-        absent: assumed not to be open.
-        unnamed: references assumed to have no xid of their own.
-        assumed_last_xid: assumed last-used xid; None when it does not matter.
+        adds: number of items it adds.
+        taken: number of T it takes.
+        head: references that it put back on the head and left there, the head first.
+        open: references of the reads that it opened and left open, by xid.
+        closed: xids of reads that are not open any more, if they were open at its start.
+        named: xids that its own ADD_XID items keep, by reference.
+        last_xid: the last-used xid at its end; None if it does not change it.
+        relative: whether `last_xid` was counted up from the assumed one.
+        least: assumed minimum number of items in the queue.
+        length: assumed exact number of items in the queue; None without that assumption.
+        need: xids assumed to be open.
+        absent: xids assumed not to be open.
+        unnamed: references of items assumed to have no xid of their own.
+        assumed_last_xid: assumed last-used xid; None if it does not matter.
     """
 
     adds: int
@@ -107,7 +108,7 @@ class Segment:
     assumed_last_xid: int | None
 
     def holds(self, start: Start) -> bool:
-        """Whether everything it assumed is true of `start`."""
+        """Whether all its assumptions are true of `start`."""
         return (
             self.least <= start.length
             and self.length in {None, start.length}
@@ -120,13 +121,13 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What is in a queue when it is loaded, head first, in ordinals.
+    """The contents of a queue when it is loaded, in ordinals, head first.
 
     Attributes:
         given_back: items of open reads, ascending by xid, as (ordinal, xid).
-        head: items that were put back on the head and are still there.
-        first: ordinal of the first of the rest.
-        end: ordinal after the last of the rest.
+        head: items that were put back on the head and are still in the queue.
+        first: ordinal of the first of the remaining items, which are consecutive.
+        end: ordinal after the last of them.
     """
 
     given_back: tuple[tuple[int, int], ...]
@@ -140,9 +141,10 @@ class State:
     """A queue after a prefix of its journal. Items are ordinals.
 
     Attributes:
-        adds: items added so far.
-        head: items that were put back on the head, first one first.
-        first: ordinal of the first item behind them; those from here to `adds` are in the queue.
+        adds: number of items added so far.
+        head: items that were put back on the head, the head first.
+        first: ordinal of the first item behind them; the items from here up to `adds` are in the
+            queue.
         open: items of open reads, by xid.
         last_xid: the last-used xid.
         named: xids that items keep when they are opened, by ordinal.
@@ -156,7 +158,7 @@ class State:
     named: Mapping[int, int] = field(default_factory=dict)
 
     def start(self) -> Start:
-        """Return this state as a segment sees it that begins here."""
+        """Return this state in the references of a segment that begins here."""
         length = len(self.head) + self.adds - self.first
         named = {}
         if self.named:
@@ -169,7 +171,7 @@ class State:
         return Start(length, frozenset(self.open), self.last_xid, named)
 
     def ordinal(self, reference: int) -> int:
-        """Return which item a segment that begins here means by `reference`."""
+        """Return the item that `reference` means in a segment that begins here."""
         if reference < 0:
             return self.open[xid_of(reference)]
         if reference < len(self.head):
@@ -191,13 +193,13 @@ class State:
         return State(self.adds + segment.adds, head, first, reads, last_xid, named)
 
     def live(self) -> Live:
-        """Return what a queue that is loaded in this state holds: open reads are given back."""
+        """Return what a queue that is loaded in this state holds; open reads are given back."""
         given_back = tuple((item, xid) for xid, item in sorted(self.open.items()))
         return Live(given_back, self.head, self.first, self.adds)
 
 
 def last_xids(segments: Iterable[Segment]) -> list[int]:
-    """Return the last-used xid at the start of each segment, as far as the summaries tell."""
+    """Return the last-used xid at the start of each segment, computed from the summaries alone."""
     found = []
     last = 0
     for segment in segments:
@@ -214,11 +216,11 @@ def replay(
     """Fold the segments of a whole journal.
 
     Args:
-        segments: their summaries, in order; they are validated here.
-        again: summarises the segment of an index anew, with the exact start.
+        segments: their summaries, in order; their assumptions are checked here.
+        again: summarises the segment with this index again, with the exact start.
 
     Returns:
-        The state at the start of each segment, and the one at the end.
+        The state at the start of each segment, and the state at the end.
     """
     states = []
     state = State()

@@ -1,4 +1,4 @@
-"""Spark sessions for one machine: quick to start, and all its cores; and starting streams."""
+"""Start Spark sessions on this machine, and streaming queries."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ _SETTINGS: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
-    # Spark's 200 are for a cluster; here most would be empty.
+    # Spark's default of 200 suits a cluster; on one machine most partitions would be empty.
     "spark.sql.shuffle.partitions": "16",
 }
 _QUICK: Final = {
@@ -32,9 +32,9 @@ _QUICK: Final = {
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
 }
 _STARTS: Final = 30
-"""How often a query is started whose source does not come up in time."""
+"""How often to start a query whose source does not connect in time."""
 _LOOK: Final = 0.1
-"""Seconds between looks at a query that starts."""
+"""Seconds between two checks of a query that is starting."""
 
 
 @contextlib.contextmanager
@@ -46,12 +46,13 @@ def local_session(
 ) -> Iterator[SparkSession]:
     """Start a session with the sources registered, and stop it at the end.
 
-    In a process that has a session already, that one is used as it is, and goes on.
+    If the process already has an active session, use that one unchanged, and do not stop it.
 
     Args:
         master: Spark's master URL.
-        quick: settings for small data: few shuffle partitions, a small heap, the quick compiler.
-        settings: more Spark settings; they win over ours.
+        quick: use settings for small data: few shuffle partitions, a small heap, and only the
+            fast tier of the JIT compiler.
+        settings: more Spark settings; they override ours.
     """
     running = SparkSession.getActiveSession()
     if running is not None:
@@ -76,10 +77,10 @@ def local_session(
 
 
 def started(writer: DataStreamWriter) -> StreamingQuery:
-    """Start a query, and return it when its sources are there, or it has ended.
+    """Start a query, and return it once its sources are initialized or it has ended.
 
     Spark gives the Python process of a source 10 seconds to connect, and has no setting for that.
-    If the machine is too busy, the query is started again: nothing was read yet.
+    If the machine is too busy for that, start the query again: nothing has been read yet.
     """
     query = writer.start()
     for _ in range(_STARTS):

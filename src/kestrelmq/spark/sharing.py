@@ -1,4 +1,4 @@
-"""Sharing work out to tasks: a large thing is a task by itself, small ones share one."""
+"""Divide work among tasks: a large piece of work gets its own task, small ones share one."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -7,7 +7,7 @@ Thing = TypeVar("Thing")
 
 
 def shares(things: Iterable[Thing], cost: Callable[[Thing], int], room: int) -> list[list[Thing]]:
-    """Share out `things`, in order: each share costs at most `room`, or is of one thing."""
+    """Divide `things`, in order, into shares that cost at most `room` or hold a single thing."""
     found: list[list[Thing]] = []
     left = 0
     for thing in things:

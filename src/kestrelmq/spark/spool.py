@@ -1,8 +1,8 @@
-"""Which journal files a path means, in the order in which a server replays them.
+"""List the journal files that a path means, in the order in which a server replays them.
 
-A path is a queue path (a directory), one journal file, or a glob of either; what is there under the
-very name is no glob, whatever characters it has. Sizes are taken when
-the files are listed: what is appended later belongs to the next listing.
+A path is a queue path (a directory), one journal file, or a glob of either. A path that exists
+under exactly that name is not a glob, whatever characters it has. Sizes are those at the time of
+the listing: what is appended later belongs to the next listing.
 """
 
 import contextlib
@@ -28,12 +28,13 @@ class SpoolFile:
 
     Attributes:
         queue: the queue it belongs to.
-        path: where it is.
-        name: `path` from the fixed part of what was asked for: short, and unlike any other's.
-        size: bytes in it when it was listed.
-        last: whether it is its queue's last, the one that may be written and end in a torn record.
+        path: its absolute path.
+        name: its path relative to the fixed part of the listed pattern: short and unique.
+        size: its size in bytes when it was listed.
+        last: whether it is the last file of its queue: a server may be writing to it, and it may
+            end in a torn record.
         spool: the queue path it is in.
-        inode: its number in the file system, which it keeps when a server rotates it.
+        inode: its inode number, which stays the same when a server rotates it.
     """
 
     queue: str
@@ -46,17 +47,17 @@ class SpoolFile:
 
     @property
     def cost(self) -> int:
-        """What reading it costs, in bytes: it costs a look even when it is empty."""
+        """The cost of reading it, in bytes; opening even an empty file costs something."""
         return max(self.size, _LOOK)
 
 
 def local_path(written: str, option: str = "path") -> str:
-    """Return a path as the file system has it; Spark's users write URLs too.
+    """Return a path of the file system from a path or a `file:` URL, which Spark users also write.
 
-    `option` is where it was written, for the error.
+    `option` is the name of the option, for the error message.
 
     Raises:
-        ConfigError: it is a URL of something that is no file system.
+        ConfigError: it is a URL with another scheme.
     """
     scheme, colon, rest = written.partition(":")
     if not colon or "/" in scheme or not rest.startswith("/"):
@@ -71,7 +72,7 @@ def local_path(written: str, option: str = "path") -> str:
 
 
 def is_pattern(path: str) -> bool:
-    """Whether a path is a glob: what is there under that very name is not."""
+    """Whether a path is a glob; a path that exists under exactly that name is not."""
     return glob.has_magic(path) and not Path(path).exists()
 
 
@@ -79,8 +80,8 @@ def list_files(pattern: str) -> list[SpoolFile]:
     """Return the journal files that `pattern` means; within a queue, in replay order.
 
     Raises:
-        FileNotFoundError: nothing is there.
-        ConfigError: `pattern` is a URL of something that is no file system.
+        FileNotFoundError: nothing matches.
+        ConfigError: `pattern` is a URL with another scheme than `file:`.
     """
     pattern = local_path(pattern)
     is_glob = is_pattern(pattern)
@@ -108,16 +109,16 @@ def list_files(pattern: str) -> list[SpoolFile]:
 
 
 def has_several_spools(pattern: str) -> bool:
-    """Whether `pattern` means journals of more than one queue path.
+    """Whether `pattern` matches journals of more than one queue path.
 
     Raises:
-        FileNotFoundError: nothing is there.
+        FileNotFoundError: nothing matches.
     """
     return len({file.spool for file in list_files(pattern)}) > 1
 
 
 def list_spool(spool: str) -> list[SpoolFile]:
-    """Return all journal files of one queue path, which no glob can be."""
+    """Return all journal files of one queue path; `spool` is never taken as a glob."""
     return list(_files_in(spool, None, spool))
 
 
@@ -128,7 +129,7 @@ def by_queue(files: Iterable[SpoolFile]) -> Iterator[list[SpoolFile]]:
 
 
 def _fixed_part(pattern: str) -> str:
-    """The directory that everything `pattern` can match is in; that itself, if it is one."""
+    """Return the directory that holds all that `pattern` can match; `pattern` if that is one."""
     absolute = os.path.abspath(pattern)  # noqa: PTH100 # as above
     if is_pattern(pattern):
         parts = absolute.split("/")
@@ -151,10 +152,10 @@ def _files_in(spool: str, only: frozenset[str] | None, root: str) -> Iterator[Sp
 
 
 def _listed(spool: str) -> dict[str, os.stat_result]:
-    """Return the files in a queue path.
+    """Return the files in a queue path, with their status.
 
-    While a server renames and deletes, a listing may miss what is there by an old name or by a
-    new one. So it counts only when the names are still the same behind it.
+    While a server renames and deletes files, one listing may miss a file under both its old and
+    its new name. So a listing is valid only if a second one finds the same names.
     """
     for _ in range(_LISTINGS):
         before = _names_in(spool)
@@ -172,6 +173,6 @@ def _names_in(spool: str) -> set[str]:
 
 
 def _names_on_disk(queue: QueuePlan) -> list[str]:
-    """The files to replay, by the names they have before the plan's renames."""
+    """Return the files to replay, by the names they have before the plan's renames."""
     before = {new: old for old, new in queue.rename}
     return [before.get(name, name) for name in queue.files]

@@ -1,25 +1,26 @@
-"""Where items of live queues are kept from the moment they leave a server until Spark is done.
+"""The staging location, which keeps items from when they leave a server until Spark is done.
 
 A batch of a stream must give the same rows whenever it is read again, but a queue gives an item
-once. So a task that reads a server's items first writes them to a part, a file that is written
-once, and only then tells the server that they are taken:
+only once. So a task that reads a server's items first writes them to a part, a file that never
+changes, and only then confirms the reads:
 
-    1  open reads on the server          a crash: the server takes the items back
-    2  write a temporary, sync it        a crash: the same, and the temporary is garbage
-    3  link it into place, sync the directory
-    4  confirm the reads                 a crash before: the items are in the part, and come again
-    5  yield the rows of the part
+    step                                       what a crash during the step leaves
+    1  open reads on the server                the server puts the items back
+    2  write a temporary file and sync it      the same, and the temporary is garbage
+    3  link it into place, sync the directory  the same, or the part is in place
+    4  confirm the reads                       the part is in place; unconfirmed items come again
+    5  yield the rows of the part              the part is in place; its items do not come again
 
-A task that finds the part in place skips to 5. Of two tasks that make the same part one wins the
-link; the other gives its items back and reads the winner's part.
+A task that finds the part in place goes straight to step 5. If two tasks make the same part, the
+one that links first wins; the other gives its items back and reads the winner's part.
 
-Parts are kept until Spark has logged the batch after theirs. The mark `committed` is set before
-they are deleted, and a task looks at it between 3 and 4: one that was stopped for so long that its
-batch is over gives its items back, for nobody would ever read its part.
+Parts are kept until Spark has logged the next batch. The driver writes the mark `committed` before
+it deletes them, and a task reads that mark between steps 3 and 4. A task that was stopped for so
+long that its batch is over gives its items back, because its part would never be read.
 
 The staging location is a directory that the driver and every executor see, on a file system with
-hard links and locks. It belongs to one query, which `identity` names. The process of its driver has
-it locked while the query runs.
+hard links and locks. It belongs to one query, whose name is in the file `identity`. The process of
+the query's driver keeps it locked while the query runs.
 """
 
 import os
@@ -45,7 +46,7 @@ from kestrelmq.journal.files import (
 from kestrelmq.journal.names import TEMPORARY_MARK
 
 PART_BYTES: Final = 16 << 20
-"""A part is closed when its items have this many bytes: they are held in memory until then."""
+"""A part is complete when its items have this many bytes; they are in memory until then."""
 _BATCH_BYTES: Final = 64 << 20
 _BATCH_ROWS: Final = 10_000
 
@@ -56,20 +57,20 @@ _LOCK: Final = "lock"
 _DATA_FIELD: Final = pa.field("data", pa.binary(), nullable=False)
 
 Reached = Callable[[str], None]
-"""Called between two steps with the name of the place; a crash test stops there."""
+"""Called between two steps with the name of that point; crash tests stop there."""
 
 
 class StagingInUse(KestrelError):  # noqa: N818 # says what it is
-    """Another query uses the staging location, or its content belongs to another one."""
+    """Another query uses the staging location, or its contents belong to another query."""
 
 
 class BatchIsOver(KestrelError):  # noqa: N818
-    """The batch was processed and its parts are gone; only a task left behind comes here."""
+    """The batch was processed and its parts are deleted; only a late task gets this error."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartId:
-    """Which part: the batch's epoch, the partition in it, and a number from 0."""
+    """Identifies a part: the batch's epoch, the partition, and the part's number from 0."""
 
     epoch: int
     partition: int
@@ -83,14 +84,14 @@ class PartId:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Items whose reads are open; `exhausted` when the server has no more, or gives no more."""
+    """Items of open reads; `exhausted` if the server has, or gives, no more items."""
 
     items: Sequence[bytes]
     exhausted: bool
 
 
 class OpenReads(Protocol):
-    """Reads of one server's queue, open until they are confirmed or given back."""
+    """The open reads of a queue on one server, until they are confirmed or given back."""
 
     def open(self, items: int, size: int) -> Opened:
         """Open up to `items` reads, of about `size` bytes.
@@ -100,7 +101,7 @@ class OpenReads(Protocol):
         """
 
     def confirm(self) -> None:
-        """Confirm what is open. What cannot be confirmed comes again; that is no error."""
+        """Confirm the open reads. Items whose confirmation fails come again; that is no error."""
 
     def give_back(self) -> None:
         """End the reads without confirming them."""
@@ -108,7 +109,7 @@ class OpenReads(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one partition of a batch may take: from which server, how many items, how many bytes."""
+    """What one partition of a batch may take: the server, and the maximum of items and bytes."""
 
     server: str
     items: int
@@ -120,10 +121,10 @@ class Part:
     """A part in place.
 
     Attributes:
-        id: which one.
-        server: where its items came from.
+        id: its identifier.
+        server: the server that its items came from.
         read_time: when they were read (ms).
-        is_last: whether it is its partition's last.
+        is_last: whether it is the last part of its partition.
         batches: the items, in the server's order; one column, `data`.
     """
 
@@ -135,23 +136,23 @@ class Part:
 
     @property
     def items(self) -> int:
-        """How many items are in it."""
+        """The number of items in it."""
         return sum(batch.num_rows for batch in self.batches)
 
     @property
     def bytes(self) -> int:
-        """Bytes of its items."""
+        """The bytes of data in it."""
         return sum(_data_bytes(batch) for batch in self.batches)
 
 
 class Staging:
-    """A staging location. Any number of tasks may use one at a time, and one driver."""
+    """A staging location. One driver and any number of tasks may use it at the same time."""
 
     def __init__(self, path: Path, reached: Reached | None = None) -> None:
         self.path = path
         self._reached = reached or _unwatched
 
-    # The tasks
+    # --- for tasks ---
 
     def read(
         self,
@@ -161,11 +162,11 @@ class Staging:
         connect: Callable[[], OpenReads],
         clock: Clock,
     ) -> Iterator[Part]:
-        """Yield the parts of a partition in order: those in place, then those made now.
+        """Yield the parts of a partition in order: those in place, then newly made ones.
 
         Raises:
             BatchIsOver: the batch was committed.
-            ServerRefused: the server does not know the commands it takes.
+            ServerRefused: the server does not know the commands that are used.
             OSError: a part cannot be written or read.
         """
         reads: OpenReads | None = None
@@ -189,7 +190,7 @@ class Staging:
                 reads.give_back()
 
     def find(self, part_id: PartId) -> Part | None:
-        """Return a part, or None when it is not in place."""
+        """Return a part, or None if it is not in place."""
         try:
             source = pa.memory_map(str(self.path / part_id.name))
         except FileNotFoundError:
@@ -211,7 +212,7 @@ class Staging:
             reads.give_back()
             if isinstance(error, ServerRefused) and error.kind != "SERVER_ERROR":
                 raise
-            # The server is gone, and its items with it; the batch goes on without them.
+            # The server cannot be reached; the batch continues without its items.
             opened = Opened((), exhausted=True)
         self._reached("opened")
         size = sum(map(len, opened.items))
@@ -232,7 +233,7 @@ class Staging:
         return part
 
     def _put(self, part_id: PartId, items: Sequence[bytes], facts: dict[str, str]) -> bool:
-        """Write a part; return False when there is one already."""
+        """Write a part; return False if it exists already."""
         schema = pa.schema([_DATA_FIELD], metadata=facts)
 
         def write(file: BinaryIO) -> None:
@@ -243,10 +244,10 @@ class Staging:
         return self._place(part_id.name, write)
 
     def _place(self, name: str, write: Callable[[BinaryIO], object]) -> bool:
-        """Write a file durably; return False when there is one of that name already."""
+        """Write a file durably; return False if a file with that name exists already."""
         temporary = self._temporary(name)
         try:
-            # Only a new file: a link that somebody put there is not followed.
+            # Mode x: fail if the name exists, and follow no symbolic link.
             with temporary.open("xb") as file:
                 write(file)
             self._reached("written")
@@ -257,7 +258,7 @@ class Staging:
                 self._reached("linked")
         finally:
             temporary.unlink(missing_ok=True)
-        # Whoever was first may not have come to this yet.
+        # Sync even if another task made the file first: it may not have done so yet.
         sync_path(self.path)
         self._reached("durable")
         return is_placed
@@ -270,16 +271,16 @@ class Staging:
                 "is this an old copy of the query's checkpoint?"
             )
 
-    # The driver
+    # --- for the driver ---
 
     def lock(self, patience: float, clock: Clock, pause: Callable[[float], None]) -> FileLock:
-        """Keep other queries out; return the lock, which the caller releases.
+        """Lock the staging location against other queries; the caller releases the lock.
 
-        A process whose driver was killed may hold it a moment longer, so this waits for it for up
-        to `patience` seconds.
+        Wait for up to `patience` seconds: the process of a driver that was killed may hold the lock
+        a little longer.
 
         Raises:
-            StagingInUse: another query runs.
+            StagingInUse: another query has the lock.
         """
         make_directory(self.path)
         note = f"process {os.getpid()} on {os.uname().nodename}\n"
@@ -293,11 +294,11 @@ class Staging:
         return lock
 
     def identity(self) -> str:
-        """Return the name of the query that this location belongs to; make one up at first."""
+        """Return the name of the query that this location belongs to; the first call creates it."""
         return self.keep_first(_IDENTITY, uuid4().hex)
 
     def keep_first(self, name: str, text: str) -> str:
-        """Write a file durably unless it is there; return what it holds, whoever wrote it."""
+        """Write a file durably unless it exists; return its contents, whoever wrote them."""
         file = self.path / name
         if not file.exists():
             make_directory(self.path)
@@ -310,14 +311,14 @@ class Staging:
         return sorted(PartId(*map(int, match.groups())) for match in matches if match is not None)
 
     def committed(self) -> int:
-        """Return the last epoch whose parts may be gone; 0 when there is none."""
+        """Return the last epoch whose parts may be deleted; 0 if there is none."""
         try:
             return int((self.path / _COMMITTED).read_text())
         except FileNotFoundError:
             return 0
 
     def commit(self, epoch: int) -> None:
-        """Delete the parts of this epoch and of those before it, which nobody needs any more."""
+        """Delete the parts of this and all earlier epochs, which are not needed any more."""
         if epoch > self.committed():
             replace_file(DiskDirectory(self.path), _COMMITTED, b"%d" % epoch)
         self._reached("marked")
@@ -327,10 +328,10 @@ class Staging:
                 self._reached("deleting")
 
     def collect_garbage(self) -> None:
-        """Delete what crashes left: temporaries, and parts of epochs that are committed.
+        """Delete what crashes left: temporaries, and parts of committed epochs.
 
-        For the driver that holds the lock and runs no tasks. A task of an earlier driver that still
-        runs loses its temporary, hence gives its items back.
+        Call it in a driver that holds the lock and has not started tasks. If a task of an earlier
+        driver is still running, it loses its temporary, and therefore gives its items back.
         """
         for file in self.path.iterdir():
             if TEMPORARY_MARK in file.name:
@@ -342,7 +343,7 @@ class Staging:
 
 
 def _record_batches(items: Sequence[bytes]) -> Iterator[pa.RecordBatch]:
-    """Cut items into record batches that Arrow can address."""
+    """Split items into record batches that Arrow can address."""
     start, size = 0, 0
     for place, item in enumerate(items):
         if place > start and (place - start == _BATCH_ROWS or size + len(item) > _BATCH_BYTES):
@@ -364,4 +365,4 @@ def _data_bytes(batch: pa.RecordBatch) -> int:
 
 
 def _unwatched(_point: str) -> None:
-    """Do nothing: nobody watches."""
+    """Ignore the point; used when no test watches."""

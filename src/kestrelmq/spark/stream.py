@@ -1,16 +1,15 @@
-"""`kestrel`: the queues of live servers as a stream, and as a table; and the way to write to them.
+"""`kestrel`: read queues of live servers as a stream or as a table, and write to them.
 
-Rows are items, each taken off its queue once it is staged: see `staging`. A stream's batch is
-planned by `live_driver`, in one process that lives as long as the query, and read by tasks, one for
-each server. `commit` comes late, and never for a stream's last batch, so nothing depends on it but
-the deletion of parts.
+Rows are items; each is taken off its queue once it is staged: see `staging`. `live_driver` plans
+the batches of a stream, in one process that lives as long as the query; tasks read them. Spark
+calls `commit` late, and never for the last batch of a stream, so it only deletes parts.
 
-A table, read with `spark.read`, is one batch: what the queues have when its first action is
-planned, up to the limits. Spark plans a source anew for each action, but all of one DataFrame from
-one `LiveSource`: `load()` makes that, and it names the batch. So the first planning writes the
-plan, once, into a directory of the batch's own in the staging location, and every other planning
-finds it there. The batch is kept: nothing tells a source when a table was used. The option `batch`
-reads it again.
+A table, read with `spark.read`, is one batch: what the queue has when the table's first action is
+planned, up to the limits. Spark plans the source again for each action, but uses the same
+`LiveSource`, made by `load()`, for all actions of a DataFrame; its constructor names the batch. So
+the first planning writes the plan to the batch's own directory in the staging location, and every
+later one reads it there. The batch is never deleted, because a source does not learn when a table
+is no longer used. The option `batch` reads it again.
 """
 
 import json
@@ -72,10 +71,10 @@ _PLAN: Final = "plan.json"
 
 
 class LivePartition(InputPartition):
-    """What one task reads: a partition of a batch, staged in `staging`."""
+    """What one task reads: a partition of a batch, with the staging location `staging`."""
 
     def __init__(self, staging: str, epoch: Epoch, partition: int, patience: float | None) -> None:
-        """`patience` is that of `ServerReads`."""
+        """Describe partition number `partition` of `epoch`; `patience` is as in `ServerReads`."""
         super().__init__(None)
         self.staging = staging
         self.epoch = epoch.number
@@ -90,7 +89,7 @@ class LiveSource(Table):
     format_name = LIVE_FORMAT
     table = LIVE_SCHEMA
     reached: Reached | None = None
-    """For crash tests: told of every step of the staging protocol."""
+    """For crash tests: called at every step of staging."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -127,7 +126,7 @@ class LiveSource(Table):
 
 
 class _PartitionReader:
-    """Reads partitions; what the reader of a stream and that of a table share."""
+    """Reads partitions: the common part of the readers of streams and tables."""
 
     def __init__(
         self, options: LiveReadOptions, schema: StructType, reached: Reached | None
@@ -137,7 +136,7 @@ class _PartitionReader:
         self._reached = reached
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield a partition's items: the staged ones, or else new ones, which it stages first."""
+        """Yield a partition's items: those staged already, then new ones, which it stages first."""
         if not isinstance(partition, LivePartition):
             return
         server, queue = partition.share.server, self._options.queue
@@ -173,7 +172,7 @@ class _PartitionReader:
 
 
 class LiveStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The stream. Spark calls `read` on a copy, in tasks, and the rest in one process."""
+    """Reads a stream. Spark calls `read` on a copy, in tasks, and the rest in one process."""
 
     _driver: Driver | None = None
 
@@ -182,19 +181,19 @@ class LiveStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrigger
         return self._planner().initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 # Spark's
-        """Return the limit of a batch; the one in bytes is ours alone."""
+        """Return the limit of items in a batch; `latestOffset` adds the limit of bytes."""
         return ReadMaxRows(self._options.max_items_per_batch)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 # Spark's
-        """Return the offset of the next batch, or `start` after a while without items."""
+        """Return the offset of the next batch, or `start` if no item comes for a while."""
         return self._planner().latest(start, self._limits(limit))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 # Spark's
-        """Note what there is: the query ends when it has that."""
+        """Record how many items there are now; the query ends once it has read them."""
         self._planner().want_only_what_is_there()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return a batch's partitions, which its offset names."""
+        """Return the partitions of the batch whose offset is `end`."""
         if start == end:
             return []
         planner = self._planner()
@@ -202,11 +201,11 @@ class LiveStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrigger
         return _partitions(self._options.staging_location, planner.batch(end), patience)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Delete what was staged up to `end`."""
+        """Delete the parts of all batches up to `end`."""
         self._planner().commit(end)
 
     def stop(self) -> None:
-        """Give the staging location back."""
+        """Release the staging location."""
         if self._driver is not None:
             self._driver.close()
             self._driver = None
@@ -238,7 +237,7 @@ class LiveStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrigger
 
 
 class LiveReader(_PartitionReader, DataSourceReader):
-    """The table: one batch, however often it is planned."""
+    """Reads a table: one batch, however often it is planned."""
 
     def __init__(
         self, options: LiveReadOptions, schema: StructType, reached: Reached | None, batch: str
@@ -247,14 +246,14 @@ class LiveReader(_PartitionReader, DataSourceReader):
         self._batch = options.batch or batch
 
     def partitions(self) -> list[InputPartition]:
-        """Find the plan of the batch, or plan what the queues have now."""
+        """Return the partitions of the batch's plan; make the plan if there is none."""
         directory = Path(self._options.staging_location) / self._batch
         try:
             text = (directory / _PLAN).read_text()
         except FileNotFoundError as error:
             if self._options.batch is not None:
                 raise self._not_allowed(error) from None
-            # Of two plannings at once, one has its plan kept; both go by that.
+            # If two processes plan at the same time, the plan of the first is kept; both use it.
             text = Staging(directory).keep_first(_PLAN, json.dumps(self._plan().to_offset()))
         return _partitions(str(directory), self._parsed(text), self._options.patience)
 

@@ -1,8 +1,8 @@
-"""Reducing a run of records to what it does: the half of parallel replay that looks at records.
+"""Summarise a run of records: the part of parallel replay that reads records.
 
-A `Summariser` follows the rules of `journal.replay`, in references instead of items. Without the
-exact start of its segment it makes the likeliest assumptions and notes them: that what is taken is
-there, that an xid that is opened is not open yet, and that one that is given back is.
+A `Summariser` follows the rules of `journal.replay`, with references instead of items. Without the
+exact start of its segment it makes the likeliest assumptions and records them: an item that is
+taken exists, an xid that is opened is not open yet, and an xid that is given back is open.
 """
 
 from collections import deque
@@ -20,13 +20,13 @@ from kestrelmq.spark.segments import Runs, Segment, Start, opened
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What a run of records does, apart from plain adds, which are only counted.
+    """The operations in a run of records; plain adds (ADD and ADDX) are only counted.
 
     Attributes:
         kinds: opcodes, without ADD and ADDX.
-        xids: the records' xids, 0 where there is none.
-        adds_before: how many adds of this run come before each.
-        adds: how many adds there are in all; ADD_XID and CONTINUE are adds too.
+        xids: the records' xids, 0 for a record without one.
+        adds_before: for each, the number of adds of this run before it.
+        adds: number of adds in the run; ADD_XID and CONTINUE count as adds, too.
     """
 
     kinds: NDArray[np.uint8]
@@ -44,11 +44,11 @@ class Fate(IntEnum):
 
 
 Trace = Callable[[Fate, int, int], None]
-"""Called with what was done, the item's reference, and the index of the event in its run."""
+"""Called with the fate, the item's reference, and the index of the event in its run."""
 
 
 class _OpenReads:
-    """The open reads as a segment sees them: its own, and what it assumes of its start."""
+    """The open reads of a segment: its own, and its assumptions about those at its start."""
 
     __slots__ = ("_at_start", "absent", "closed", "here", "need")
 
@@ -60,7 +60,7 @@ class _OpenReads:
         self.absent = Runs()
 
     def __contains__(self, xid: object) -> bool:
-        """Whether a read that is about to be opened under `xid` would find it taken."""
+        """Whether `xid` is in use, so that a new read cannot be opened under it."""
         if xid in self.here:
             return True
         if xid in self.closed or not isinstance(xid, int):
@@ -75,7 +75,7 @@ class _OpenReads:
         self.here[xid] = reference
 
     def give_back(self, xid: int) -> int | None:
-        """Close `xid` and return what was open; None when nothing was."""
+        """Close `xid`; return the reference that was open under it, or None."""
         reference = self.here.pop(xid, None)
         if reference is not None or xid in self.closed:
             return reference
@@ -89,7 +89,7 @@ class _OpenReads:
         return opened(xid)
 
     def confirm(self, xid: int) -> int | None:
-        """Close `xid`; return what was open, or None when nothing was or that is not known."""
+        """Close `xid`; return the reference that was open under it, or None if none is known."""
         reference = self.here.pop(xid, None)
         if reference is not None or xid in self.closed:
             return reference
@@ -111,9 +111,9 @@ class Summariser:
         """Begin a segment.
 
         Args:
-            start: the exact start; with None it is left open and assumptions are made.
-            last_xid: without `start`: the last-used xid to assume, if it matters.
-            trace: is told what becomes of items; needs `start`.
+            start: the exact start; None makes assumptions about it.
+            last_xid: the last-used xid to assume without `start`, if it matters.
+            trace: called for each item that is removed, confirmed or given back; needs `start`.
         """
         self._length = start.length if start else None
         self._known = start is not None
@@ -134,7 +134,7 @@ class Summariser:
         self._index = 0
 
     def feed(self, events: Events) -> None:
-        """Take in the next run of records."""
+        """Apply the next run of records."""
         base = self._adds
         if not self._remove_all(events):
             for self._index, (kind, xid, before) in enumerate(
@@ -150,7 +150,7 @@ class Summariser:
         self._adds = base + events.adds
 
     def result(self) -> Segment:
-        """Return the summary of what was fed in."""
+        """Return the summary of all runs so far."""
         reads = self.open
         return Segment(
             adds=self._adds,
@@ -170,7 +170,7 @@ class Summariser:
         )
 
     def _remove_all(self, events: Events) -> bool:
-        """Do all at once when there is nothing but removes that find an item."""
+        """Apply all events at once and return True, if all are removes that find an item."""
         count = len(events.kinds)
         if self._head or self._trace or not bool(np.all(events.kinds == REMOVE)):
             return False
@@ -185,8 +185,8 @@ class Summariser:
 
     def _apply(self, kind: int, xid: int) -> None:
         if kind == ADD_XID:
-            # Whose xid it is depends on how many items came before: only packs and rewrites
-            # have this record, and they begin with an empty queue.
+            # The reference of the item depends on the number of items before it. Only packs and
+            # rewrites have this record, and they begin with an empty queue.
             if self._length is None:
                 self._length = 0
             self._named[self._length + self._adds] = xid
@@ -198,7 +198,7 @@ class Summariser:
         if self._trace and reference is not None:
             self._trace(fate, reference, self._index)
 
-    # --- what `apply` asks and changes ---
+    # --- the queue as `journal.replay.apply` uses it ---
 
     @property
     def last_xid(self) -> int:
@@ -228,7 +228,7 @@ class Summariser:
         return self._taken - 1
 
     def kept_xid(self, reference: int) -> int | None:
-        """Return the xid that the item was added with, if with any."""
+        """Return the xid that the item was added with, or None."""
         name = self._named.get(reference)
         if name is None and not self._known:
             self._unnamed.append(reference)

@@ -1,4 +1,4 @@
-"""What the sources have in common: a fixed table, of which a reader may ask for some columns."""
+"""Common code of the data sources: a fixed table, of which a reader may request some columns."""
 
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import ClassVar, Final
@@ -12,16 +12,16 @@ from kestrelmq.errors import ConfigError
 from kestrelmq.spark.spool import has_several_spools
 
 Makers = Mapping[str, Callable[[], pa.Array]]
-"""How to make each column; only those are made that were asked for."""
+"""How to make each column; only the requested columns are made."""
 
 
 class Table(DataSource):
     """A data source with a fixed table.
 
     Attributes:
-        format_name: what Spark calls it.
+        format_name: the name of the format in Spark.
         table: its columns.
-        on_demand: columns that it has if they are asked for, or are needed.
+        on_demand: columns that it has only if they are requested or needed.
     """
 
     format_name: ClassVar[str]
@@ -37,14 +37,14 @@ class Table(DataSource):
         return cls.format_name
 
     def schema(self) -> StructType:
-        """Return the columns; a reader that asks for fewer gets fewer."""
+        """Return all columns; a reader that requests fewer gets fewer."""
         return self.table
 
     def check_asked(self, asked: StructType) -> None:
-        """Check that the columns asked for are known ones, in any case, of their types.
+        """Check that the requested columns exist, with names in any case, and have their types.
 
         Raises:
-            ConfigError: one is not.
+            ConfigError: a column is unknown or has another type.
         """
         types = {field.name: field.dataType for field in [*self.table, *self.on_demand]}
         source = f"schema of {self.format_name}"
@@ -62,22 +62,22 @@ class Table(DataSource):
 
 
 SPOOL_COLUMN: Final = StructType([StructField("spool", StringType(), nullable=False)])
-"""Says the queue path, where a table is of several."""
+"""The queue path of a row, in a table of several queue paths."""
 
 
 def with_spool(table: StructType, path: str) -> StructType:
-    """Return the columns of a table over journals: `spool` among them if `path` means several."""
+    """Return the columns of `table`, and `spool` if `path` matches several queue paths."""
     several = has_several_spools(path)
     return StructType([*table, *SPOOL_COLUMN]) if several else table
 
 
 def arrow_schema(asked: StructType) -> pa.Schema:
-    """Return the schema that Spark expects of batches; make it once, for it takes a while."""
+    """Return the schema that Spark expects of batches. This is slow: call it once a reader."""
     return to_arrow_schema(asked, timezone="UTC")
 
 
 def rows(asked: pa.Schema, makers: Makers) -> pa.RecordBatch:
-    """Make the columns that are asked for, exactly as Spark wants them."""
+    """Make the requested columns, with exactly the schema that Spark expects."""
     return pa.RecordBatch.from_arrays(
         [makers[name.lower()]() for name in asked.names], schema=asked
     )

@@ -1,8 +1,8 @@
-"""`kestrel.trace`: the items and events of files whose queues were replayed; for the pipelines.
+"""`kestrel.trace`: the items and events of files whose queues were replayed; for pipelines only.
 
-Not for users: its input is made by `kestrelmq.spark.pipelines.history` and handed over as an
-option, as compressed JSON, because a source's options are text. Whoever writes that option by hand
-can name files, as with `kestrel.journal`, and nothing more.
+It is not for users. `kestrelmq.spark.pipelines.history` makes its input and passes it as an option,
+in compressed JSON, because options of a source are text. A hand-written option can name files to
+read, as with `kestrel.journal`, and do no other harm.
 """
 
 import base64
@@ -31,7 +31,7 @@ Kind = Literal["items", "items with data", "events"]
 
 
 class TracePartition(InputPartition):
-    """Files that one task traces."""
+    """The files that one task traces."""
 
     def __init__(self, tracings: Sequence[fates.Tracing]) -> None:
         super().__init__(None)
@@ -52,7 +52,7 @@ class TraceSource(DataSource):
         return from_arrow_schema(fates.EVENT_SCHEMA if is_events else fates.ITEM_SCHEMA)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader of the files given."""
+        """Return a reader of the files that the options name."""
         return TraceReader(self.options["kind"], decoded(self.options["tracings"]), schema)
 
 
@@ -65,7 +65,7 @@ class TraceReader(DataSourceReader):
         self._schema = arrow_schema(schema)
 
     def partitions(self) -> list[InputPartition]:
-        """Share out the files."""
+        """Divide the files into partitions."""
         shared = shares(self._tracings, lambda one: one.file.cost, DEFAULT_PARTITION_BYTES)
         return [TracePartition(share) for share in shared]
 
@@ -100,10 +100,10 @@ def encoded(tracings: Sequence[fates.Tracing]) -> str:
 
 
 def decoded(option: str) -> list[fates.Tracing]:
-    """Return the tracings that `encoded` made a text of.
+    """Return the tracings that `encoded` turned into `option`.
 
     Raises:
-        ConfigError: it made no such text.
+        ConfigError: `option` is not from `encoded`.
     """
     try:
         listed = json.loads(zlib.decompress(base64.b64decode(option, validate=True)))
@@ -123,7 +123,7 @@ def decoded(option: str) -> list[fates.Tracing]:
 
 
 def _state(fields: Mapping[str, Any]) -> State:
-    # JSON has lists for tuples, and text for the numbers that are keys.
+    # JSON turns tuples into lists, and keys that are numbers into text.
     mended = {
         "head": tuple(fields["head"]),
         "open": _by_number(fields["open"]),

@@ -1,8 +1,8 @@
-"""Columns of rows that are written: names in any case, and every type that Spark casts by itself.
+"""Check and cast the columns of rows to write; names may be in any case.
 
-What an INSERT of Spark's would cast to text, to a whole number or to a time is taken; what it
-would refuse, such as text in the place of a time, is an error before anything is written. A time is
-milliseconds since the epoch if it is a number.
+A type is accepted if an INSERT in Spark would cast it to that of the column. A type that an INSERT
+would reject, such as text for a time, is an error before anything is written. A time that is a
+number is milliseconds since the epoch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ _TIME: Final = (TimestampType, TimestampNTZType, DateType)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a column is: the types it may have, and how Arrow makes it what is written."""
+    """The types that a column may have, and how to cast them with Arrow to what is written."""
 
     types: tuple[type[DataType], ...]
     cast: Callable[[pa.Array, str], pa.Array]
@@ -57,7 +57,7 @@ def _to_binary(column: pa.Array, _zone: str) -> pa.Array:
 
 
 def _to_whole(column: pa.Array, _zone: str = "") -> pa.Array:
-    """Cast as Spark does: what is behind the point is cut off."""
+    """Cast to whole numbers as Spark does: fractions are truncated."""
     if pa.types.is_integer(column.type):
         return column.cast(pa.int64())
     return pc.cast(pc.trunc(column), pa.int64(), safe=True)
@@ -69,7 +69,8 @@ def _to_milliseconds(column: pa.Array, zone: str) -> pa.Array:
     if not pa.types.is_timestamp(column.type):
         return _to_whole(column)
     if column.type.tz is None:
-        # A time that a clock skips, or shows twice, is the earlier one, as in Spark.
+        # As in Spark, a local time that occurs twice means the earlier one. A local time that the
+        # clock skips becomes the first moment after the gap.
         column = pc.assume_timezone(column, zone, ambiguous="earliest", nonexistent="latest")
     return column.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
 
@@ -81,14 +82,15 @@ KINDS: Final[Mapping[str, Kind]] = {
     "expiry": Kind((*_NUMBER, *_TIME), _to_milliseconds),
     "sequence": Kind(_NUMBER, _to_whole),
 }
-"""Every column that can be written, by its name in lower case."""
+"""All columns that can be written, by name in lower case."""
 
 
 def check(purpose: str, schema: StructType, allowed: Sequence[str]) -> None:
-    """Check that the columns of `schema` are among `allowed`, of types that can be cast.
+    """Check that the columns of `schema` are among `allowed`, and have types that can be cast.
 
     Raises:
-        ConfigError: one is unknown, occurs twice, or has a type that cannot be cast.
+        ConfigError: a column is unknown, occurs twice, or has a type that cannot be cast; or there
+            is no column `data`.
     """
     seen: set[str] = set()
     for field in schema:
@@ -111,14 +113,14 @@ def check(purpose: str, schema: StructType, allowed: Sequence[str]) -> None:
 
 
 def cast(batch: pa.RecordBatch, zone: str = "UTC") -> pa.RecordBatch:
-    """Return a batch with names in lower case, and text, bytes, whole numbers and milliseconds.
+    """Return a batch with names in lower case, and with every column cast to what is written.
 
     Args:
-        batch: rows of a schema that was checked.
+        batch: rows of a schema that passed `check`.
         zone: the time zone of dates, and of times without one.
 
     Raises:
-        ValueError: a number is not one, or too large.
+        ValueError: a number is NaN or too large.
     """
     names = [name.lower() for name in batch.schema.names]
     columns = [KINDS[name].cast(batch.column(place), zone) for place, name in enumerate(names)]
@@ -126,7 +128,7 @@ def cast(batch: pa.RecordBatch, zone: str = "UTC") -> pa.RecordBatch:
 
 
 def session_zone() -> str:
-    """Return the time zone of the Spark session whose task this is; UTC outside a task."""
+    """Return the time zone of the Spark session that runs this task; UTC outside a task."""
     context = TaskContext.get()
     zone = context.getLocalProperty("spark.sql.session.timeZone") if context is not None else None
     return zone or "UTC"

@@ -1,12 +1,12 @@
-"""`archive`: live queues to a partitioned Parquet table, once or continuously.
+"""`archive`: write live queues to a partitioned Parquet table, once or continuously.
 
-Either the queues are drained, or they are copied: then what is read is a fanout child of each,
-which gets everything that is added to the queue from the moment the child is there, and the queue's
-own readers are not disturbed.
+The queues are either drained or copied. To copy a queue, `archive` reads a fanout child of it,
+which gets all items added to the queue from when the child is created; the queue's own readers are
+not disturbed.
 
 The table has the columns of `kestrel` and `date` (of the read time, UTC), and is partitioned by
 `queue` and `date`. Spark's file sink writes each batch to it once. A crash may leave files in it
-that belong to no batch: Spark leaves them out, other readers of Parquet would not.
+that belong to no batch: Spark ignores them, but other readers of Parquet do not.
 """
 
 import functools
@@ -45,14 +45,14 @@ class ArchiveOptions:
     """What to archive, and where to.
 
     Attributes:
-        cluster: who the servers are.
-        queues: the queues, each once.
-        output: the table's directory, which the driver and every executor see. Staged items and the
-            checkpoint are in `_staging` and `_checkpoint` within it, so that a query that is
-            started again goes on where it was.
-        child: copy through the fanout child of this name; None drains the queues.
-        max_items_per_batch: for each queue.
-        max_bytes_per_batch: for each queue.
+        cluster: the servers.
+        queues: the queues, without duplicates.
+        output: the table's directory, which the driver and every executor see. Its subdirectories
+            `_staging` and `_checkpoint` hold staged items and the checkpoint, so that a query that
+            is started again continues where it stopped.
+        child: copy through the fanout child with this name; None drains the queues.
+        max_items_per_batch: maximum number of items in a batch, for each queue.
+        max_bytes_per_batch: approximate maximum of bytes in a batch, for each queue.
     """
 
     cluster: ServersOptions
@@ -63,13 +63,13 @@ class ArchiveOptions:
     max_bytes_per_batch: int = DEFAULT_BYTES
 
     def sources(self) -> list[str]:
-        """Return the queues that are read: those that were asked for, or their children.
+        """Return the queues to read: the given ones, or their children.
 
-        They are sorted, because Spark knows a query's sources by their number only.
+        They are sorted, because Spark identifies the sources of a query by their number only.
 
         Raises:
-            ConfigError: there is none, one twice, one that cannot be, or a child of a child was
-                asked for.
+            ConfigError: no queue is given, one is given twice, a name is not allowed, or a child of
+                a fanout child is requested.
         """
         if not self.queues:
             raise ConfigError("archive: no queue was given")
@@ -89,7 +89,7 @@ class ArchiveOptions:
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What was read of one queue: rows, and bytes of data."""
+    """Totals of one queue in an archive: items, and bytes of data."""
 
     queue: str
     items: int
@@ -99,13 +99,13 @@ class Archived:
 def archive(
     spark: SparkSession, options: ArchiveOptions, *, every: str | None = None
 ) -> StreamingQuery:
-    """Start to archive; the query that is returned ends by itself unless `every` is given.
+    """Start to archive; the returned query ends by itself unless `every` is given.
 
     Args:
         spark: the session.
-        options: what, and where to.
-        every: go on until the query is stopped, with a batch as often as this ("10 seconds") while
-            there are items; None takes what is there now, and ends.
+        options: what to archive, and where to.
+        every: the interval between batches ("10 seconds") of a query that runs until it is stopped;
+            None archives what is in the queues now, and ends.
 
     Raises:
         ConfigError: the options cannot be used, or `output` is the archive of other queues.
@@ -131,7 +131,7 @@ def archive(
 
 
 def read_archive(spark: SparkSession, output: str) -> DataFrame:
-    """Return the table that `archive` writes; an empty one if nothing was written yet."""
+    """Return the table that `archive` writes; it is empty if nothing was written yet."""
     schema = StructType([*LIVE_SCHEMA.fields, StructField("date", DateType())])
     if not (Path(local_path(output, "output")) / "_spark_metadata").exists():
         return spark.createDataFrame([], schema)
@@ -139,7 +139,7 @@ def read_archive(spark: SparkSession, output: str) -> DataFrame:
 
 
 def archived(spark: SparkSession, output: str) -> list[Archived]:
-    """Count what an archive holds, by queue."""
+    """Return the totals of an archive, by queue."""
     rows = read_archive(spark, output).groupBy("queue")
     totals = rows.agg(f.count("*").alias("items"), f.sum("size").alias("bytes")).orderBy("queue")
     return [Archived(**row.asDict()) for row in totals.collect()]
@@ -158,7 +158,7 @@ def _read(spark: SparkSession, options: ArchiveOptions, queue: str) -> DataFrame
 
 
 def _create(cluster: ServersOptions, queues: Sequence[str]) -> None:
-    """Make every queue on every server that can be asked, by looking at its head."""
+    """Create every queue on every server that can be asked, by peeking at it."""
     for queue in queues:
         probe = Probe(cluster.membership(), queue)
         try:
@@ -168,7 +168,7 @@ def _create(cluster: ServersOptions, queues: Sequence[str]) -> None:
 
 
 def _check_same_queues(output: Path, sources: Sequence[str]) -> None:
-    """Check that a query that was begun is not started again with other sources."""
+    """Check that a query is not started again with other sources than before."""
     staging = output / STAGING
     if not staging.exists():
         unfinished = output / f"{STAGING}~"

@@ -1,4 +1,4 @@
-"""Small SVG charts over time: plain text, coloured by the page's style sheet."""
+"""Draw small SVG charts over time, as text; the page's style sheet gives the colours."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _HALF_LABEL = 36
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values to draw, one a time; `style` is a class of the style sheet."""
+    """Values to draw, one for each time; `style` is a class of the style sheet."""
 
     name: str
     style: str
@@ -21,7 +21,7 @@ class Series:
 
 
 def column_chart(title: str, times: Sequence[int], series: Sequence[Series]) -> str:
-    """Return a chart with columns side by side for each time (ms)."""
+    """Return a chart with one column of each series, side by side, for each time (ms)."""
     top = nice_top(max(max(one.values, default=0) for one in series))
     y = _scale(top)
     slot = (WIDTH - _LEFT - _RIGHT) / max(len(times), 1)
@@ -43,7 +43,7 @@ def area_chart(title: str, times: Sequence[int], series: Series) -> str:
     top = nice_top(max(series.values, default=0))
     y = _scale(top)
     slot = (WIDTH - _LEFT - _RIGHT) / max(len(times), 1)
-    # A value holds at the end of its hour; the line is level within it.
+    # A value is that at the end of its hour; the line is level within the hour.
     points = []
     for place, value in enumerate(series.values):
         left = _LEFT + place * slot
@@ -58,7 +58,7 @@ def area_chart(title: str, times: Sequence[int], series: Series) -> str:
 
 
 def nice_top(value: int) -> int:
-    """Return the least of 1, 2, 3, 4, 5, 6, 8 times a power of ten that is not below `value`."""
+    """Return the least number >= `value` that is 1, 2, 3, 4, 5, 6 or 8 times a power of ten."""
     power = 1
     while True:
         for factor in (1, 2, 3, 4, 5, 6, 8):
@@ -69,7 +69,7 @@ def nice_top(value: int) -> int:
 
 def _scale(top: int) -> Callable[[float], float]:
     height = HEIGHT - _TOP - _BOTTOM
-    # A queue whose journal begins in the middle can seem to hold less than nothing.
+    # If the beginning of a journal is missing, the computed depth can be negative.
     return lambda value: _TOP + height * (1 - max(value, 0) / top)
 
 

@@ -1,17 +1,17 @@
-"""`history`: every item that the journals still tell of, with its fate.
+"""`history`: every item that is still in the journals, with its fate.
 
     removed     taken by a get without a transaction, dropped or flushed
     confirmed   taken by a read that was confirmed
-    expired     gone, and past its expiry when it went
+    expired     gone, and its expiry had passed when it went
     open        held by an open read at the end of the journal
     live        in the queue
 
-`aborts` counts how often a read of it was given back. A remove has no time in the journal:
-`gone_after` and `gone_before` (ms) are the add times of the nearest adds before and after it that
-have one, in whichever files; null if there is none. An item counts as expired when even
-`gone_after` is past its expiry. Where a journal is cut into files changes none of this.
+`aborts` counts how often a read of the item was given back. A remove has no time in the journal:
+`gone_after` and `gone_before` (ms) are the add times of the nearest adds with a time before and
+after it, in whichever files; null if there is none. An item counts as expired if even `gone_after`
+is past its expiry. How a journal is divided into files makes no difference.
 
-Packing forgets: items that were gone before a journal was packed are not in it any more.
+Packing drops history: items that were gone before a journal was packed are not in it any more.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _KEY = ["spool", "queue", "ordinal"]
 
 
 def history(spark: SparkSession, path: str, *, with_data: bool = False) -> DataFrame:
-    """Return every item that was ever added, as far as the journals go back.
+    """Return every item that the journals still have an add of.
 
     Columns: `spool, queue, ordinal, file, position, add_time, expiry, size, data, fate, aborts,
     gone_after, gone_before`; `ordinal` counts a queue's adds from 0, `position` is the byte where
@@ -37,7 +37,7 @@ def history(spark: SparkSession, path: str, *, with_data: bool = False) -> DataF
     Args:
         spark: the session.
         path: a queue path, or a glob of queue paths; whole queues.
-        with_data: read the items' data; without, `data` is null.
+        with_data: read the items' data; otherwise `data` is null.
     """
     replayed = replay_journals(spark, path)
     times = iter(on_each(spark, fates.add_times, [f for queue in replayed for f in queue.files]))

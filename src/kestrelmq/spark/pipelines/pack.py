@@ -1,8 +1,8 @@
-"""`pack`: the journals of many queues packed offline, in parallel, one task a queue.
+"""`pack`: pack the journals of many queues offline, in parallel, one task for each queue.
 
-Every queue is replaced at one rename. A crash leaves each queue packed or as it was, and may leave
-a directory `~~write-...`, which the next write or server start removes. No server may run on the
-queue path.
+The journal of a queue is replaced at a single rename. A crash leaves each queue either packed or
+unchanged, and may leave a directory `~~write-...`, which the next write or server start removes.
+No server may run on the queue path.
 """
 
 import os
@@ -29,7 +29,7 @@ from kestrelmq.spark.spool import SpoolFile, by_queue, list_files, list_spool
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What packing did to one queue; sizes in bytes."""
+    """The result of packing one queue: number of items, and bytes of journal before and after."""
 
     spool: str
     queue: str
@@ -40,7 +40,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A packed journal that has no name yet, and where the last file is torn, if it is."""
+    """A packed journal before its commit, and where the queue's last file is torn, if it is."""
 
     packed: Packed
     part: Part
@@ -60,12 +60,12 @@ def pack(
     Args:
         spark: the session.
         path: a queue path, or a glob of queue paths.
-        dialect: what is written: `documented`, or `kestrel-2`, which Kestrel 2.4 reads.
-        clock: gives the files' timestamps; the machine's if not given.
+        dialect: the dialect to write: `documented`, or `kestrel-2`, which Kestrel 2.4 reads.
+        clock: gives the files' timestamps; by default the machine's clock.
 
     Raises:
         QueuePathLocked: a server uses the queue path.
-        ValueError: `path` means only some files of a queue path.
+        ValueError: `path` matches only some files of a queue path.
     """
     now = (clock or SystemClock()).now()
     with ExitStack() as locks:
@@ -116,7 +116,7 @@ def _commit(spool: Path, work: Path, done: list[_Written], now: int) -> None:
     directory = DiskDirectory(spool)
     for one in done:
         if one.torn is not None:
-            # Nothing is ever deleted.
+            # Bytes that are no record are set aside, never deleted.
             last = Path(one.last.path)
             with mapped(last) as buffer:
                 save_tail(directory, last.name, buffer, one.torn, now)

@@ -1,4 +1,4 @@
-"""`replay`: the present contents of every queue to Parquet."""
+"""`replay`: write the current contents of every queue to Parquet."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +13,7 @@ WriteMode = Literal["error", "overwrite", "append"]
 
 @dataclass(frozen=True, slots=True)
 class QueueContents:
-    """What was written of one queue: items, of them open reads, and bytes of data."""
+    """What was written of one queue: items, how many of them in open reads, and bytes of data."""
 
     queue: str
     items: int
@@ -31,11 +31,11 @@ def replay(
     Args:
         spark: the session.
         path: a queue path, a journal file, or a glob of either.
-        output: where the Parquet goes.
-        mode: what to do when there is something already.
+        output: where to write the Parquet table.
+        mode: what to do if there is something at `output` already.
 
     Returns:
-        One summary for each queue with items, by name.
+        A summary for each queue that has items, sorted by name.
     """
     contents = read_queues(spark, path)
     contents.write.mode(mode).partitionBy("queue").parquet(output)

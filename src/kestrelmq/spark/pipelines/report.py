@@ -1,10 +1,11 @@
-"""`report`: what went through the queues, hour by hour, as Parquet and as a page to look at.
+"""`report`: write what went through the queues, by hour, as Parquet and as an HTML page.
 
 Under `output`: `hours` and `queues` (Parquet), and `report.html`, which needs no other file.
 
-Adds have a time in the journal. Removes have none: when an item left is known only as bounds, the
-add times of the neighbouring adds. An item counts as gone in the hour of its lower bound (when
-there is none, of its upper one, or else of its own add), and sojourn times are given as two bounds.
+Adds have a time in the journal, but removes have none. So the time at which an item left is known
+only as two bounds, the add times of the adds around the remove. An item counts as gone in the hour
+of the lower bound, or, without one, of the upper bound or else of its own add. Sojourn times are
+given as two bounds.
 """
 
 from dataclasses import dataclass, fields
@@ -26,7 +27,7 @@ _LARGEST = 10
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Where a report is, and its totals by queue."""
+    """The path of a report's page, and its totals by queue."""
 
     page: Path
     queues: tuple[QueueTotals, ...]
@@ -39,7 +40,7 @@ def report(spark: SparkSession, path: str, output: str, *, mode: WriteMode = "er
         spark: the session.
         path: a queue path, or a glob of queue paths.
         output: a directory, on a file system that the driver sees.
-        mode: what to do when there is something already.
+        mode: what to do if there is something at `output` already.
     """
     output = local_path(output, "output")
     items = history(spark, path).drop("data").persist()
@@ -72,12 +73,15 @@ def report(spark: SparkSession, path: str, output: str, *, mode: WriteMode = "er
 
 
 def by_hour(items: DataFrame) -> DataFrame:
-    """Return a row for each queue and hour in which anything happened.
+    """Return a row for each queue and hour in which an item was added or left.
 
-    Columns: `queue, hour` (ms); of what was added in the hour: `items_in, bytes_in, largest`, and
-    `aborted`, how often these items were given back, whenever that was; of what went:
-    `items_out, bytes_out, expired`, and bounds of sojourn times in ms, `at_least_p50` and so on;
-    `depth, depth_bytes`: items in the queue or open at the hour's end.
+    Columns:
+        queue, hour: the queue, and when the hour begins (ms).
+        items_in, bytes_in, largest: of items added in the hour.
+        aborted: how often these items were given back, at any time.
+        items_out, bytes_out, expired: of items that left in the hour.
+        at_least_p50, at_most_p50, ...: bounds of their sojourn times (ms).
+        depth, depth_bytes: of items in the queue or in open reads at the end of the hour.
     """
     at_least, at_most = _stays()
     came = items.select("queue", _hour(f.col("add_time")).alias("hour"), "size", "aborts")
@@ -140,7 +144,7 @@ def _gone_at() -> Column:
 
 
 def _stays() -> tuple[Column, Column]:
-    """Bounds of the time an item was in its queue, null when unknown."""
+    """Return bounds of the time (ms) that an item was in its queue, null if unknown."""
     timed = f.col("add_time") > 0
 
     def since_add(time: str) -> Column:
@@ -154,8 +158,8 @@ def _stays() -> tuple[Column, Column]:
 def _with_quantiles(totals: DataFrame, items: DataFrame, keys: list[str], name: str) -> DataFrame:
     """Add the percentiles of the column `name` of `items` to the rows of `totals`.
 
-    They are exact, so that they are the same however Spark's tasks share the items; sorted by
-    Spark, so that they need no memory for all values.
+    They are exact, so they do not depend on how Spark divides the items among tasks. Spark sorts
+    the values, so they need not all be in memory.
     """
     values = items.where(f.col(name).isNotNull()).groupBy(*keys, f.col(name).alias("value")).count()
     in_group = Window.partitionBy(*keys)

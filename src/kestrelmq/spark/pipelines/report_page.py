@@ -1,6 +1,6 @@
-"""The report as one HTML page: text, tables and SVG charts, in light and in dark.
+"""Render the report as one HTML page: text, tables and SVG charts, in light and dark colours.
 
-Pure: rows in, text out. The page loads nothing from anywhere.
+The functions do no I/O, and the page loads no other file.
 """
 
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ class QueueTotals:
 
 @dataclass(frozen=True, slots=True)
 class LargeItem:
-    """One of the largest items, and where it is; size in bytes."""
+    """One of the largest items: where it is, its size in bytes, and its fate."""
 
     queue: str
     file: str
@@ -99,7 +99,7 @@ class LargeItem:
 
 
 def page(queues: Sequence[QueueTotals], hours: Sequence[Hour], largest: Sequence[LargeItem]) -> str:
-    """Return the page; `hours` come by queue, and by hour within."""
+    """Return the page; `hours` must be sorted by queue and hour."""
     busiest = sorted(queues, key=lambda queue: -queue.items)[:_SHOWN_QUEUES]
     shown = {queue.queue for queue in busiest}
     timed = [hour for hour in hours if hour.hour > 0 and hour.queue in shown]
@@ -225,7 +225,7 @@ def _queue_section(queue: str, hours: list[Hour]) -> str:
 
 
 def fill_hours(hours: Sequence[Hour]) -> list[Hour]:
-    """Put in the hours between in which nothing happened, unless there are too many to draw."""
+    """Add rows for the hours without events in between, unless they are too many to draw."""
     found = {hour.hour: hour for hour in hours}
     first, last = min(found), max(found)
     if (last - first) // 3_600_000 > 24 * 62:
@@ -239,7 +239,7 @@ def fill_hours(hours: Sequence[Hour]) -> list[Hour]:
 
 
 def format_bytes(size: int) -> str:
-    """Return a size for people: three digits and a unit."""
+    """Return a size in bytes as a short text with a unit."""
     value = float(size)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":

@@ -1,4 +1,4 @@
-"""`restore`: Parquet back to journals that a server loads at start."""
+"""`restore`: write items from Parquet to journals that a server loads at start."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,17 +24,17 @@ def restore(
     until: datetime | None = None,
     mode: Literal["append", "overwrite"] = "append",
 ) -> int:
-    """Write items from Parquet to journals, in their old order.
+    """Write items from Parquet to journals, in their original order.
 
     Args:
         spark: the session.
-        source: Parquet as `replay` and `history` write it: `queue`, `data`, and, where there are
-            any, `add_time`, `expiry` (ms) and what orders a queue's items: `position` (replay) or
-            `ordinal` (history).
+        source: a Parquet table as `replay` and `history` write it: `queue`, `data`, optionally
+            `add_time` and `expiry` (ms), and optionally the order of a queue's items: `position`
+            (replay) or `ordinal` (history).
         path: the queue path; no server may run on it.
-        since: only items added at this time or later; a time without a zone is UTC.
-        until: only items added before this time.
-        mode: `append` or `overwrite`, as `write_journals` has it.
+        since: restore only items added at this time or later; a time without a zone is UTC.
+        until: restore only items added before this time.
+        mode: `append` or `overwrite`, as for `write_journals`.
 
     Returns:
         The number of items restored.
@@ -55,9 +55,10 @@ def restore(
 
 
 def in_time_range(rows: DataFrame, since: datetime | None, until: datetime | None) -> DataFrame:
-    """Return the rows whose time (ms) is not before `since` and before `until`.
+    """Return the rows whose time (ms) is at or after `since` and before `until`.
 
-    It is the add time, or in an archive of live queues, which has none, the read time.
+    The time of a row is its add time, or its read time in an archive of live queues, which has no
+    add times.
     """
     time = "add_time" if "add_time" in rows.columns else "read_time"
     if since is not None:
@@ -68,10 +69,10 @@ def in_time_range(rows: DataFrame, since: datetime | None, until: datetime | Non
 
 
 def with_data(rows: DataFrame, source: str) -> DataFrame:
-    """Return the rows of the table `source` that have data.
+    """Return the rows that have data; `source` is the table's name, for the error message.
 
     Raises:
-        ValueError: there are rows, but none has data: a history that was written without.
+        ValueError: there are rows, but none has data: it is a history written without data.
     """
     found = rows.where(f.col("data").isNotNull())
     if found.isEmpty() and not rows.isEmpty():
@@ -100,6 +101,6 @@ def read_items(spark: SparkSession, source: str) -> DataFrame:
 
 
 def _is_without_rows(source: str) -> bool:
-    """Whether a table on this file system is one that Spark wrote in partitions, and in none."""
+    """Whether a table on this file system was written by Spark, but has no Parquet file."""
     table = Path(source.removeprefix("file:"))
     return (table / "_SUCCESS").exists() and not any(table.rglob("*.parquet"))

@@ -1,7 +1,7 @@
-"""`restore` to live servers: items of a table added to queues again, optionally of a time range.
+"""`restore` to live servers: add items of a table to queues again, optionally of a time range.
 
-At least once, as every write to live queues: when a restore fails it is not known which items were
-added before, and when it is run again those are added again.
+Like every write to live queues, it adds items at least once: if a restore fails, some items have
+been added, and running it again adds them a second time.
 """
 
 from datetime import datetime
@@ -27,17 +27,18 @@ def restore_live(
 ) -> int:
     """Add the items of a table to queues of live servers.
 
-    On one server each queue gets its items in their old order, behind what it has; over several,
-    each server does, of the items that it gets.
+    Each item goes behind those that its queue has. With one server, a queue gets its items in their
+    original order; with several, each server gets its share of the items in that order.
 
     Args:
         spark: the session.
-        source: Parquet as `replay`, `history` and `archive` write it.
-        cluster: who the servers are.
-        queue: add everything to this queue; None adds each item to the queue it is from.
-        since: only items added (of an archive: read) at this time or later; without a zone: UTC.
-        until: only items from before this time.
-        patience: how long, in seconds, to wait for room in a full queue.
+        source: a Parquet table as `replay`, `history` and `archive` write it.
+        cluster: the servers.
+        queue: add all items to this queue; None adds each item to the queue that it is from.
+        since: restore only items added (for an archive: read) at this time or later; a time without
+            a zone is UTC.
+        until: restore only items added (or read) before this time.
+        patience: seconds to wait for room in a full queue.
 
     Returns:
         The number of items restored.

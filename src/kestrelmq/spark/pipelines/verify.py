@@ -1,4 +1,4 @@
-"""`verify`: every journal of a spool checked, in parallel."""
+"""`verify`: check every journal of a queue path, in parallel."""
 
 from dataclasses import dataclass
 
@@ -11,17 +11,17 @@ from kestrelmq.spark.spool import SpoolFile, list_files
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """What was found in one journal file.
+    """The result of checking one journal file.
 
     Attributes:
         queue: the queue it belongs to.
         file: its path.
-        size: bytes in it.
-        records: whole records, up to the damage if there is some.
-        damaged_at: where the damage begins; None when the file is good.
+        size: its size in bytes.
+        records: number of whole records, up to the damage if there is any.
+        damaged_at: where the damage begins; None if the file is good.
         reason: what is wrong there.
-        torn_at: where a last record begins that is cut short; a server recovers from that by
-            itself, so such a file is good.
+        torn_at: where the torn record at the end begins; None if there is none. A server cuts it
+            off by itself, so such a file is good.
     """
 
     queue: str
@@ -34,12 +34,12 @@ class FileCheck:
 
     @property
     def is_good(self) -> bool:
-        """Whether a server loads it."""
+        """Whether a server can load it."""
         return self.damaged_at is None
 
 
 def verify(spark: SparkSession, path: str) -> list[FileCheck]:
-    """Check every journal file of `path`; return what was found, in replay order."""
+    """Check every journal file of `path`; return the results in replay order."""
     files = list_files(path)
     if not files:
         return []
