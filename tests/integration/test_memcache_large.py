@@ -10,7 +10,7 @@ import pytest
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.journal.records import item_data
-from kestrelmq.server.large_item import AHEAD
+from kestrelmq.server.large_item import WRITE_AHEAD_SIZE
 from kestrelmq.testing.clock import FakeClock
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats
@@ -25,7 +25,7 @@ max_age = "1 hour"
 [queues.synced]
 sync_journal = "0ms"
 """
-LARGE: Final = (bytes(range(256)) * (AHEAD // 256 + 1))[: AHEAD + 77]
+LARGE: Final = (bytes(range(256)) * (WRITE_AHEAD_SIZE // 256 + 1))[: WRITE_AHEAD_SIZE + 77]
 
 
 def setting(queue: str, data: bytes = LARGE, *, noreply: bool = False) -> bytes:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.protocol.foreign import binary_refusal
-from kestrelmq.server.large_item import LARGE
+from kestrelmq.server.large_item import LARGE_ITEM
 from kestrelmq.version import VERSION
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats
@@ -305,7 +305,7 @@ def test_memcached_dialect(tmp_path: Path) -> None:
         wire.ask(b"version\r\n", VERSION_LINE)
 
 
-@pytest.mark.parametrize("size", [LARGE - 1, LARGE, 3 * LARGE + 1])
+@pytest.mark.parametrize("size", [LARGE_ITEM - 1, LARGE_ITEM, 3 * LARGE_ITEM + 1])
 @pytest.mark.parametrize("cut", [20, 1000, -12, -9, -8])
 def test_a_large_item_in_two_parts(server: ServerProcess, wire: Wire, size: int, cut: int) -> None:
     """It is stored when all of it is here, and what follows it is answered."""

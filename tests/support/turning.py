@@ -22,7 +22,7 @@ from kestrelmq.server.event_loop import ServerEventLoop
 from kestrelmq.server.memcache_session import MemcacheSession
 from kestrelmq.server.status import ServerStatus, Status
 from kestrelmq.server.text_session import TextSession
-from kestrelmq.server.thrift_reads import ThriftReads
+from kestrelmq.server.thrift_reads import ThriftOpenReads
 from kestrelmq.server.thrift_session import ThriftSession
 from kestrelmq.server.turns import TurnLoop
 from tests.support.patience import PATIENCE
@@ -59,7 +59,7 @@ class Turning:
             writer = ThreadWorker(self._loop.call_soon_threadsafe)
         self._writer = self.collection.deletions.worker = writer
         self._parser = Parser(self._config.memcache_dialect, queue_name_error)
-        self._thrift_reads = ThriftReads()
+        self._thrift_reads = ThriftOpenReads()
 
     def __enter__(self) -> Self:
         self.collection.open()

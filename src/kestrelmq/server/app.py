@@ -40,7 +40,7 @@ from kestrelmq.server.server_actions import warn_if_open
 from kestrelmq.server.services import Service
 from kestrelmq.server.status import ServerStatus, Status
 from kestrelmq.server.text_session import TextSession
-from kestrelmq.server.thrift_reads import ThriftReads
+from kestrelmq.server.thrift_reads import ThriftOpenReads
 from kestrelmq.server.thrift_session import ThriftSession
 from kestrelmq.server.turns import TurnLoop
 
@@ -214,7 +214,7 @@ class Server:
 
     def _bind(self, context: ServerContext) -> None:
         parser = Parser(self._config.memcache_dialect, queue_name_error)
-        thrift_reads = ThriftReads()
+        thrift_reads = ThriftOpenReads()
 
         def memcache(connection: Connection) -> MemcacheSession:
             return MemcacheSession(connection, context, parser)

@@ -14,7 +14,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import ConfigError, JournalError, KestrelError
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.long_reply import AwaitedReply, in_slices
+from kestrelmq.server.long_reply import TaskRequest, in_slices
 
 Result = TypeVar("Result")
 
@@ -134,9 +134,9 @@ def answer_later(
             else:
                 answer(result)
 
-        connection.done()
+        connection.request_done()
         connection.guard(reply)
 
-    connection.write(AwaitedReply())
+    connection.wait_for_work(TaskRequest())
     task = asyncio.get_running_loop().create_task(change)
     task.add_done_callback(ended)

@@ -19,19 +19,19 @@ from kestrelmq.errors import JournalError
 from kestrelmq.server.replies import OUTPUT_LIMIT, Queues, Replies
 from kestrelmq.server.turns import TurnConnection, TurnLoop
 
-RECEIVE: Final = 65_536
-RECEIVE_SMALL: Final = 479
+RECEIVE_SIZE: Final = 65_536
+RECEIVE_SIZE_SMALL: Final = 479
 """Bytes to receive at once when a client sends only short requests: with the object's header, so
 many bytes still fit the interpreter's pools of small blocks."""
-_SHORT_ENOUGH: Final = 8
+_SHORT_IN_A_ROW: Final = 8
 """Short requests in a row after which a client is assumed to send only short ones."""
-RECEIVE_LARGE: Final = 256 << 10
+RECEIVE_SIZE_LARGE: Final = 256 << 10
 """Bytes to receive at once when many are missing; copying them takes well below a millisecond."""
-SEND: Final = 256 << 10
-"""The most bytes to send at once: like `RECEIVE_LARGE`, it lets others be served in between."""
+SEND_SIZE: Final = 256 << 10
+"""The most bytes to send at once, so that others are served in between."""
 READ_AHEAD: Final = 65_536
 """Bytes buffered behind a request that waits before the server stops reading."""
-SLOW: Final = 2048
+SLOW_COST: Final = 2048
 """Bytes of replies that a slow request counts as, besides its own. This bounds the time that one
 connection takes of each turn."""
 
@@ -48,10 +48,10 @@ class Session:
     """A protocol's side of a connection: it applies the input and makes the replies.
 
     Attributes:
-        wanted: how many buffered bytes `feed` needs before it can go on; 0 if any number will do.
+        bytes_needed: how many buffered bytes `feed` needs before it can go on; 0 for any number.
     """
 
-    wanted: int = 0
+    bytes_needed: int = 0
 
     def feed(self, data: bytes) -> bytes:
         """Apply the requests in `data`; return the rest.
@@ -77,10 +77,10 @@ _NO_SESSION: Final = Session()
 """The session of a closed connection."""
 
 
-class Unfinished:
+class PendingRequest:
     """A request that goes on after `Session.feed` returned: it waits, or takes several turns.
 
-    It is the `unfinished` request of its connection until it is done.
+    It is the `pending` request of its connection until it is done.
     """
 
     def resume(self) -> None:
@@ -97,7 +97,7 @@ _WAITING: Final = 1
 """A request waits for an item; the input after it waits too."""
 _STALLED: Final = 2
 """The client must read its replies first: there are too many."""
-_WRITING: Final = 4
+_WORKING: Final = 4
 """A thread writes an item, or a task changes queues; the input after that request waits."""
 _YIELDING: Final = 8
 """Other clients are served first: the next request, or the rest of this one, is slow."""
@@ -110,8 +110,8 @@ class Connection(TurnConnection):
         replies: the replies to be sent at the end of this turn or later.
         produced: bytes of replies since the connection was last served or resumed.
         paused: the reasons for the current pause, 0 when there is none. Only the methods of this
-            class change it and `unfinished`.
-        unfinished: the request that continues after the pause; it is cancelled when the client
+            class change it and `pending`.
+        pending: the request that continues after the pause; it is cancelled when the client
             disconnects.
         closing: whether the connection closes once everything is sent.
         last_served: the number of the event for which it was last served; see `TurnLoop`.
@@ -144,7 +144,7 @@ class Connection(TurnConnection):
         self.replies = Replies()
         self.produced = 0
         self.paused = 0
-        self.unfinished: Unfinished | None = None
+        self.pending: PendingRequest | None = None
         self.closing = False
         self.last_served = 0
         self.peer = peer
@@ -159,11 +159,11 @@ class Connection(TurnConnection):
 
     def readable(self) -> None:
         """Receive once, and apply the complete requests."""
-        if self._short >= _SHORT_ENOUGH:
-            room = RECEIVE_SMALL
+        if self._short >= _SHORT_IN_A_ROW:
+            room = RECEIVE_SIZE_SMALL
         else:
-            missing = self._session.wanted - self._buffered
-            room = RECEIVE if missing <= RECEIVE else RECEIVE_LARGE
+            missing = self._session.bytes_needed - self._buffered
+            room = RECEIVE_SIZE if missing <= RECEIVE_SIZE else RECEIVE_SIZE_LARGE
         try:
             data = self._receive(room)
         except (BlockingIOError, InterruptedError):
@@ -175,7 +175,7 @@ class Connection(TurnConnection):
             return
         size = len(data)
         self._counters.bytes_read += size
-        self._short = self._short + 1 if size < RECEIVE_SMALL else 0
+        self._short = self._short + 1 if size < RECEIVE_SIZE_SMALL else 0
         if self._chunks or self.paused:
             self._chunks.append(data)
             self._buffered += size
@@ -183,7 +183,7 @@ class Connection(TurnConnection):
                 if self._buffered > READ_AHEAD:
                     self._watch(self._events & ~_IN)
                 return
-            if self._buffered < self._session.wanted:
+            if self._buffered < self._session.bytes_needed:
                 return
             data = self._take_buffered()
         self._feed(data)
@@ -215,43 +215,43 @@ class Connection(TurnConnection):
 
     # --- pauses: the input after a request waits until they end ---
 
-    def wait(self, request: Unfinished) -> bool:
-        """Pause until `done`, while `request` waits for an item.
+    def wait_for_item(self, request: PendingRequest) -> bool:
+        """Pause until `request_done`, while `request` waits for an item.
 
         Returns:
             False when there is no wait, because a pause is in force already: `request` is resumed
             after that.
         """
         if self.paused & (_STALLED | _YIELDING):
-            self.interrupt(request)
+            self.resume_later(request)
             return False
-        self.unfinished = request
+        self.pending = request
         self.paused |= _WAITING
         return True
 
-    def write(self, request: Unfinished) -> None:
-        """Pause until `done`, while a thread writes for `request`, or a task changes queues."""
-        self.unfinished = request
-        self.paused |= _WRITING
+    def wait_for_work(self, request: PendingRequest) -> None:
+        """Pause until `request_done`, while a thread or a task works for `request`."""
+        self.pending = request
+        self.paused |= _WORKING
 
-    def interrupt(self, request: Unfinished) -> None:
+    def resume_later(self, request: PendingRequest) -> None:
         """Resume `request` when the client has read its replies and others were served."""
-        self.unfinished = request
-        self.paused &= ~(_WAITING | _WRITING)
+        self.pending = request
+        self.paused &= ~(_WAITING | _WORKING)
         if not self.paused:
             self.yield_turn()
 
-    def done(self) -> None:
+    def request_done(self) -> None:
         """End the request, which was answered, and go on with the input after it."""
-        self.unfinished = None
-        if self.paused & (_WAITING | _WRITING):
-            self.paused &= ~(_WAITING | _WRITING)
+        self.pending = None
+        if self.paused & (_WAITING | _WORKING):
+            self.paused &= ~(_WAITING | _WORKING)
             if not self.paused:
                 self.yield_turn()
 
     @property
-    def is_interrupted(self) -> bool:
-        """Whether a request that has more to do must stop and call `interrupt`."""
+    def must_pause(self) -> bool:
+        """Whether a request that has more to do must stop and call `resume_later`."""
         return self.paused & (_STALLED | _YIELDING) != 0
 
     def stall(self) -> None:
@@ -279,8 +279,8 @@ class Connection(TurnConnection):
         if self._is_closed or self.closing or self.paused:
             return
         self.produced = 0
-        if self.unfinished is not None:
-            self.guard(self.unfinished.resume)
+        if self.pending is not None:
+            self.guard(self.pending.resume)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -319,13 +319,13 @@ class Connection(TurnConnection):
         if not self._queued:
             self._queued = True
             self._turns.replying.append(self)
-        self.produce(len(reply))
+        self.count_output(len(reply))
 
-    def charge(self) -> None:
-        """Count a slow request, as `SLOW` more bytes of replies."""
-        self.produce(SLOW)
+    def count_slow_request(self) -> None:
+        """Count a slow request, as `SLOW_COST` more bytes of replies."""
+        self.count_output(SLOW_COST)
 
-    def produce(self, size: int) -> None:
+    def count_output(self, size: int) -> None:
         """Count bytes of replies; when they exceed `OUTPUT_LIMIT`, pause until they are read."""
         self.produced += size
         if self.produced > OUTPUT_LIMIT:
@@ -379,7 +379,7 @@ class Connection(TurnConnection):
             self._unsent += data
             return
         try:
-            sent = self._send(memoryview(data)[:SEND]) if data else 0
+            sent = self._send(memoryview(data)[:SEND_SIZE]) if data else 0
         except OSError as error:
             self._not_sent(data, error)
             return
@@ -413,7 +413,7 @@ class Connection(TurnConnection):
 
     def _send_rest(self) -> None:
         try:
-            sent = self._send(memoryview(self._unsent)[self._sent : self._sent + SEND])
+            sent = self._send(memoryview(self._unsent)[self._sent : self._sent + SEND_SIZE])
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -456,9 +456,9 @@ class Connection(TurnConnection):
         self._chunks.clear()
         self._unsent = b""
         self.replies.clear()
-        unfinished, self.unfinished = self.unfinished, None
-        if unfinished is not None:
-            unfinished.cancel()
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.cancel()
         session, self._session = self._session, _NO_SESSION
         session.closed()
         self._on_close(self)

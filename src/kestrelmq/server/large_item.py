@@ -10,9 +10,9 @@ from typing import Final
 from kestrelmq.journal.records import ADDX, ADDX_HEADER, TIMES_SIZE, pack_header
 from kestrelmq.protocol.memcache import Set
 
-LARGE: Final = 256 << 10
+LARGE_ITEM: Final = 256 << 10
 """An item with so many bytes of data, or more, is a large one."""
-AHEAD: Final = 1 << 20
+WRITE_AHEAD_SIZE: Final = 1 << 20
 """An item with so many bytes of data, or more, is written in a thread, as that takes long."""
 
 
@@ -55,7 +55,7 @@ class ArrivingItem:
         raise NotImplementedError
 
 
-class UnwantedItem(ArrivingItem):
+class SkippedItem(ArrivingItem):
     """An item that is dropped.
 
     Attributes:
@@ -72,7 +72,7 @@ class UnwantedItem(ArrivingItem):
         pass
 
 
-class LargeItem(ArrivingItem):
+class ArrivingLargeItem(ArrivingItem):
     """A large item of a `set`, as far as it has arrived.
 
     Attributes:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Generator, Iterator
 from typing import Final, TypeVar
 
-from kestrelmq.server.connection import Connection, Unfinished
+from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.turns import TurnLoop
 
 SLICE: Final = 65_536
@@ -20,7 +20,7 @@ Pieces = Iterator[bytes | None]
 Result = TypeVar("Result")
 
 
-class LongReply(Unfinished):
+class LongReply(PendingRequest):
     """A reply that is made in slices; the input after its request waits."""
 
     __slots__ = ("_connection", "_pieces", "_turns")
@@ -30,7 +30,7 @@ class LongReply(Unfinished):
         self._connection = connection
         self._turns = turns
         self._pieces = pieces
-        connection.interrupt(self)
+        connection.resume_later(self)
 
     def resume(self) -> None:
         """Make a slice of about `SLICE` bytes, or as much as there is time for in this turn."""
@@ -50,17 +50,17 @@ class LongReply(Unfinished):
         if slice_:
             connection.push(b"".join(slice_))
         if is_done:
-            connection.done()
+            connection.request_done()
             return
         if slice_:
             connection.stall()
-        connection.interrupt(self)
+        connection.resume_later(self)
 
     def cancel(self) -> None:
         """Nothing to give back."""
 
 
-class AwaitedReply(Unfinished):
+class TaskRequest(PendingRequest):
     """A request that a task serves; the task goes on when the client is gone."""
 
     __slots__ = ()

@@ -48,9 +48,9 @@ def serve_admin(context: ServerContext, connection: Connection, request: Request
         if action is not None:
             context.actions.check(action, "memcache", connection.peer)
         if isinstance(request, Change):
-            _change(context, connection, request)
+            _start_change(context, connection, request)
             return b""
-        return _serve(context, connection, request)
+        return _serve_server(context, connection, request)
     except RemoteAdminRefused as error:
         return memcache.client_error(str(error))
 
@@ -66,7 +66,7 @@ def _server_action(request: Request) -> Action | None:
     return None
 
 
-def _serve(context: ServerContext, connection: Connection, request: Request) -> bytes:
+def _serve_server(context: ServerContext, connection: Connection, request: Request) -> bytes:
     match request:
         case Simple("reload"):
             _answer_later(connection, changes.reload(context), lambda _: RELOADED)
@@ -82,7 +82,7 @@ def _serve(context: ServerContext, connection: Connection, request: Request) -> 
             raise AssertionError(f"{request} is served elsewhere")
 
 
-def _change(context: ServerContext, connection: Connection, request: Change) -> None:
+def _start_change(context: ServerContext, connection: Connection, request: Change) -> None:
     context.check_writable()
     match request:
         case Delete(name, noreply):

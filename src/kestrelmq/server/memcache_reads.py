@@ -8,9 +8,9 @@ from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.memcache import END, ERROR, Get, Key, Monitor
-from kestrelmq.server.collect import Collect, OpenReads, Reader
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import Forbidden, ServerContext
+from kestrelmq.server.reads import ConnectionOpenReads, PendingRead, ReadHandler
 from kestrelmq.server.replies import OUTPUT_LIMIT
 
 _GRACE: Final = 5.0
@@ -24,7 +24,7 @@ def error_reply(error: KestrelError) -> bytes:
     return memcache.server_error(str(error))
 
 
-class _Taken(NamedTuple):
+class _TakenItem(NamedTuple):
     """An item of a plain key: its read stays open until its part of the reply is sent."""
 
     part: int
@@ -38,7 +38,7 @@ class _Taken(NamedTuple):
         return self.queue.open.get(self.xid) is self.record
 
 
-class MemcacheGet(Reader):
+class MemcacheGet(ReadHandler):
     """A `get`: its keys are served one after the other.
 
     The reply is sent as a whole, unless it is large: then it is sent in parts, each when the client
@@ -62,7 +62,11 @@ class MemcacheGet(Reader):
     )
 
     def __init__(
-        self, connection: Connection, context: ServerContext, reads: OpenReads, request: Get
+        self,
+        connection: Connection,
+        context: ServerContext,
+        reads: ConnectionOpenReads,
+        request: Get,
     ) -> None:
         self._connection = connection
         self._context = context
@@ -73,7 +77,7 @@ class MemcacheGet(Reader):
         self._found = False
         self._parts: list[bytes] = []
         self._size = 0
-        self._taken: list[_Taken] = []
+        self._taken: list[_TakenItem] = []
         self._touched: list[Queue] = []
 
     def proceed(self) -> None:
@@ -82,21 +86,21 @@ class MemcacheGet(Reader):
         try:
             while self._index < len(keys):
                 if self._size > OUTPUT_LIMIT:
-                    self._send(self._values())
+                    self._send(self._finished_reply())
                     connection.stall()
                 elif self._several and self._context.turns.slow_share_is_over():
                     connection.yield_turn()
-                if connection.is_interrupted:
-                    connection.interrupt(self)
+                if connection.must_pause:
+                    connection.resume_later(self)
                     return
-                if not self._serve(keys[self._index]):
+                if not self._serve_key(keys[self._index]):
                     return
                 self._index += 1
-            self._send(self._values() + END)
+            self._send(self._finished_reply() + END)
         except KestrelError as error:
             self.fail(error)
 
-    def _serve(self, key: Key) -> bool:
+    def _serve_key(self, key: Key) -> bool:
         """Serve one key; return False when it waits, or when the whole request was answered."""
         context, reads = self._context, self._reads
         if key.abort or key.close:
@@ -118,7 +122,7 @@ class MemcacheGet(Reader):
         if queue is not None:
             record, xid = queue.take_as(wanted)
             if record is not None:
-                self._keep(key, queue, record, xid)
+                self._add_to_reply(key, queue, record, xid)
                 return True
         if key.timeout:
             self.wait(key, queue, wanted)
@@ -133,14 +137,14 @@ class MemcacheGet(Reader):
             # The items taken already must not be given back during the wait.
             if taken.config.open_transaction_timeout is not None:
                 taken.extend(xid, seconds + _GRACE)
-        Collect(self._connection, self._context, self, key.queue, wanted, seconds).wait(queue)
+        PendingRead(self._connection, self._context, self, key.queue, wanted, seconds).wait(queue)
 
     def take(self, queue: Queue, record: bytes, xid: int) -> bool:
         """Take the item that the current key waited for; answer if it is the only key."""
         key = self._request.keys[self._index]
         if self._several:
             self._found = True
-            self._keep(key, queue, record, xid)
+            self._add_to_reply(key, queue, record, xid)
             return True
         if key.open:
             self._reads.add(queue, xid, record)
@@ -163,7 +167,7 @@ class MemcacheGet(Reader):
         if isinstance(error, Forbidden):
             self._close_with(error_reply(error))
             return
-        reads = OpenReads()
+        reads = ConnectionOpenReads()
         for _, queue, xid, record in self._taken:
             reads.add(queue, xid, record)
         self._taken.clear()
@@ -172,7 +176,7 @@ class MemcacheGet(Reader):
 
     def resume(self) -> None:
         """Continue with the remaining keys."""
-        self._connection.done()
+        self._connection.request_done()
         self.proceed()
 
     def cancel(self) -> None:
@@ -198,12 +202,12 @@ class MemcacheGet(Reader):
             queue.confirm(xid)
         self._touched.append(queue)
 
-    def _keep(self, key: Key, queue: Queue, record: bytes, xid: int) -> None:
+    def _add_to_reply(self, key: Key, queue: Queue, record: bytes, xid: int) -> None:
         """Add an item to the reply."""
         if key.open:
             self._reads.add(queue, xid, record)
         elif self._several and not key.peek:
-            self._taken.append(_Taken(len(self._parts), queue, xid, record))
+            self._taken.append(_TakenItem(len(self._parts), queue, xid, record))
         self._touched.append(queue)
         self._parts.append(self._value(key, record, xid))
         self._size += len(record)
@@ -217,7 +221,7 @@ class MemcacheGet(Reader):
         if queue is not None and not key.peek:
             queue.get_misses += 1
 
-    def _values(self) -> bytes:
+    def _finished_reply(self) -> bytes:
         """Remove the items taken, and return the reply so far.
 
         Raises:
@@ -241,13 +245,17 @@ class MemcacheGet(Reader):
         self._size = 0
 
 
-class MemcacheMonitor(Reader):
+class MemcacheMonitor(ReadHandler):
     """A `monitor`: each item is opened and sent as a whole reply when it arrives; END is last."""
 
     __slots__ = ("_connection", "_context", "_reads", "_request")
 
     def __init__(
-        self, connection: Connection, context: ServerContext, reads: OpenReads, request: Monitor
+        self,
+        connection: Connection,
+        context: ServerContext,
+        reads: ConnectionOpenReads,
+        request: Monitor,
     ) -> None:
         self._connection = connection
         self._context = context
@@ -260,7 +268,7 @@ class MemcacheMonitor(Reader):
         context.counters.cmd_monitor += 1
         room = context.config.max_monitor_transactions - self._reads.count(request.queue)
         most = room if request.max_items is None else min(request.max_items, room)
-        Collect(
+        PendingRead(
             self._connection, context, self, request.queue, Wanted.OPEN, request.seconds, most
         ).begin()
 

@@ -1,8 +1,8 @@
 """The memcache protocol over one connection: `set`, `get`, `monitor` and their open reads.
 
 The hot path is `feed`: it serves a plain `set` or `get` of an existing queue with a few look-ups.
-All other requests go to `_serve`. The connection collects the replies, each with the queues whose
-journals must be written before the reply may be sent.
+All other requests go to `_serve_other`. The connection collects the replies, each with the queues
+whose journals must be written before the reply may be sent.
 """
 
 from typing import Final
@@ -35,14 +35,20 @@ from kestrelmq.protocol.memcache import (
     TouchRead,
     value_header,
 )
-from kestrelmq.server.collect import OpenReads
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import Forbidden, ServerContext
-from kestrelmq.server.large_item import AHEAD, LARGE, ArrivingItem, LargeItem, UnwantedItem
+from kestrelmq.server.large_item import (
+    LARGE_ITEM,
+    WRITE_AHEAD_SIZE,
+    ArrivingItem,
+    ArrivingLargeItem,
+    SkippedItem,
+)
 from kestrelmq.server.long_reply import LongReply
 from kestrelmq.server.memcache_admin import listing, serve_admin
 from kestrelmq.server.memcache_reads import MemcacheGet, MemcacheMonitor, error_reply
-from kestrelmq.server.put import Put
+from kestrelmq.server.put import PendingPut
+from kestrelmq.server.reads import ConnectionOpenReads
 from kestrelmq.server.replies import Queues
 
 _EPOCH_EXPIRY: Final = {"kestrel": 1_000_000, "memcached": 30 * 24 * 60 * 60 + 1}
@@ -68,7 +74,7 @@ class MemcacheSession(Session):
         self._parse = parser.parse
         self._parse_long = parser.parse_long
         self._epoch_expiry = _EPOCH_EXPIRY[context.config.memcache_dialect]
-        self._reads = OpenReads()
+        self._reads = ConnectionOpenReads()
         # The last VALUE line, its size and its request: a queue's items often have the same size.
         self._header = b""
         self._header_size = -1
@@ -78,16 +84,16 @@ class MemcacheSession(Session):
         self._line = _FIRST_LINE
         self._request: Request = _FIRST_REQUEST
         self._arriving: ArrivingItem | None = None
-        self.wanted = 0
+        self.bytes_needed = 0
 
     # --- the hot path ---
 
     def feed(self, data: bytes) -> bytes:
         """Apply the requests in `data`; return the rest."""
-        self.wanted = position = 0
+        self.bytes_needed = position = 0
         connection = self._connection
         if self._arriving is not None:
-            position = self._take(self._arriving, data, 0)
+            position = self._take_arriving(self._arriving, data, 0)
         end = len(data)
         while position < end and not (connection.paused or connection.closing):
             request = self._request
@@ -95,7 +101,7 @@ class MemcacheSession(Session):
             if data[position:body] != self._line:
                 body = data.find(b"\n", position) + 1
                 if not body:
-                    return self._part_of_line(data[position:])
+                    return self._incomplete_line(data[position:])
                 parsed = self._parse_new(data, position, body)
                 if parsed is None:
                     position = body
@@ -116,7 +122,7 @@ class MemcacheSession(Session):
                 return data[position:]
             else:
                 position = body
-                self._serve(request)
+                self._serve_other(request)
         return data[position:] if position < end else b""
 
     def _parse_new(self, data: bytes, position: int, end: int) -> Request | None:
@@ -149,7 +155,7 @@ class MemcacheSession(Session):
                 return -after
         queue = self._queues.get(request.queue)
         if queue is None or queue.restricted or not self._status.is_open:
-            self._put(request, data[body:body_end]).begin()
+            self._new_put(request, data[body:body_end]).begin()
             return after
         self._counters.cmd_set += 1
         try:
@@ -184,9 +190,9 @@ class MemcacheSession(Session):
         if size != self._header_size or request is not self._header_request:
             self._header_size, self._header_request = size, request
             self._header = value_header(request.prefix, size)
-        if size < LARGE:
+        if size < LARGE_ITEM:
             self._replies.add_parts(self._header, record[ADDX_HEADER:], _AFTER_VALUE, queue)
-            self._connection.produce(size)
+            self._connection.count_output(size)
         else:
             data = memoryview(record)[ADDX_HEADER:]
             self._connection.push(b"".join((self._header, data, _AFTER_VALUE)), queue)
@@ -211,16 +217,16 @@ class MemcacheSession(Session):
                 limit = queue.config.max_item_size
             if limit is not None and request.size > limit:
                 reply = b"" if request.noreply else NOT_STORED
-                return -self._take(UnwantedItem(request.size, reply), data, body)
-            if request.size >= LARGE:
-                return -self._take(LargeItem(request), data, body)
+                return -self._take_arriving(SkippedItem(request.size, reply), data, body)
+            if request.size >= LARGE_ITEM:
+                return -self._take_arriving(ArrivingLargeItem(request), data, body)
             # The line end may be CR LF, and need one byte more.
-            self.wanted = request.size + 1 + body - data.rfind(b"\n", 0, body - 1) - 1
+            self.bytes_needed = request.size + 1 + body - data.rfind(b"\n", 0, body - 1) - 1
             return 0
         self._fault(ClientFault("bad data chunk", closes=True))
         return -len(data)
 
-    def _take(self, item: ArrivingItem, data: bytes, position: int) -> int:
+    def _take_arriving(self, item: ArrivingItem, data: bytes, position: int) -> int:
         """Take more of an item that arrives in pieces; return where its bytes in `data` end."""
         self._arriving = item
         position = item.take(data, position)
@@ -229,24 +235,24 @@ class MemcacheSession(Session):
             return len(data)
         if item.is_whole:
             self._arriving = None
-            if isinstance(item, LargeItem):
+            if isinstance(item, ArrivingLargeItem):
                 self._set_large(item)
-            elif isinstance(item, UnwantedItem) and item.reply:
+            elif isinstance(item, SkippedItem) and item.reply:
                 self._connection.push(item.reply)
-        self.wanted = item.missing
+        self.bytes_needed = item.missing
         return position
 
-    def _set_large(self, large: LargeItem) -> None:
+    def _set_large(self, large: ArrivingLargeItem) -> None:
         request = large.request
         queue = self._queues.get(request.queue)
         if queue is None or queue.restricted or not self._status.is_open:
-            self._put(request, large.data()).begin()
+            self._new_put(request, large.data()).begin()
             return
         self._counters.cmd_set += 1
         expiry = request.expiry and self._expiry(request.expiry)
         record = large.record(self._context.turns.clock.now(), expiry)
-        if request.size >= AHEAD and queue.writes_ahead:
-            self._put(request, record).write_ahead(queue, (record,))
+        if request.size >= WRITE_AHEAD_SIZE and queue.writes_ahead:
+            self._new_put(request, record).write_ahead(queue, (record,))
             return
         try:
             stored = queue.add_record(record, expiry)
@@ -259,9 +265,9 @@ class MemcacheSession(Session):
         if request.size is None:
             self._connection.push(request.reply)
             return body
-        return self._take(UnwantedItem(request.size, request.reply), data, body)
+        return self._take_arriving(SkippedItem(request.size, request.reply), data, body)
 
-    def _part_of_line(self, part: bytes) -> bytes:
+    def _incomplete_line(self, part: bytes) -> bytes:
         if part.startswith(BINARY_REQUEST):
             self._close_with(binary_refusal(part))
             return b""
@@ -302,9 +308,9 @@ class MemcacheSession(Session):
 
     # --- set and get, in full ---
 
-    def _put(self, request: Set, item: bytes) -> Put:
+    def _new_put(self, request: Set, item: bytes) -> PendingPut:
         """Return the put for a `set` of an item, given as its data or its record."""
-        return Put(
+        return PendingPut(
             self._connection,
             self._context,
             request.queue,
@@ -325,10 +331,10 @@ class MemcacheSession(Session):
             self._connection.push(error_reply(error))
 
     def _get_slowly(self, request: Get) -> None:
-        self._connection.charge()
+        self._connection.count_slow_request()
         MemcacheGet(self._connection, self._context, self._reads, request).proceed()
 
-    def _serve(self, request: Request) -> None:
+    def _serve_other(self, request: Request) -> None:
         match request:
             case Monitor():
                 MemcacheMonitor(self._connection, self._context, self._reads, request).begin()

@@ -18,9 +18,9 @@ from kestrelmq.clock import Pause
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal import records
-from kestrelmq.server.connection import Connection, Unfinished
+from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.large_item import AHEAD
+from kestrelmq.server.large_item import WRITE_AHEAD_SIZE
 from kestrelmq.server.replies import Queues
 
 SLICE_ITEMS: Final = 500
@@ -31,7 +31,7 @@ SLICE_BYTES: Final = 1 << 20
 log = logging.getLogger(__name__)
 
 
-class Put(Unfinished):
+class PendingPut(PendingRequest):
     """A request to add items to a queue, or to the queues of an alias."""
 
     __slots__ = (
@@ -89,7 +89,7 @@ class Put(Unfinished):
         self._files: list[str] = []
 
     def begin(self) -> None:
-        """Add the items; a thread writes those of `AHEAD` bytes or more first."""
+        """Add the items; a thread writes those of `WRITE_AHEAD_SIZE` bytes or more first."""
         context, name = self._context, self._name
         context.counters.cmd_set += bool(self._items)
         try:
@@ -102,7 +102,9 @@ class Put(Unfinished):
         if queue is not None and queue.writes_ahead:
             now = context.turns.clock.now()
             large = [
-                records.item(now, self._expiry, data) for data in self._items if len(data) >= AHEAD
+                records.item(now, self._expiry, data)
+                for data in self._items
+                if len(data) >= WRITE_AHEAD_SIZE
             ]
             if large:
                 self.write_ahead(queue, large)
@@ -114,12 +116,12 @@ class Put(Unfinished):
 
         Args:
             queue: the queue of the items; its `writes_ahead` is true.
-            large: the records of all items of `AHEAD` bytes or more.
+            large: the records of all items of `WRITE_AHEAD_SIZE` bytes or more.
         """
         self._queue, self._records = queue, large
         self._files = [queue.new_file() for _ in large]
         self._is_writing = True
-        self._connection.write(self)
+        self._connection.wait_for_work(self)
         self._context.writer.run(self._write_files, self._files_written)
 
     def _write_files(self, pause: Pause) -> None:
@@ -145,7 +147,7 @@ class Put(Unfinished):
         turns = self._context.turns
         if turns.turn_count == self._turn or turns.slow_share_is_over():
             self._connection.yield_turn()
-            self._connection.interrupt(self)
+            self._connection.resume_later(self)
         else:
             self._add()
 
@@ -171,7 +173,7 @@ class Put(Unfinished):
             self._turn = self._context.turns.turn_count
             connection.push(b"", queues)  # makes the answer depend on this slice as well
             connection.yield_turn()
-            connection.interrupt(self)
+            connection.resume_later(self)
 
     def _add_slice(self) -> bool:
         """Add a slice of items; return whether there are more to add."""
@@ -189,7 +191,7 @@ class Put(Unfinished):
         """Add an item; return False when it is refused."""
         context = self._context
         context.counters.cmd_set += self._next > 0
-        if self._queue is not None and len(data) >= AHEAD:
+        if self._queue is not None and len(data) >= WRITE_AHEAD_SIZE:
             place = self._large_added
             self._large_added += 1
             return self._queue.add_begun(self._records[place], self._files[place], self._expiry)
@@ -216,4 +218,4 @@ class Put(Unfinished):
         if self._queue is not None:
             for file in self._files:
                 self._queue.forget(file)  # the file of an item that was added has a new name
-        self._connection.done()
+        self._connection.request_done()

@@ -34,10 +34,10 @@ from kestrelmq.protocol.text_commands import (
     Version,
 )
 from kestrelmq.server import changes
-from kestrelmq.server.collect import Collect, OpenReads, Reader
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.put import Put as PutItems
+from kestrelmq.server.put import PendingPut
+from kestrelmq.server.reads import ConnectionOpenReads, PendingRead, ReadHandler
 from kestrelmq.server.replies import Queues
 from kestrelmq.server.server_actions import Action
 from kestrelmq.server.status import Status
@@ -58,8 +58,8 @@ class TextSession(Session):
         self._connection = connection
         self._context = context
         self._parser = TextParser(context.collection.max_item_size)
-        self._reads = OpenReads()
-        self.wanted = 0
+        self._reads = ConnectionOpenReads()
+        self.bytes_needed = 0
 
     def feed(self, data: bytes) -> bytes:
         """Apply the commands in `data`; return the input after one that waits."""
@@ -77,7 +77,7 @@ class TextSession(Session):
                 connection.closing |= fault.closes
             except (KestrelError, ValueError) as error:
                 connection.push(text.error(str(error)))
-            connection.charge()
+            connection.count_slow_request()
             if isinstance(command, _SLOW) and self._context.turns.slow_share_is_over():
                 connection.yield_turn()
             if connection.paused or connection.closing:
@@ -111,7 +111,7 @@ class TextSession(Session):
             case Confirm():
                 self._connection.push(*self._confirm(command))
             case Flush() | FlushAll() | FlushExpired() | Delete():
-                self._change(command)
+                self._start_change(command)
             case SetStatus(name):
                 self._check_action("status")
                 self._context.status.set(Status.parse(name))
@@ -129,7 +129,7 @@ class TextSession(Session):
 
     def _put(self, put: Put) -> None:
         connection = self._connection
-        PutItems(
+        PendingPut(
             connection,
             self._context,
             put.queue,
@@ -152,7 +152,7 @@ class TextSession(Session):
                 touched.append(queue)
         return text.counted(confirm.count), tuple(touched[:1])
 
-    def _change(self, command: Flush | FlushAll | FlushExpired | Delete) -> None:
+    def _start_change(self, command: Flush | FlushAll | FlushExpired | Delete) -> None:
         context = self._context
         context.check_writable()
         match command:
@@ -177,7 +177,7 @@ class TextSession(Session):
         )
 
 
-class TextRead(Reader):
+class TextRead(ReadHandler):
     """A command that reads: `get` and `peek` reply with one item, `monitor` with many.
 
     The end of a `monitor` is "*", which is also the reply when there is no item.
@@ -189,7 +189,7 @@ class TextRead(Reader):
         self,
         connection: Connection,
         context: ServerContext,
-        reads: OpenReads,
+        reads: ConnectionOpenReads,
         command: Get | Peek | Monitor,
     ) -> None:
         self._connection = connection
@@ -224,9 +224,9 @@ class TextRead(Reader):
                 return
         self._collect(1).wait(queue)
 
-    def _collect(self, most: int) -> Collect:
+    def _collect(self, most: int) -> PendingRead:
         name, seconds = self._command.queue, self._command.timeout / 1000
-        return Collect(self._connection, self._context, self, name, self._wanted, seconds, most)
+        return PendingRead(self._connection, self._context, self, name, self._wanted, seconds, most)
 
     def _confirm_previous(self) -> None:
         taken = self._reads.take_oldest(self._command.queue)

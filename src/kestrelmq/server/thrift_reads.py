@@ -16,9 +16,9 @@ from kestrelmq.errors import KestrelError
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.protocol import thrift
 from kestrelmq.protocol.thrift_messages import Get, Head, Item
-from kestrelmq.server.collect import Collect, Reader
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.reads import PendingRead, ReadHandler
 
 MAX_ITEMS: Final = 10_000
 """The most items in one answer, to keep turns short."""
@@ -28,14 +28,14 @@ MAX_BYTES: Final = 16 * 1024 * 1024
 
 _AT_ONCE: Final = 1000
 """The most items that are removed in one turn; a read of more items opens them first."""
-_LOOK_AGAIN: Final = 32
+_CHECK_EVERY: Final = 32
 """Items that are encoded between two checks of whether others must be served first."""
 _SLACK: Final = 64
 _ID_BITS: Final = 53
 """Bits of an id: so many are exact even where all numbers are floating-point."""
 
 
-class _Read(NamedTuple):
+class _OpenRead(NamedTuple):
     """An open read; `order` is larger for later reads."""
 
     order: int
@@ -48,7 +48,7 @@ class _Read(NamedTuple):
         return self.xid in self.queue.open
 
 
-class ThriftReads:
+class ThriftOpenReads:
     """The open reads of all thrift clients of a server, by the ids that the clients received.
 
     Ids are random, so only a client that received an id can end the read. The number of ids kept is
@@ -58,7 +58,7 @@ class ThriftReads:
     __slots__ = ("_limit", "_order", "_reads")
 
     def __init__(self) -> None:
-        self._reads: dict[int, _Read] = {}
+        self._reads: dict[int, _OpenRead] = {}
         self._order = 0
         self._limit = _SLACK
 
@@ -73,7 +73,7 @@ class ThriftReads:
         while not identity or identity in self._reads:
             identity = secrets.randbits(_ID_BITS)
         self._order += 1
-        self._reads[identity] = _Read(self._order, queue, xid)
+        self._reads[identity] = _OpenRead(self._order, queue, xid)
         return identity
 
     def is_open(self, identity: int) -> bool:
@@ -106,7 +106,7 @@ class ThriftReads:
         self._limit = 2 * len(self._reads) + _SLACK
 
 
-class ThriftGet(Reader):
+class ThriftGet(ReadHandler):
     """One `get`: collects items until there are enough or the time is up, and then answers.
 
     An answer with thousands of items takes several turns. The items stay open until the whole
@@ -133,7 +133,7 @@ class ThriftGet(Reader):
         self,
         connection: Connection,
         context: ServerContext,
-        shared: ThriftReads,
+        shared: ThriftOpenReads,
         own: dict[str, set[int]],
         head: Head,
         get: Get,
@@ -173,7 +173,7 @@ class ThriftGet(Reader):
         name = self._get.queue
         if self._get.auto_abort:
             self._most = min(self._most, self._room(name))
-        Collect(
+        PendingRead(
             self._connection,
             self._context,
             self,
@@ -219,11 +219,11 @@ class ThriftGet(Reader):
         while queue is not None and len(self._encoded) < len(self._items):
             if self._is_time_over():
                 connection.yield_turn()
-                connection.interrupt(self)
+                connection.resume_later(self)
                 return
             self._encode(queue, *self._items[len(self._encoded)])
-        connection.done()
-        items = [] if queue is None else self._kept(queue)
+        connection.request_done()
+        items = [] if queue is None else self._confirmed(queue)
         if queue is not None:
             queue.get_misses += not items and self._most > 0
         self._answer(items, queue)
@@ -232,7 +232,7 @@ class ThriftGet(Reader):
         """Whether others must be served first; not when items were removed: they could be lost."""
         return (
             self._wanted is not Wanted.REMOVE
-            and len(self._encoded) % _LOOK_AGAIN == _LOOK_AGAIN - 1
+            and len(self._encoded) % _CHECK_EVERY == _CHECK_EVERY - 1
             and self._context.turns.slow_share_is_over()
         )
 
@@ -248,7 +248,7 @@ class ThriftGet(Reader):
         item = Item(record[ADDX_HEADER:], identity)
         self._encoded.append(thrift.encode_item(self._head, item))
 
-    def _kept(self, queue: Queue) -> list[bytes]:
+    def _confirmed(self, queue: Queue) -> list[bytes]:
         """Confirm reads that are not to stay open; return the encoded items of reads not ended."""
         if self._wanted is Wanted.REMOVE:
             return self._encoded

@@ -38,23 +38,23 @@ from kestrelmq.protocol.thrift_messages import (
 from kestrelmq.server import changes
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.put import Put as PutItems
+from kestrelmq.server.put import PendingPut
 from kestrelmq.server.replies import Queues
 from kestrelmq.server.status import Status
-from kestrelmq.server.thrift_reads import ThriftGet, ThriftReads
+from kestrelmq.server.thrift_reads import ThriftGet, ThriftOpenReads
 from kestrelmq.version import VERSION
 
 log = logging.getLogger(__name__)
 
 # The service has fewer statuses than the server: each is reported as the one that allows the same.
-_TOLD: Final = {
+_TO_THRIFT: Final = {
     Status.UP: ThriftStatus.UP,
     Status.WRITE_AVOID: ThriftStatus.UP,
     Status.READ_ONLY: ThriftStatus.READ_ONLY,
     Status.QUIESCENT: ThriftStatus.QUIESCENT,
     Status.DOWN: ThriftStatus.QUIESCENT,
 }
-_MEANT: Final = {
+_FROM_THRIFT: Final = {
     ThriftStatus.UP: Status.UP,
     ThriftStatus.READ_ONLY: Status.READ_ONLY,
     ThriftStatus.QUIESCENT: Status.QUIESCENT,
@@ -67,14 +67,16 @@ _NO_QUEUE: Final = QueueInfo(None, 0, 0, 0, 0, 0, 0)
 class ThriftSession(Session):
     """The session of one client."""
 
-    def __init__(self, connection: Connection, context: ServerContext, shared: ThriftReads) -> None:
+    def __init__(
+        self, connection: Connection, context: ServerContext, shared: ThriftOpenReads
+    ) -> None:
         """Prepare; `shared` are the open reads of all thrift clients of the server."""
         self._connection = connection
         self._context = context
         self._shared = shared
         self._own: dict[str, set[int]] = {}
         self._parser = ThriftParser()
-        self.wanted = 0
+        self.bytes_needed = 0
 
     def feed(self, data: bytes) -> bytes:
         """Apply the requests in `data`; return the input after one that waits."""
@@ -84,17 +86,17 @@ class ThriftSession(Session):
             while (frame := parser.next_frame()) is not None:
                 head, request = thrift.decode(frame)
                 self._serve(head, request)
-                connection.charge()
+                connection.count_slow_request()
                 if isinstance(request, _SLOW) and self._context.turns.slow_share_is_over():
                     connection.yield_turn()
                 if connection.paused or connection.closing:
-                    self.wanted = 0
+                    self.bytes_needed = 0
                     return parser.take_back()
         except ClientFault as fault:
             log.debug("%s: %s", connection.peer, fault.message)
             connection.closing = True
             return b""
-        self.wanted = parser.missing
+        self.bytes_needed = parser.missing
         return b""
 
     def failure_reply(self, failure: JournalError, reply: bytes) -> bytes:
@@ -131,13 +133,13 @@ class ThriftSession(Session):
                 case Put():
                     self._put(head, request)
                 case Confirm() | Abort():
-                    self._answer(head, *self._end(request))
+                    self._answer(head, *self._end_reads(request))
                 case Peek(name):
                     self._answer(head, self._peek(name))
                 case FlushQueue() | FlushAllQueues() | DeleteQueue():
-                    self._change(head, request)
+                    self._start_change(head, request)
                 case CurrentStatus():
-                    self._answer(head, _TOLD[self._context.status.status])
+                    self._answer(head, _TO_THRIFT[self._context.status.status])
                 case SetStatus(status):
                     self._set_status(status)
                     self._answer(head, None)
@@ -157,7 +159,7 @@ class ThriftSession(Session):
             self._connection.push(frame, queues)
 
     def _put(self, head: Head, put: Put) -> None:
-        PutItems(
+        PendingPut(
             self._connection,
             self._context,
             put.queue,
@@ -167,7 +169,7 @@ class ThriftSession(Session):
             lambda error: self._refuse(head, _internal_error(error)),
         ).begin()
 
-    def _end(self, request: Confirm | Abort) -> tuple[int, Queue | None]:
+    def _end_reads(self, request: Confirm | Abort) -> tuple[int, Queue | None]:
         found = self._shared.take(request.queue, request.ids)
         if found is None:
             return 0, None
@@ -203,7 +205,7 @@ class ThriftSession(Session):
             raise QueueUnavailable(problem)
         self._context.collection.check_usable(name)
 
-    def _change(self, head: Head, request: FlushQueue | FlushAllQueues | DeleteQueue) -> None:
+    def _start_change(self, head: Head, request: FlushQueue | FlushAllQueues | DeleteQueue) -> None:
         context = self._context
         context.check_writable()
         change: Coroutine[None, None, object]
@@ -222,10 +224,10 @@ class ThriftSession(Session):
         )
 
     def _set_status(self, status: ThriftStatus) -> None:
-        if status not in _MEANT:
+        if status not in _FROM_THRIFT:
             raise QueueUnavailable(f"{status.name} cannot be set")
         self._context.actions.check("status", "thrift", self._connection.peer)
-        self._context.status.set(_MEANT[status])
+        self._context.status.set(_FROM_THRIFT[status])
 
 
 def _internal_error(error: KestrelError) -> Refused:

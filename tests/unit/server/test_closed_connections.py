@@ -18,13 +18,13 @@ from kestrelmq.engine.waiters import Waiter
 from kestrelmq.journal.files import DiskDirectory, DiskFile
 from kestrelmq.protocol.text import TextParser
 from kestrelmq.protocol.thrift import ThriftParser
-from kestrelmq.server.collect import Collect
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.large_item import ArrivingItem
 from kestrelmq.server.long_reply import LongReply
 from kestrelmq.server.memcache_reads import MemcacheGet, MemcacheMonitor
 from kestrelmq.server.memcache_session import MemcacheSession
-from kestrelmq.server.put import Put
+from kestrelmq.server.put import PendingPut
+from kestrelmq.server.reads import PendingRead
 from kestrelmq.server.replies import Replies
 from kestrelmq.server.text_session import TextRead, TextSession
 from kestrelmq.server.thrift_reads import ThriftGet
@@ -40,14 +40,14 @@ OWNED: Final = (
     ThriftSession,
     Replies,
     ArrivingItem,
-    Collect,
+    PendingRead,
     MemcacheGet,
     MemcacheMonitor,
     TextRead,
     TextParser,
     ThriftGet,
     ThriftParser,
-    Put,
+    PendingPut,
     LongReply,
     Waiter,
 )

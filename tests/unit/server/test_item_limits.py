@@ -9,7 +9,7 @@ import pytest
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.protocol.text import TextParser
 from kestrelmq.protocol.text_commands import Put, Version
-from kestrelmq.server.large_item import LargeItem, UnwantedItem
+from kestrelmq.server.large_item import ArrivingLargeItem, SkippedItem
 from tests.support.turning import Turning, alive
 
 pytestmark = pytest.mark.compiled
@@ -58,8 +58,8 @@ def test_an_unfinished_set_for_a_queue_that_is_not_there(
         client: socket.socket = turning.connect("memcache")
         await turning.send(client, b"set %b 0 0 %d\r\n" % (name.encode(), SIZE))
         await turning.send(client, bytes(SIZE - 1))
-        assert bool(alive(LargeItem)) == is_kept
-        assert bool(alive(UnwantedItem)) != is_kept
+        assert bool(alive(ArrivingLargeItem)) == is_kept
+        assert bool(alive(SkippedItem)) != is_kept
         await turning.send(client, b"x\r\nversion\r\n")
         reply = await turning.receive(client, b"\r\n")
         while b"VERSION" not in reply:

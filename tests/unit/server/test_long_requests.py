@@ -261,7 +261,7 @@ def test_a_client_leaves_while_its_thrift_get_is_answered(
             for _ in range(steps):
                 await turning.turn()
             (connection,) = turning.connections.values()
-            if connection.unfinished is None:
+            if connection.pending is None:
                 break  # answered
             interrupted += 1
             connection.close()
@@ -341,8 +341,8 @@ def test_no_request_overtakes_a_long_one(
 
 ONE_PLACE: Final = {
     "changes why a connection is paused": (r"\.paused\s*([|&]?=)[^=]", "connection.py"),
-    "changes which request goes on": (r"\.unfinished\s*=[^=]", "connection.py"),
-    "waits for an item": (r"\bWaiter\(", "collect.py"),
+    "changes which request goes on": (r"\.pending\s*=[^=]", "connection.py"),
+    "waits for an item": (r"\bWaiter\(", "reads.py"),
     "decides how much a client may have to read": (r"produced\s*[+>]", "connection.py"),
     "adds what was written ahead": (r"\.add_begun\(", "put.py"),
 }

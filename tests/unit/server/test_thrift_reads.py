@@ -5,16 +5,16 @@ import pytest
 from kestrelmq.config import QueueConfig
 from kestrelmq.engine.durability import Commits
 from kestrelmq.engine.queue import Queue
-from kestrelmq.server.thrift_reads import ThriftReads
+from kestrelmq.server.thrift_reads import ThriftOpenReads
 from kestrelmq.testing.clock import FakeClock
 
 pytestmark = pytest.mark.compiled
 
 
 @pytest.fixture
-def reads() -> ThriftReads:
+def reads() -> ThriftOpenReads:
     """Return a server's open reads, of which there are none."""
-    return ThriftReads()
+    return ThriftOpenReads()
 
 
 def a_queue() -> Queue:
@@ -32,7 +32,7 @@ def opened(queue: Queue) -> int:
     return read[0]
 
 
-def test_reads_are_taken_oldest_first_and_once(reads: ThriftReads) -> None:
+def test_reads_are_taken_oldest_first_and_once(reads: ThriftOpenReads) -> None:
     """In whatever order, and however often, they are asked for."""
     queue = a_queue()
     xids = [opened(queue) for _ in range(3)]
@@ -43,7 +43,7 @@ def test_reads_are_taken_oldest_first_and_once(reads: ThriftReads) -> None:
     assert reads.take("q", (second,)) == (queue, [xids[1]])
 
 
-def test_ids_cannot_be_guessed(reads: ThriftReads) -> None:
+def test_ids_cannot_be_guessed(reads: ThriftOpenReads) -> None:
     """They are random, never 0, and every language holds them; a journal's xid ends nothing."""
     queue = a_queue()
     xids = [opened(queue) for _ in range(1000)]
@@ -53,10 +53,10 @@ def test_ids_cannot_be_guessed(reads: ThriftReads) -> None:
     # Of 1000 random numbers, about half have each bit.
     assert all(300 < sum(one >> bit & 1 for one in ids) < 700 for bit in range(53))
     assert reads.take("q", set(xids) - set(ids)) is None
-    assert ids != [ThriftReads().add(queue, xid) for xid in xids]
+    assert ids != [ThriftOpenReads().add(queue, xid) for xid in xids]
 
 
-def test_a_read_that_ended_by_itself_is_not_taken(reads: ThriftReads) -> None:
+def test_a_read_that_ended_by_itself_is_not_taken(reads: ThriftOpenReads) -> None:
     """Its item is somebody else's by now."""
     queue = a_queue()
     xid = opened(queue)
@@ -67,7 +67,7 @@ def test_a_read_that_ended_by_itself_is_not_taken(reads: ThriftReads) -> None:
     assert reads.take("q", (identity,)) is None
 
 
-def test_a_new_queue_of_the_same_name_begins_without_reads(reads: ThriftReads) -> None:
+def test_a_new_queue_of_the_same_name_begins_without_reads(reads: ThriftOpenReads) -> None:
     """Both count their xids from the start."""
     old, new = a_queue(), a_queue()
     xid = opened(old)
@@ -79,7 +79,7 @@ def test_a_new_queue_of_the_same_name_begins_without_reads(reads: ThriftReads) -
     assert reads.take("q", (new_identity,)) == (new, [xid])
 
 
-def test_reads_that_ended_are_forgotten_in_time(reads: ThriftReads) -> None:
+def test_reads_that_ended_are_forgotten_in_time(reads: ThriftOpenReads) -> None:
     """Clients that never confirm do not fill the memory."""
     queue = a_queue()
     kept_xid = opened(queue)

@@ -1,11 +1,11 @@
 """Reading from a queue, possibly with a wait, and the open reads of a connection.
 
-`Collect` takes items for the commands of every protocol. It ends in exactly one of four ways:
+`PendingRead` takes items for the commands of every protocol. It ends in exactly one of four ways:
 
-    Reader.take is False  the reader needs no more items, or cannot send this one
-    Reader.end            there are enough items, or no time is left
-    Reader.fail           the queue cannot be read, or not any further
-    Reader.cancel         the client is gone
+    ReadHandler.take is False   the handler needs no more items, or cannot send this one
+    ReadHandler.end             there are enough items, or no time is left
+    ReadHandler.fail            the queue cannot be read, or not any further
+    ReadHandler.cancel          the client is gone
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import Waiter, Wanted
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal.records import ADDX_HEADER
-from kestrelmq.server.connection import Connection, Unfinished
+from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ServerContext
 
-_LOOK_AGAIN: Final = 32
+_CHECK_EVERY: Final = 32
 """Items that are taken between two checks of whether others must be served first."""
 
 
-class Reader(Unfinished):
+class ReadHandler(PendingRequest):
     """What a protocol does with the items of a read."""
 
     def take(self, queue: Queue, record: bytes, xid: int) -> bool:
@@ -46,7 +46,7 @@ class Reader(Unfinished):
         """Give back the items opened for an answer that the client, which is gone, did not get."""
 
 
-class Collect(Unfinished):
+class PendingRead(PendingRequest):
     """One read of one queue: up to a number of items and bytes, until a deadline.
 
     A read that gets its only item at once does not need it. While it waits, the connection is
@@ -60,11 +60,11 @@ class Collect(Unfinished):
         "_connection",
         "_context",
         "_deadline",
+        "_handler",
         "_is_waiting",
         "_left",
         "_name",
         "_queue",
-        "_reader",
         "_taken",
         "_timer",
         "_waiter",
@@ -75,7 +75,7 @@ class Collect(Unfinished):
         self,
         connection: Connection,
         context: ServerContext,
-        reader: Reader,
+        handler: ReadHandler,
         name: str,
         wanted: Wanted,
         seconds: float,
@@ -87,7 +87,7 @@ class Collect(Unfinished):
         Args:
             connection: the connection of the request.
             context: what the sessions share.
-            reader: takes the items and sends the answer.
+            handler: takes the items and sends the answer.
             name: the name of the queue, or of an alias, which never has items.
             wanted: what is done with the items: peek, open or remove.
             seconds: the longest time to wait, from now on.
@@ -96,7 +96,7 @@ class Collect(Unfinished):
         """
         self._connection = connection
         self._context = context
-        self._reader = reader
+        self._handler = handler
         self._name = name
         self._wanted = wanted
         self._deadline = context.loop.time() + seconds
@@ -116,7 +116,7 @@ class Collect(Unfinished):
             if queue is None:
                 self.wait(None)
             else:
-                self._collect(queue, None, 0)
+                self._take_items(queue, None, 0)
         except KestrelError as error:
             self._finish().fail(error)
 
@@ -124,7 +124,7 @@ class Collect(Unfinished):
         """Continue: the client has read its replies, or others were served."""
         self.begin()
 
-    def _collect(self, queue: Queue, record: bytes | None, xid: int) -> None:
+    def _take_items(self, queue: Queue, record: bytes | None, xid: int) -> None:
         """Take items, and wait if more are wanted; `record` is the first one, if already taken.
 
         Raises:
@@ -134,8 +134,8 @@ class Collect(Unfinished):
             if record is None:
                 if self._taken and queue.waiters.line:
                     break
-                if self._taken and self._is_interrupted():
-                    self._connection.interrupt(self)
+                if self._taken and self._must_pause():
+                    self._connection.resume_later(self)
                     return
                 record, xid = queue.take_as(self._wanted)
                 if record is None:
@@ -143,25 +143,25 @@ class Collect(Unfinished):
             self._taken += 1
             self._left -= 1
             self._bytes -= len(record) - ADDX_HEADER
-            if not self._reader.take(queue, record, xid):
+            if not self._handler.take(queue, record, xid):
                 self._finish()
                 return
             record = None
         self.wait(queue)
 
-    def _is_interrupted(self) -> bool:
+    def _must_pause(self) -> bool:
         """Whether the client has too many replies to read, or others must be served first.
 
         Reads that remove items do not yield to others: if the client left meanwhile, the items
         could not be given back.
         """
         if (
-            self._taken % _LOOK_AGAIN == 0
+            self._taken % _CHECK_EVERY == 0
             and self._wanted is not Wanted.REMOVE
             and self._context.turns.slow_share_is_over()
         ):
             self._connection.yield_turn()
-        return self._connection.is_interrupted
+        return self._connection.must_pause
 
     def wait(self, queue: Queue | None) -> None:
         """Wait for the next item, or answer when no more are wanted or no time is left.
@@ -172,12 +172,12 @@ class Collect(Unfinished):
         remaining = self._deadline - self._context.loop.time()
         if self._left <= 0 or self._bytes <= 0 or remaining <= 0:
             self._finish().end(queue)
-        elif self._connection.wait(self):
+        elif self._connection.wait_for_item(self):
             self._is_waiting = True
             if self._timer is None:
                 self._timer = self._context.loop.call_later(remaining, self._time_out)
             if queue is not None:
-                self._waiter = Waiter(self._wanted, self._serve, self._fail)
+                self._waiter = Waiter(self._wanted, self._item_arrived, self._item_failed)
                 try:
                     queue.wait(self._waiter)
                 except KestrelError as error:
@@ -185,7 +185,7 @@ class Collect(Unfinished):
 
     # --- the ends of a wait ---
 
-    def _serve(self, record: bytes | None, xid: int) -> None:
+    def _item_arrived(self, record: bytes | None, xid: int) -> None:
         """Take the item that arrived; no `record` means that the queue was deleted."""
         queue, self._waiter = self._queue, None
         self._is_waiting = False
@@ -193,13 +193,13 @@ class Collect(Unfinished):
             if record is None or queue is None:
                 self._finish().end(queue)
             else:
-                self._collect(queue, record, xid)
+                self._take_items(queue, record, xid)
         except KestrelError as error:
             self._finish().fail(error)
         except Exception as error:  # noqa: BLE001 # it is logged
             self._connection.request_failed(error)
 
-    def _fail(self, error: KestrelError) -> None:
+    def _item_failed(self, error: KestrelError) -> None:
         """Answer that the item that arrived could not be taken."""
         self._connection.guard(lambda: self._finish().fail(error))
 
@@ -214,24 +214,24 @@ class Collect(Unfinished):
         """Stop waiting, and give back what was not sent to the client, which is gone."""
         self._finish().cancel()
 
-    def _finish(self) -> Reader:
-        """End the read; return the reader, which must be notified."""
+    def _finish(self) -> ReadHandler:
+        """End the read; return the handler, which must be notified."""
         if self._timer is not None:
             self._timer.cancel()
         if self._queue is not None and self._waiter is not None:
             self._queue.waiters.cancel(self._waiter)
         self._timer = self._waiter = self._queue = None
         self._is_waiting = False
-        reader, self._reader = self._reader, _NOBODY
-        self._connection.done()
-        return reader
+        handler, self._handler = self._handler, _NO_HANDLER
+        self._connection.request_done()
+        return handler
 
 
-_NOBODY: Final = Reader()
-"""The reader of a read that has ended."""
+_NO_HANDLER: Final = ReadHandler()
+"""The handler of a read that has ended."""
 
 
-class OpenReads:
+class ConnectionOpenReads:
     """The open reads of a connection.
 
     A read that ended by itself (its time was up, or its queue was deleted) is dropped at the next
