@@ -26,9 +26,9 @@ from pyspark.sql import functions as f
 from kestrelmq.journal.records import REMOVE_RECORD, item
 from kestrelmq.spark import columns
 from kestrelmq.spark.encoding import encode
+from kestrelmq.spark.journal_options import JournalReadOptions, QueueReadOptions
 from kestrelmq.spark.journal_parts import PartWriter
 from kestrelmq.spark.journal_source import JOURNAL_SCHEMA, JournalReader
-from kestrelmq.spark.options import JournalReadOptions, QueueReadOptions
 from kestrelmq.spark.pipelines import verify
 from kestrelmq.spark.pipelines.verify import check
 from kestrelmq.spark.planning import replay_in_order, wanted

@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
 from kestrelmq.clock import SystemClock
-from kestrelmq.spark.live_reads import ServerReads
+from kestrelmq.spark.server_reads import ServerReads
 from kestrelmq.spark.session import local_session, started
 from kestrelmq.spark.staging import Share, Staging
 from tests.support.server import running_server

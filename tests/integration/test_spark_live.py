@@ -13,8 +13,8 @@ from kestrelmq.client import Client
 from kestrelmq.client.cluster import membership_of
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import ServerUnavailable
-from kestrelmq.spark.live_probe import Probe
-from kestrelmq.spark.live_reads import MAX_CONNECTIONS, ServerReads
+from kestrelmq.spark.server_probe import ServerProbe
+from kestrelmq.spark.server_reads import MAX_CONNECTIONS, ServerReads
 from kestrelmq.spark.staging import Opened, Share, Staging
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
@@ -164,7 +164,7 @@ def test_the_probe_waits_for_an_item_on_any_server(
     with running_server(tmp_path / "other") as other, running_server(tmp_path / "dead") as dead:
         servers = f"{server.address},{other.address},{dead.address}"
         dead.kill9()
-        probe = Probe(membership_of(servers), QUEUE)
+        probe = ServerProbe(membership_of(servers), QUEUE)
         assert probe.with_items(0.0) == []
         begun = time.monotonic()
         assert probe.with_items(0.3) == []

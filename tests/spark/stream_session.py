@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+from kestrelmq.spark.kestrel_source import KestrelSource
 from kestrelmq.spark.session import local_session, started
-from kestrelmq.spark.stream import LiveSource
 
 FORMAT: Final = "kestrel.stopping"
 
@@ -33,7 +33,7 @@ def main(root: Path, servers: str, queue: str, step: str, nth: int) -> None:
             while True:
                 time.sleep(60)
 
-    class StoppingSource(LiveSource):
+    class StoppingSource(KestrelSource):
         """The source, told where to stop."""
 
         @classmethod

@@ -22,8 +22,8 @@ from kestrelmq.journal.records import (
     Unremove,
     encode,
 )
+from kestrelmq.spark.journal_options import JournalReadOptions
 from kestrelmq.spark.journal_source import JOURNAL_SCHEMA, JournalPartition, JournalReader
-from kestrelmq.spark.options import JournalReadOptions
 from kestrelmq.spark.pipelines import replay, restore
 from kestrelmq.spark.reading import read_journals, read_queues, write_journals
 from tests.spark.spools import NOW, adds, random_spool, write

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
 from kestrelmq.errors import ConfigError
-from kestrelmq.spark.live_options import ServersOptions
+from kestrelmq.spark.kestrel_options import ClusterOptions
 from kestrelmq.spark.pipelines import (
     ArchiveOptions,
     archive,
@@ -68,7 +68,7 @@ def test_archive_drains_queues_and_restore_brings_them_back(
     numbers = [b"%d" % number for number in range(120)]
     client.put_many("one", numbers[:60])
     client.put_many("2", [b"a number for a name"])
-    cluster = ServersOptions(server.address)
+    cluster = ClusterOptions(server.address)
     options = ArchiveOptions(cluster, ["one", "2"], str(tmp_path / "table"))
     assert archived(spark, options.output) == []
     run(spark, options)
@@ -91,7 +91,7 @@ def test_restore_of_a_time_range_to_another_queue(
     spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:
     """Of an archive, the time at which an item was read counts."""
-    cluster = ServersOptions(server.address)
+    cluster = ClusterOptions(server.address)
     options = ArchiveOptions(cluster, ["work"], str(tmp_path / "table"))
     client.put("work", b"early")
     run(spark, options)
@@ -111,7 +111,7 @@ def test_archive_copies_through_a_fanout_child(
 ) -> None:
     """The queue's own readers see everything; what was there before the child is not copied."""
     client.put("work", b"before")
-    cluster = ServersOptions(server.address)
+    cluster = ClusterOptions(server.address)
     options = ArchiveOptions(cluster, ["work"], str(tmp_path / "table"), child="copy")
     assert run(spark, options) == []
     client.put_many("work", [b"1", b"22"])
@@ -122,7 +122,7 @@ def test_archive_copies_through_a_fanout_child(
 
 def test_an_archive_keeps_to_its_queues(spark: SparkSession, tmp_path: Path) -> None:
     """Spark's checkpoint knows sources by number: other queues need an output of their own."""
-    cluster = ServersOptions("127.0.0.1:1")
+    cluster = ClusterOptions("127.0.0.1:1")
     for queues, child, message in (
         ([], None, "no queue"),
         (["a", "a"], None, "twice"),

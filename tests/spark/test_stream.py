@@ -10,10 +10,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
-from kestrelmq.spark.live_options import ServersOptions
+from kestrelmq.spark.kestrel_options import ClusterOptions
+from kestrelmq.spark.kestrel_source import KestrelSource
 from kestrelmq.spark.pipelines import ArchiveOptions, archive
 from kestrelmq.spark.session import started
-from kestrelmq.spark.stream import LiveSource
 from tests.spark.spools import adds, write
 from tests.spark.streams import QUEUE, drain, items_in, numbered, stream
 from tests.support.patience import PATIENCE, until
@@ -140,7 +140,7 @@ exec {sys.executable} "$@"
     python.chmod(0o755)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
 
-    class LateSource(LiveSource):
+    class LateSource(KestrelSource):
         """The source, with a Python that is late the first time."""
 
         @classmethod
@@ -286,7 +286,7 @@ def test_a_queue_that_is_not_given_is_an_error(
         reader = spark.read.format("kestrel").options(servers=cluster, queue=QUEUE)
         with pytest.raises(PySparkException, match=message):
             reader.option("staging_location", str(tmp_path / "tables")).load().count()
-        options = ArchiveOptions(ServersOptions(cluster), [QUEUE], str(tmp_path / "archive"))
+        options = ArchiveOptions(ClusterOptions(cluster), [QUEUE], str(tmp_path / "archive"))
         with pytest.raises(PySparkException, match=message):
             archive(spark, options).awaitTermination(60)
 

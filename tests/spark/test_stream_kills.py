@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
-from kestrelmq.spark.live_plan import batch_of
-from kestrelmq.spark.stream import LiveSource
+from kestrelmq.spark.batch_plan import batch_of
+from kestrelmq.spark.kestrel_source import KestrelSource
 from tests.spark.processes import SparkProcess
 from tests.spark.producing import Producer
 from tests.spark.streams import QUEUE, drain, stream
@@ -109,7 +109,7 @@ def _register_killed(spark: SparkSession, step: str, marker: Path) -> None:
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    class KilledSource(LiveSource):
+    class KilledSource(KestrelSource):
         """The source, told where to die."""
 
         @classmethod

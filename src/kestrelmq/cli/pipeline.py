@@ -24,7 +24,7 @@ from kestrelmq.errors import KestrelError
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from kestrelmq.spark.live_options import ServersOptions
+    from kestrelmq.spark.kestrel_options import ClusterOptions
 
 app: Final = typer.Typer(
     help="Journals and live queues through Spark: reports, archives, restores.",
@@ -62,7 +62,7 @@ OverwriteFlag = Annotated[
 ]
 _LOCAL: Final = "local[*]"
 _POLL: Final = 1
-# The same limit as in `kestrelmq.spark.live_plan`, which is too slow to import for a help text.
+# The same limit as in `kestrelmq.spark.batch_plan`, which is too slow to import for a help text.
 _MOST_ITEMS: Final = 1 << 22
 
 
@@ -274,16 +274,16 @@ def _wait_for(query: "StreamingQuery") -> None:
 
 def _cluster(
     servers: str | None, zookeeper: str | None, path_prefix: str | None
-) -> "ServersOptions":
-    from kestrelmq.spark.live_options import ServersOptions  # noqa: PLC0415 # Spark may be missing
+) -> "ClusterOptions":
+    from kestrelmq.spark.kestrel_options import ClusterOptions  # noqa: PLC0415 # Spark may be missing
 
     if (zookeeper is None) != (path_prefix is None):
         raise typer.BadParameter("--zookeeper and --path-prefix go together")
     if zookeeper is not None:
         if servers is not None:
             raise typer.BadParameter("give either --servers or --zookeeper")
-        return ServersOptions(None, zookeeper, path_prefix)
-    return ServersOptions(servers or os.environ.get(SERVERS_VARIABLE) or DEFAULT_SERVER)
+        return ClusterOptions(None, zookeeper, path_prefix)
+    return ClusterOptions(servers or os.environ.get(SERVERS_VARIABLE) or DEFAULT_SERVER)
 
 
 def _table(rows: Sequence[Any], columns: Sequence[str]) -> None:

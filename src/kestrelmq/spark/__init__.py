@@ -5,7 +5,7 @@
     spark.read.format("kestrel.journal").load("/var/spool/kestrel")   # every operation
     spark.read.format("kestrel.queue").load("/var/spool/kestrel")     # what is in the queues now
     rows.write.format("kestrel.journal").mode("append").save("/var/spool/new")
-    spark.readStream.format("kestrel").options(servers="a:22133", queue="q", ...).load()  # live
+    spark.readStream.format("kestrel").options(servers="a:22133", queue="q", ...).load()  # a stream
 
 This package can be imported without Spark; `pip install kestrelmq[spark]` installs Spark.
 """
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def register(spark: "SparkSession") -> None:
     """Register the data sources with a session."""
     from kestrelmq.spark.journal_source import JournalSource  # noqa: PLC0415 # needs Spark
+    from kestrelmq.spark.kestrel_source import KestrelSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.queue_source import QueueSource  # noqa: PLC0415 # needs Spark
-    from kestrelmq.spark.stream import LiveSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.trace_source import TraceSource  # noqa: PLC0415 # needs Spark
 
-    for source in (JournalSource, QueueSource, LiveSource, TraceSource):
+    for source in (JournalSource, QueueSource, KestrelSource, TraceSource):
         spark.dataSource.register(source)

@@ -33,12 +33,12 @@ from pyspark.sql.types import (
 
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.spark import columns
-from kestrelmq.spark.journal_writer import JournalWriter
-from kestrelmq.spark.options import (
+from kestrelmq.spark.journal_options import (
     JournalReadOptions,
     journal_read_options,
     journal_write_options,
 )
+from kestrelmq.spark.journal_writer import JournalWriter
 from kestrelmq.spark.scanning import FileView, open_view
 from kestrelmq.spark.sharing import shares
 from kestrelmq.spark.spool import SpoolFile, list_files

@@ -25,8 +25,8 @@ from kestrelmq.journal.files import DiskDirectory, QueuePathLock, is_locked, mak
 from kestrelmq.names import queue_name_error
 from kestrelmq.spark.encoding import Encoded, check_columns, encode
 from kestrelmq.spark.journal_commit import Commit
+from kestrelmq.spark.journal_options import JournalWriteOptions
 from kestrelmq.spark.journal_parts import Part, PartWriter, in_order
-from kestrelmq.spark.options import JournalWriteOptions
 from kestrelmq.spark.spool import local_path
 from kestrelmq.spark.written_columns import session_zone
 

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 
 from kestrelmq.errors import ConfigError
 from kestrelmq.spark import columns
-from kestrelmq.spark.options import QueueReadOptions, queue_read_options
+from kestrelmq.spark.journal_options import QueueReadOptions, queue_read_options
 from kestrelmq.spark.planning import (
     Task,
     Wanted,

@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
+from kestrelmq.spark.journal_options import DEFAULT_DIRECT_BYTES, Mode
 from kestrelmq.spark.journal_source import JOURNAL_FORMAT, JOURNAL_SCHEMA
 from kestrelmq.spark.journal_writer import check_not_served
-from kestrelmq.spark.options import DEFAULT_DIRECT_BYTES, Mode
 from kestrelmq.spark.planning import (
     Replayed,
     Run,
@@ -49,7 +49,7 @@ def read_journals(
         spark: the session.
         path: a queue path, a journal file, or a glob of either.
         columns: the columns to read; without `data` no item data is read.
-        mode: what to do at damage: see `kestrelmq.spark.options`.
+        mode: what to do at damage: see `kestrelmq.spark.journal_options`.
     """
     pushdown = spark.conf.get(_PUSHDOWN, "false") or "false"
     schema = _pick(JOURNAL_SCHEMA, path, columns)

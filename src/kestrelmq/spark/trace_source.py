@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from kestrelmq.errors import ConfigError
 from kestrelmq.spark import columns, fates
-from kestrelmq.spark.options import DEFAULT_BATCH_ROWS, DEFAULT_PARTITION_BYTES
+from kestrelmq.spark.journal_options import DEFAULT_BATCH_ROWS, DEFAULT_PARTITION_BYTES
 from kestrelmq.spark.segments import State
 from kestrelmq.spark.sharing import shares
 from kestrelmq.spark.spool import SpoolFile

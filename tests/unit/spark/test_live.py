@@ -17,18 +17,18 @@ from kestrelmq.errors import (
     ServerRefused,
     ServerUnavailable,
 )
-from kestrelmq.spark.live_driver import Driver, Limits
-from kestrelmq.spark.live_options import (
-    LiveReadOptions,
-    LiveWriteOptions,
-    ServersOptions,
-    live_read_options,
-    live_write_options,
+from kestrelmq.spark.batch_plan import Epoch, batch_of, first_position, from_offset, share_out
+from kestrelmq.spark.kestrel_options import (
+    ClusterOptions,
+    KestrelReadOptions,
+    KestrelWriteOptions,
+    kestrel_read_options,
+    kestrel_write_options,
 )
-from kestrelmq.spark.live_plan import Epoch, batch_of, first_position, from_offset, share_out
-from kestrelmq.spark.live_refusals import QueueCannotBeRead, readable
-from kestrelmq.spark.live_sink import QueueStaysFull, Sender, grouped
+from kestrelmq.spark.kestrel_writer import QueueStaysFull, Sender, grouped
+from kestrelmq.spark.refusals import QueueCannotBeRead, readable
 from kestrelmq.spark.staging import Opened, Share, Staging, StagingInUse
+from kestrelmq.spark.stream_driver import Driver, Limits
 from kestrelmq.testing.clock import FakeClock
 
 READ = {"servers": "a:1", "queue": "q", "staging_location": "/s"}
@@ -181,7 +181,7 @@ def test_available_now_takes_what_was_there_and_ends(tmp_path: Path) -> None:
     driver = driver_of(tmp_path, cluster)
     begun = driver.latest(driver.initial(), Limits(30, 1000))
     read_batch(tmp_path, cluster, begun)
-    driver.want_only_what_is_there()
+    driver.limit_to_present_items()
     cluster.items["a:1"] += 1000
     total, offset = 0, begun
     while (following := driver.latest(offset, LIMITS)) != offset:
@@ -198,7 +198,7 @@ def test_available_now_needs_a_server(tmp_path: Path) -> None:
     driver = driver_of(tmp_path, Cluster({}))
 
     with pytest.raises(ServerUnavailable):
-        driver.want_only_what_is_there()
+        driver.limit_to_present_items()
     driver.close()
 
 
@@ -210,11 +210,11 @@ def test_a_queue_that_is_not_given_is_not_empty(tmp_path: Path) -> None:
     start = driver.initial()
     assert driver.latest(start, LIMITS) != start
     with pytest.raises(QueueCannotBeRead, match=r"damaged after 7\.0"):
-        driver.want_only_what_is_there()
-    assert not driver.takes_only_what_is_there
+        driver.limit_to_present_items()
+    assert not driver.is_limited
 
     cluster.refusing = None
-    driver.want_only_what_is_there()
+    driver.limit_to_present_items()
     cluster.items["a:1"] = 0
     assert driver.latest(start, LIMITS) == start
     cluster.refusing = "loading"
@@ -411,17 +411,17 @@ def test_options_are_parsed() -> None:
         "min_partitions": "3",
         "wait": "500ms",
     }
-    cluster = ServersOptions("a:22133,b:2")
+    cluster = ClusterOptions("a:22133,b:2")
 
-    assert live_read_options(given) == LiveReadOptions(
+    assert kestrel_read_options(given) == KestrelReadOptions(
         cluster, "work+copy", "/s", 5, 1 << 20, 3, 0.5
     )
-    assert live_read_options(READ) == LiveReadOptions(ServersOptions("a:1"), "q", "/s")
-    assert live_write_options({"servers": "a:1", "checkpointLocation": "/c"}) == LiveWriteOptions(
-        ServersOptions("a:1")
-    )
-    found = live_write_options({"zookeeper": "z:1", "path_prefix": "/p", "patience": "5"})
-    assert found == LiveWriteOptions(ServersOptions(None, "z:1", "/p"), None, 5.0)
+    assert kestrel_read_options(READ) == KestrelReadOptions(ClusterOptions("a:1"), "q", "/s")
+    assert kestrel_write_options(
+        {"servers": "a:1", "checkpointLocation": "/c"}
+    ) == KestrelWriteOptions(ClusterOptions("a:1"))
+    found = kestrel_write_options({"zookeeper": "z:1", "path_prefix": "/p", "patience": "5"})
+    assert found == KestrelWriteOptions(ClusterOptions(None, "z:1", "/p"), None, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -449,6 +449,6 @@ def test_errors_name_option_value_and_what_is_allowed(
     options = {name: value for name, value in (READ | given).items() if value is not None}
 
     with pytest.raises(ConfigError) as error:
-        live_read_options(options)
+        kestrel_read_options(options)
 
     assert message in str(error.value)

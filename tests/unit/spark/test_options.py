@@ -3,7 +3,7 @@
 import pytest
 
 from kestrelmq.errors import ConfigError
-from kestrelmq.spark.options import (
+from kestrelmq.spark.journal_options import (
     JournalReadOptions,
     JournalWriteOptions,
     QueueReadOptions,

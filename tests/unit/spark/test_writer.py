@@ -11,9 +11,9 @@ from kestrelmq.errors import JournalError, QueuePathLocked
 from kestrelmq.journal.files import QueuePathLock
 from kestrelmq.journal.write_directories import WRITE_MARK, remove_all
 from kestrelmq.spark.encoding import encode
+from kestrelmq.spark.journal_options import JournalWriteOptions
 from kestrelmq.spark.journal_parts import PartWriter
 from kestrelmq.spark.journal_writer import JournalWriter, PartsWritten
-from kestrelmq.spark.options import JournalWriteOptions
 from tests.spark.spools import load
 
 SCHEMA = StructType([StructField(name, StringType()) for name in ("queue", "data")])

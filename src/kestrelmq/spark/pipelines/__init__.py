@@ -1,4 +1,4 @@
-"""Pipelines over journals and live queues: functions that take a Spark session and paths."""
+"""Pipelines over journals and servers' queues: functions that take a Spark session and paths."""
 
 from kestrelmq.spark.pipelines.archive import ArchiveOptions, archive, archived, read_archive
 from kestrelmq.spark.pipelines.history import history

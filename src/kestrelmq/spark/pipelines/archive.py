@@ -1,4 +1,4 @@
-"""`archive`: write live queues to a partitioned Parquet table, once or continuously.
+"""`archive`: write servers' queues to a partitioned Parquet table, once or continuously.
 
 The queues are either drained or copied. To copy a queue, `archive` reads a fanout child of it,
 which gets all items added to the queue from when the child is created; the queue's own readers are
@@ -24,17 +24,17 @@ from pyspark.sql.types import DateType, StructField, StructType
 from kestrelmq.errors import ConfigError
 from kestrelmq.journal.files import make_directory, rename_durably
 from kestrelmq.names import master_of, queue_name_error
-from kestrelmq.spark.live_options import (
+from kestrelmq.spark.kestrel_options import (
     DEFAULT_BYTES,
     DEFAULT_ITEMS,
     DEFAULT_LOADING_PATIENCE,
-    ServersOptions,
+    ClusterOptions,
 )
-from kestrelmq.spark.live_probe import Probe
+from kestrelmq.spark.kestrel_source import KESTREL_FORMAT, KESTREL_SCHEMA
 from kestrelmq.spark.reading import read_partitioned
+from kestrelmq.spark.server_probe import ServerProbe
 from kestrelmq.spark.session import started
 from kestrelmq.spark.spool import local_path
-from kestrelmq.spark.stream import LIVE_FORMAT, LIVE_SCHEMA
 
 STAGING: Final = "_staging"
 CHECKPOINT: Final = "_checkpoint"
@@ -55,7 +55,7 @@ class ArchiveOptions:
         max_bytes_per_batch: approximate maximum of bytes in a batch, for each queue.
     """
 
-    cluster: ServersOptions
+    cluster: ClusterOptions
     queues: Sequence[str]
     output: str
     child: str | None = None
@@ -132,7 +132,7 @@ def archive(
 
 def read_archive(spark: SparkSession, output: str) -> DataFrame:
     """Return the table that `archive` writes; it is empty if nothing was written yet."""
-    schema = StructType([*LIVE_SCHEMA.fields, StructField("date", DateType())])
+    schema = StructType([*KESTREL_SCHEMA.fields, StructField("date", DateType())])
     if not (Path(local_path(output, "output")) / "_spark_metadata").exists():
         return spark.createDataFrame([], schema)
     return read_partitioned(spark, output, schema)
@@ -147,7 +147,7 @@ def archived(spark: SparkSession, output: str) -> list[Archived]:
 
 def _read(spark: SparkSession, options: ArchiveOptions, queue: str) -> DataFrame:
     return (
-        spark.readStream.format(LIVE_FORMAT)
+        spark.readStream.format(KESTREL_FORMAT)
         .options(**options.cluster.as_options())
         .option("queue", queue)
         .option("staging_location", f"{options.output}/{STAGING}/{queue}")
@@ -157,10 +157,10 @@ def _read(spark: SparkSession, options: ArchiveOptions, queue: str) -> DataFrame
     )
 
 
-def _create(cluster: ServersOptions, queues: Sequence[str]) -> None:
+def _create(cluster: ClusterOptions, queues: Sequence[str]) -> None:
     """Create every queue on every server that can be asked, by peeking at it."""
     for queue in queues:
-        probe = Probe(cluster.membership(), queue)
+        probe = ServerProbe(cluster.membership(), queue)
         try:
             probe.check_readable(DEFAULT_LOADING_PATIENCE)
         finally:

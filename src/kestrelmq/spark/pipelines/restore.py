@@ -57,8 +57,8 @@ def restore(
 def in_time_range(rows: DataFrame, since: datetime | None, until: datetime | None) -> DataFrame:
     """Return the rows whose time (ms) is at or after `since` and before `until`.
 
-    The time of a row is its add time, or its read time in an archive of live queues, which has no
-    add times.
+    The time of a row is its add time, or, in a table of `archive`, which has no add times, its read
+    time.
     """
     time = "add_time" if "add_time" in rows.columns else "read_time"
     if since is not None:

@@ -1,6 +1,6 @@
-"""`restore` to live servers: add items of a table to queues again, optionally of a time range.
+"""`restore` to running servers: add items of a table to queues again, optionally of a time range.
 
-Like every write to live queues, it adds items at least once: if a restore fails, some items have
+Like every write to servers, it adds items at least once: if a restore fails, some items may have
 been added, and running it again adds them a second time.
 """
 
@@ -8,9 +8,9 @@ from datetime import datetime
 
 from pyspark.sql import SparkSession
 
-from kestrelmq.spark.live_options import DEFAULT_PATIENCE, ServersOptions
+from kestrelmq.spark.kestrel_options import DEFAULT_PATIENCE, ClusterOptions
+from kestrelmq.spark.kestrel_source import KESTREL_FORMAT
 from kestrelmq.spark.pipelines.restore import in_time_range, read_items, with_data
-from kestrelmq.spark.stream import LIVE_FORMAT
 
 _ORDER = ("ordinal", "position")
 
@@ -18,14 +18,14 @@ _ORDER = ("ordinal", "position")
 def restore_live(
     spark: SparkSession,
     source: str,
-    cluster: ServersOptions,
+    cluster: ClusterOptions,
     *,
     queue: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
     patience: float = DEFAULT_PATIENCE,
 ) -> int:
-    """Add the items of a table to queues of live servers.
+    """Add the items of a table to queues of running servers.
 
     Each item goes behind those that its queue has. With one server, a queue gets its items in their
     original order; with several, each server gets its share of the items in that order.
@@ -54,7 +54,7 @@ def restore_live(
     writer = written.drop("queue") if queue is not None else written
     options = cluster.as_options() | ({"queue": queue} if queue is not None else {})
     (
-        writer.write.format(LIVE_FORMAT)
+        writer.write.format(KESTREL_FORMAT)
         .options(**options)
         .option("patience", str(patience))
         .mode("append")

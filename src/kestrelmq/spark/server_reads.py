@@ -15,7 +15,7 @@ from kestrelmq.client.blocking import Connection
 from kestrelmq.client.commands import Command
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.errors import ClientError, ServerRefused, ServerUnavailable
-from kestrelmq.spark.live_refusals import QueueCannotBeRead, readable
+from kestrelmq.spark.refusals import QueueCannotBeRead, readable
 from kestrelmq.spark.staging import Opened
 
 MAX_CONNECTIONS: Final = 32

@@ -18,7 +18,7 @@ from kestrelmq.client.commands import Command
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.statistics import queue_stats
 from kestrelmq.errors import ClientError, ServerRefused
-from kestrelmq.spark.live_refusals import is_refusal, readable
+from kestrelmq.spark.refusals import is_refusal, readable
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ _MAX_THREADS: Final = 64
 _log: Final = logging.getLogger("kestrelmq.spark")
 
 
-class Probe:
+class ServerProbe:
     """Asks the servers about a queue. Not thread-safe; it uses threads of its own."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The plan of a batch of a live stream, as an offset that Spark logs.
+"""The plan of a batch of `kestrel`, as an offset that Spark logs.
 
 The offset has the batch's epoch and, for each partition, the server that it reads and how much it
 may take. Spark logs an offset before the batch is read, and passes the same offset to any process

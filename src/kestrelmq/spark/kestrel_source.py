@@ -1,15 +1,15 @@
-"""`kestrel`: read queues of live servers as a stream or as a table, and write to them.
+"""`kestrel`: read queues of running servers as a stream or as a table, and write to them.
 
-Rows are items; each is taken off its queue once it is staged: see `staging`. `live_driver` plans
+Rows are items; each is taken off its queue once it is staged: see `staging`. `stream_driver` plans
 the batches of a stream, in one process that lives as long as the query; tasks read them. Spark
 calls `commit` late, and never for the last batch of a stream, so it only deletes parts.
 
 A table, read with `spark.read`, is one batch: what the queue has when the table's first action is
 planned, up to the limits. Spark plans the source again for each action, but uses the same
-`LiveSource`, made by `load()`, for all actions of a DataFrame; its constructor names the batch. So
-the first planning writes the plan to the batch's own directory in the staging location, and every
-later one reads it there. The batch is never deleted, because a source does not learn when a table
-is no longer used. The option `batch` reads it again.
+`KestrelSource`, made by `load()`, for all actions of a DataFrame; its constructor names the batch.
+So the first planning writes the plan to the batch's own directory in the staging location, and
+every later one reads it there. The batch is never deleted, because a source does not learn when a
+table is no longer used. The option `batch` reads it again.
 """
 
 import json
@@ -47,17 +47,21 @@ from pyspark.sql.types import (
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import ConfigError, ServerUnavailable
 from kestrelmq.spark import columns
-from kestrelmq.spark.live_driver import Driver, Limits
-from kestrelmq.spark.live_options import LiveReadOptions, live_read_options, live_write_options
-from kestrelmq.spark.live_plan import Epoch, first_position, from_offset, share_out
-from kestrelmq.spark.live_probe import Probe
-from kestrelmq.spark.live_reads import ServerReads
-from kestrelmq.spark.live_sink import LiveStreamWriter, LiveWriter
+from kestrelmq.spark.batch_plan import Epoch, first_position, from_offset, share_out
+from kestrelmq.spark.kestrel_options import (
+    KestrelReadOptions,
+    kestrel_read_options,
+    kestrel_write_options,
+)
+from kestrelmq.spark.kestrel_writer import KestrelStreamWriter, KestrelWriter
+from kestrelmq.spark.server_probe import ServerProbe
+from kestrelmq.spark.server_reads import ServerReads
 from kestrelmq.spark.staging import Part, Reached, Staging
+from kestrelmq.spark.stream_driver import Driver, Limits
 from kestrelmq.spark.tables import Table, arrow_schema, rows
 
-LIVE_FORMAT: Final = "kestrel"
-LIVE_SCHEMA: Final = StructType(
+KESTREL_FORMAT: Final = "kestrel"
+KESTREL_SCHEMA: Final = StructType(
     [
         StructField("queue", StringType(), nullable=False),
         StructField("server", StringType(), nullable=False),
@@ -70,7 +74,7 @@ LIVE_SCHEMA: Final = StructType(
 _PLAN: Final = "plan.json"
 
 
-class LivePartition(InputPartition):
+class KestrelPartition(InputPartition):
     """What one task reads: a partition of a batch, with the staging location `staging`."""
 
     def __init__(self, staging: str, epoch: Epoch, partition: int, patience: float | None) -> None:
@@ -83,11 +87,11 @@ class LivePartition(InputPartition):
         self.patience = patience
 
 
-class LiveSource(Table):
+class KestrelSource(Table):
     """The data source `kestrel`."""
 
-    format_name = LIVE_FORMAT
-    table = LIVE_SCHEMA
+    format_name = KESTREL_FORMAT
+    table = KESTREL_SCHEMA
     reached: Reached | None = None
     """For crash tests: called at every step of staging."""
 
@@ -98,21 +102,23 @@ class LiveSource(Table):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's
         """Return a reader of a stream."""
         self.check_asked(schema)
-        options = live_read_options(self.options)
+        options = kestrel_read_options(self.options)
         if options.batch is not None:
             raise ConfigError("option 'batch' of reading kestrel is for spark.read only")
-        return LiveStreamReader(options, schema, self.reached)
+        return KestrelStreamReader(options, schema, self.reached)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of one batch."""
         self.check_asked(schema)
-        return LiveReader(live_read_options(self.options), schema, self.reached, self._batch)
+        return KestrelSourceReader(
+            kestrel_read_options(self.options), schema, self.reached, self._batch
+        )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 # Spark's
         """Return a writer of a table."""
         if overwrite:
             raise ConfigError('writing kestrel: a queue is added to: use mode("append")')
-        return LiveWriter(live_write_options(self.options), schema)
+        return KestrelWriter(kestrel_write_options(self.options), schema)
 
     def streamWriter(  # noqa: N802 # Spark's
         self,
@@ -122,14 +128,14 @@ class LiveSource(Table):
         """Return a writer of a stream."""
         if overwrite:
             raise ConfigError('writing kestrel: a queue is added to: use outputMode("append")')
-        return LiveStreamWriter(live_write_options(self.options), schema)
+        return KestrelStreamWriter(kestrel_write_options(self.options), schema)
 
 
 class _PartitionReader:
     """Reads partitions: the common part of the readers of streams and tables."""
 
     def __init__(
-        self, options: LiveReadOptions, schema: StructType, reached: Reached | None
+        self, options: KestrelReadOptions, schema: StructType, reached: Reached | None
     ) -> None:
         self._options = options
         self._schema = arrow_schema(schema)
@@ -137,7 +143,7 @@ class _PartitionReader:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a partition's items: those staged already, then new ones, which it stages first."""
-        if not isinstance(partition, LivePartition):
+        if not isinstance(partition, KestrelPartition):
             return
         server, queue = partition.share.server, self._options.queue
         staging = Staging(Path(partition.staging), self._reached)
@@ -167,18 +173,18 @@ class _PartitionReader:
             },
         )
 
-    def _probe(self) -> Probe:
-        return Probe(self._options.cluster.membership(), self._options.queue)
+    def _probe(self) -> ServerProbe:
+        return ServerProbe(self._options.cluster.membership(), self._options.queue)
 
 
-class LiveStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class KestrelStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a stream. Spark calls `read` on a copy, in tasks, and the rest in one process."""
 
     _driver: Driver | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 # Spark's
         """Return the offset before the first batch."""
-        return self._planner().initial()
+        return self._stream_driver().initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 # Spark's
         """Return the limit of items in a batch; `latestOffset` adds the limit of bytes."""
@@ -186,23 +192,23 @@ class LiveStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrigger
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 # Spark's
         """Return the offset of the next batch, or `start` if no item comes for a while."""
-        return self._planner().latest(start, self._limits(limit))
+        return self._stream_driver().latest(start, self._limits(limit))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 # Spark's
         """Record how many items there are now; the query ends once it has read them."""
-        self._planner().want_only_what_is_there()
+        self._stream_driver().limit_to_present_items()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the partitions of the batch whose offset is `end`."""
         if start == end:
             return []
-        planner = self._planner()
-        patience = self._options.patience if planner.takes_only_what_is_there else None
+        planner = self._stream_driver()
+        patience = self._options.patience if planner.is_limited else None
         return _partitions(self._options.staging_location, planner.batch(end), patience)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Delete the parts of all batches up to `end`."""
-        self._planner().commit(end)
+        self._stream_driver().commit(end)
 
     def stop(self) -> None:
         """Release the staging location."""
@@ -210,7 +216,7 @@ class LiveStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrigger
             self._driver.close()
             self._driver = None
 
-    def _planner(self) -> Driver:
+    def _stream_driver(self) -> Driver:
         if self._driver is None:
             options = self._options
             self._driver = Driver(
@@ -236,11 +242,11 @@ class LiveStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrigger
                 return Limits(items, size)
 
 
-class LiveReader(_PartitionReader, DataSourceReader):
+class KestrelSourceReader(_PartitionReader, DataSourceReader):
     """Reads a table: one batch, however often it is planned."""
 
     def __init__(
-        self, options: LiveReadOptions, schema: StructType, reached: Reached | None, batch: str
+        self, options: KestrelReadOptions, schema: StructType, reached: Reached | None, batch: str
     ) -> None:
         super().__init__(options, schema, reached)
         self._batch = options.batch or batch
@@ -295,4 +301,4 @@ class LiveReader(_PartitionReader, DataSourceReader):
 
 
 def _partitions(staging: str, epoch: Epoch, patience: float | None) -> list[InputPartition]:
-    return [LivePartition(staging, epoch, place, patience) for place in range(len(epoch.shares))]
+    return [KestrelPartition(staging, epoch, place, patience) for place in range(len(epoch.shares))]

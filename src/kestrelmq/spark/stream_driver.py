@@ -1,7 +1,7 @@
-"""The driver's side of a live stream: plan the next batch, and delete parts that are done.
+"""The driver's side of a stream: plan the next batch, and delete parts that are done.
 
 It holds the lock of the staging location from its first call on. It confirms no items: the tasks
-do. This module does not need Spark; `stream` connects it to Spark's interface.
+do. This module does not need Spark; `kestrel_source` connects it to Spark's interface.
 """
 
 import time
@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import ConfigError, ServerUnavailable
 from kestrelmq.journal.files import FileLock
-from kestrelmq.spark.live_plan import Epoch, from_offset, share_out, taken_by_server
+from kestrelmq.spark.batch_plan import Epoch, from_offset, share_out, taken_by_server
 from kestrelmq.spark.staging import PartId, Staging, StagingInUse
 
 LOCK_PATIENCE: Final = 15.0
@@ -21,7 +21,7 @@ lock for as long as its option `wait`."""
 
 
 class Servers(Protocol):
-    """What the driver asks about the servers; `live_probe.Probe` implements it."""
+    """What the driver asks about the servers; `server_probe.ServerProbe` implements it."""
 
     def check_readable(self, patience: float) -> None:
         """Raise QueueCannotBeRead if a server has the queue but refuses to let it be read."""
@@ -101,7 +101,7 @@ class Driver:
         return Epoch(0, self.begin(), self._queue).to_offset()
 
     @property
-    def takes_only_what_is_there(self) -> bool:
+    def is_limited(self) -> bool:
         """Whether the query ends once it has read what the servers had at its start."""
         return self._wanted is not None
 
@@ -127,7 +127,7 @@ class Driver:
         """
         before = from_offset(start)
         self._check(before)
-        if self.takes_only_what_is_there:
+        if self.is_limited:
             self._servers.check_readable(self._patience)
         allowed = self._allowed(limits)
         if allowed is None:
@@ -140,7 +140,7 @@ class Driver:
             return dict(start)
         return Epoch(before.number + 1, before.staging, self._queue, shares).to_offset()
 
-    def want_only_what_is_there(self) -> None:
+    def limit_to_present_items(self) -> None:
         """From now on, take no more than the servers have now.
 
         Raises:

@@ -9,8 +9,8 @@ from kestrelmq.client.address import parse_addresses
 from kestrelmq.client.cluster import FixedMembership, Membership
 from kestrelmq.errors import ConfigError, InvalidRequest
 from kestrelmq.names import queue_name_error
+from kestrelmq.spark.batch_plan import MAX_PARTITION_ITEMS, MAX_PARTITIONS
 from kestrelmq.spark.given_options import GivenOptions, a_size, a_time, a_whole_number
-from kestrelmq.spark.live_plan import MAX_PARTITION_ITEMS, MAX_PARTITIONS
 from kestrelmq.spark.spool import local_path
 
 DEFAULT_ITEMS: Final = 100_000
@@ -21,7 +21,7 @@ DEFAULT_LOADING_PATIENCE: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class ServersOptions:
+class ClusterOptions:
     """Where the servers are: a list of addresses, or a path in ZooKeeper.
 
     Attributes:
@@ -53,7 +53,7 @@ class ServersOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveReadOptions:
+class KestrelReadOptions:
     """Options of reading `kestrel`.
 
     Attributes:
@@ -70,7 +70,7 @@ class LiveReadOptions:
             is still loading.
     """
 
-    cluster: ServersOptions
+    cluster: ClusterOptions
     queue: str
     staging_location: str
     max_items_per_batch: int = DEFAULT_ITEMS
@@ -82,7 +82,7 @@ class LiveReadOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveWriteOptions:
+class KestrelWriteOptions:
     """Options of writing `kestrel`.
 
     Attributes:
@@ -91,12 +91,12 @@ class LiveWriteOptions:
         patience: seconds without any item stored after which a task fails.
     """
 
-    cluster: ServersOptions
+    cluster: ClusterOptions
     queue: str | None = None
     patience: float = DEFAULT_PATIENCE
 
 
-def live_read_options(given: Mapping[str, str]) -> LiveReadOptions:
+def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
     """Validate the options of reading `kestrel`.
 
     Raises:
@@ -114,7 +114,7 @@ def live_read_options(given: Mapping[str, str]) -> LiveReadOptions:
             "the driver and every executor see, and that no other query uses"
         )
     return options.done(
-        LiveReadOptions(
+        KestrelReadOptions(
             cluster,
             queue,
             staging,
@@ -128,7 +128,7 @@ def live_read_options(given: Mapping[str, str]) -> LiveReadOptions:
     )
 
 
-def live_write_options(given: Mapping[str, str]) -> LiveWriteOptions:
+def kestrel_write_options(given: Mapping[str, str]) -> KestrelWriteOptions:
     """Validate the options of writing `kestrel`.
 
     Raises:
@@ -139,7 +139,7 @@ def live_write_options(given: Mapping[str, str]) -> LiveWriteOptions:
     options.take("checkpointLocation", "", str)
     cluster = _cluster(options, "writing kestrel")
     return options.done(
-        LiveWriteOptions(
+        KestrelWriteOptions(
             cluster,
             options.take("queue", None, _queue),
             options.take("patience", DEFAULT_PATIENCE, a_time),
@@ -147,8 +147,8 @@ def live_write_options(given: Mapping[str, str]) -> LiveWriteOptions:
     )
 
 
-def _cluster(options: GivenOptions, purpose: str) -> ServersOptions:
-    cluster = ServersOptions(
+def _cluster(options: GivenOptions, purpose: str) -> ClusterOptions:
+    cluster = ClusterOptions(
         options.take("servers", None, _servers),
         options.take("zookeeper", None, str),
         options.take("path_prefix", None, str),

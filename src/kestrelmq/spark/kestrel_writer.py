@@ -35,7 +35,7 @@ from kestrelmq.errors import (
 )
 from kestrelmq.names import queue_name_error
 from kestrelmq.spark import written_columns
-from kestrelmq.spark.live_options import LiveWriteOptions
+from kestrelmq.spark.kestrel_options import KestrelWriteOptions
 
 _COLUMNS: Final = ("queue", "data", "expiry")
 _FIRST_PAUSE: Final = 0.05
@@ -131,7 +131,7 @@ class Sender:
 class _RowWriter:
     """Writes rows: the common part of the writers of tables and streams."""
 
-    def __init__(self, options: LiveWriteOptions, schema: StructType) -> None:
+    def __init__(self, options: KestrelWriteOptions, schema: StructType) -> None:
         """Prepare a write.
 
         Raises:
@@ -153,11 +153,11 @@ class _RowWriter:
         return ItemsWritten(items)
 
 
-class LiveWriter(_RowWriter, DataSourceArrowWriter):
+class KestrelWriter(_RowWriter, DataSourceArrowWriter):
     """Writes a table."""
 
 
-class LiveStreamWriter(_RowWriter, DataSourceStreamArrowWriter):
+class KestrelStreamWriter(_RowWriter, DataSourceStreamArrowWriter):
     """Writes a stream. There is nothing to commit: stored items are in their queues."""
 
 
