@@ -5,7 +5,7 @@ from typing import Any, Final
 from kestrelmq.admin.calls import Answer, Call
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.models import ConfigAnswer, NewStatus, Reloaded, ServerAnswer, StatusAnswer
-from kestrelmq.config import RELOADED, ServerConfig, secrets
+from kestrelmq.config import RELOADED, ServerConfig, secret_settings
 from kestrelmq.engine.stats import damaged_queues
 from kestrelmq.server import changes
 from kestrelmq.server.context import ServerContext
@@ -13,7 +13,7 @@ from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.status import ServerStatus, Status
 from kestrelmq.version import VERSION
 
-_SECRETS: Final = secrets(ServerConfig)
+_SECRETS: Final = secret_settings(ServerConfig)
 
 
 async def show_server(call: Call) -> Answer:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kestrelmq.admin.errors import ApiError
-from kestrelmq.server.logs import Throttle
+from kestrelmq.server.logs import LogThrottle
 
 BURST: Final = 30
 """Failures in a row after which a peer must wait."""
@@ -32,7 +32,7 @@ class SignIns:
         self._clock = clock
         # By peer: when all its failures will be forgotten.
         self._failures: OrderedDict[str, float] = OrderedDict()
-        self._throttle = Throttle(clock)
+        self._throttle = LogThrottle(clock)
 
     def check(self, peer: str) -> None:
         """Refuse a peer that failed too often. Raises ApiError."""

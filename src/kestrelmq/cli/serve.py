@@ -7,7 +7,7 @@ import typer
 
 from kestrelmq.admin.service import AdminService
 from kestrelmq.cli.processes import follow_supervisor, supervise
-from kestrelmq.config import ServerConfig, apply_overrides, load_config, written_default
+from kestrelmq.config import ServerConfig, apply_overrides, default_in_toml, load_config
 from kestrelmq.errors import ConfigError
 from kestrelmq.server.app import Server
 from kestrelmq.server.logs import set_up_logging
@@ -17,7 +17,7 @@ from kestrelmq.server.processes import check_layout
 def _flag(setting: str) -> Any:
     """Return the flag of a setting; its help is the setting's description and default."""
     text = (ServerConfig.model_fields[setting].description or "").removesuffix(".")
-    default = written_default(ServerConfig, setting).strip('"')
+    default = default_in_toml(ServerConfig, setting).strip('"')
     return typer.Option(help=f"{text} ({default})." if default else f"{text}.", show_default=False)
 
 

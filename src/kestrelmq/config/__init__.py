@@ -14,14 +14,14 @@ from kestrelmq.config.model import (
     QueueConfig,
     ServerConfig,
     ZooKeeperConfig,
-    effective,
-    secrets,
+    effective_settings,
+    secret_settings,
 )
 from kestrelmq.config.rendering import (
     config_toml,
+    default_in_toml,
     queue_settings,
     queues_toml,
-    written_default,
 )
 
 __all__ = [
@@ -36,10 +36,10 @@ __all__ = [
     "config_from_toml",
     "config_toml",
     "config_warnings",
-    "effective",
+    "default_in_toml",
+    "effective_settings",
     "load_config",
     "queue_settings",
     "queues_toml",
-    "secrets",
-    "written_default",
+    "secret_settings",
 ]

@@ -15,8 +15,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from kestrelmq.config.model import LISTENERS, RELOADED, ServerConfig, table_of
-from kestrelmq.config.rendering import dotted
-from kestrelmq.config.values import kind_of
+from kestrelmq.config.rendering import toml_key
+from kestrelmq.config.values import value_kind_of
 from kestrelmq.errors import ConfigError
 
 _MOST_SHOWN: Final = 60
@@ -93,7 +93,7 @@ def config_warnings(config: ServerConfig, queues: Collection[str] = ()) -> list[
     `queues` are the queues that exist already.
     """
     return [
-        f"{dotted(('aliases', name))} masks the queue of that name"
+        f"{toml_key(('aliases', name))} masks the queue of that name"
         for name in config.aliases
         if name in config.queues or name in queues
     ]
@@ -130,7 +130,7 @@ def _problem_lines(error: ValidationError, model: type[BaseModel]) -> list[str]:
 def _line(detail: ErrorDetails, model: type[BaseModel]) -> str:
     # pydantic ends the path of a bad mapping key with "[key]".
     path = [str(step) for step in detail["loc"] if step != "[key]"]
-    key = dotted(path)
+    key = toml_key(path)
     match detail["type"]:
         case "extra_forbidden":
             return f"{key}: unknown setting{_suggestion(path, model)}"
@@ -173,7 +173,7 @@ def _settings_at(path: Sequence[str], model: type[BaseModel]) -> list[str]:
 
 
 def _is_secret(path: Sequence[str], model: type[BaseModel]) -> bool:
-    kinds_on = map(kind_of, _fields_on(path, model))
+    kinds_on = map(value_kind_of, _fields_on(path, model))
     return any(kind is not None and kind.secret for kind in kinds_on)
 
 
@@ -184,5 +184,5 @@ def _fields_on(path: Sequence[str], model: type[BaseModel]) -> Iterator[FieldInf
         # A step that is not a field is the NAME of [queues.NAME], or an index in a list.
         if field is not None:
             yield field
-            if kind_of(field) is None:
+            if value_kind_of(field) is None:
                 model = table_of(field)

@@ -27,7 +27,6 @@ from kestrelmq.config.values import (
     DurationLimit,
     FilePath,
     Flag,
-    Kind,
     LogFile,
     NodePath,
     OptionalDuration,
@@ -48,7 +47,8 @@ from kestrelmq.config.values import (
     Text,
     TextList,
     Tokens,
-    kind_of,
+    ValueKind,
+    value_kind_of,
 )
 from kestrelmq.names import master_of
 
@@ -273,12 +273,12 @@ class ServerConfig(_Settings):
 
 
 LISTENERS: Final = tuple(
-    name for name, field in ServerConfig.model_fields.items() if kind_of(field) is PORT
+    name for name, field in ServerConfig.model_fields.items() if value_kind_of(field) is PORT
 )
 """The settings that hold the port of a listener."""
 
 
-def effective(config: ServerConfig, queue_name: str) -> QueueConfig:
+def effective_settings(config: ServerConfig, queue_name: str) -> QueueConfig:
     """Return the settings in force for `queue_name`; pure, so callers may cache the result.
 
     A fanout child uses its own settings, then those of its master, then `[default]`, then the
@@ -305,9 +305,9 @@ def _explicit(layer: QueueConfig | None) -> dict[str, Any]:
 
 
 @cache
-def kinds(model: type[BaseModel]) -> dict[str, Kind]:
+def value_kinds(model: type[BaseModel]) -> dict[str, ValueKind]:
     """Return the kind of each setting of a model, tables excluded."""
-    found = {name: kind_of(field) for name, field in model.model_fields.items()}
+    found = {name: value_kind_of(field) for name, field in model.model_fields.items()}
     return {name: kind for name, kind in found.items() if kind is not None}
 
 
@@ -325,10 +325,10 @@ def _model_within(annotation: Any) -> type[BaseModel]:
     raise TypeError(annotation)
 
 
-def secrets(model: type[BaseModel]) -> dict[str, Any]:
+def secret_settings(model: type[BaseModel]) -> dict[str, Any]:
     """Return the settings that are never shown, in the form for `model_dump(exclude=...)`."""
-    found: dict[str, Any] = {name: True for name, kind in kinds(model).items() if kind.secret}
+    found: dict[str, Any] = {name: True for name, kind in value_kinds(model).items() if kind.secret}
     for name, field in model.model_fields.items():
-        if kind_of(field) is None and (within := secrets(table_of(field))):
+        if value_kind_of(field) is None and (within := secret_settings(table_of(field))):
             found[name] = within
     return found

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from kestrelmq.config.model import QueueConfig, ServerConfig, effective, kinds
-from kestrelmq.config.values import Kind
+from kestrelmq.config.model import QueueConfig, ServerConfig, effective_settings, value_kinds
+from kestrelmq.config.values import ValueKind
 
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -20,7 +20,7 @@ def config_toml(config: ServerConfig) -> str:
         lines += _table(("zookeeper",), config.zookeeper)
     lines += _table(("default",), config.default)
     for name in config.queues:
-        lines += _table(("queues", name), effective(config, name))
+        lines += _table(("queues", name), effective_settings(config, name))
     for name, alias in config.aliases.items():
         lines += _table(("aliases", name), alias)
     return "\n".join(lines) + "\n"
@@ -28,30 +28,34 @@ def config_toml(config: ServerConfig) -> str:
 
 def queues_toml(config: ServerConfig, names: Iterable[str]) -> str:
     """Return the settings in force for the queues `names`, as TOML."""
-    lines = [line for name in names for line in _table(("queues", name), effective(config, name))]
+    lines = [
+        line
+        for name in names
+        for line in _table(("queues", name), effective_settings(config, name))
+    ]
     return "\n".join(lines[1:]) + "\n"
 
 
 def queue_settings(config: QueueConfig) -> list[tuple[str, str]]:
     """Return each setting in force and its value, without quotes."""
-    found = kinds(QueueConfig)
-    return [(name, written(found[name], value).strip('"')) for name, value in config]
+    found = value_kinds(QueueConfig)
+    return [(name, value_in_toml(found[name], value).strip('"')) for name, value in config]
 
 
-def written(kind: Kind, value: Any) -> str:
+def value_in_toml(kind: ValueKind, value: Any) -> str:
     """Return a value in TOML."""
     return _toml(kind.none if value is None else kind.write(value))
 
 
-def written_default(model: type[BaseModel], name: str) -> str:
+def default_in_toml(model: type[BaseModel], name: str) -> str:
     """Return a setting's default in TOML; empty when it has none or it depends on the user."""
     field = model.model_fields[name]
     if field.is_required() or field.default_factory is not None:
         return ""
-    return written(kinds(model)[name], field.default)
+    return value_in_toml(value_kinds(model)[name], field.default)
 
 
-def dotted(path: Sequence[str]) -> str:
+def toml_key(path: Sequence[str]) -> str:
     """Return `path` as a TOML key, quoted where TOML asks for it."""
     return ".".join(
         key if _BARE_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False) for key in path
@@ -60,14 +64,14 @@ def dotted(path: Sequence[str]) -> str:
 
 def _table(path: tuple[str, ...], settings: BaseModel) -> list[str]:
     # Iterating a model yields every field, set or not.
-    return ["", f"[{dotted(path)}]", *_pairs(type(settings), dict(settings))]
+    return ["", f"[{toml_key(path)}]", *_pairs(type(settings), dict(settings))]
 
 
 def _pairs(model: type[BaseModel], values: Mapping[str, Any]) -> Iterator[str]:
-    for name, kind in kinds(model).items():
+    for name, kind in value_kinds(model).items():
         value = values[name]
         if not kind.secret:
-            yield f"{name} = {written(kind, value)}"
+            yield f"{name} = {value_in_toml(kind, value)}"
         elif value:
             yield f"# {name} {'are' if isinstance(value, tuple) else 'is'} set, and not shown"
         elif value is not None:

@@ -30,13 +30,13 @@ MAX_DURATION: Final = 100 * 366 * 86_400.0
 # The words for "no limit" and "not at all".
 OFF_WORDS: Final = ("none", "unlimited")
 
-LEAST_TOKEN: Final = 16
+MIN_TOKEN_LENGTH: Final = 16
 """Fewest characters of a token: a shorter one could be guessed."""
-_TOKEN: Final = re.compile(rf"[!-~]{{{LEAST_TOKEN},}}")
+_TOKEN: Final = re.compile(rf"[!-~]{{{MIN_TOKEN_LENGTH},}}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kind:
+class ValueKind:
     """A kind of value.
 
     Attributes:
@@ -55,7 +55,7 @@ class Kind:
     schema: Mapping[str, Any] | None = None
     secret: bool = False
 
-    def or_none(self, *words: str, written: str = "none") -> "Kind":
+    def or_none(self, *words: str, written: str = "none") -> "ValueKind":
         """Return the kind that also accepts None, and any of `words`, in any case, as None."""
         convert = self.read
         if convert is None:
@@ -72,7 +72,7 @@ class Kind:
 
         return replace(self, read=read, none=written)
 
-    def described(self, description: str, *kinds: Mapping[str, Any]) -> "Kind":
+    def described(self, description: str, *kinds: Mapping[str, Any]) -> "ValueKind":
         """Return the kind with a JSON Schema that allows any of `kinds`."""
         return replace(self, schema={"anyOf": list(kinds), "description": description})
 
@@ -88,9 +88,9 @@ class Kind:
         return handler(schema) if self.schema is None else dict(self.schema)
 
 
-def kind_of(field: FieldInfo) -> Kind | None:
+def value_kind_of(field: FieldInfo) -> ValueKind | None:
     """Return the kind of a setting's value; None for a table of settings."""
-    return next((part for part in field.metadata if isinstance(part, Kind)), None)
+    return next((part for part in field.metadata if isinstance(part, ValueKind)), None)
 
 
 def _size(value: Any) -> int:
@@ -179,7 +179,7 @@ def _tokens(value: Any) -> tuple[SecretStr, ...]:
         if all(isinstance(token, str) and _TOKEN.fullmatch(token) for token in tokens):
             return tuple(map(SecretStr, tokens))
     raise ValueError(
-        f"allowed: a list of texts of {LEAST_TOKEN} or more characters, "
+        f"allowed: a list of texts of {MIN_TOKEN_LENGTH} or more characters, "
         "printable ASCII without blanks"
     )
 
@@ -209,16 +209,16 @@ _TEXT_OR_NUMBER: Final = ({"type": "number", "minimum": 0}, {"type": "string"})
 _TEXT_OR_INTEGER: Final = ({"type": "integer", "minimum": 0}, {"type": "string"})
 _COUNT_OR_WORD: Final = {"enum": OFF_WORDS}
 
-_SIZE: Final = Kind(_size, format_size)
-_DURATION: Final = Kind(_duration, format_duration)
-_PERIOD: Final = Kind(_period, format_duration)
-_PATH: Final = Kind(_path, str)
-_FUNCTION: Final = Kind(_function)
-_LIST: Final = Kind(_list_of_text)
-_FROM_0: Final = Kind(_whole_number(0, MAX_COUNT))
-_FROM_1: Final = Kind(_whole_number(1, MAX_COUNT))
+_SIZE: Final = ValueKind(_size, format_size)
+_DURATION: Final = ValueKind(_duration, format_duration)
+_PERIOD: Final = ValueKind(_period, format_duration)
+_PATH: Final = ValueKind(_path, str)
+_FUNCTION: Final = ValueKind(_function)
+_LIST: Final = ValueKind(_list_of_text)
+_FROM_0: Final = ValueKind(_whole_number(0, MAX_COUNT))
+_FROM_1: Final = ValueKind(_whole_number(1, MAX_COUNT))
 
-CHOICE: Final = Kind()
+CHOICE: Final = ValueKind()
 """The kind of a setting whose value is one of the words of its `Literal`."""
 
 Size = Annotated[int, _SIZE.described("Bytes, or text such as '16 MiB'.", *_TEXT_OR_INTEGER)]
@@ -264,7 +264,7 @@ _OPTIONAL_POSITIVE: Final = _FROM_1.or_none(*OFF_WORDS).described(
 OptionalPositive = Annotated[int | None, _OPTIONAL_POSITIVE]
 PositiveLimit = Annotated[int | None, replace(_OPTIONAL_POSITIVE, none="unlimited")]
 PORT: Final = (
-    Kind(_whole_number(0, 65_535))
+    ValueKind(_whole_number(0, 65_535))
     .or_none("none")
     .described(
         "0 picks a free port; 'none' turns the listener off.",
@@ -273,8 +273,8 @@ PORT: Final = (
     )
 )
 Port = Annotated[int | None, PORT]
-Flag = Annotated[bool, Kind(_flag)]
-Text = Annotated[str, Kind(_text)]
+Flag = Annotated[bool, ValueKind(_flag)]
+Text = Annotated[str, ValueKind(_text)]
 FilePath = Annotated[Path, _PATH]
 OptionalFilePath = Annotated[Path | None, _PATH.or_none()]
 LogFile = Annotated[
@@ -284,20 +284,20 @@ LogFile = Annotated[
 QueueName = Annotated[str, AfterValidator(_queue_name)]
 OptionalQueueName = Annotated[
     QueueName | None,
-    Kind(lambda value: value)
+    ValueKind(lambda value: value)
     .or_none("", "none", written="")
     .described("A queue or an alias; '' or 'none' is none.", {"type": "string"}),
 ]
 OptionalFunction = Annotated[str | None, _FUNCTION.or_none("", "none", written="")]
 TextList = Annotated[tuple[str, ...], _LIST]
 QueueList = Annotated[tuple[QueueName, ...], _LIST, Field(min_length=1)]
-NodePath = Annotated[str, Kind(_absolute_node)]
-Credentials = Annotated[SecretStr | None, Kind(_credentials, secret=True).or_none()]
+NodePath = Annotated[str, ValueKind(_absolute_node)]
+Credentials = Annotated[SecretStr | None, ValueKind(_credentials, secret=True).or_none()]
 Tokens = Annotated[
     tuple[SecretStr, ...],
-    Kind(_tokens, secret=True).described(
-        f"A list of secrets, each of {LEAST_TOKEN} or more printable ASCII characters.",
-        {"type": "array", "items": {"type": "string", "minLength": LEAST_TOKEN}},
+    ValueKind(_tokens, secret=True).described(
+        f"A list of secrets, each of {MIN_TOKEN_LENGTH} or more printable ASCII characters.",
+        {"type": "array", "items": {"type": "string", "minLength": MIN_TOKEN_LENGTH}},
     ),
 ]
 OptionalTextList = Annotated[

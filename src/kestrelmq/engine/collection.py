@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from kestrelmq.clock import Clock
-from kestrelmq.config import QueueConfig, ServerConfig, config_warnings, effective
+from kestrelmq.config import QueueConfig, ServerConfig, config_warnings, effective_settings
 from kestrelmq.engine.counters import Retired
 from kestrelmq.engine.deletion import Deleted, Deletions
 from kestrelmq.engine.durability import Commits
@@ -127,7 +127,7 @@ class QueueCollection:
         `pace` is called after each piece of work; what it raises ends the loading.
         """
         name = queue_plan.queue
-        config = effective(self.config, name)
+        config = effective_settings(self.config, name)
         if not config.keep_journal:
             log.warning("queue %s keeps no journal; its files are left alone", name)
             return self._new_queue(name, config)
@@ -148,7 +148,7 @@ class QueueCollection:
             try:
                 if isinstance(found.journal, FileJournal):
                     found.journal.open()
-                found.configure(effective(self.config, name))
+                found.configure(effective_settings(self.config, name))
             except (JournalError, OSError) as error:
                 found = _cannot_be_loaded(name, error)
         if isinstance(found, Queue):
@@ -207,7 +207,7 @@ class QueueCollection:
     def settings(self, name: str) -> QueueConfig:
         """Return the settings in force for a queue, which need not be there."""
         queue = self.queues.get(name)
-        return queue.config if queue is not None else effective(self.config, name)
+        return queue.config if queue is not None else effective_settings(self.config, name)
 
     def max_item_size(self, name: str) -> int | None:
         """Return how large an item may be that an add to `name` stores anywhere; None: any size.
@@ -229,7 +229,7 @@ class QueueCollection:
         return [one for queue in found for one in queue.reached]
 
     def _create(self, name: str) -> Queue:
-        config = effective(self.config, name)
+        config = effective_settings(self.config, name)
         if not _is_journaled(config):
             return self._register(self._new_queue(name, config))
         journal = FileJournal(self._directory, name, {}, after=self.deletions.newest(name))
@@ -406,7 +406,7 @@ class QueueCollection:
 
     def _stays(self, queue: Queue) -> None:
         """Put the settings in force that came while a queue was to be deleted."""
-        for refused in self._put_in_force(queue, effective(self.config, queue.name)):
+        for refused in self._put_in_force(queue, effective_settings(self.config, queue.name)):
             log.error("%s", refused)
 
     # --- time ---
@@ -547,7 +547,7 @@ class QueueCollection:
             if queue.is_closed or queue in self.deletions:
                 continue
             try:
-                refused += self._put_in_force(queue, effective(config, name))
+                refused += self._put_in_force(queue, effective_settings(config, name))
             except Exception as error:
                 log.exception("the settings of queue %s were not put in force", name)
                 refused.append(f"the settings of queue {name} stay as they are: {error!r}")

@@ -56,7 +56,7 @@ class LogFile(logging.FileHandler):
         return open(descriptor, "a", encoding=self.encoding, errors=self.errors)  # noqa: PTH123 # it is open already
 
 
-class Throttle:
+class LogThrottle:
     """Limits how often events of one kind are logged: once in `_PERIOD` seconds for each key.
 
     When there are very many keys, the least recently used are forgotten.

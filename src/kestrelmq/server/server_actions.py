@@ -11,7 +11,7 @@ from typing import Literal
 
 from kestrelmq.config import ServerConfig
 from kestrelmq.errors import KestrelError
-from kestrelmq.server.logs import Throttle
+from kestrelmq.server.logs import LogThrottle
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class ServerActions:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
-        self._refusals = Throttle()
+        self._refusals = LogThrottle()
 
     def check(self, action: Action, protocol: str, peer: str, *, has_token: bool = False) -> None:
         """Log that a client requests `action`, and refuse it if the client may not.

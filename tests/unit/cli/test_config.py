@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.cli.main import main
-from kestrelmq.config import ServerConfig, config_from_toml, effective
+from kestrelmq.config import ServerConfig, config_from_toml, effective_settings
 from kestrelmq.version import VERSION
 
 FULL = """
@@ -95,7 +95,7 @@ def test_show_prints_what_loads_again(file: Path, capsys: pytest.CaptureFixture[
     ]
     assert globals_of[1] == globals_of[0] | {"status_file": original.status_path}
     for queue in ("q", "q+child", "q+other", "unheard-of"):
-        assert effective(again, queue) == effective(original, queue)
+        assert effective_settings(again, queue) == effective_settings(original, queue)
 
 
 def test_show_without_a_file_prints_every_default(capsys: pytest.CaptureFixture[str]) -> None:

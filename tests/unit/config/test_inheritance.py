@@ -2,7 +2,7 @@
 
 import pytest
 
-from kestrelmq.config import QueueConfig, ServerConfig, config_from_toml, effective
+from kestrelmq.config import QueueConfig, ServerConfig, config_from_toml, effective_settings
 
 GUIDE = """
 [default]
@@ -32,26 +32,26 @@ max_memory_size = "16MB"
 )
 def test_the_table_of_the_guide(queue: str, setting: str, value: object) -> None:
     """The example of the original's guide gives what Kestrel 2.3.4 and later give."""
-    assert getattr(effective(config_from_toml(GUIDE, "guide"), queue), setting) == value
+    assert getattr(effective_settings(config_from_toml(GUIDE, "guide"), queue), setting) == value
 
 
 def test_what_nobody_sets_is_built_in() -> None:
     """Without any configuration every queue has the built-in settings."""
-    assert effective(ServerConfig(), "any") == QueueConfig()
-    assert effective(ServerConfig(), "any+child") == QueueConfig()
+    assert effective_settings(ServerConfig(), "any") == QueueConfig()
+    assert effective_settings(ServerConfig(), "any+child") == QueueConfig()
 
 
 def test_a_child_that_is_not_configured_is_like_its_master() -> None:
     """A fanout child needs no table of its own."""
     config = config_from_toml(GUIDE, "guide")
-    assert effective(config, "q+other") == effective(config, "q")
+    assert effective_settings(config, "q+other") == effective_settings(config, "q")
 
 
 def test_a_masters_settings_stay_its_own() -> None:
     """What a child sets reaches neither its master nor another queue."""
     config = config_from_toml(GUIDE, "guide")
-    assert effective(config, "q").max_age is None
-    assert effective(config, "x").max_items is None
+    assert effective_settings(config, "q").max_age is None
+    assert effective_settings(config, "x").max_items is None
 
 
 def test_a_built_in_value_that_is_set_wins_over_an_inherited_one() -> None:
@@ -70,7 +70,7 @@ def test_a_built_in_value_that_is_set_wins_over_an_inherited_one() -> None:
         """,
         "test",
     )
-    master, child = effective(config, "q"), effective(config, "q+child")
+    master, child = effective_settings(config, "q"), effective_settings(config, "q+child")
     assert (master.max_items, master.keep_journal, master.sync_journal) == (None, True, 1.0)
     assert (child.max_items, child.keep_journal, child.sync_journal) == (None, True, None)
 
@@ -89,9 +89,9 @@ def test_fanout_only_is_not_inherited() -> None:
         """,
         "test",
     )
-    assert effective(config, "q").fanout_only
-    assert effective(config, "other").fanout_only
-    child = effective(config, "q+child")
+    assert effective_settings(config, "q").fanout_only
+    assert effective_settings(config, "other").fanout_only
+    child = effective_settings(config, "q+child")
     assert (child.fanout_only, child.max_items) == (False, 5)
-    assert not effective(config, "other+child").fanout_only
-    assert effective(config, "q+none").fanout_only
+    assert not effective_settings(config, "other+child").fanout_only
+    assert effective_settings(config, "q+none").fanout_only

@@ -21,16 +21,16 @@ from kestrelmq.config import (
     ZooKeeperConfig,
     config_from_toml,
     config_toml,
-    effective,
+    effective_settings,
     queue_settings,
-    secrets,
+    secret_settings,
 )
-from kestrelmq.config.model import kinds
-from kestrelmq.config.rendering import written
+from kestrelmq.config.model import value_kinds
+from kestrelmq.config.rendering import value_in_toml
 
 ROOT = Path(__file__).parents[3]
 MODELS = (ServerConfig, QueueConfig, ZooKeeperConfig, AliasConfig)
-SETTINGS = [(model, name) for model in MODELS for name in kinds(model)]
+SETTINGS = [(model, name) for model in MODELS for name in value_kinds(model)]
 OTHERS = {
     "hosts": ["a:2181"],
     "path_prefix": "/k",
@@ -89,18 +89,18 @@ def test_a_setting_is_obeyed_somewhere(model: type[BaseModel], name: str) -> Non
     assert any(used.search(file.read_text()) for file in files), f"{model.__name__}.{name}"
 
 
-@pytest.mark.parametrize("name", kinds(QueueConfig))
+@pytest.mark.parametrize("name", value_kinds(QueueConfig))
 def test_a_queue_setting_is_known_everywhere(name: str) -> None:
     """It loads, is inherited by a fanout child, is written so that it loads again, and dumped."""
     value = json.dumps(other_value(QueueConfig, name))
     config = config_from_toml(f"[queues.q]\n{name} = {value}\n", "test")
     set_value = getattr(config.queues["q"], name)
     assert set_value != getattr(QueueConfig(), name)
-    child = getattr(effective(config, "q+child"), name)
+    child = getattr(effective_settings(config, "q+child"), name)
     assert child == (False if name == "fanout_only" else set_value)
     assert getattr(config_from_toml(config_toml(config), "test").queues["q"], name) == set_value
     shown = dict(queue_settings(config.queues["q"]))
-    assert shown[name] == written(kinds(QueueConfig)[name], set_value).strip('"')
+    assert shown[name] == value_in_toml(value_kinds(QueueConfig)[name], set_value).strip('"')
     assert list(shown) == list(QueueConfig.model_fields)
 
 
@@ -120,13 +120,15 @@ def test_a_server_setting_is_written_or_secret(model: type[BaseModel], name: str
     config = config_from_toml(table + "\n".join(lines), "test")
     text = config_toml(config)
     found = tomllib.loads(text).get("zookeeper", {}) if table else tomllib.loads(text)
-    if kinds(model)[name].secret:
+    if value_kinds(model)[name].secret:
         assert name not in found
         assert re.search(rf"^# {name} (is|are) set, and not shown$", text, re.MULTILINE)
         assert not any(part in text for part in ("0123456789abcdef", "password"))
     else:
         assert found[name] == json.loads(
-            written(kinds(model)[name], getattr(config.zookeeper if table else config, name))
+            value_in_toml(
+                value_kinds(model)[name], getattr(config.zookeeper if table else config, name)
+            )
         )
 
 
@@ -142,12 +144,17 @@ def test_flags_have_the_help_of_their_settings(capsys: pytest.CaptureFixture[str
 
 def test_secrets_are_left_out_of_what_the_admin_service_shows() -> None:
     """Wherever in the configuration they are."""
-    assert secrets(ServerConfig) == {"admin_tokens": True, "zookeeper": {"credentials": True}}
+    assert secret_settings(ServerConfig) == {
+        "admin_tokens": True,
+        "zookeeper": {"credentials": True},
+    }
 
 
 def test_what_a_reload_changes_are_tables() -> None:
     """A setting of the server itself takes a restart."""
-    assert set(ServerConfig.model_fields) - set(kinds(ServerConfig)) == RELOADED | {"zookeeper"}
+    assert set(ServerConfig.model_fields) - set(value_kinds(ServerConfig)) == RELOADED | {
+        "zookeeper"
+    }
 
 
 def test_the_reference_is_up_to_date() -> None:

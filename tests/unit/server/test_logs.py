@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.server.logs import LogFile, Throttle
+from kestrelmq.server.logs import LogFile, LogThrottle
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_log_file_that_is_there_goes_on_as_it_is(tmp_path: Path) -> None:
 def test_events_are_counted_between_the_lines_about_them() -> None:
     """One line for the first, and then one in ten seconds with how many there were."""
     now = 100.0
-    throttle = Throttle(lambda: now)
+    throttle = LogThrottle(lambda: now)
     assert [throttle.count("a") for _ in range(4)] == [1, 0, 0, 0]
     assert throttle.count("b") == 1
     now = 110.0
@@ -55,7 +55,7 @@ def test_events_are_counted_between_the_lines_about_them() -> None:
 
 def test_what_is_remembered_of_events_is_bounded() -> None:
     """Very many keys push each other out."""
-    throttle = Throttle(lambda: 0.0)
+    throttle = LogThrottle(lambda: 0.0)
     for key in range(10_000):
         throttle.count(key)
     assert throttle.count(9_999) == 0
