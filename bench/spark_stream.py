@@ -26,8 +26,8 @@ from pyspark.sql import SparkSession
 from kestrelmq.client import Client
 from kestrelmq.clock import SystemClock
 from kestrelmq.spark.server_reads import ServerReads
-from kestrelmq.spark.session import local_session, started
-from kestrelmq.spark.staging import Share, Staging
+from kestrelmq.spark.session import local_session, start_query
+from kestrelmq.spark.staging import PartitionShare, Staging
 from tests.support.server import running_server
 
 QUEUE = "work"
@@ -49,7 +49,7 @@ def stream(spark: SparkSession, address: str, scratch: Path, per_batch: int) -> 
     reader = reader.option("staging_location", str(scratch / "staging"))
     rows = reader.option("max_items_per_batch", str(per_batch)).load()
     writer = rows.writeStream.format("noop").trigger(availableNow=True)
-    query = started(writer.option("checkpointLocation", str(scratch / "checkpoint")))
+    query = start_query(writer.option("checkpointLocation", str(scratch / "checkpoint")))
     query.awaitTermination()
     return sum(progress["numInputRows"] for progress in query.recentProgress)
 
@@ -60,7 +60,7 @@ def stage_alone(address: str, scratch: Path, per_batch: int) -> int:
     staging.identity()
     total, epoch = 0, 1
     while True:
-        share = Share(address, per_batch, 128 << 20)
+        share = PartitionShare(address, per_batch, 128 << 20)
         parts = staging.read(epoch, 0, share, lambda: ServerReads(address, QUEUE), SystemClock())
         found = sum(part.items for part in parts)
         staging.commit(epoch)

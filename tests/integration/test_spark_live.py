@@ -15,7 +15,7 @@ from kestrelmq.clock import SystemClock
 from kestrelmq.errors import ServerUnavailable
 from kestrelmq.spark.server_probe import ServerProbe
 from kestrelmq.spark.server_reads import MAX_CONNECTIONS, ServerReads
-from kestrelmq.spark.staging import Opened, Share, Staging
+from kestrelmq.spark.staging import OpenedItems, PartitionShare, Staging
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 
@@ -53,10 +53,10 @@ def test_reads_are_in_order_over_many_connections(server: ServerProcess, client:
     client.put_many(QUEUE, numbered(350))
     reads = ServerReads(server.address, QUEUE)
 
-    assert reads.open(330, 1 << 20) == Opened(numbered(350)[:330], exhausted=False)
+    assert reads.open(330, 1 << 20) == OpenedItems(numbered(350)[:330], exhausted=False)
     assert counts(client) == (20, 330)
     reads.confirm()
-    assert reads.open(330, 1 << 20) == Opened(numbered(350)[330:], exhausted=True)
+    assert reads.open(330, 1 << 20) == OpenedItems(numbered(350)[330:], exhausted=True)
     assert counts(client) == (0, 20)
     reads.give_back()
 
@@ -192,7 +192,7 @@ def _put_later(server: ServerProcess) -> None:
 
 
 def _read(staging: Staging, epoch: int, server: ServerProcess) -> list[bytes]:
-    share = Share(server.address, SHARE_ITEMS, 1 << 30)
+    share = PartitionShare(server.address, SHARE_ITEMS, 1 << 30)
     parts = staging.read(epoch, 0, share, lambda: ServerReads(server.address, QUEUE), SystemClock())
     return [
         item for part in parts for batch in part.batches for item in batch.column(0).to_pylist()

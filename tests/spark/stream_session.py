@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from kestrelmq.spark.kestrel_source import KestrelSource
-from kestrelmq.spark.session import local_session, started
+from kestrelmq.spark.session import local_session, start_query
 
 FORMAT: Final = "kestrel.stopping"
 
@@ -53,7 +53,7 @@ def main(root: Path, servers: str, queue: str, step: str, nth: int) -> None:
         )
         writer = rows.writeStream.format("parquet").option("path", str(root / "table"))
         writer = writer.option("checkpointLocation", str(root / "checkpoint"))
-        started(writer).awaitTermination()
+        start_query(writer).awaitTermination()
 
 
 if __name__ == "__main__":

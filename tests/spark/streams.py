@@ -5,7 +5,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from kestrelmq.spark.session import started
+from kestrelmq.spark.session import start_query
 from tests.support.patience import PATIENCE
 
 QUEUE: Final = "work"
@@ -34,7 +34,7 @@ def drain(rows: DataFrame, root: Path) -> list[int]:
     """Take what is there now to the table; return the rows of each batch."""
     writer = rows.writeStream.format("parquet").option("path", str(root / "table"))
     writer = writer.option("checkpointLocation", str(root / "checkpoint"))
-    query = started(writer.trigger(availableNow=True))
+    query = start_query(writer.trigger(availableNow=True))
     assert query.awaitTermination(PATIENCE)
     return [progress["numInputRows"] for progress in query.recentProgress]
 

@@ -13,7 +13,7 @@ from kestrelmq.client import Client
 from kestrelmq.spark.kestrel_options import ClusterOptions
 from kestrelmq.spark.kestrel_source import KestrelSource
 from kestrelmq.spark.pipelines import ArchiveOptions, archive
-from kestrelmq.spark.session import started
+from kestrelmq.spark.session import start_query
 from tests.spark.spools import adds, write
 from tests.spark.streams import QUEUE, drain, items_in, numbered, stream
 from tests.support.patience import PATIENCE, until
@@ -92,7 +92,7 @@ def test_servers_may_die_and_come_back_in_mid_query(
     first, second = servers
     rows = stream(spark, cluster, tmp_path)
     writer = rows.writeStream.format("parquet").option("path", str(tmp_path / "table"))
-    query = started(writer.option("checkpointLocation", str(tmp_path / "checkpoint")))
+    query = start_query(writer.option("checkpointLocation", str(tmp_path / "checkpoint")))
 
     def put(server: ServerProcess, start: int) -> None:
         with Client(server.address) as client:
@@ -163,7 +163,7 @@ def test_a_staging_location_is_one_querys(
     drain(rows, tmp_path)
     client.put_many(QUEUE, numbered(5, 5))
     writer = rows.writeStream.format("noop").trigger(availableNow=True)
-    query = started(writer.option("checkpointLocation", str(tmp_path / "another")))
+    query = start_query(writer.option("checkpointLocation", str(tmp_path / "another")))
 
     with pytest.raises(PySparkException, match="items of a query with another checkpoint"):
         query.awaitTermination(PATIENCE)
@@ -364,7 +364,7 @@ def test_a_stream_from_queue_to_queue(
     client.put_many(QUEUE, numbered(300))
     writer = stream(spark, cluster, tmp_path).select("data").writeStream.format("kestrel")
     writer = writer.options(servers=cluster, queue="moved", checkpointLocation=str(tmp_path / "c"))
-    assert started(writer.trigger(availableNow=True)).awaitTermination(PATIENCE)
+    assert start_query(writer.trigger(availableNow=True)).awaitTermination(PATIENCE)
 
     moved = sorted(map(int, client.consume("moved", idle_timeout=0)))
     assert moved == list(range(300))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kestrelmq.spark.staging import Share
+from kestrelmq.spark.staging import PartitionShare
 
 MAX_PARTITIONS: Final = 1024
 MAX_PARTITION_ITEMS: Final = 1 << 22
@@ -19,20 +19,20 @@ _EPOCH_SHIFT: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
-    """One batch.
+class BatchPlan:
+    """The plan of one batch.
 
     Attributes:
-        number: the batch's number, from 1; 0 stands for the start, before the first batch.
+        epoch: the batch's number, from 1; 0 stands for the start, before the first batch.
         staging: the identity of the staging location.
         queue: the queue that is read; None in an offset written by an earlier version.
         shares: what each partition may take.
     """
 
-    number: int
+    epoch: int
     staging: str
     queue: str | None = None
-    shares: tuple[Share, ...] = field(default=())
+    shares: tuple[PartitionShare, ...] = field(default=())
 
     def to_offset(self) -> dict[str, Any]:
         """Return the offset that Spark logs."""
@@ -41,27 +41,27 @@ class Epoch:
             for place, share in enumerate(self.shares)
         }
         return {
-            "epoch": self.number,
+            "epoch": self.epoch,
             "staging": self.staging,
             "queue": self.queue,
             "shares": shares,
         }
 
 
-def from_offset(offset: Mapping[str, Any]) -> Epoch:
-    """Return the batch that an offset describes."""
+def from_offset(offset: Mapping[str, Any]) -> BatchPlan:
+    """Return the plan that an offset describes."""
     shares = [offset["shares"][str(place)] for place in range(len(offset["shares"]))]
-    return Epoch(
+    return BatchPlan(
         offset["epoch"],
         offset["staging"],
         offset.get("queue"),
-        tuple(Share(share["server"], share["items"], share["bytes"]) for share in shares),
+        tuple(PartitionShare(share["server"], share["items"], share["bytes"]) for share in shares),
     )
 
 
 def share_out(
     servers: Mapping[str, int | None], items: int | None, size: int, partitions: int
-) -> tuple[Share, ...]:
+) -> tuple[PartitionShare, ...]:
     """Divide a batch into partitions, each of which reads one server.
 
     Args:
@@ -79,7 +79,7 @@ def share_out(
     readers = [server for _ in range(each) for server in servers][:MAX_PARTITIONS]
     if items is not None:
         readers = readers[: max(items, 1)]
-    shares: list[Share] = []
+    shares: list[PartitionShare] = []
     for place, server in enumerate(readers):
         most = MAX_PARTITION_ITEMS if items is None else _part(items, len(readers), place)
         allowed = servers[server]
@@ -88,7 +88,7 @@ def share_out(
             most = min(most, _part(allowed, len(mine), mine.index(place)))
         if most > 0:
             limited = min(most, MAX_PARTITION_ITEMS)
-            shares.append(Share(server, limited, max(1, size // len(readers))))
+            shares.append(PartitionShare(server, limited, max(1, size // len(readers))))
     return tuple(shares)
 
 

@@ -47,7 +47,7 @@ from pyspark.sql.types import (
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import ConfigError, ServerUnavailable
 from kestrelmq.spark import columns
-from kestrelmq.spark.batch_plan import Epoch, first_position, from_offset, share_out
+from kestrelmq.spark.batch_plan import BatchPlan, first_position, from_offset, share_out
 from kestrelmq.spark.kestrel_options import (
     KestrelReadOptions,
     kestrel_read_options,
@@ -56,8 +56,8 @@ from kestrelmq.spark.kestrel_options import (
 from kestrelmq.spark.kestrel_writer import KestrelStreamWriter, KestrelWriter
 from kestrelmq.spark.server_probe import ServerProbe
 from kestrelmq.spark.server_reads import ServerReads
-from kestrelmq.spark.staging import Part, Reached, Staging
-from kestrelmq.spark.stream_driver import Driver, Limits
+from kestrelmq.spark.staging import Reached, StagedPart, Staging
+from kestrelmq.spark.stream_driver import BatchLimits, StreamDriver
 from kestrelmq.spark.tables import Table, arrow_schema, rows
 
 KESTREL_FORMAT: Final = "kestrel"
@@ -77,13 +77,15 @@ _PLAN: Final = "plan.json"
 class KestrelPartition(InputPartition):
     """What one task reads: a partition of a batch, with the staging location `staging`."""
 
-    def __init__(self, staging: str, epoch: Epoch, partition: int, patience: float | None) -> None:
-        """Describe partition number `partition` of `epoch`; `patience` is as in `ServerReads`."""
+    def __init__(
+        self, staging: str, plan: BatchPlan, partition: int, patience: float | None
+    ) -> None:
+        """Describe partition number `partition` of `plan`; `patience` is as in `ServerReads`."""
         super().__init__(None)
         self.staging = staging
-        self.epoch = epoch.number
+        self.epoch = plan.epoch
         self.partition = partition
-        self.share = epoch.shares[partition]
+        self.share = plan.shares[partition]
         self.patience = patience
 
 
@@ -159,7 +161,7 @@ class _PartitionReader:
                 yield self._rows(part, batch, position)
                 position += batch.num_rows
 
-    def _rows(self, part: Part, batch: pa.RecordBatch, position: int) -> pa.RecordBatch:
+    def _rows(self, part: StagedPart, batch: pa.RecordBatch, position: int) -> pa.RecordBatch:
         count, data = batch.num_rows, batch.column(0)
         return rows(
             self._schema,
@@ -180,11 +182,11 @@ class _PartitionReader:
 class KestrelStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a stream. Spark calls `read` on a copy, in tasks, and the rest in one process."""
 
-    _driver: Driver | None = None
+    _driver: StreamDriver | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 # Spark's
         """Return the offset before the first batch."""
-        return self._stream_driver().initial()
+        return self._stream_driver().initial_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 # Spark's
         """Return the limit of items in a batch; `latestOffset` adds the limit of bytes."""
@@ -192,7 +194,7 @@ class KestrelStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrig
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 # Spark's
         """Return the offset of the next batch, or `start` if no item comes for a while."""
-        return self._stream_driver().latest(start, self._limits(limit))
+        return self._stream_driver().latest_offset(start, self._limits(limit))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 # Spark's
         """Record how many items there are now; the query ends once it has read them."""
@@ -202,9 +204,9 @@ class KestrelStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrig
         """Return the partitions of the batch whose offset is `end`."""
         if start == end:
             return []
-        planner = self._stream_driver()
-        patience = self._options.patience if planner.is_limited else None
-        return _partitions(self._options.staging_location, planner.batch(end), patience)
+        driver = self._stream_driver()
+        patience = self._options.patience if driver.is_limited else None
+        return _partitions(self._options.staging_location, driver.plan_of(end), patience)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Delete the parts of all batches up to `end`."""
@@ -216,10 +218,10 @@ class KestrelStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrig
             self._driver.close()
             self._driver = None
 
-    def _stream_driver(self) -> Driver:
+    def _stream_driver(self) -> StreamDriver:
         if self._driver is None:
             options = self._options
-            self._driver = Driver(
+            self._driver = StreamDriver(
                 Staging(Path(options.staging_location), self._reached),
                 self._probe(),
                 options.queue,
@@ -229,17 +231,17 @@ class KestrelStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrig
             )
         return self._driver
 
-    def _limits(self, limit: ReadLimit) -> Limits:
+    def _limits(self, limit: ReadLimit) -> BatchLimits:
         items, size = self._options.max_items_per_batch, self._options.max_bytes_per_batch
         match limit:
             case ReadAllAvailable():
-                return Limits(None, 1 << 62)
+                return BatchLimits(None, 1 << 62)
             case ReadMaxRows(max_rows=most):
-                return Limits(min(items, most), size)
+                return BatchLimits(min(items, most), size)
             case ReadMaxBytes(max_bytes=most):
-                return Limits(items, min(size, most))
+                return BatchLimits(items, min(size, most))
             case _:
-                return Limits(items, size)
+                return BatchLimits(items, size)
 
 
 class KestrelSourceReader(_PartitionReader, DataSourceReader):
@@ -263,7 +265,7 @@ class KestrelSourceReader(_PartitionReader, DataSourceReader):
             text = Staging(directory).keep_first(_PLAN, json.dumps(self._plan().to_offset()))
         return _partitions(str(directory), self._parsed(text), self._options.patience)
 
-    def _plan(self) -> Epoch:
+    def _plan(self) -> BatchPlan:
         options = self._options
         probe = self._probe()
         try:
@@ -279,19 +281,19 @@ class KestrelSourceReader(_PartitionReader, DataSourceReader):
             options.max_bytes_per_batch,
             options.min_partitions,
         )
-        return Epoch(1, self._batch, options.queue, shares)
+        return BatchPlan(1, self._batch, options.queue, shares)
 
-    def _parsed(self, text: str) -> Epoch:
+    def _parsed(self, text: str) -> BatchPlan:
         try:
-            epoch = from_offset(json.loads(text))
+            plan = from_offset(json.loads(text))
         except (ValueError, KeyError, TypeError) as error:
             raise self._not_allowed(error) from None
-        if epoch.queue not in {None, self._options.queue}:
+        if plan.queue not in {None, self._options.queue}:
             raise ConfigError(
                 f"option 'queue' of reading kestrel: {self._options.queue!r} is not allowed: "
-                f"batch {self._batch!r} is of queue {epoch.queue!r}"
+                f"batch {self._batch!r} is of queue {plan.queue!r}"
             )
-        return epoch
+        return plan
 
     def _not_allowed(self, error: Exception) -> ConfigError:
         return ConfigError(
@@ -300,5 +302,5 @@ class KestrelSourceReader(_PartitionReader, DataSourceReader):
         )
 
 
-def _partitions(staging: str, epoch: Epoch, patience: float | None) -> list[InputPartition]:
-    return [KestrelPartition(staging, epoch, place, patience) for place in range(len(epoch.shares))]
+def _partitions(staging: str, plan: BatchPlan, patience: float | None) -> list[InputPartition]:
+    return [KestrelPartition(staging, plan, place, patience) for place in range(len(plan.shares))]

@@ -48,7 +48,7 @@ class QueueStaysFull(KestrelError):  # noqa: N818 # says what it is
     """No item could be stored for the time that the option `patience` gives."""
 
 
-class Items(Protocol):
+class PutClient(Protocol):
     """The part of a client that the sink uses."""
 
     def put_many(
@@ -69,12 +69,12 @@ class ItemsWritten(WriterCommitMessage):
     items: int
 
 
-class Sender:
+class ItemSender:
     """Sends items to the servers, again and again until they are stored."""
 
     def __init__(
         self,
-        client: Items,
+        client: PutClient,
         patience: float,
         clock: Clock | None = None,
         pause: Callable[[float], None] = time.sleep,
@@ -144,7 +144,7 @@ class _RowWriter:
         """Add the rows of one task."""
         items = 0
         with Client(self._options.cluster.membership()) as client:
-            sender = Sender(client, self._options.patience)
+            sender = ItemSender(client, self._options.patience)
             zone = written_columns.session_zone()
             for batch in iterator:
                 for queue, expiry, data in grouped(batch, self._options.queue, zone):

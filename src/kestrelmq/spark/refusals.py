@@ -26,7 +26,7 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, ServerRefused) and error.kind == "SERVER_ERROR"
 
 
-def readable(
+def ask_when_loaded(
     queue: str,
     server: str,
     ask: Callable[[], T],

@@ -18,7 +18,7 @@ from kestrelmq.client.commands import Command
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.statistics import queue_stats
 from kestrelmq.errors import ClientError, ServerRefused
-from kestrelmq.spark.refusals import is_refusal, readable
+from kestrelmq.spark.refusals import ask_when_loaded, is_refusal
 
 T = TypeVar("T")
 
@@ -131,7 +131,7 @@ class ServerProbe:
     def _check_readable(self, server: Address, patience: float) -> None:
         command = commands.peek(self._name)
         try:
-            readable(self._queue, str(server), lambda: self._run(server, command), patience)
+            ask_when_loaded(self._queue, str(server), lambda: self._run(server, command), patience)
         except ClientError as error:
             self._set_aside(server, error)
         else:

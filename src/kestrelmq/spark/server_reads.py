@@ -15,8 +15,8 @@ from kestrelmq.client.blocking import Connection
 from kestrelmq.client.commands import Command
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.errors import ClientError, ServerRefused, ServerUnavailable
-from kestrelmq.spark.refusals import QueueCannotBeRead, readable
-from kestrelmq.spark.staging import Opened
+from kestrelmq.spark.refusals import QueueCannotBeRead, ask_when_loaded
+from kestrelmq.spark.staging import OpenedItems
 
 MAX_CONNECTIONS: Final = 32
 _MOST_AT_ONCE: Final = 10_000
@@ -53,7 +53,7 @@ class ServerReads:
         self._counts: list[int] = []
         self._has_room = False
 
-    def open(self, items: int, size: int) -> Opened:
+    def open(self, items: int, size: int) -> OpenedItems:
         """Open up to `items` reads, of about `size` bytes, in the queue's order.
 
         The sizes of items are not known in advance. The first request is for one item; each later
@@ -81,13 +81,13 @@ class ServerReads:
                 if not found or getattr(error, "kind", "SERVER_ERROR") != "SERVER_ERROR":
                     raise
                 # The server accepts no further connections; the open reads are good.
-                return Opened(found, exhausted=True)
+                return OpenedItems(found, exhausted=True)
             if not arrived:
-                return Opened(found, exhausted=True)
+                return OpenedItems(found, exhausted=True)
             largest = max(largest, *map(len, arrived))
             taken += sum(map(len, arrived))
             found += arrived
-        return Opened(found, exhausted=False)
+        return OpenedItems(found, exhausted=False)
 
     def confirm(self) -> None:
         """Confirm the open reads; items whose confirmation fails are delivered again."""
@@ -132,7 +132,7 @@ class ServerReads:
             return connection.run(command)
         server = str(self._address)
         ask = partial(connection.run, command)
-        return readable(self._queue.decode(), server, ask, self._patience)
+        return ask_when_loaded(self._queue.decode(), server, ask, self._patience)
 
     def _connect(self) -> Connection:
         connection = Connection(self._address, self._options)

@@ -76,7 +76,7 @@ def local_session(
             spark.stop()
 
 
-def started(writer: DataStreamWriter) -> StreamingQuery:
+def start_query(writer: DataStreamWriter) -> StreamingQuery:
     """Start a query, and return it once its sources are initialized or it has ended.
 
     Spark gives the Python process of a source 10 seconds to connect, and has no setting for that.

@@ -83,17 +83,17 @@ class PartId:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedItems:
     """Items of open reads; `exhausted` if the server has, or gives, no more items."""
 
     items: Sequence[bytes]
     exhausted: bool
 
 
-class OpenReads(Protocol):
+class QueueReads(Protocol):
     """The open reads of a queue on one server, until they are confirmed or given back."""
 
-    def open(self, items: int, size: int) -> Opened:
+    def open(self, items: int, size: int) -> OpenedItems:
         """Open up to `items` reads, of about `size` bytes.
 
         Raises:
@@ -108,7 +108,7 @@ class OpenReads(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class PartitionShare:
     """What one partition of a batch may take: the server, and the maximum of items and bytes."""
 
     server: str
@@ -117,7 +117,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StagedPart:
     """A part in place.
 
     Attributes:
@@ -150,7 +150,7 @@ class Staging:
 
     def __init__(self, path: Path, reached: Reached | None = None) -> None:
         self.path = path
-        self._reached = reached or _unwatched
+        self._reached = reached or _ignore_step
 
     # --- for tasks ---
 
@@ -158,10 +158,10 @@ class Staging:
         self,
         epoch: int,
         partition: int,
-        share: Share,
-        connect: Callable[[], OpenReads],
+        share: PartitionShare,
+        connect: Callable[[], QueueReads],
         clock: Clock,
-    ) -> Iterator[Part]:
+    ) -> Iterator[StagedPart]:
         """Yield the parts of a partition in order: those in place, then newly made ones.
 
         Raises:
@@ -169,7 +169,7 @@ class Staging:
             ServerRefused: the server does not know the commands that are used.
             OSError: a part cannot be written or read.
         """
-        reads: OpenReads | None = None
+        reads: QueueReads | None = None
         items, size, number = share.items, share.bytes, 0
         try:
             while True:
@@ -178,7 +178,7 @@ class Staging:
                 if part is None:
                     self._check_not_over(epoch)
                     reads = reads or connect()
-                    rest = Share(share.server, items, size)
+                    rest = PartitionShare(share.server, items, size)
                     part = self._stage(part_id, rest, reads, clock)
                 self._reached("yielding")
                 yield part
@@ -189,23 +189,25 @@ class Staging:
             if reads is not None:
                 reads.give_back()
 
-    def find(self, part_id: PartId) -> Part | None:
+    def find(self, part_id: PartId) -> StagedPart | None:
         """Return a part, or None if it is not in place."""
         try:
             source = pa.memory_map(str(self.path / part_id.name))
         except FileNotFoundError:
             return None
         reader = pa.ipc.open_file(source)
-        facts = reader.schema.metadata
-        return Part(
+        metadata = reader.schema.metadata
+        return StagedPart(
             part_id,
-            facts[b"server"].decode(),
-            int(facts[b"read_time"]),
-            facts[b"is_last"] == b"1",
+            metadata[b"server"].decode(),
+            int(metadata[b"read_time"]),
+            metadata[b"is_last"] == b"1",
             tuple(reader.get_batch(place) for place in range(reader.num_record_batches)),
         )
 
-    def _stage(self, part_id: PartId, share: Share, reads: OpenReads, clock: Clock) -> Part:
+    def _stage(
+        self, part_id: PartId, share: PartitionShare, reads: QueueReads, clock: Clock
+    ) -> StagedPart:
         try:
             opened = reads.open(share.items, min(share.bytes, PART_BYTES))
         except ClientError as error:
@@ -213,12 +215,16 @@ class Staging:
             if isinstance(error, ServerRefused) and error.kind != "SERVER_ERROR":
                 raise
             # The server cannot be reached; the batch continues without its items.
-            opened = Opened((), exhausted=True)
+            opened = OpenedItems((), exhausted=True)
         self._reached("opened")
         size = sum(map(len, opened.items))
         is_last = opened.exhausted or len(opened.items) >= share.items or size >= share.bytes
-        facts = {"server": share.server, "read_time": str(clock.now()), "is_last": f"{is_last:d}"}
-        if self._put(part_id, opened.items, facts):
+        metadata = {
+            "server": share.server,
+            "read_time": str(clock.now()),
+            "is_last": f"{is_last:d}",
+        }
+        if self._write_part(part_id, opened.items, metadata):
             if self.committed() >= part_id.epoch:
                 reads.give_back()
                 (self.path / part_id.name).unlink(missing_ok=True)
@@ -232,18 +238,20 @@ class Staging:
             raise BatchIsOver(f"{self.path}: {part_id.name} is gone: its batch is over")
         return part
 
-    def _put(self, part_id: PartId, items: Sequence[bytes], facts: dict[str, str]) -> bool:
+    def _write_part(
+        self, part_id: PartId, items: Sequence[bytes], metadata: dict[str, str]
+    ) -> bool:
         """Write a part; return False if it exists already."""
-        schema = pa.schema([_DATA_FIELD], metadata=facts)
+        schema = pa.schema([_DATA_FIELD], metadata=metadata)
 
         def write(file: BinaryIO) -> None:
             with pa.ipc.new_file(file, schema) as writer:
                 for batch in _record_batches(items):
                     writer.write_batch(batch)
 
-        return self._place(part_id.name, write)
+        return self._write_once(part_id.name, write)
 
-    def _place(self, name: str, write: Callable[[BinaryIO], object]) -> bool:
+    def _write_once(self, name: str, write: Callable[[BinaryIO], object]) -> bool:
         """Write a file durably; return False if a file with that name exists already."""
         temporary = self._temporary(name)
         try:
@@ -302,7 +310,7 @@ class Staging:
         file = self.path / name
         if not file.exists():
             make_directory(self.path)
-            self._place(name, lambda new: new.write(text.encode()))
+            self._write_once(name, lambda new: new.write(text.encode()))
         return file.read_text()
 
     def parts(self) -> list[PartId]:
@@ -364,5 +372,5 @@ def _data_bytes(batch: pa.RecordBatch) -> int:
     return buffers[2].size if buffers[2] is not None else 0
 
 
-def _unwatched(_point: str) -> None:
+def _ignore_step(_point: str) -> None:
     """Ignore the point; used when no test watches."""

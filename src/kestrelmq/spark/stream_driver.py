@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import ConfigError, ServerUnavailable
 from kestrelmq.journal.files import FileLock
-from kestrelmq.spark.batch_plan import Epoch, from_offset, share_out, taken_by_server
+from kestrelmq.spark.batch_plan import BatchPlan, from_offset, share_out, taken_by_server
 from kestrelmq.spark.staging import PartId, Staging, StagingInUse
 
 LOCK_PATIENCE: Final = 15.0
@@ -20,7 +20,7 @@ LOCK_PATIENCE: Final = 15.0
 lock for as long as its option `wait`."""
 
 
-class Servers(Protocol):
+class QueueServers(Protocol):
     """What the driver asks about the servers; `server_probe.ServerProbe` implements it."""
 
     def check_readable(self, patience: float) -> None:
@@ -37,20 +37,20 @@ class Servers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """Maximum items and bytes of a batch; `items` None means what the servers have now."""
 
     items: int | None
     bytes: int
 
 
-class Driver:
+class StreamDriver:
     """Plans the batches of one query."""
 
     def __init__(
         self,
         staging: Staging,
-        servers: Servers,
+        servers: QueueServers,
         queue: str,
         *,
         wait: float = 1.0,
@@ -65,7 +65,7 @@ class Driver:
             staging: where parts are kept.
             servers: the servers to ask.
             queue: the queue to ask about.
-            wait: seconds that `latest` waits for an item.
+            wait: seconds that `latest_offset` waits for an item.
             patience: seconds that a query that ends by itself waits for a queue that is loading.
             partitions: minimum number of partitions in a batch.
             clock: measures how long to wait for the lock.
@@ -81,10 +81,10 @@ class Driver:
         self._pause = pause
         self._lock: FileLock | None = None
         self._identity: str | None = None
-        self._wanted: dict[str, int] | None = None
+        self._remaining: dict[str, int] | None = None
         self._counted: set[PartId] = set()
 
-    def begin(self) -> str:
+    def lock_staging(self) -> str:
         """Lock the staging location unless that is done; return its identity.
 
         Raises:
@@ -96,27 +96,27 @@ class Driver:
             self._staging.collect_garbage()
         return self._identity
 
-    def initial(self) -> dict[str, Any]:
+    def initial_offset(self) -> dict[str, Any]:
         """Return the offset before the first batch."""
-        return Epoch(0, self.begin(), self._queue).to_offset()
+        return BatchPlan(0, self.lock_staging(), self._queue).to_offset()
 
     @property
     def is_limited(self) -> bool:
         """Whether the query ends once it has read what the servers had at its start."""
-        return self._wanted is not None
+        return self._remaining is not None
 
-    def batch(self, end: Mapping[str, Any]) -> Epoch:
+    def plan_of(self, end: Mapping[str, Any]) -> BatchPlan:
         """Return the batch whose offset is `end`, which is read now, perhaps again.
 
         Raises:
             StagingInUse: the staging location belongs to another query.
             ConfigError: the batch is of another queue.
         """
-        epoch = from_offset(end)
-        self._check_identity(epoch)
-        return epoch
+        plan = from_offset(end)
+        self._check_identity(plan)
+        return plan
 
-    def latest(self, start: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+    def latest_offset(self, start: Mapping[str, Any], limits: BatchLimits) -> dict[str, Any]:
         """Return the offset of the next batch, or `start` if there are no items.
 
         Raises:
@@ -129,7 +129,7 @@ class Driver:
         self._check(before)
         if self.is_limited:
             self._servers.check_readable(self._patience)
-        allowed = self._allowed(limits)
+        allowed = self._items_left(limits)
         if allowed is None:
             found: dict[str, int | None] = dict.fromkeys(self._servers.with_items(self._wait))
         else:
@@ -138,7 +138,7 @@ class Driver:
         shares = share_out(found, limits.items, limits.bytes, self._partitions)
         if not shares:
             return dict(start)
-        return Epoch(before.number + 1, before.staging, self._queue, shares).to_offset()
+        return BatchPlan(before.epoch + 1, before.staging, self._queue, shares).to_offset()
 
     def limit_to_present_items(self) -> None:
         """From now on, take no more than the servers have now.
@@ -147,19 +147,19 @@ class Driver:
             ServerUnavailable: no server can be asked.
             QueueCannotBeRead: a server has the queue but refuses to let it be read.
         """
-        self.begin()
+        self.lock_staging()
         self._servers.check_readable(self._patience)
-        self._wanted = self._servers.counts()
-        if not self._wanted:
+        self._remaining = self._servers.counts()
+        if not self._remaining:
             raise ServerUnavailable("no server can be asked what its queue has")
         # Items of a batch that was started earlier are not among those on the servers now.
         self._counted = set(self._staging.parts())
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Delete the parts of all batches up to `end`."""
-        epoch = from_offset(end)
-        self._check_identity(epoch)
-        self._staging.commit(epoch.number)
+        plan = from_offset(end)
+        self._check_identity(plan)
+        self._staging.commit(plan.epoch)
 
     def close(self) -> None:
         """Close the connections and release the lock."""
@@ -168,9 +168,9 @@ class Driver:
             self._lock.release()
         self._identity = None
 
-    def _allowed(self, limits: Limits) -> dict[str, int] | None:
+    def _items_left(self, limits: BatchLimits) -> dict[str, int] | None:
         """Return how many items may be taken from each server, or None for no limit."""
-        if self._wanted is None:
+        if self._remaining is None:
             return self._servers.counts() if limits.items is None else None
         parts = [part_id for part_id in self._staging.parts() if part_id not in self._counted]
         self._counted.update(parts)
@@ -178,28 +178,28 @@ class Driver:
         taken = taken_by_server([(part.server, part.items) for part in found])
         for server, items in taken.items():
             # A server that gave nothing has none of those items left.
-            self._wanted[server] = max(0, self._wanted.get(server, 0) - items) if items else 0
-        return self._wanted
+            self._remaining[server] = max(0, self._remaining.get(server, 0) - items) if items else 0
+        return self._remaining
 
-    def _check(self, start: Epoch) -> None:
+    def _check(self, start: BatchPlan) -> None:
         """Check that the staging location belongs to the checkpoint that `start` is from."""
         self._check_identity(start)
-        strays = [part_id for part_id in self._staging.parts() if part_id.epoch > start.number]
-        if strays or self._staging.committed() > start.number:
+        strays = [part_id for part_id in self._staging.parts() if part_id.epoch > start.epoch]
+        if strays or self._staging.committed() > start.epoch:
             raise StagingInUse(
                 f"staging location {self._staging.path} is further than the checkpoint, which is "
-                f"at batch {start.number}: it holds items of a query with another checkpoint. "
+                f"at batch {start.epoch}: it holds items of a query with another checkpoint. "
                 "Start that one again, or give this one a staging location of its own"
             )
 
-    def _check_identity(self, epoch: Epoch) -> None:
-        if epoch.queue not in {None, self._queue}:
+    def _check_identity(self, plan: BatchPlan) -> None:
+        if plan.queue not in {None, self._queue}:
             raise ConfigError(
                 f"option 'queue' of reading kestrel: {self._queue!r} is not allowed: the "
-                f"checkpoint is of queue {epoch.queue!r}, whose items are staged and would get "
+                f"checkpoint is of queue {plan.queue!r}, whose items are staged and would get "
                 "another name. Give another queue a checkpoint and a staging location of its own"
             )
-        if epoch.staging != self.begin():
+        if plan.staging != self.lock_staging():
             raise StagingInUse(
                 f"staging location {self._staging.path} belongs to another query than the "
                 "checkpoint: give each query one of its own"

@@ -17,7 +17,7 @@ from kestrelmq.errors import (
     ServerRefused,
     ServerUnavailable,
 )
-from kestrelmq.spark.batch_plan import Epoch, batch_of, first_position, from_offset, share_out
+from kestrelmq.spark.batch_plan import BatchPlan, batch_of, first_position, from_offset, share_out
 from kestrelmq.spark.kestrel_options import (
     ClusterOptions,
     KestrelReadOptions,
@@ -25,14 +25,14 @@ from kestrelmq.spark.kestrel_options import (
     kestrel_read_options,
     kestrel_write_options,
 )
-from kestrelmq.spark.kestrel_writer import QueueStaysFull, Sender, grouped
-from kestrelmq.spark.refusals import QueueCannotBeRead, readable
-from kestrelmq.spark.staging import Opened, Share, Staging, StagingInUse
-from kestrelmq.spark.stream_driver import Driver, Limits
+from kestrelmq.spark.kestrel_writer import ItemSender, QueueStaysFull, grouped
+from kestrelmq.spark.refusals import QueueCannotBeRead, ask_when_loaded
+from kestrelmq.spark.staging import OpenedItems, PartitionShare, Staging, StagingInUse
+from kestrelmq.spark.stream_driver import BatchLimits, StreamDriver
 from kestrelmq.testing.clock import FakeClock
 
 READ = {"servers": "a:1", "queue": "q", "staging_location": "/s"}
-LIMITS = Limits(100, 1000)
+LIMITS = BatchLimits(100, 1000)
 
 
 # --- Plans ----------------------------------------------------------------------------------------
@@ -40,9 +40,9 @@ LIMITS = Limits(100, 1000)
 
 def test_an_offset_says_all_that_reading_needs() -> None:
     """What Spark logs comes back as the same batch."""
-    epoch = Epoch(7, "abc", "q", (Share("a:1", 5, 6), Share("[::1]:2", 7, 8)))
+    plan = BatchPlan(7, "abc", "q", (PartitionShare("a:1", 5, 6), PartitionShare("[::1]:2", 7, 8)))
 
-    assert from_offset(epoch.to_offset()) == epoch
+    assert from_offset(plan.to_offset()) == plan
 
 
 @pytest.mark.parametrize(
@@ -113,11 +113,11 @@ class Reads:
         self._cluster = cluster
         self._server = server
 
-    def open(self, items: int, size: int) -> Opened:  # noqa: ARG002 # no limit
+    def open(self, items: int, size: int) -> OpenedItems:  # noqa: ARG002 # no limit
         """Take as many as there are."""
         taken = min(items, self._cluster.items[self._server])
         self._cluster.items[self._server] -= taken
-        return Opened([b"x"] * taken, exhausted=True)
+        return OpenedItems([b"x"] * taken, exhausted=True)
 
     def confirm(self) -> None:
         """They are gone already."""
@@ -126,10 +126,12 @@ class Reads:
         """Nothing is open."""
 
 
-def driver_of(location: Path, cluster: Cluster, partitions: int = 1, queue: str = "q") -> Driver:
+def driver_of(
+    location: Path, cluster: Cluster, partitions: int = 1, queue: str = "q"
+) -> StreamDriver:
     """Return a driver whose lock waits on a fake clock."""
     clock = FakeClock()
-    return Driver(
+    return StreamDriver(
         Staging(location),
         cluster,
         queue,
@@ -142,11 +144,11 @@ def driver_of(location: Path, cluster: Cluster, partitions: int = 1, queue: str 
 
 def read_batch(location: Path, cluster: Cluster, offset: Mapping[str, object]) -> int:
     """Read a batch as the tasks would; return its items."""
-    epoch = from_offset(offset)
+    plan = from_offset(offset)
     total = 0
-    for place, share in enumerate(epoch.shares):
+    for place, share in enumerate(plan.shares):
         connect = partial(Reads, cluster, share.server)
-        parts = Staging(location).read(epoch.number, place, share, connect, FakeClock())
+        parts = Staging(location).read(plan.epoch, place, share, connect, FakeClock())
         total += sum(part.items for part in parts)
     return total
 
@@ -154,9 +156,9 @@ def read_batch(location: Path, cluster: Cluster, offset: Mapping[str, object]) -
 def test_an_idle_stream_stays_where_it_is(tmp_path: Path) -> None:
     """No items, no batch."""
     driver = driver_of(tmp_path, Cluster({"a:1": 0}))
-    start = driver.initial()
+    start = driver.initial_offset()
 
-    assert driver.latest(start, LIMITS) == start
+    assert driver.latest_offset(start, LIMITS) == start
     driver.close()
 
 
@@ -164,9 +166,9 @@ def test_batches_follow_each_other_and_parts_go_with_their_commit(tmp_path: Path
     """A part is kept until the commit of its batch."""
     cluster = Cluster({"a:1": 150, "b:1": 10})
     driver = driver_of(tmp_path, cluster)
-    first = driver.latest(driver.initial(), LIMITS)
+    first = driver.latest_offset(driver.initial_offset(), LIMITS)
     assert read_batch(tmp_path, cluster, first) == 60
-    second = driver.latest(first, LIMITS)
+    second = driver.latest_offset(first, LIMITS)
     driver.commit(first)
 
     assert {part.epoch for part in Staging(tmp_path).parts()} == set()
@@ -179,12 +181,12 @@ def test_available_now_takes_what_was_there_and_ends(tmp_path: Path) -> None:
     """What is added meanwhile is left for the next query; a batch begun earlier does not count."""
     cluster = Cluster({"a:1": 130, "b:1": 20})
     driver = driver_of(tmp_path, cluster)
-    begun = driver.latest(driver.initial(), Limits(30, 1000))
+    begun = driver.latest_offset(driver.initial_offset(), BatchLimits(30, 1000))
     read_batch(tmp_path, cluster, begun)
     driver.limit_to_present_items()
     cluster.items["a:1"] += 1000
     total, offset = 0, begun
-    while (following := driver.latest(offset, LIMITS)) != offset:
+    while (following := driver.latest_offset(offset, LIMITS)) != offset:
         total += read_batch(tmp_path, cluster, following)
         offset = following
 
@@ -207,8 +209,8 @@ def test_a_queue_that_is_not_given_is_not_empty(tmp_path: Path) -> None:
     cluster = Cluster({"a:1": 5})
     cluster.refusing = "damaged"
     driver = driver_of(tmp_path, cluster)
-    start = driver.initial()
-    assert driver.latest(start, LIMITS) != start
+    start = driver.initial_offset()
+    assert driver.latest_offset(start, LIMITS) != start
     with pytest.raises(QueueCannotBeRead, match=r"damaged after 7\.0"):
         driver.limit_to_present_items()
     assert not driver.is_limited
@@ -216,10 +218,10 @@ def test_a_queue_that_is_not_given_is_not_empty(tmp_path: Path) -> None:
     cluster.refusing = None
     driver.limit_to_present_items()
     cluster.items["a:1"] = 0
-    assert driver.latest(start, LIMITS) == start
+    assert driver.latest_offset(start, LIMITS) == start
     cluster.refusing = "loading"
     with pytest.raises(QueueCannotBeRead, match="loading"):
-        driver.latest(start, LIMITS)
+        driver.latest_offset(start, LIMITS)
     driver.close()
 
 
@@ -227,22 +229,22 @@ def test_a_checkpoint_belongs_to_its_queue(tmp_path: Path) -> None:
     """Another queue's name is refused before a batch is replayed, planned or committed."""
     cluster = Cluster({"a:1": 5})
     first = driver_of(tmp_path, cluster)
-    start = first.initial()
-    offset = first.latest(start, LIMITS)
+    start = first.initial_offset()
+    offset = first.latest_offset(start, LIMITS)
     first.close()
     other = driver_of(tmp_path, cluster, queue="other")
 
     for refused in (
-        lambda: other.batch(offset),
-        lambda: other.latest(offset, LIMITS),
-        lambda: other.latest(start, LIMITS),
+        lambda: other.plan_of(offset),
+        lambda: other.latest_offset(offset, LIMITS),
+        lambda: other.latest_offset(start, LIMITS),
         lambda: other.commit(offset),
     ):
         with pytest.raises(ConfigError, match="'other' is not allowed: the checkpoint is of queue"):
             refused()
     other.close()
     again = driver_of(tmp_path, cluster)
-    assert again.batch(offset) == from_offset(offset)
+    assert again.plan_of(offset) == from_offset(offset)
     again.close()
 
 
@@ -258,7 +260,7 @@ def test_only_a_queue_that_is_loading_is_waited_for() -> None:
         return answer
 
     def outcome(patience: float) -> str:
-        return readable("q", "a:1", ask, patience, clock=clock, pause=clock.advance)
+        return ask_when_loaded("q", "a:1", ask, patience, clock=clock, pause=clock.advance)
 
     answers.append("item")
     assert outcome(10.0) == "item"
@@ -276,7 +278,7 @@ def test_only_a_queue_that_is_loading_is_waited_for() -> None:
 def test_read_all_takes_what_the_servers_have(tmp_path: Path) -> None:
     """Without a limit of items, the counts are the limit: a batch must end."""
     driver = driver_of(tmp_path, Cluster({"a:1": 12, "b:1": 0}))
-    offset = driver.latest(driver.initial(), Limits(None, 1 << 40))
+    offset = driver.latest_offset(driver.initial_offset(), BatchLimits(None, 1 << 40))
 
     assert [(share.server, share.items) for share in from_offset(offset).shares] == [("a:1", 12)]
     driver.close()
@@ -286,19 +288,19 @@ def test_a_second_query_is_refused(tmp_path: Path) -> None:
     """While one runs, and afterwards one with another checkpoint: its items would be lost."""
     cluster = Cluster({"a:1": 5})
     first = driver_of(tmp_path, cluster)
-    offset = first.latest(first.initial(), LIMITS)
+    offset = first.latest_offset(first.initial_offset(), LIMITS)
     second = driver_of(tmp_path, cluster)
     with pytest.raises(StagingInUse, match="in use by another query"):
-        second.initial()
+        second.initial_offset()
     read_batch(tmp_path, cluster, offset)
     first.close()
 
-    fresh = second.initial()
+    fresh = second.initial_offset()
     with pytest.raises(StagingInUse, match="another checkpoint"):
-        second.latest(fresh, LIMITS)
+        second.latest_offset(fresh, LIMITS)
     with pytest.raises(StagingInUse, match="another query than the checkpoint"):
-        second.latest({**offset, "staging": "other"}, LIMITS)
-    assert second.latest(offset, LIMITS) == offset
+        second.latest_offset({**offset, "staging": "other"}, LIMITS)
+    assert second.latest_offset(offset, LIMITS) == offset
     second.close()
 
 
@@ -334,7 +336,7 @@ def test_a_full_queue_holds_the_sender_back() -> None:
     store = Store([2, 0, 0, ServerUnavailable("away"), 1, 7])
     items = [b"%d" % number for number in range(6)]
 
-    Sender(store, 10.0, clock, clock.advance).send("q", items)
+    ItemSender(store, 10.0, clock, clock.advance).send("q", items)
 
     assert store.items == items
     assert 0.0 < clock.monotonic() < 10.0
@@ -347,7 +349,7 @@ def test_what_was_stored_before_an_error_is_not_sent_again() -> None:
     lost.stored = (True, None, False)
     store = Store([lost, 5])
 
-    Sender(store, 10.0, clock, clock.advance).send("q", [b"0", b"1", b"2"])
+    ItemSender(store, 10.0, clock, clock.advance).send("q", [b"0", b"1", b"2"])
 
     assert store.items == [b"1", b"2"]
 
@@ -358,7 +360,7 @@ def test_the_sender_gives_up_after_its_patience() -> None:
     store = Store([0] * 5 + [1])
 
     with pytest.raises(QueueStaysFull, match=r"1 items of queue 'q' .* 3 seconds: .*full"):
-        Sender(store, 3.0, clock, clock.advance).send("q", [b"0", b"1"])
+        ItemSender(store, 3.0, clock, clock.advance).send("q", [b"0", b"1"])
 
     assert store.items == [b"0"]
     assert clock.monotonic() > 3.0
@@ -369,7 +371,7 @@ def test_what_no_server_would_take_fails_at_once() -> None:
     clock = FakeClock()
 
     with pytest.raises(InvalidRequest):
-        Sender(Store([InvalidRequest("bad")]), 3.0, clock, clock.advance).send("q", [b"0"])
+        ItemSender(Store([InvalidRequest("bad")]), 3.0, clock, clock.advance).send("q", [b"0"])
 
     assert clock.monotonic() == 0.0
 

@@ -11,10 +11,18 @@ import pytest
 
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import ConnectionLost, ServerRefused, ServerUnavailable
-from kestrelmq.spark.staging import BatchIsOver, Opened, Part, PartId, Share, Staging, StagingInUse
+from kestrelmq.spark.staging import (
+    BatchIsOver,
+    OpenedItems,
+    PartId,
+    PartitionShare,
+    StagedPart,
+    Staging,
+    StagingInUse,
+)
 from kestrelmq.testing.clock import FakeClock
 
-SHARE = Share("a:1", 100, 1 << 20)
+SHARE = PartitionShare("a:1", 100, 1 << 20)
 STEPS = ("opened", "written", "synced", "linked", "durable", "confirmed", "yielding")
 BEFORE_THE_LINK = STEPS[:3]
 
@@ -43,7 +51,7 @@ class QueueReads:
         self._at_once = at_once
         self._open: list[bytes] = []
 
-    def open(self, items: int, size: int) -> Opened:
+    def open(self, items: int, size: int) -> OpenedItems:
         """Open reads until one limit is reached."""
         before = len(self._open)
         taken = 0
@@ -52,7 +60,7 @@ class QueueReads:
                 break
             taken += len(self._queue.waiting[0])
             self._open.append(self._queue.waiting.pop(0))
-        return Opened(self._open[before:], exhausted=not self._queue.waiting)
+        return OpenedItems(self._open[before:], exhausted=not self._queue.waiting)
 
     def confirm(self) -> None:
         """The items are gone."""
@@ -70,13 +78,13 @@ class BrokenReads(QueueReads):
 
     error: Exception = ConnectionLost("a:1: gone")
 
-    def open(self, items: int, size: int) -> Opened:
+    def open(self, items: int, size: int) -> OpenedItems:
         """Open reads, and fail."""
         super().open(items, size)
         raise self.error
 
 
-def items_of(parts: Iterator[Part] | Sequence[Part]) -> list[bytes]:
+def items_of(parts: Iterator[StagedPart] | Sequence[StagedPart]) -> list[bytes]:
     """Return the items of parts."""
     return [
         item for part in parts for batch in part.batches for item in batch.column(0).to_pylist()
@@ -98,7 +106,7 @@ def location(tmp_path: Path) -> Path:
 def read(
     location: Path,
     queue: Queue,
-    share: Share = SHARE,
+    share: PartitionShare = SHARE,
     *,
     epoch: int = 1,
     reached: Callable[[str], None] | None = None,
@@ -141,8 +149,8 @@ def test_limits_of_items_and_bytes(location: Path) -> None:
     """A partition ends at its limit of items, or with the item that reaches its bytes."""
     queue = Queue(numbered(50))
 
-    assert read(location, queue, Share("a:1", 12, 1000)) == numbered(12)
-    assert len(read(location, queue, Share("a:1", 100, 70), epoch=2)) == 10
+    assert read(location, queue, PartitionShare("a:1", 12, 1000)) == numbered(12)
+    assert len(read(location, queue, PartitionShare("a:1", 100, 70), epoch=2)) == 10
     assert len(queue.waiting) == 50 - 12 - 10
 
 
@@ -202,9 +210,9 @@ def test_the_loser_of_a_race_gives_back_and_reads_the_winners_part(location: Pat
 
     def race(point: str) -> None:
         if point == "synced" and not Staging(location).parts():
-            assert read(location, queue, Share("a:1", 10, 1000)) == numbered(20)[10:]
+            assert read(location, queue, PartitionShare("a:1", 10, 1000)) == numbered(20)[10:]
 
-    slow = read(location, queue, Share("a:1", 10, 1000), reached=race)
+    slow = read(location, queue, PartitionShare("a:1", 10, 1000), reached=race)
 
     assert slow == numbered(20)[10:]
     assert queue.waiting == numbered(10)
@@ -276,7 +284,7 @@ def test_items_of_any_size_keep_their_bytes(location: Path) -> None:
     """Empty items, large ones and all byte values come back as they were."""
     items = [b"", bytes(range(256)), b"x" * (3 << 20), b"\r\n"]
 
-    assert read(location, Queue(items), Share("a:1", 10, 1 << 30)) == items
+    assert read(location, Queue(items), PartitionShare("a:1", 10, 1 << 30)) == items
 
 
 def test_the_identity_is_made_once(location: Path) -> None:

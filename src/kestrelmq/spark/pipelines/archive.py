@@ -33,7 +33,7 @@ from kestrelmq.spark.kestrel_options import (
 from kestrelmq.spark.kestrel_source import KESTREL_FORMAT, KESTREL_SCHEMA
 from kestrelmq.spark.reading import read_partitioned
 from kestrelmq.spark.server_probe import ServerProbe
-from kestrelmq.spark.session import started
+from kestrelmq.spark.session import start_query
 from kestrelmq.spark.spool import local_path
 
 STAGING: Final = "_staging"
@@ -126,8 +126,8 @@ def archive(
         .queryName("archive")
     )
     if every is None:
-        return started(writer.trigger(availableNow=True))
-    return started(writer.trigger(processingTime=every))
+        return start_query(writer.trigger(availableNow=True))
+    return start_query(writer.trigger(processingTime=every))
 
 
 def read_archive(spark: SparkSession, output: str) -> DataFrame:
