@@ -28,11 +28,11 @@ from kestrelmq.spark import columns
 from kestrelmq.spark.encoding import encode
 from kestrelmq.spark.journal_options import JournalReadOptions, QueueReadOptions
 from kestrelmq.spark.journal_parts import PartWriter
-from kestrelmq.spark.journal_source import JOURNAL_SCHEMA, JournalReader
+from kestrelmq.spark.journal_source import JOURNAL_SCHEMA, JournalSourceReader
 from kestrelmq.spark.pipelines import verify
 from kestrelmq.spark.pipelines.verify import check
-from kestrelmq.spark.planning import replay_in_order, wanted
-from kestrelmq.spark.queue_source import QUEUE_SCHEMA, QueueReader
+from kestrelmq.spark.planning import file_read_plans, replay_in_order
+from kestrelmq.spark.queue_source import QUEUE_SCHEMA, QueueSourceReader
 from kestrelmq.spark.reading import read_journals, read_queues
 from kestrelmq.spark.scanning import open_view
 from kestrelmq.spark.session import local_session
@@ -102,7 +102,7 @@ def replay_alone(spool: Path) -> int:
     """Find and copy all live data in this process."""
     total = 0
     for files in by_queue(list_files(str(spool))):
-        for plan in wanted(replay_in_order(files).plan()):
+        for plan in file_read_plans(replay_in_order(files).plan()):
             view = open_view(plan.file.path, plan.file.size, plan.file.inode)
             for chunk in view.chunks(tail_may_be_torn=True):
                 for batch in columns.batches(chunk.part(chunk.adds), 10_000):
@@ -207,8 +207,8 @@ def measure_planning(spark: SparkSession, scratch: Path) -> None:
         (spool / f"queue{number % 100}.{number}").write_bytes(REMOVE_RECORD)
     path = str(spool)
     sources = {
-        "kestrel.journal": JournalReader(JournalReadOptions(path), JOURNAL_SCHEMA),
-        "kestrel.queue": QueueReader(QueueReadOptions(path), QUEUE_SCHEMA),
+        "kestrel.journal": JournalSourceReader(JournalReadOptions(path), JOURNAL_SCHEMA),
+        "kestrel.queue": QueueSourceReader(QueueReadOptions(path), QUEUE_SCHEMA),
     }
     print(f"\nplanning over {PLANNED_FILES} files", flush=True)
     for name, reader in sources.items():

@@ -50,7 +50,7 @@ UNSEEN = {
     "journal/pack.py pack: directory.rename(placed, queue)": "only a nicer name",
     "journal/pack.py pack: directory.sync()": "only a nicer name",
     "journal/replacement.py Replacement._write: file.sync()": "the last sync has less to do",
-    "spark/journal_commit.py Commit._create: directory.remove(opened)": "it is empty",
+    "spark/journal_commit.py JournalCommit._create: directory.remove(opened)": "it is empty",
     "journal/exchange.py import_rows: directory.remove(writer.name)": TEMPORARY,
     "journal/loading.py remove_left_over: directory.remove(name)": TEMPORARY,
     "journal/replacement.py Replacement.place: self._directory.remove(self._temporary)": TEMPORARY,
@@ -100,7 +100,7 @@ UNSEEN_SWAPS = {
     (f"{SHARED} < _sync_rest", "clean_up: directory.remove(name)"): OTHER,
     ("FileWriter.sync: self._file.sync()", "rename(queue, old[-1])"): OTHER,
     ("FileWriter.sync: self._file.sync()", "directory.link(name, aside)"): OTHER,
-    ("Commit._create: directory.sync() #3", "directory.remove(opened)"): "it is empty",
+    ("JournalCommit._create: directory.sync() #3", "directory.remove(opened)"): "it is empty",
 }
 """Ends of the names of two steps."""
 

@@ -41,8 +41,8 @@ from kestrelmq.journal.selection import select
 from kestrelmq.journal.verify import verify
 from kestrelmq.spark.packing import pack_files
 from kestrelmq.spark.pipelines.verify import check
-from kestrelmq.spark.planning import Task, replay_in_parallel, summarise
-from kestrelmq.spark.segments import Segment
+from kestrelmq.spark.planning import SummaryTask, replay_in_parallel, summarise
+from kestrelmq.spark.segments import SegmentSummary
 from kestrelmq.spark.spool import list_files
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.journals import journal
@@ -207,7 +207,7 @@ def check_spark(path: Path, server: Verdict) -> None:
     assert sum(one.records for one in checks) == operations
 
 
-def summaries(tasks: Sequence[Task]) -> list[Segment]:
+def summaries(tasks: Sequence[SummaryTask]) -> list[SegmentSummary]:
     """Summarise in this process."""
     return list(map(summarise, tasks))
 

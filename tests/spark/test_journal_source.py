@@ -23,7 +23,7 @@ from kestrelmq.journal.records import (
     encode,
 )
 from kestrelmq.spark.journal_options import JournalReadOptions
-from kestrelmq.spark.journal_source import JOURNAL_SCHEMA, JournalPartition, JournalReader
+from kestrelmq.spark.journal_source import JOURNAL_SCHEMA, JournalPartition, JournalSourceReader
 from kestrelmq.spark.pipelines import replay, restore
 from kestrelmq.spark.reading import read_journals, read_queues, write_journals
 from tests.spark.spools import NOW, adds, random_spool, write
@@ -244,7 +244,7 @@ def test_planning_over_ten_thousand_files(tmp_path: Path) -> None:
     """They share a few tasks."""
     for number in range(10_000):
         (tmp_path / f"q{number % 100}.{number}").write_bytes(b"\x01")
-    partitions = JournalReader(JournalReadOptions(str(tmp_path)), JOURNAL_SCHEMA).partitions()
+    partitions = JournalSourceReader(JournalReadOptions(str(tmp_path)), JOURNAL_SCHEMA).partitions()
 
     assert len(partitions) == 10
     files = [

@@ -26,7 +26,7 @@ from kestrelmq.spark.pipelines import (
     restore,
     restore_live,
 )
-from kestrelmq.spark.pipelines.archive import Archived
+from kestrelmq.spark.pipelines.archive import ArchivedQueue
 from tests.spark.spools import load
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
@@ -55,7 +55,7 @@ def read_screen(screen: int, shown: list[bytes]) -> None:
             shown.append(piece)
 
 
-def run(spark: SparkSession, options: ArchiveOptions) -> list[Archived]:
+def run(spark: SparkSession, options: ArchiveOptions) -> list[ArchivedQueue]:
     """Archive what is there now."""
     assert archive(spark, options).awaitTermination(60)
     return archived(spark, options.output)
@@ -75,8 +75,8 @@ def test_archive_drains_queues_and_restore_brings_them_back(
     client.put_many("one", numbers[60:])
 
     assert run(spark, replace(options, queues=["2", "one"])) == [
-        Archived("2", 1, 19),
-        Archived("one", 120, 250),
+        ArchivedQueue("2", 1, 19),
+        ArchivedQueue("one", 120, 250),
     ]
     assert client.get("one") is None
 
@@ -116,7 +116,7 @@ def test_archive_copies_through_a_fanout_child(
     assert run(spark, options) == []
     client.put_many("work", [b"1", b"22"])
 
-    assert run(spark, options) == [Archived("work+copy", 2, 3)]
+    assert run(spark, options) == [ArchivedQueue("work+copy", 2, 3)]
     assert list(client.consume("work", idle_timeout=0)) == [b"before", b"1", b"22"]
 
 

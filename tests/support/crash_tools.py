@@ -10,8 +10,8 @@ from kestrelmq.journal.pack import pack
 from kestrelmq.journal.records import Remove, RemoveTentative, StateDump, encode
 from kestrelmq.journal.repair import repair
 from kestrelmq.journal.selection import select
-from kestrelmq.spark.journal_commit import Commit
-from kestrelmq.spark.journal_parts import Part
+from kestrelmq.spark.journal_commit import JournalCommit
+from kestrelmq.spark.journal_parts import JournalPart
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.journals import numbered
@@ -101,9 +101,9 @@ def commits(directory: RecordingDirectory, *contents: bytes, overwrite: bool = F
         path = directory.path / "~~write-1" / str(number)
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(data)
-        parts.append(Part("jobs", path, 1, len(data)))
+        parts.append(JournalPart("jobs", path, 1, len(data)))
     work = directory.path / "~~write-1"
-    Commit(directory, work, NOW, overwrite=overwrite).run({"jobs": parts})
+    JournalCommit(directory, work, NOW, overwrite=overwrite).run({"jobs": parts})
 
 
 FILES = {

@@ -8,7 +8,7 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.records import item
 from kestrelmq.library.blocking import PersistentQueue
-from kestrelmq.spark.journal_parts import Part, PartWriter, joined
+from kestrelmq.spark.journal_parts import JournalPart, PartWriter, join_parts
 from kestrelmq.spark.scanning import open_view
 from kestrelmq.spark.spool import list_files
 from tests.integration.test_cli_journal import run
@@ -66,7 +66,10 @@ def test_what_spark_writes(path: Path) -> None:
         (work / name).write_bytes(ADDED)
     link(work / "joined")
     with pytest.raises(OSError, match="symbolic link, which is not followed"):
-        joined([Part("jobs", work / name, 1, len(ADDED)) for name in ("a", "b")], work / "joined")
+        join_parts(
+            [JournalPart("jobs", work / name, 1, len(ADDED)) for name in ("a", "b")],
+            work / "joined",
+        )
     assert (path.parent / "elsewhere").read_bytes() == ADDED
 
 

@@ -28,7 +28,7 @@ _COLUMNS: Final = ("queue", "data", "add_time", "expiry", "sequence")
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedRows:
     """Encoded rows of one batch, grouped by queue; within a queue in the batch's order.
 
     Attributes:
@@ -57,7 +57,7 @@ def check_columns(schema: StructType) -> None:
         raise ConfigError("writing kestrel.journal: column 'queue' is missing")
 
 
-def encode(batch: pa.RecordBatch, now: int, zone: str = "UTC") -> list[Encoded]:
+def encode(batch: pa.RecordBatch, now: int, zone: str = "UTC") -> list[EncodedRows]:
     """Encode a batch.
 
     Args:
@@ -72,7 +72,7 @@ def encode(batch: pa.RecordBatch, now: int, zone: str = "UTC") -> list[Encoded]:
     return _encode(written_columns.cast(batch, zone), now) if batch.num_rows else []
 
 
-def _encode(batch: pa.RecordBatch, now: int) -> list[Encoded]:
+def _encode(batch: pa.RecordBatch, now: int) -> list[EncodedRows]:
     data = _column(batch, "data")
     if data.nbytes + batch.num_rows * ADDX_HEADER > _MAX_JOINED:
         if batch.num_rows == 1:
@@ -92,7 +92,7 @@ def _encode(batch: pa.RecordBatch, now: int) -> list[Encoded]:
     joined = pc.binary_join_element_wise(_headers(batch, data, now), data, pa.scalar(b""))
     _, offsets, values = joined.buffers()
     return [
-        Encoded(
+        EncodedRows(
             queues=[names[codes[bound]] for bound in bounds[:-1]],
             bounds=bounds,
             offsets=np.frombuffer(offsets, dtype=np.int32)[

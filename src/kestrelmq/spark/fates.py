@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from kestrelmq.journal.records import CONTINUE
 from kestrelmq.spark import columns
-from kestrelmq.spark.scanning import Chunk, FileView, events, open_view
-from kestrelmq.spark.segments import State
+from kestrelmq.spark.scanning import Chunk, FileView, open_view, record_run
+from kestrelmq.spark.segments import QueueState
 from kestrelmq.spark.spool import SpoolFile
-from kestrelmq.spark.summarising import Events, Fate, Summariser
+from kestrelmq.spark.summarising import Fate, RecordRun, Summariser
 
 ITEM_SCHEMA: Final = pa.schema(
     [
@@ -49,7 +49,7 @@ EVENT_SCHEMA: Final = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Tracing:
+class TraceTask:
     """A file to trace.
 
     Attributes:
@@ -60,7 +60,7 @@ class Tracing:
     """
 
     file: SpoolFile
-    state: State
+    state: QueueState
     before: int = 0
     after: int = 0
 
@@ -74,7 +74,7 @@ class AddTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _ItemEvents:
     """Events in order: items (ordinals), fates, and bounds of the times (ms, 0 if unknown)."""
 
     ordinals: NDArray[np.int64]
@@ -82,8 +82,8 @@ class _Told:
     not_before: NDArray[np.int64]
     not_after: NDArray[np.int64]
 
-    def part(self, wanted: NDArray[np.bool_]) -> "_Told":
-        return _Told(
+    def part(self, wanted: NDArray[np.bool_]) -> "_ItemEvents":
+        return _ItemEvents(
             self.ordinals[wanted],
             self.fates[wanted],
             self.not_before[wanted],
@@ -108,23 +108,23 @@ def add_times(file: SpoolFile) -> AddTimes:
     return found
 
 
-def tracings(
-    files: Sequence[SpoolFile], starts: Sequence[State], times: Sequence[AddTimes]
-) -> list[Tracing]:
-    """Return the tracings of a queue's files, from the start state and add times of each file."""
+def trace_tasks(
+    files: Sequence[SpoolFile], starts: Sequence[QueueState], times: Sequence[AddTimes]
+) -> list[TraceTask]:
+    """Return the tasks that trace a queue's files, from each file's start state and add times."""
     before = list(accumulate(times, lambda last, time: time.last or last, initial=0))
     after = list(accumulate(reversed(times), lambda first, time: time.first or first, initial=0))
     after.reverse()
     return [
-        Tracing(file, state, before[place], after[place + 1])
+        TraceTask(file, state, before[place], after[place + 1])
         for place, (file, state) in enumerate(zip(files, starts, strict=True))
     ]
 
 
-def items(tracing: Tracing, *, with_data: bool, rows: int) -> Iterator[pa.RecordBatch]:
+def items(task: TraceTask, *, with_data: bool, rows: int) -> Iterator[pa.RecordBatch]:
     """Yield the items that a file adds, with their ordinals."""
-    file = tracing.file
-    ordinal = tracing.state.adds
+    file = task.file
+    ordinal = task.state.adds
     view = open_view(file.path, file.size, file.inode)
     for chunk in view.chunks(tail_may_be_torn=file.last):
         for batch in columns.batches(chunk.part(chunk.adds), rows):
@@ -146,30 +146,30 @@ def items(tracing: Tracing, *, with_data: bool, rows: int) -> Iterator[pa.Record
             ordinal += count
 
 
-def happenings(tracing: Tracing) -> Iterator[pa.RecordBatch]:
+def item_events(task: TraceTask) -> Iterator[pa.RecordBatch]:
     """Yield the events in a file, including those of items that earlier files added."""
-    file, state = tracing.file, tracing.state
-    told: list[tuple[int, int, int]] = []
-    summariser = Summariser(state.start(), trace=lambda *event: told.append(event))
+    file, state = task.file, task.state
+    traced: list[tuple[int, int, int]] = []
+    summariser = Summariser(state.start(), trace=lambda *event: traced.append(event))
     view = open_view(file.path, file.size, file.inode)
-    before = tracing.before
-    waiting: list[_Told] = []  # events that wait for the next add time, their upper bound
+    before = task.before
+    waiting: list[_ItemEvents] = []  # events that wait for the next add time, their upper bound
     for chunk in view.chunks(tail_may_be_torn=file.last):
-        run = events(view, chunk)
+        run = record_run(view, chunk)
         summariser.feed(run)
         times = _add_times(view, chunk)
         known = times[times != 0]
         if len(known):
             yield from (_batch(file, one, int(known[0])) for one in waiting)
             waiting.clear()
-        if told:
-            found = _told(state, told, run, times, before)
-            told.clear()
+        if traced:
+            found = _traced_events(state, traced, run, times, before)
+            traced.clear()
             if len(known):
                 yield _batch(file, found.part(found.not_after != 0))
             waiting.append(found.part(found.not_after == 0))
         before = int(known[-1]) if len(known) else before
-    yield from (_batch(file, one, tracing.after) for one in waiting)
+    yield from (_batch(file, one, task.after) for one in waiting)
 
 
 def _add_times(view: FileView, chunk: Chunk) -> NDArray[np.int64]:
@@ -181,24 +181,24 @@ def _add_times(view: FileView, chunk: Chunk) -> NDArray[np.int64]:
     return np.maximum(found, 0)
 
 
-def _told(
-    state: State,
-    told: Sequence[tuple[int, int, int]],
-    run: Events,
+def _traced_events(
+    state: QueueState,
+    traced: Sequence[tuple[int, int, int]],
+    run: RecordRun,
     times: NDArray[np.int64],
     before: int,
-) -> _Told:
+) -> _ItemEvents:
     """Return the events of a chunk; `before` is the last add time before the chunk."""
-    count = len(told)
-    indexes = np.fromiter((index for _, _, index in told), np.int64, count)
+    count = len(traced)
+    indexes = np.fromiter((index for _, _, index in traced), np.int64, count)
     places = run.adds_before[indexes]
     not_before, not_after = _nearest(times, before)
     earlier, later = not_before[places], not_after[places]
     own = np.append(times, 0)[places]
     is_dated = (run.kinds[indexes] == CONTINUE) & (own != 0)
-    return _Told(
-        np.fromiter((state.ordinal(reference) for _, reference, _ in told), np.int64, count),
-        np.fromiter((fate for fate, _, _ in told), np.int32, count),
+    return _ItemEvents(
+        np.fromiter((state.ordinal(reference) for _, reference, _ in traced), np.int64, count),
+        np.fromiter((fate for fate, _, _ in traced), np.int32, count),
         np.where(is_dated, own, earlier),
         np.where(is_dated, own, later),
     )
@@ -214,17 +214,17 @@ def _nearest(times: NDArray[np.int64], before: int) -> tuple[NDArray[np.int64], 
     return padded[last[:-1]], padded[first[1:]]
 
 
-def _batch(file: SpoolFile, told: _Told, after: int = 0) -> pa.RecordBatch:
+def _batch(file: SpoolFile, traced: _ItemEvents, after: int = 0) -> pa.RecordBatch:
     """Return events as rows; events without an upper bound get `after`."""
-    count = len(told.ordinals)
-    not_after = np.where(told.not_after == 0, after, told.not_after)
+    count = len(traced.ordinals)
+    not_after = np.where(traced.not_after == 0, after, traced.not_after)
     return pa.RecordBatch.from_arrays(
         [
             columns.constant(file.spool, count),
             columns.constant(file.queue, count),
-            pa.array(told.ordinals),
-            pa.array(told.fates),
-            pa.array(told.not_before, mask=told.not_before == 0),
+            pa.array(traced.ordinals),
+            pa.array(traced.fates),
+            pa.array(traced.not_before, mask=traced.not_before == 0),
             pa.array(not_after, mask=not_after == 0),
         ],
         schema=EVENT_SCHEMA,

@@ -22,11 +22,11 @@ from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import clean_up
 from kestrelmq.journal.names import QueuePlan, later_timestamp, pack_name, plan, rotated_name
 from kestrelmq.journal.pack import take_place
-from kestrelmq.spark.journal_parts import Part, joined
+from kestrelmq.spark.journal_parts import JournalPart, join_parts
 from kestrelmq.spark.scanning import open_view
 
 
-class Commit:
+class JournalCommit:
     """Puts parts into a queue path. The caller must hold its lock."""
 
     def __init__(self, directory: Directory, work: Path, now: int, *, overwrite: bool) -> None:
@@ -44,7 +44,7 @@ class Commit:
         self._overwrite = overwrite
         self._count = count()
 
-    def run(self, parts: Mapping[str, Sequence[Part]]) -> None:
+    def run(self, parts: Mapping[str, Sequence[JournalPart]]) -> None:
         """Commit the parts of each queue, given in their final order."""
         found = plan(self._directory.names()).queues
         for queue in sorted(parts):
@@ -58,7 +58,7 @@ class Commit:
             else:
                 self._append(existing, parts[queue])
 
-    def _create(self, queue: str, parts: Sequence[Part], timestamp: int) -> None:
+    def _create(self, queue: str, parts: Sequence[JournalPart], timestamp: int) -> None:
         directory = self._directory
         if len(parts) == 1:
             self._move_in(parts[0].path, rotated_name(queue, timestamp))
@@ -77,10 +77,10 @@ class Commit:
         directory.reached("committed")
         directory.remove(opened)
 
-    def _replace(self, existing: QueuePlan, parts: Sequence[Part]) -> None:
+    def _replace(self, existing: QueuePlan, parts: Sequence[JournalPart]) -> None:
         take_place(self._directory, existing, self._inside(self._joined(parts)), self._now)
 
-    def _append(self, existing: QueuePlan, parts: Sequence[Part]) -> None:
+    def _append(self, existing: QueuePlan, parts: Sequence[JournalPart]) -> None:
         directory, queue = self._directory, existing.queue
         timestamp = later_timestamp(existing.rotated, self._now)
         if existing.files:
@@ -95,8 +95,8 @@ class Commit:
             directory.reached("rotated")
         self._move_in(single, rotated_name(queue, timestamp + 1))
 
-    def _joined(self, parts: Sequence[Part]) -> Path:
-        return joined(parts, self._work / f"joined-{next(self._count)}")
+    def _joined(self, parts: Sequence[JournalPart]) -> Path:
+        return join_parts(parts, self._work / f"joined-{next(self._count)}")
 
     def _inside(self, part: Path) -> str:
         """Return the name of a part within the queue path."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import open_stream, sync_path
-from kestrelmq.spark.encoding import Encoded
+from kestrelmq.spark.encoding import EncodedRows
 
 _INDEX: Final = np.dtype([("sequence", "<i8"), ("length", "<i8")])
 _OPEN_FILES: Final = 100
@@ -29,7 +29,7 @@ _BUFFERED: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class JournalPart:
     """Records of one queue that one task wrote.
 
     Attributes:
@@ -60,10 +60,10 @@ class PartWriter:
         """Write to `directory`, which exists; `task` identifies this attempt of the task."""
         self._directory = directory
         self._task = task
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, JournalPart] = {}
         self._handles: OrderedDict[Path, BinaryIO] = OrderedDict()
 
-    def write(self, encoded: Encoded) -> None:
+    def write(self, encoded: EncodedRows) -> None:
         """Append rows to the parts of their queues."""
         for place, queue in enumerate(encoded.queues):
             begin, end = encoded.bounds[place : place + 2]
@@ -77,31 +77,31 @@ class PartWriter:
                 )
             self._parts[queue] = part
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[JournalPart]:
         """Sort every part that is not in order, sync all parts, and return them."""
         for path in list(self._handles):
             self._handles.pop(path).close()
         finished = []
         for part in self._parts.values():
             if not part.ordered:
-                finished.append(merge([part], part.path.with_suffix(".sorted")))
+                finished.append(merge_parts([part], part.path.with_suffix(".sorted")))
             else:
                 sync_path(part.path)
                 finished.append(part)
         return finished
 
-    def _part(self, queue: str) -> Part:
+    def _part(self, queue: str) -> JournalPart:
         if queue not in self._parts:
             path = self._directory / f"{self._task}-{len(self._parts)}"
-            self._parts[queue] = Part(queue, path)
+            self._parts[queue] = JournalPart(queue, path)
         return self._parts[queue]
 
     def _index(
         self,
-        part: Part,
+        part: JournalPart,
         sequences: NDArray[np.int64],
         offsets: NDArray[np.int32],
-    ) -> Part:
+    ) -> JournalPart:
         entries = np.empty(len(sequences), dtype=_INDEX)
         entries["sequence"] = sequences
         entries["length"] = np.diff(offsets)
@@ -134,7 +134,7 @@ class PartWriter:
             ) from None
 
 
-def in_order(parts: Sequence[Part], merged: Path) -> list[Part]:
+def ordered_parts(parts: Sequence[JournalPart], merged: Path) -> list[JournalPart]:
     """Return the parts of a queue in their final order.
 
     That is the order of their sequence numbers, and the given order among equal ones or without
@@ -147,10 +147,10 @@ def in_order(parts: Sequence[Part], merged: Path) -> list[Part]:
         (later.low, place) < (earlier.high, place_before)
         for (place_before, earlier), (place, later) in pairwise(ordered)
     )
-    return [merge(parts, merged)] if overlap else [part for _, part in ordered]
+    return [merge_parts(parts, merged)] if overlap else [part for _, part in ordered]
 
 
-def merge(parts: Sequence[Part], merged: Path) -> Part:
+def merge_parts(parts: Sequence[JournalPart], merged: Path) -> JournalPart:
     """Write the records of `parts` to `merged`, in order of sequence number, and sync it."""
     indexes = [np.fromfile(_index_path(part.path), dtype=_INDEX) for part in parts]
     order = np.argsort(np.concatenate([index["sequence"] for index in indexes]), kind="stable")
@@ -169,7 +169,7 @@ def merge(parts: Sequence[Part], merged: Path) -> Part:
     with open_stream(_index_path(merged), "wb") as file:
         entries.tofile(file)
     sync_path(merged)
-    return Part(
+    return JournalPart(
         queue=parts[0].queue,
         path=merged,
         items=len(order),
@@ -180,7 +180,7 @@ def merge(parts: Sequence[Part], merged: Path) -> Part:
     )
 
 
-def joined(parts: Sequence[Part], path: Path) -> Path:
+def join_parts(parts: Sequence[JournalPart], path: Path) -> Path:
     """Join parts into one file: return the only part, or write and sync `path` and return it."""
     if len(parts) == 1:
         return parts[0].path
@@ -197,7 +197,7 @@ def joined(parts: Sequence[Part], path: Path) -> Path:
     return path
 
 
-def _records(part: Part, lengths: NDArray[np.int64]) -> pa.Array:
+def _records(part: JournalPart, lengths: NDArray[np.int64]) -> pa.Array:
     """Return the records of a part, as an array over the mapped file."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])

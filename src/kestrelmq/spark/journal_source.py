@@ -40,12 +40,12 @@ from kestrelmq.spark.journal_options import (
 )
 from kestrelmq.spark.journal_writer import JournalWriter
 from kestrelmq.spark.scanning import FileView, open_view
-from kestrelmq.spark.sharing import shares
+from kestrelmq.spark.sharing import divide_by_cost
 from kestrelmq.spark.spool import SpoolFile, list_files
 from kestrelmq.spark.tables import (
     SPOOL_COLUMN,
-    Makers,
-    Table,
+    ColumnMakers,
+    TableSource,
     arrow_schema,
     rows,
     with_spool,
@@ -77,7 +77,7 @@ class JournalPartition(InputPartition):
         self.files = tuple(files)
 
 
-class JournalSource(Table):
+class JournalSource(TableSource):
     """The data source `kestrel.journal`."""
 
     format_name = JOURNAL_FORMAT
@@ -92,7 +92,7 @@ class JournalSource(Table):
         """Return a reader of the columns of `schema`."""
         self.check_asked(schema)
         options = journal_read_options(self.options)
-        kind = PushdownJournalReader if options.pushdown else JournalReader
+        kind = PushdownJournalSourceReader if options.pushdown else JournalSourceReader
         return kind(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
@@ -100,7 +100,7 @@ class JournalSource(Table):
         return JournalWriter(journal_write_options(self.options), schema, overwrite=overwrite)
 
 
-class JournalReader(DataSourceReader):
+class JournalSourceReader(DataSourceReader):
     """Reads journals."""
 
     def __init__(self, options: JournalReadOptions, schema: StructType) -> None:
@@ -115,7 +115,7 @@ class JournalReader(DataSourceReader):
             for file in list_files(self._options.path)
             if self._allows("queue", file.queue) and self._allows("file", file.name)
         ]
-        shared = shares(files, lambda file: file.cost, self._options.partition_bytes)
+        shared = divide_by_cost(files, lambda file: file.cost, self._options.partition_bytes)
         return [JournalPartition(share) for share in shared]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -169,7 +169,7 @@ class JournalReader(DataSourceReader):
         }
         yield self._rows(file, 1, made)
 
-    def _rows(self, file: SpoolFile, count: int, made: Makers) -> pa.RecordBatch:
+    def _rows(self, file: SpoolFile, count: int, made: ColumnMakers) -> pa.RecordBatch:
         names = {
             "queue": partial(columns.constant, file.queue, count),
             "file": partial(columns.constant, file.name, count),
@@ -178,7 +178,7 @@ class JournalReader(DataSourceReader):
         return rows(self._schema, {**names, **made})
 
 
-class PushdownJournalReader(JournalReader):
+class PushdownJournalSourceReader(JournalSourceReader):
     """Reads journals, and skips rows that Spark's filters would drop.
 
     This is a separate class because Spark rejects a reader with `pushFilters` while the setting

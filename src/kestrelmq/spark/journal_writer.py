@@ -23,10 +23,10 @@ from kestrelmq.errors import InvalidQueueName, JournalError, QueuePathLocked
 from kestrelmq.journal import write_directories
 from kestrelmq.journal.files import DiskDirectory, QueuePathLock, is_locked, make_queue_path
 from kestrelmq.names import queue_name_error
-from kestrelmq.spark.encoding import Encoded, check_columns, encode
-from kestrelmq.spark.journal_commit import Commit
+from kestrelmq.spark.encoding import EncodedRows, check_columns, encode
+from kestrelmq.spark.journal_commit import JournalCommit
 from kestrelmq.spark.journal_options import JournalWriteOptions
-from kestrelmq.spark.journal_parts import Part, PartWriter, in_order
+from kestrelmq.spark.journal_parts import JournalPart, PartWriter, ordered_parts
 from kestrelmq.spark.spool import local_path
 from kestrelmq.spark.written_columns import session_zone
 
@@ -38,7 +38,7 @@ _PAUSE: Final = 0.05
 class PartsWritten(WriterCommitMessage):
     """A task's message to the driver: the parts that it wrote."""
 
-    def __init__(self, partition: int, parts: Sequence[Part]) -> None:
+    def __init__(self, partition: int, parts: Sequence[JournalPart]) -> None:
         self.partition = partition
         self.parts = tuple(parts)
 
@@ -84,7 +84,7 @@ class JournalWriter(DataSourceArrowWriter):
 
     def commit(self, messages: "list[WriterCommitMessage | None]") -> None:
         """Put the parts of all tasks into the queues, one queue after the other."""
-        by_queue: dict[str, list[Part]] = {}
+        by_queue: dict[str, list[JournalPart]] = {}
         written = [message for message in messages if isinstance(message, PartsWritten)]
         for message in sorted(written, key=lambda message: message.partition):
             for part in message.parts:
@@ -93,11 +93,11 @@ class JournalWriter(DataSourceArrowWriter):
         try:
             _check_complete(by_queue)
             ordered = {
-                queue: in_order(parts, self._work / f"merged-{place}")
+                queue: ordered_parts(parts, self._work / f"merged-{place}")
                 for place, (queue, parts) in enumerate(by_queue.items())
             }
             directory = DiskDirectory(self._path)
-            Commit(directory, self._work, self._now, overwrite=self._overwrite).run(ordered)
+            JournalCommit(directory, self._work, self._now, overwrite=self._overwrite).run(ordered)
             write_directories.remove(self._work)
         finally:
             lock.release()
@@ -141,7 +141,7 @@ def _locked(path: Path, work: Path) -> QueuePathLock:
             return lock
 
 
-def _check_complete(by_queue: Mapping[str, Sequence[Part]]) -> None:
+def _check_complete(by_queue: Mapping[str, Sequence[JournalPart]]) -> None:
     """Check that all parts are complete, before the first queue is changed.
 
     Raises:
@@ -170,7 +170,7 @@ def _is_python(process: int) -> bool:
         return False
 
 
-def _check_names(encoded: Encoded, known: set[str]) -> None:
+def _check_names(encoded: EncodedRows, known: set[str]) -> None:
     for queue in encoded.queues:
         if queue not in known:
             error = queue_name_error(queue)

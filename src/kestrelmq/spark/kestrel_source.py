@@ -58,7 +58,7 @@ from kestrelmq.spark.server_probe import ServerProbe
 from kestrelmq.spark.server_reads import ServerReads
 from kestrelmq.spark.staging import Reached, StagedPart, Staging
 from kestrelmq.spark.stream_driver import BatchLimits, StreamDriver
-from kestrelmq.spark.tables import Table, arrow_schema, rows
+from kestrelmq.spark.tables import TableSource, arrow_schema, rows
 
 KESTREL_FORMAT: Final = "kestrel"
 KESTREL_SCHEMA: Final = StructType(
@@ -89,7 +89,7 @@ class KestrelPartition(InputPartition):
         self.patience = patience
 
 
-class KestrelSource(Table):
+class KestrelSource(TableSource):
     """The data source `kestrel`."""
 
     format_name = KESTREL_FORMAT

@@ -16,7 +16,7 @@ from kestrelmq.journal.records import ADD_XID, ADDX_HEADER, CONTINUE, added_item
 from kestrelmq.journal.replacement import open_read_records
 from kestrelmq.journal.walk import Ending
 from kestrelmq.journal.writer import Dialect
-from kestrelmq.spark.planning import QueuePlan, Wanted, replay_in_order, wanted
+from kestrelmq.spark.planning import FileReadPlan, QueueReadPlan, file_read_plans, replay_in_order
 from kestrelmq.spark.queue_source import is_live
 from kestrelmq.spark.scanning import Chunk, FileView, open_view
 from kestrelmq.spark.spool import SpoolFile
@@ -50,8 +50,8 @@ def pack_files(
     return items, size, _torn(files[-1])
 
 
-def _records(plan: QueuePlan, dialect: Dialect, last_xid: int) -> Iterator[bytes]:
-    plans = wanted(plan)
+def _records(plan: QueueReadPlan, dialect: Dialect, last_xid: int) -> Iterator[bytes]:
+    plans = file_read_plans(plan)
     front = {item: record for part in plans for item, record in _front(part)}
     reads = [(xid, _as_addx(front[item])) for item, xid in plan.live.given_back]
     yield from open_read_records(dialect, last_xid, reads)
@@ -69,7 +69,7 @@ def _torn(file: SpoolFile) -> Ending | None:
 
 
 def _live_chunks(
-    part: Wanted,
+    part: FileReadPlan,
 ) -> Iterator[tuple[FileView, Chunk, NDArray[np.int64]]]:
     """Yield the live items of a file, with their ordinals."""
     view = open_view(part.file.path, part.file.size, part.file.inode)
@@ -82,7 +82,7 @@ def _live_chunks(
         yield view, items.part(live), ordinals[live]
 
 
-def _front(part: Wanted) -> Iterator[tuple[int, bytes]]:
+def _front(part: FileReadPlan) -> Iterator[tuple[int, bytes]]:
     """Yield the records of the live items outside the live range, which are few."""
     if not part.exceptions:
         return
@@ -104,7 +104,7 @@ def _as_addx(record: bytes) -> bytes:
     return bytes(item)
 
 
-def _rest(part: Wanted) -> Iterator[bytes]:
+def _rest(part: FileReadPlan) -> Iterator[bytes]:
     """Yield the records of the live range, in runs as long as the file allows."""
     for view, items, ordinals in _live_chunks(part):
         wanted_here = (ordinals >= part.live_from) & (ordinals < part.live_to)

@@ -1,7 +1,7 @@
 """Plan how to read what is in the queues now: which items are live, and in which files.
 
-A plan has no item data. The caller passes in how files are summarised (`Run`): one after the
-other, in a pool of processes, or by a Spark job. The summaries are folded in this process.
+A plan has no item data. The caller passes in how files are summarised (`SummariseFiles`): one after
+the other, in a pool of processes, or by a Spark job. The summaries are folded in this process.
 """
 
 import json
@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.spark.scanning import events, open_view
+from kestrelmq.spark.scanning import open_view, record_run
 from kestrelmq.spark.segments import (
-    EMPTY,
-    Live,
-    Segment,
-    Start,
-    State,
+    EMPTY_START,
+    LiveItems,
+    QueueState,
+    SegmentStart,
+    SegmentSummary,
     last_xids,
     replay,
 )
@@ -24,20 +24,20 @@ from kestrelmq.spark.summarising import Summariser
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SummaryTask:
     """A file to summarise, with its exact start, or with the last-used xid to assume."""
 
     file: SpoolFile
-    start: Start | None
+    start: SegmentStart | None
     last_xid: int = 0
 
 
-Run = Callable[[Sequence[Task]], list[Segment]]
+SummariseFiles = Callable[[Sequence[SummaryTask]], list[SegmentSummary]]
 """Summarises files, in parallel and wherever it likes, and returns the summaries in order."""
 
 
 @dataclass(frozen=True, slots=True)
-class FilePlan:
+class FileOrdinals:
     """A file and the ordinals of the items it adds: `first` and the `adds - 1` after it."""
 
     file: SpoolFile
@@ -46,29 +46,29 @@ class FilePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class QueuePlan:
+class QueueReadPlan:
     """The live items of a queue, and its files."""
 
     queue: str
-    files: tuple[FilePlan, ...]
-    live: Live
+    files: tuple[FileOrdinals, ...]
+    live: LiveItems
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayedQueue:
     """A queue's files, the state at the start of each, and the state at the end."""
 
     files: tuple[SpoolFile, ...]
-    starts: tuple[State, ...]
-    end: State
+    starts: tuple[QueueState, ...]
+    end: QueueState
 
-    def plan(self) -> QueuePlan:
+    def plan(self) -> QueueReadPlan:
         """Return which items are live, and which ordinals each file adds."""
         adds = [state.adds for state in self.starts] + [self.end.adds]
-        return QueuePlan(
+        return QueueReadPlan(
             queue=self.files[0].queue,
             files=tuple(
-                FilePlan(file, adds[place], adds[place + 1] - adds[place])
+                FileOrdinals(file, adds[place], adds[place + 1] - adds[place])
                 for place, file in enumerate(self.files)
             ),
             live=self.end.live(),
@@ -76,7 +76,7 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FileReadPlan:
     """The live items of one file.
 
     Attributes:
@@ -98,7 +98,7 @@ class Wanted:
     exceptions: dict[int, tuple[int, int | None]]
 
 
-def summarise(task: Task) -> Segment:
+def summarise(task: SummaryTask) -> SegmentSummary:
     """Summarise one file.
 
     Raises:
@@ -110,23 +110,25 @@ def summarise(task: Task) -> Segment:
     summariser = Summariser(task.start, last_xid=task.last_xid)
     try:
         for chunk in view.chunks(tail_may_be_torn=file.last):
-            summariser.feed(events(view, chunk))
+            summariser.feed(record_run(view, chunk))
     except DamagedJournal as damage:
         raise DamagedJournal(damage.position, damage.reason, file.path) from None
     return summariser.result()
 
 
-def replay_in_order(files: Sequence[SpoolFile]) -> Replayed:
+def replay_in_order(files: Sequence[SpoolFile]) -> ReplayedQueue:
     """Replay a queue's files one after the other, each with its exact start."""
     starts = []
-    state = State()
+    state = QueueState()
     for file in files:
         starts.append(state)
-        state = state.after(summarise(Task(file, state.start())))
-    return Replayed(tuple(files), tuple(starts), state)
+        state = state.after(summarise(SummaryTask(file, state.start())))
+    return ReplayedQueue(tuple(files), tuple(starts), state)
 
 
-def replay_in_parallel(queues: Sequence[Sequence[SpoolFile]], run: Run) -> list[Replayed]:
+def replay_in_parallel(
+    queues: Sequence[Sequence[SpoolFile]], run: SummariseFiles
+) -> list[ReplayedQueue]:
     """Replay many queues, with the files of all of them in parallel.
 
     Most files are summarised once. A file that opens reads without naming their xids may have to
@@ -138,17 +140,21 @@ def replay_in_parallel(queues: Sequence[Sequence[SpoolFile]], run: Run) -> list[
     replayed = []
     for files, segments in zip(queues, summaries, strict=True):
 
-        def again(place: int, start: Start, files: Sequence[SpoolFile] = files) -> Segment:
-            return run([Task(files[place], start)])[0]
+        def again(
+            place: int, start: SegmentStart, files: Sequence[SpoolFile] = files
+        ) -> SegmentSummary:
+            return run([SummaryTask(files[place], start)])[0]
 
         starts, end = replay(segments, again)
-        replayed.append(Replayed(tuple(files), tuple(starts), end))
+        replayed.append(ReplayedQueue(tuple(files), tuple(starts), end))
     return replayed
 
 
-def _first_look(queues: Sequence[Sequence[SpoolFile]], run: Run) -> list[list[Segment]]:
+def _first_look(
+    queues: Sequence[Sequence[SpoolFile]], run: SummariseFiles
+) -> list[list[SegmentSummary]]:
     tasks = [
-        Task(file, EMPTY if place == 0 else None)
+        SummaryTask(file, EMPTY_START if place == 0 else None)
         for files in queues
         for place, file in enumerate(files)
     ]
@@ -157,7 +163,9 @@ def _first_look(queues: Sequence[Sequence[SpoolFile]], run: Run) -> list[list[Se
 
 
 def _second_look(
-    queues: Sequence[Sequence[SpoolFile]], summaries: list[list[Segment]], run: Run
+    queues: Sequence[Sequence[SpoolFile]],
+    summaries: list[list[SegmentSummary]],
+    run: SummariseFiles,
 ) -> None:
     places = []
     tasks = []
@@ -165,12 +173,12 @@ def _second_look(
         for place, last_xid in enumerate(last_xids(segments)):
             if place > 0 and segments[place].assumed_last_xid not in {None, last_xid}:
                 places.append((queue, place))
-                tasks.append(Task(files[place], None, last_xid))
+                tasks.append(SummaryTask(files[place], None, last_xid))
     for (queue, place), segment in zip(places, run(tasks) if tasks else [], strict=True):
         summaries[queue][place] = segment
 
 
-def wanted(plan: QueuePlan) -> list[Wanted]:
+def file_read_plans(plan: QueueReadPlan) -> list[FileReadPlan]:
     """Return the files that hold live items, each with its live items."""
     live = plan.live
     front = [*live.given_back, *((item, None) for item in live.head)]
@@ -181,33 +189,33 @@ def wanted(plan: QueuePlan) -> list[Wanted]:
         here = {item: place for item, place in exceptions.items() if file.first <= item < end}
         if here or (file.adds and end > live.first):
             shift = len(front) - live.first
-            found.append(Wanted(file.file, file.first, live.first, live.end, shift, here))
+            found.append(FileReadPlan(file.file, file.first, live.first, live.end, shift, here))
     return found
 
 
-def to_text(plans: Iterable[Wanted]) -> str:
+def to_text(plans: Iterable[FileReadPlan]) -> str:
     """Return plans as text."""
     return json.dumps([asdict(plan) for plan in plans])
 
 
-def from_text(text: str) -> list[Wanted]:
+def from_text(text: str) -> list[FileReadPlan]:
     """Return the plans that `to_text` turned into `text`.
 
     Raises:
         ValueError: `text` is not from `to_text`.
     """
     try:
-        return [_wanted_from(plan) for plan in json.loads(text)]
+        return [_plan_from(plan) for plan in json.loads(text)]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError("a plan that kestrelmq.spark made") from error
 
 
-def _wanted_from(plan: "dict[str, object]") -> Wanted:
+def _plan_from(plan: "dict[str, object]") -> FileReadPlan:
     file = plan.pop("file")
     exceptions = plan.pop("exceptions")
     if not isinstance(file, dict) or not isinstance(exceptions, dict):
         raise TypeError("no plan")
-    return Wanted(
+    return FileReadPlan(
         file=SpoolFile(**file),
         exceptions={int(item): (place, xid) for item, (place, xid) in exceptions.items()},
         **plan,  # type: ignore[arg-type] # the constructor checks the names

@@ -32,22 +32,22 @@ from kestrelmq.errors import ConfigError
 from kestrelmq.spark import columns
 from kestrelmq.spark.journal_options import QueueReadOptions, queue_read_options
 from kestrelmq.spark.planning import (
-    Task,
-    Wanted,
+    FileReadPlan,
+    SummaryTask,
+    file_read_plans,
     from_text,
     replay_in_order,
     replay_in_parallel,
     summarise,
-    wanted,
 )
 from kestrelmq.spark.scanning import Chunk, FileView, open_view
-from kestrelmq.spark.segments import Segment
-from kestrelmq.spark.sharing import shares
+from kestrelmq.spark.segments import SegmentSummary
+from kestrelmq.spark.sharing import divide_by_cost
 from kestrelmq.spark.spool import SpoolFile, by_queue, list_files
 from kestrelmq.spark.tables import (
     SPOOL_COLUMN,
-    Makers,
-    Table,
+    ColumnMakers,
+    TableSource,
     arrow_schema,
     rows,
     with_spool,
@@ -71,14 +71,14 @@ class QueuePartition(InputPartition):
     """What one task reads: whole queues to replay, or the live items that a plan lists."""
 
     def __init__(
-        self, queues: Sequence[Sequence[SpoolFile]] = (), planned: Sequence[Wanted] = ()
+        self, queues: Sequence[Sequence[SpoolFile]] = (), planned: Sequence[FileReadPlan] = ()
     ) -> None:
         super().__init__(None)
         self.queues = tuple(tuple(files) for files in queues)
         self.planned = tuple(planned)
 
 
-class QueueSource(Table):
+class QueueSource(TableSource):
     """The data source `kestrel.queue`."""
 
     format_name = QUEUE_FORMAT
@@ -92,10 +92,10 @@ class QueueSource(Table):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the columns of `schema`."""
         self.check_asked(schema)
-        return QueueReader(queue_read_options(self.options), schema)
+        return QueueSourceReader(queue_read_options(self.options), schema)
 
 
-class QueueReader(DataSourceReader):
+class QueueSourceReader(DataSourceReader):
     """Reads what is in the queues."""
 
     def __init__(self, options: QueueReadOptions, schema: StructType) -> None:
@@ -113,10 +113,10 @@ class QueueReader(DataSourceReader):
         small, large = split_by_size(list_files(self._options.path), self._options.direct_bytes)
         plans = [
             file
-            for replayed in replay_in_parallel(large, in_processes)
-            for file in wanted(replayed.plan())
+            for replayed in replay_in_parallel(large, summarise_in_processes)
+            for file in file_read_plans(replayed.plan())
         ]
-        shared = shares(
+        shared = divide_by_cost(
             small, lambda files: sum(file.cost for file in files), self._options.partition_bytes
         )
         return [*(QueuePartition(queues) for queues in shared), *self._planned(plans)]
@@ -127,19 +127,19 @@ class QueueReader(DataSourceReader):
             return iter(())
         return columns.coalesce(self._batches(partition), self._options.batch_rows)
 
-    def _planned(self, plans: Sequence[Wanted]) -> list[InputPartition]:
+    def _planned(self, plans: Sequence[FileReadPlan]) -> list[InputPartition]:
         """Divide planned files into partitions; small files share one."""
-        shared = shares(plans, lambda plan: plan.file.size, self._options.partition_bytes)
+        shared = divide_by_cost(plans, lambda plan: plan.file.size, self._options.partition_bytes)
         return [QueuePartition(planned=share) for share in shared]
 
     def _batches(self, partition: QueuePartition) -> Iterator[pa.RecordBatch]:
         for files in partition.queues:
-            for plan in wanted(replay_in_order(files).plan()):
+            for plan in file_read_plans(replay_in_order(files).plan()):
                 yield from self._file(plan)
         for plan in partition.planned:
             yield from self._file(plan)
 
-    def _file(self, plan: Wanted) -> Iterator[pa.RecordBatch]:
+    def _file(self, plan: FileReadPlan) -> Iterator[pa.RecordBatch]:
         view = open_view(plan.file.path, plan.file.size, plan.file.inode)
         ordinal = plan.first
         for chunk in view.chunks(tail_may_be_torn=plan.file.last):
@@ -150,7 +150,7 @@ class QueueReader(DataSourceReader):
             yield from self._items(view, plan, items.part(live), ordinals[live])
 
     def _items(
-        self, view: FileView, plan: Wanted, items: Chunk, ordinals: NDArray[np.int64]
+        self, view: FileView, plan: FileReadPlan, items: Chunk, ordinals: NDArray[np.int64]
     ) -> Iterator[pa.RecordBatch]:
         done = 0
         for batch in columns.batches(items, self._options.batch_rows):
@@ -159,7 +159,7 @@ class QueueReader(DataSourceReader):
             yield rows(self._schema, _makers(view, plan, batch, here))
 
 
-def is_live(ordinals: NDArray[np.int64], plan: Wanted) -> NDArray[np.bool_]:
+def is_live(ordinals: NDArray[np.int64], plan: FileReadPlan) -> NDArray[np.bool_]:
     """Return which of a file's items are live; `ordinals` are consecutive."""
     live = (ordinals >= plan.live_from) & (ordinals < plan.live_to)
     if len(ordinals):
@@ -181,7 +181,7 @@ def split_by_size(
     return small, large
 
 
-def in_processes(tasks: Sequence[Task]) -> list[Segment]:
+def summarise_in_processes(tasks: Sequence[SummaryTask]) -> list[SegmentSummary]:
     """Summarise files in a pool of processes on this machine."""
     workers = min(os.cpu_count() or 1, len(tasks))
     if workers == 1:
@@ -190,7 +190,9 @@ def in_processes(tasks: Sequence[Task]) -> list[Segment]:
         return list(pool.map(summarise, tasks))
 
 
-def _makers(view: FileView, plan: Wanted, batch: Chunk, ordinals: NDArray[np.int64]) -> Makers:
+def _makers(
+    view: FileView, plan: FileReadPlan, batch: Chunk, ordinals: NDArray[np.int64]
+) -> ColumnMakers:
     """Return how to make each column of a batch."""
     return {
         "queue": lambda: columns.constant(plan.file.queue, len(batch)),
@@ -205,21 +207,21 @@ def _makers(view: FileView, plan: Wanted, batch: Chunk, ordinals: NDArray[np.int
     }
 
 
-def _positions(plan: Wanted, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+def _positions(plan: FileReadPlan, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
     positions = ordinals + plan.shift
     for place, item in _exceptions(plan, ordinals):
         positions[place] = plan.exceptions[item][0]
     return positions
 
 
-def _open_xids(plan: Wanted, ordinals: NDArray[np.int64]) -> list[int | None]:
+def _open_xids(plan: FileReadPlan, ordinals: NDArray[np.int64]) -> list[int | None]:
     xids: list[int | None] = [None] * len(ordinals)
     for place, item in _exceptions(plan, ordinals):
         xids[place] = plan.exceptions[item][1]
     return xids
 
 
-def _exceptions(plan: Wanted, ordinals: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+def _exceptions(plan: FileReadPlan, ordinals: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     if plan.exceptions:
         items = np.fromiter(plan.exceptions, dtype=np.int64)
         for place in np.flatnonzero(np.isin(ordinals, items)).tolist():

@@ -17,12 +17,12 @@ from kestrelmq.spark.journal_options import DEFAULT_DIRECT_BYTES, Mode
 from kestrelmq.spark.journal_source import JOURNAL_FORMAT, JOURNAL_SCHEMA
 from kestrelmq.spark.journal_writer import check_not_served
 from kestrelmq.spark.planning import (
-    Replayed,
-    Run,
+    ReplayedQueue,
+    SummariseFiles,
+    file_read_plans,
     replay_in_parallel,
     summarise,
     to_text,
-    wanted,
 )
 from kestrelmq.spark.queue_source import QUEUE_FORMAT, QUEUE_SCHEMA, split_by_size
 from kestrelmq.spark.spool import SpoolFile, is_pattern, list_files
@@ -73,26 +73,26 @@ def read_queues(
     reader = spark.read.format(QUEUE_FORMAT).schema(_pick(QUEUE_SCHEMA, path, columns))
     small, large = split_by_size(files, direct_bytes)
     if large:
-        replayed = replay_in_parallel([*small, *large], run_on(spark))
-        plans = [plan for queue in replayed for plan in wanted(queue.plan())]
+        replayed = replay_in_parallel([*small, *large], summarise_on(spark))
+        plans = [plan for queue in replayed for plan in file_read_plans(queue.plan())]
         reader = reader.option("planned", to_text(plans))
     return reader.option("directBytes", str(max(direct_bytes, 1))).load(path)
 
 
-def replay_journals(spark: SparkSession, path: str) -> list[Replayed]:
+def replay_journals(spark: SparkSession, path: str) -> list[ReplayedQueue]:
     """Replay every queue of `path` with a Spark job; item data takes no memory."""
     queues: dict[tuple[str, str], list[SpoolFile]] = {}
     for file in list_files(path):
         queues.setdefault((file.spool, file.queue), []).append(file)
-    return replay_in_parallel(list(queues.values()), run_on(spark))
+    return replay_in_parallel(list(queues.values()), summarise_on(spark))
 
 
-def run_on(spark: SparkSession) -> Run:
-    """Return a `Run` that summarises files with a Spark job."""
-    return partial(on_each, spark, summarise)
+def summarise_on(spark: SparkSession) -> SummariseFiles:
+    """Return a function that summarises files with a Spark job."""
+    return partial(map_on, spark, summarise)
 
 
-def on_each(spark: SparkSession, work: Callable[[A], B], things: Sequence[A]) -> list[B]:
+def map_on(spark: SparkSession, work: Callable[[A], B], things: Sequence[A]) -> list[B]:
     """Apply `work` to each of `things` in a Spark job; return the results in order."""
     if not things:
         return []

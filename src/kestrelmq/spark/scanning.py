@@ -29,7 +29,7 @@ from kestrelmq.journal.records import (
 )
 from kestrelmq.journal.walk import End, Ending, Walk
 from kestrelmq.spark.boundaries import boundaries
-from kestrelmq.spark.summarising import Events
+from kestrelmq.spark.summarising import RecordRun
 
 CHUNK: Final = 16 << 20
 """Bytes scanned at once; a longer record is still read whole."""
@@ -209,7 +209,7 @@ def _names_since(path: str, inode: int | None) -> Iterator[str]:
                 yield entry.path
 
 
-def events(view: FileView, chunk: Chunk) -> Events:
+def record_run(view: FileView, chunk: Chunk) -> RecordRun:
     """Return the operations of the records of `chunk`."""
     adds = chunk.adds
     indexes = np.flatnonzero(~adds | (chunk.opcodes == ADD_XID) | chunk.continues)
@@ -221,4 +221,4 @@ def events(view: FileView, chunk: Chunk) -> Events:
     xids[has_xid] = view.field("<i4", chunk.starts[indexes[has_xid]] + 1)
     adds_so_far = np.cumsum(adds)
     before: NDArray[np.int64] = adds_so_far[indexes] - adds[indexes]
-    return Events(kinds, xids, before, int(adds_so_far[-1]) if len(chunk) else 0)
+    return RecordRun(kinds, xids, before, int(adds_so_far[-1]) if len(chunk) else 0)

@@ -7,11 +7,11 @@ with references in place of items:
     T(i)     item i of the queue at the segment's start followed by the segment's own adds
     O(xid)   the item that was open under `xid` at the segment's start
 
-`summarising.Summariser` reduces a segment to a `Segment`: how many T it takes, what it puts back on
-the head, which reads it opens and closes, and what it had to assume about its start. `State` is the
-queue after a prefix of the journal, in ordinals: item n is the n-th that was ever added. `replay`
-folds segments into states, in order. If a segment's assumptions turn out wrong, it has that segment
-summarised again with the exact start. Item data is never read.
+`summarising.Summariser` reduces a segment to a `SegmentSummary`: how many T it takes, what it puts
+back on the head, which reads it opens and closes, and what it had to assume about its start.
+`QueueState` is the queue after a prefix of the journal, in ordinals: item n is the n-th that was
+ever added. `replay` folds summaries into states, in order. If a summary's assumptions turn out
+wrong, it has that segment summarised again with the exact start. Item data is never read.
 
 References are plain integers: T(i) is i, O(xid) is negative.
 """
@@ -33,7 +33,7 @@ def xid_of(reference: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class SegmentStart:
     """The state of a queue where a segment begins, in references.
 
     Attributes:
@@ -49,10 +49,10 @@ class Start:
     named: Mapping[int, int] = field(default_factory=dict)
 
 
-EMPTY = Start()
+EMPTY_START = SegmentStart()
 
 
-class Runs:
+class RunSet:
     """A set of integers that mostly come in runs of consecutive numbers, stored as those runs."""
 
     __slots__ = ("_runs",)
@@ -72,7 +72,7 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class SegmentSummary:
     """The effect of a segment on any queue for which its assumptions hold.
 
     Attributes:
@@ -103,11 +103,11 @@ class Segment:
     least: int
     length: int | None
     need: frozenset[int]
-    absent: Runs
-    unnamed: Runs
+    absent: RunSet
+    unnamed: RunSet
     assumed_last_xid: int | None
 
-    def holds(self, start: Start) -> bool:
+    def holds(self, start: SegmentStart) -> bool:
         """Whether all its assumptions are true of `start`."""
         return (
             self.least <= start.length
@@ -120,7 +120,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class LiveItems:
     """The contents of a queue when it is loaded, in ordinals, head first.
 
     Attributes:
@@ -137,7 +137,7 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class QueueState:
     """A queue after a prefix of its journal. Items are ordinals.
 
     Attributes:
@@ -157,7 +157,7 @@ class State:
     last_xid: int = 0
     named: Mapping[int, int] = field(default_factory=dict)
 
-    def start(self) -> Start:
+    def start(self) -> SegmentStart:
         """Return this state in the references of a segment that begins here."""
         length = len(self.head) + self.adds - self.first
         named = {}
@@ -168,7 +168,7 @@ class State:
                 places.get(ordinal, ordinal - self.first + len(self.head)): xid
                 for ordinal, xid in self.named.items()
             }
-        return Start(length, frozenset(self.open), self.last_xid, named)
+        return SegmentStart(length, frozenset(self.open), self.last_xid, named)
 
     def ordinal(self, reference: int) -> int:
         """Return the item that `reference` means in a segment that begins here."""
@@ -178,7 +178,7 @@ class State:
             return self.head[reference]
         return self.first + reference - len(self.head)
 
-    def after(self, segment: Segment) -> "State":
+    def after(self, segment: SegmentSummary) -> "QueueState":
         """Return the state after `segment`, whose assumptions must hold here."""
         head = (*map(self.ordinal, segment.head), *self.head[segment.taken :])
         first = self.first + max(0, segment.taken - len(self.head))
@@ -190,15 +190,15 @@ class State:
             kept = {*head, *reads.values()}
             named = {item: xid for item, xid in named.items() if item >= first or item in kept}
         last_xid = self.last_xid if segment.last_xid is None else segment.last_xid
-        return State(self.adds + segment.adds, head, first, reads, last_xid, named)
+        return QueueState(self.adds + segment.adds, head, first, reads, last_xid, named)
 
-    def live(self) -> Live:
+    def live(self) -> LiveItems:
         """Return what a queue that is loaded in this state holds; open reads are given back."""
         given_back = tuple((item, xid) for xid, item in sorted(self.open.items()))
-        return Live(given_back, self.head, self.first, self.adds)
+        return LiveItems(given_back, self.head, self.first, self.adds)
 
 
-def last_xids(segments: Iterable[Segment]) -> list[int]:
+def last_xids(segments: Iterable[SegmentSummary]) -> list[int]:
     """Return the last-used xid at the start of each segment, computed from the summaries alone."""
     found = []
     last = 0
@@ -211,8 +211,8 @@ def last_xids(segments: Iterable[Segment]) -> list[int]:
 
 
 def replay(
-    segments: Sequence[Segment], again: Callable[[int, Start], Segment]
-) -> tuple[list[State], State]:
+    segments: Sequence[SegmentSummary], again: Callable[[int, SegmentStart], SegmentSummary]
+) -> tuple[list[QueueState], QueueState]:
     """Fold the segments of a whole journal.
 
     Args:
@@ -223,7 +223,7 @@ def replay(
         The state at the start of each segment, and the state at the end.
     """
     states = []
-    state = State()
+    state = QueueState()
     for index, summary in enumerate(segments):
         states.append(state)
         start = state.start()

@@ -6,7 +6,9 @@ from typing import TypeVar
 Thing = TypeVar("Thing")
 
 
-def shares(things: Iterable[Thing], cost: Callable[[Thing], int], room: int) -> list[list[Thing]]:
+def divide_by_cost(
+    things: Iterable[Thing], cost: Callable[[Thing], int], room: int
+) -> list[list[Thing]]:
     """Divide `things`, in order, into shares that cost at most `room` or hold a single thing."""
     found: list[list[Thing]] = []
     left = 0

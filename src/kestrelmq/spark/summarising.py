@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from kestrelmq.journal.records import ADD_XID, REMOVE
 from kestrelmq.journal.replay import apply
-from kestrelmq.spark.segments import Runs, Segment, Start, opened
+from kestrelmq.spark.segments import RunSet, SegmentStart, SegmentSummary, opened
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
+class RecordRun:
     """The operations in a run of records; plain adds (ADD and ADDX) are only counted.
 
     Attributes:
@@ -57,7 +57,7 @@ class _OpenReads:
         self.here: dict[int, int] = {}
         self.closed: set[int] = set()
         self.need: set[int] = set()
-        self.absent = Runs()
+        self.absent = RunSet()
 
     def __contains__(self, xid: object) -> bool:
         """Whether `xid` is in use, so that a new read cannot be opened under it."""
@@ -99,14 +99,14 @@ class _OpenReads:
 
 
 class Summariser:
-    """Reduces the events of a segment to its `Segment`.
+    """Reduces the events of a segment to its `SegmentSummary`.
 
     Attributes:
         open: the open reads.
     """
 
     def __init__(
-        self, start: Start | None = None, *, last_xid: int = 0, trace: Trace | None = None
+        self, start: SegmentStart | None = None, *, last_xid: int = 0, trace: Trace | None = None
     ) -> None:
         """Begin a segment.
 
@@ -126,33 +126,33 @@ class Summariser:
         self._counted = False
         self.open = _OpenReads(start.open if start else None)
         self._head: deque[int] = deque()
-        self._unnamed = Runs()
+        self._unnamed = RunSet()
         self._adds = 0
         self._taken = 0
         self._least = 0
         self._trace = trace
         self._index = 0
 
-    def feed(self, events: Events) -> None:
+    def feed(self, run: RecordRun) -> None:
         """Apply the next run of records."""
         base = self._adds
-        if not self._remove_all(events):
+        if not self._remove_all(run):
             for self._index, (kind, xid, before) in enumerate(
                 zip(
-                    events.kinds.tolist(),
-                    events.xids.tolist(),
-                    events.adds_before.tolist(),
+                    run.kinds.tolist(),
+                    run.xids.tolist(),
+                    run.adds_before.tolist(),
                     strict=True,
                 )
             ):
                 self._adds = base + before
                 self._apply(kind, xid)
-        self._adds = base + events.adds
+        self._adds = base + run.adds
 
-    def result(self) -> Segment:
+    def result(self) -> SegmentSummary:
         """Return the summary of all runs so far."""
         reads = self.open
-        return Segment(
+        return SegmentSummary(
             adds=self._adds,
             taken=self._taken,
             head=tuple(self._head),
@@ -169,13 +169,13 @@ class Summariser:
             assumed_last_xid=self._first_xid if self._counted else None,
         )
 
-    def _remove_all(self, events: Events) -> bool:
+    def _remove_all(self, run: RecordRun) -> bool:
         """Apply all events at once and return True, if all are removes that find an item."""
-        count = len(events.kinds)
-        if self._head or self._trace or not bool(np.all(events.kinds == REMOVE)):
+        count = len(run.kinds)
+        if self._head or self._trace or not bool(np.all(run.kinds == REMOVE)):
             return False
         if count:
-            wanted = np.arange(self._taken + 1, self._taken + count + 1) - events.adds_before
+            wanted = np.arange(self._taken + 1, self._taken + count + 1) - run.adds_before
             least = max(self._least, int(wanted.max()) - self._adds)
             if self._length is not None and least > self._length:
                 return False

@@ -11,11 +11,11 @@ from pyspark.sql.types import StringType, StructField, StructType
 from kestrelmq.errors import ConfigError
 from kestrelmq.spark.spool import has_several_spools
 
-Makers = Mapping[str, Callable[[], pa.Array]]
+ColumnMakers = Mapping[str, Callable[[], pa.Array]]
 """How to make each column; only the requested columns are made."""
 
 
-class Table(DataSource):
+class TableSource(DataSource):
     """A data source with a fixed table.
 
     Attributes:
@@ -76,7 +76,7 @@ def arrow_schema(asked: StructType) -> pa.Schema:
     return to_arrow_schema(asked, timezone="UTC")
 
 
-def rows(asked: pa.Schema, makers: Makers) -> pa.RecordBatch:
+def rows(asked: pa.Schema, makers: ColumnMakers) -> pa.RecordBatch:
     """Make the requested columns, with exactly the schema that Spark expects."""
     return pa.RecordBatch.from_arrays(
         [makers[name.lower()]() for name in asked.names], schema=asked

@@ -21,21 +21,21 @@ from pyspark.sql.types import StructType
 from kestrelmq.errors import ConfigError
 from kestrelmq.spark import columns, fates
 from kestrelmq.spark.journal_options import DEFAULT_BATCH_ROWS, DEFAULT_PARTITION_BYTES
-from kestrelmq.spark.segments import State
-from kestrelmq.spark.sharing import shares
+from kestrelmq.spark.segments import QueueState
+from kestrelmq.spark.sharing import divide_by_cost
 from kestrelmq.spark.spool import SpoolFile
 from kestrelmq.spark.tables import arrow_schema
 
 TRACE_FORMAT: Final = "kestrel.trace"
-Kind = Literal["items", "items with data", "events"]
+TraceKind = Literal["items", "items with data", "events"]
 
 
 class TracePartition(InputPartition):
     """The files that one task traces."""
 
-    def __init__(self, tracings: Sequence[fates.Tracing]) -> None:
+    def __init__(self, trace_tasks: Sequence[fates.TraceTask]) -> None:
         super().__init__(None)
-        self.tracings = tuple(tracings)
+        self.trace_tasks = tuple(trace_tasks)
 
 
 class TraceSource(DataSource):
@@ -53,20 +53,24 @@ class TraceSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the files that the options name."""
-        return TraceReader(self.options["kind"], decoded(self.options["tracings"]), schema)
+        return TraceSourceReader(self.options["kind"], decoded(self.options["tracings"]), schema)
 
 
-class TraceReader(DataSourceReader):
+class TraceSourceReader(DataSourceReader):
     """Reads items or events."""
 
-    def __init__(self, kind: str, tracings: Sequence[fates.Tracing], schema: StructType) -> None:
+    def __init__(
+        self, kind: str, trace_tasks: Sequence[fates.TraceTask], schema: StructType
+    ) -> None:
         self._kind = kind
-        self._tracings = tracings
+        self._trace_tasks = trace_tasks
         self._schema = arrow_schema(schema)
 
     def partitions(self) -> list[InputPartition]:
         """Divide the files into partitions."""
-        shared = shares(self._tracings, lambda one: one.file.cost, DEFAULT_PARTITION_BYTES)
+        shared = divide_by_cost(
+            self._trace_tasks, lambda one: one.file.cost, DEFAULT_PARTITION_BYTES
+        )
         return [TracePartition(share) for share in shared]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -75,32 +79,34 @@ class TraceReader(DataSourceReader):
             return iter(())
         parts = (
             pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
-            for tracing in partition.tracings
-            for batch in self._rows(tracing)
+            for task in partition.trace_tasks
+            for batch in self._rows(task)
         )
         return columns.coalesce(parts, DEFAULT_BATCH_ROWS)
 
-    def _rows(self, tracing: fates.Tracing) -> Iterator[pa.RecordBatch]:
+    def _rows(self, task: fates.TraceTask) -> Iterator[pa.RecordBatch]:
         if self._kind == "events":
-            return fates.happenings(tracing)
+            return fates.item_events(task)
         with_data = self._kind == "items with data"
-        return fates.items(tracing, with_data=with_data, rows=DEFAULT_BATCH_ROWS)
+        return fates.items(task, with_data=with_data, rows=DEFAULT_BATCH_ROWS)
 
 
-def trace(spark: SparkSession, tracings: Sequence[fates.Tracing], kind: Kind) -> DataFrame:
+def trace(
+    spark: SparkSession, trace_tasks: Sequence[fates.TraceTask], kind: TraceKind
+) -> DataFrame:
     """Return the items that files add, or the events in them."""
     reader = spark.read.format(TRACE_FORMAT).option("kind", kind)
-    return reader.option("tracings", encoded(tracings)).load()
+    return reader.option("tracings", encoded(trace_tasks)).load()
 
 
-def encoded(tracings: Sequence[fates.Tracing]) -> str:
-    """Return `tracings` as the text of an option."""
-    text = json.dumps([asdict(tracing) for tracing in tracings])
+def encoded(trace_tasks: Sequence[fates.TraceTask]) -> str:
+    """Return `trace_tasks` as the text of an option."""
+    text = json.dumps([asdict(task) for task in trace_tasks])
     return base64.b64encode(zlib.compress(text.encode())).decode()
 
 
-def decoded(option: str) -> list[fates.Tracing]:
-    """Return the tracings that `encoded` turned into `option`.
+def decoded(option: str) -> list[fates.TraceTask]:
+    """Return the tasks that `encoded` turned into `option`.
 
     Raises:
         ConfigError: `option` is not from `encoded`.
@@ -108,13 +114,13 @@ def decoded(option: str) -> list[fates.Tracing]:
     try:
         listed = json.loads(zlib.decompress(base64.b64decode(option, validate=True)))
         return [
-            fates.Tracing(
-                SpoolFile(**tracing["file"]),
-                _state(tracing["state"]),
-                int(tracing["before"]),
-                int(tracing["after"]),
+            fates.TraceTask(
+                SpoolFile(**task["file"]),
+                _state(task["state"]),
+                int(task["before"]),
+                int(task["after"]),
             )
-            for tracing in listed
+            for task in listed
         ]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, zlib.error):
         raise ConfigError(
@@ -122,14 +128,14 @@ def decoded(option: str) -> list[fates.Tracing]:
         ) from None
 
 
-def _state(fields: Mapping[str, Any]) -> State:
+def _state(fields: Mapping[str, Any]) -> QueueState:
     # JSON turns tuples into lists, and keys that are numbers into text.
     mended = {
         "head": tuple(fields["head"]),
         "open": _by_number(fields["open"]),
         "named": _by_number(fields["named"]),
     }
-    return State(**{**fields, **mended})
+    return QueueState(**{**fields, **mended})
 
 
 def _by_number(entries: Mapping[str, int]) -> dict[int, int]:

@@ -41,7 +41,7 @@ _TIME: Final = (TimestampType, TimestampNTZType, DateType)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ColumnRule:
     """The types that a column may have, and how to cast them with Arrow to what is written."""
 
     types: tuple[type[DataType], ...]
@@ -75,12 +75,12 @@ def _to_milliseconds(column: pa.Array, zone: str) -> pa.Array:
     return column.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
 
 
-KINDS: Final[Mapping[str, Kind]] = {
-    "queue": Kind((*_TEXT, *_WHOLE, BooleanType), _to_text),
-    "data": Kind((BinaryType, *_TEXT), _to_binary),
-    "add_time": Kind((*_NUMBER, *_TIME), _to_milliseconds),
-    "expiry": Kind((*_NUMBER, *_TIME), _to_milliseconds),
-    "sequence": Kind(_NUMBER, _to_whole),
+COLUMN_RULES: Final[Mapping[str, ColumnRule]] = {
+    "queue": ColumnRule((*_TEXT, *_WHOLE, BooleanType), _to_text),
+    "data": ColumnRule((BinaryType, *_TEXT), _to_binary),
+    "add_time": ColumnRule((*_NUMBER, *_TIME), _to_milliseconds),
+    "expiry": ColumnRule((*_NUMBER, *_TIME), _to_milliseconds),
+    "sequence": ColumnRule(_NUMBER, _to_whole),
 }
 """All columns that can be written, by name in lower case."""
 
@@ -102,8 +102,8 @@ def check(purpose: str, schema: StructType, allowed: Sequence[str]) -> None:
         if name in seen:
             raise ConfigError(f"{purpose}: column {field.name!r} occurs twice")
         seen.add(name)
-        if not isinstance(field.dataType, KINDS[name].types):
-            names = ", ".join(kind.typeName() for kind in KINDS[name].types)
+        if not isinstance(field.dataType, COLUMN_RULES[name].types):
+            names = ", ".join(kind.typeName() for kind in COLUMN_RULES[name].types)
             raise ConfigError(
                 f"{purpose}: column {field.name!r} cannot be "
                 f"{field.dataType.simpleString()}: allowed are {names}"
@@ -123,7 +123,9 @@ def cast(batch: pa.RecordBatch, zone: str = "UTC") -> pa.RecordBatch:
         ValueError: a number is NaN or too large.
     """
     names = [name.lower() for name in batch.schema.names]
-    columns = [KINDS[name].cast(batch.column(place), zone) for place, name in enumerate(names)]
+    columns = [
+        COLUMN_RULES[name].cast(batch.column(place), zone) for place, name in enumerate(names)
+    ]
     return pa.RecordBatch.from_arrays(columns, names=names)
 
 

@@ -9,8 +9,8 @@ import pytest
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import DiskDirectory, DiskFile
 from kestrelmq.journal.records import AddX, Record, Remove, encode
-from kestrelmq.spark.journal_commit import Commit
-from kestrelmq.spark.journal_parts import Part
+from kestrelmq.spark.journal_commit import JournalCommit
+from kestrelmq.spark.journal_parts import JournalPart
 from tests.spark.spools import NOW, adds, load, write
 
 
@@ -64,13 +64,13 @@ def a_pack_to_clean_up(spool: Path) -> None:
     write(spool / "q.5.pack", adds([b"old2", b"old3"]))
 
 
-def parts_of(spool: Path, contents: Sequence[Sequence[Record]]) -> list[Part]:
+def parts_of(spool: Path, contents: Sequence[Sequence[Record]]) -> list[JournalPart]:
     """Write parts as tasks do."""
     made = []
     for number, records in enumerate(contents):
         path = spool / "~~write-1" / str(number)
         write(path, records)
-        made.append(Part("q", path, len(records), path.stat().st_size))
+        made.append(JournalPart("q", path, len(records), path.stat().st_size))
     return made
 
 
@@ -100,7 +100,7 @@ def test_a_crash_at_any_step_leaves_all_or_nothing(
         wanted = new if overwrite else [*old, *new]
         directory = CrashingDirectory(spool, steps)
         try:
-            Commit(directory, spool / "~~write-1", NOW, overwrite=overwrite).run(
+            JournalCommit(directory, spool / "~~write-1", NOW, overwrite=overwrite).run(
                 {"q": parts_of(spool, contents)}
             )
         except Crash:
@@ -108,7 +108,7 @@ def test_a_crash_at_any_step_leaves_all_or_nothing(
             assert after in (old, wanted)
             if after == old:
                 shutil.rmtree(spool / "~~write-1")
-                Commit(
+                JournalCommit(
                     DiskDirectory(spool), spool / "~~write-1", NOW + 50, overwrite=overwrite
                 ).run({"q": parts_of(spool, contents)})
                 assert items(spool) == wanted
@@ -124,7 +124,7 @@ def test_other_queues_are_left_alone(tmp_path: Path) -> None:
     write(tmp_path / "q", adds([b"old"]))
     write(tmp_path / "other", adds([b"kept"]))
 
-    Commit(DiskDirectory(tmp_path), tmp_path / "~~write-1", NOW, overwrite=True).run(
+    JournalCommit(DiskDirectory(tmp_path), tmp_path / "~~write-1", NOW, overwrite=True).run(
         {"q": parts_of(tmp_path, [adds([b"new"])])}
     )
 
@@ -138,7 +138,7 @@ def test_timestamps_always_increase(tmp_path: Path) -> None:
     """Files from a clock that was ahead are not overtaken."""
     write(tmp_path / f"q.{NOW + 999}", adds([b"first"]))
 
-    Commit(DiskDirectory(tmp_path), tmp_path / "~~write-1", NOW, overwrite=False).run(
+    JournalCommit(DiskDirectory(tmp_path), tmp_path / "~~write-1", NOW, overwrite=False).run(
         {"q": parts_of(tmp_path, [adds([b"second"])])}
     )
 
@@ -151,7 +151,7 @@ def test_nothing_is_put_behind_a_torn_tail(tmp_path: Path, last: str) -> None:
     write(tmp_path / last, adds([b"old"]), tail=encode(AddX(NOW, 0, b"torn"))[:-1])
     names = sorted(path.name for path in tmp_path.iterdir())
 
-    commit = Commit(DiskDirectory(tmp_path), tmp_path / "~~write-1", NOW, overwrite=False)
+    commit = JournalCommit(DiskDirectory(tmp_path), tmp_path / "~~write-1", NOW, overwrite=False)
     with pytest.raises(JournalError, match="the last record is cut short at byte 24"):
         commit.run({"q": parts_of(tmp_path, [adds([b"new"])])})
 

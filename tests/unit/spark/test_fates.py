@@ -19,26 +19,26 @@ from kestrelmq.journal.records import (
     Unremove,
 )
 from kestrelmq.spark import fates, scanning
-from kestrelmq.spark.fates import add_times, happenings, items, tracings
+from kestrelmq.spark.fates import add_times, item_events, items, trace_tasks
 from kestrelmq.spark.planning import replay_in_order
 from kestrelmq.spark.spool import list_files
 from kestrelmq.spark.summarising import Fate
 from tests.spark.spools import NOW, write
 
-Told = tuple[int, int, int | None, int | None]
+ItemEvent = tuple[int, int, int | None, int | None]
 
 
-def told(spool: Path) -> tuple[list[Told], list[tuple[int, int, int]]]:
+def trace_spool(spool: Path) -> tuple[list[ItemEvent], list[tuple[int, int, int]]]:
     """Return the events of the only queue of a spool, in order, and its items."""
     files = list_files(str(spool))
     replayed = replay_in_order(files)
-    traced = tracings(files, replayed.starts, [add_times(file) for file in files])
-    happened: list[Told] = []
+    traced = trace_tasks(files, replayed.starts, [add_times(file) for file in files])
+    happened: list[ItemEvent] = []
     added: list[tuple[int, int, int]] = []
-    for tracing in traced:
-        for batch in happenings(tracing):
+    for task in traced:
+        for batch in item_events(task):
             happened += zip(*(batch.column(n).to_pylist() for n in range(2, 6)), strict=True)
-        for batch in items(tracing, with_data=False, rows=10):
+        for batch in items(task, with_data=False, rows=10):
             names = ("ordinal", "add_time", "size")
             added += zip(*(batch.column(name).to_pylist() for name in names), strict=True)
     return happened, added
@@ -92,13 +92,13 @@ def test_cuts_change_no_fate_and_no_bound(
     """Random operations, in one file and in any number of files and chunks."""
     rng = random.Random(seed)
     records = operations(rng, rng.randrange(5, 120))
-    whole = told(cut(tmp_path / "whole", records, []))
+    whole = trace_spool(cut(tmp_path / "whole", records, []))
     if seed % 2:
         monkeypatch.setattr(scanning, "CHUNK", 70)
 
     for number in range(4):
         places = sorted(rng.choices(range(len(records) + 1), k=rng.randrange(1, 12)))
-        assert told(cut(tmp_path / str(number), records, places)) == whole
+        assert trace_spool(cut(tmp_path / str(number), records, places)) == whole
 
 
 def test_bounds_are_the_nearest_add_times(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_bounds_are_the_nearest_add_times(tmp_path: Path) -> None:
     ]
 
     for number, places in enumerate([[], [1, 4, 5, 7, 8], range(1, 9)]):
-        happened, _ = told(cut(tmp_path / str(number), records, places))
+        happened, _ = trace_spool(cut(tmp_path / str(number), records, places))
         assert happened == [
             (0, Fate.REMOVED, None, NOW),
             (1, Fate.REMOVED, NOW, NOW + 10),
@@ -132,7 +132,7 @@ def test_files_without_adds_pass_on_the_times_around_them(tmp_path: Path) -> Non
     files = list_files(str(spool))
 
     starts = replay_in_order(files).starts
-    traced = tracings(files, starts, [add_times(file) for file in files])
+    traced = trace_tasks(files, starts, [add_times(file) for file in files])
 
     assert [(one.before, one.after) for one in traced] == [
         (0, NOW + 9),

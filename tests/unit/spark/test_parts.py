@@ -10,10 +10,10 @@ from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import item_data
 from kestrelmq.journal.scanning import scan
 from kestrelmq.spark.encoding import encode
-from kestrelmq.spark.journal_parts import Part, PartWriter, in_order
+from kestrelmq.spark.journal_parts import JournalPart, PartWriter, ordered_parts
 
 
-def written(directory: Path, task: int, rows: list[tuple[int, str]]) -> Part:
+def written(directory: Path, task: int, rows: list[tuple[int, str]]) -> JournalPart:
     """Write the rows of one task: sequence numbers and data."""
     sequences, data = zip(*rows, strict=True)
     batch = pa.RecordBatch.from_pydict(
@@ -26,7 +26,7 @@ def written(directory: Path, task: int, rows: list[tuple[int, str]]) -> Part:
     return part
 
 
-def data_of(part: Part) -> str:
+def data_of(part: JournalPart) -> str:
     """Return the data of a part's items, joined."""
     records = part.path.read_bytes()
     starts: list[int] = []
@@ -54,7 +54,7 @@ def test_parts_come_in_the_order_of_their_sequence_numbers(
     """Parts that overlap are merged; among equal numbers, the order is that of the tasks."""
     parts = [written(tmp_path, task, rows) for task, rows in enumerate(tasks)]
 
-    assert [data_of(part) for part in in_order(parts, tmp_path / "merged")] == expected
+    assert [data_of(part) for part in ordered_parts(parts, tmp_path / "merged")] == expected
 
 
 def test_a_part_is_not_written_through_a_link(tmp_path: Path) -> None:

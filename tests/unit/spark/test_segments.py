@@ -26,13 +26,13 @@ from kestrelmq.journal.records import (
 )
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.scanning import scan
-from kestrelmq.spark.scanning import FileView, events
+from kestrelmq.spark.scanning import FileView, record_run
 from kestrelmq.spark.segments import (
-    EMPTY,
-    Live,
-    Runs,
-    Segment,
-    Start,
+    EMPTY_START,
+    LiveItems,
+    RunSet,
+    SegmentStart,
+    SegmentSummary,
     last_xids,
     opened,
     replay,
@@ -97,31 +97,31 @@ def cut(records: list[bytes], at: Sequence[int]) -> list[bytes]:
     return [b"".join(records[low:high]) for low, high in pairwise(bounds)]
 
 
-def summarise(segment: bytes, start: Start | None, last_xid: int = 0) -> Segment:
+def summarise(segment: bytes, start: SegmentStart | None, last_xid: int = 0) -> SegmentSummary:
     """Summarise the bytes of a segment."""
     view = FileView(segment, len(segment))
     summariser = Summariser(start, last_xid=last_xid)
     for chunk in view.chunks(tail_may_be_torn=True):
-        summariser.feed(events(view, chunk))
+        summariser.feed(record_run(view, chunk))
     return summariser.result()
 
 
-def in_parallel(segments: list[bytes], *, guess: bool) -> tuple[Live, int]:
+def in_parallel(segments: list[bytes], *, guess: bool) -> tuple[LiveItems, int]:
     """Return the live items and the last-used xid, from segments summarised on their own."""
     summaries = [
-        summarise(segment, None if index else EMPTY) for index, segment in enumerate(segments)
+        summarise(segment, None if index else EMPTY_START) for index, segment in enumerate(segments)
     ]
     if guess:
         guesses = last_xids(summaries)
         summaries = [
-            summarise(segment, None if index else EMPTY, guesses[index])
+            summarise(segment, None if index else EMPTY_START, guesses[index])
             for index, segment in enumerate(segments)
         ]
     _, end = replay(summaries, lambda index, start: summarise(segments[index], start))
     return end.live(), end.last_xid
 
 
-def in_sequence(segments: list[bytes]) -> tuple[Live, int]:
+def in_sequence(segments: list[bytes]) -> tuple[LiveItems, int]:
     """Return the same from the fold that the server loads with."""
     state = Replay()
     ordinals: dict[int, int] = {}  # by the items' data: those behind a STATE_DUMP do not count
@@ -138,10 +138,10 @@ def in_sequence(segments: list[bytes]) -> tuple[Live, int]:
     first = items = len(ordinals)
     while queue and queue[-1] == first - 1:
         first = queue.pop()
-    return Live(open_reads, tuple(queue), first, items), state.last_xid
+    return LiveItems(open_reads, tuple(queue), first, items), state.last_xid
 
 
-def flat(live: Live) -> list[int]:
+def flat(live: LiveItems) -> list[int]:
     """Return the items in order."""
     given_back = [item for item, _ in live.given_back]
     return [*given_back, *live.head, *range(live.first, live.end)]
@@ -196,7 +196,7 @@ def test_long_journals_of_one_writer_need_few_second_looks(seed: int) -> None:
     ]
     again = []
 
-    def remember(index: int, start: Start) -> Segment:
+    def remember(index: int, start: SegmentStart) -> SegmentSummary:
         again.append(index)
         return summarise(segments[index], start)
 
@@ -213,10 +213,10 @@ def test_a_trace_tells_what_became_of_items() -> None:
     segment = b"".join(records)
     told: list[tuple[Fate, int, int]] = []
     view = FileView(segment, len(segment))
-    start = Start(length=1, open=frozenset({7}), last_xid=0)
+    start = SegmentStart(length=1, open=frozenset({7}), last_xid=0)
     summariser = Summariser(start, trace=lambda *fate: told.append(fate))
     for chunk in view.chunks(tail_may_be_torn=False):
-        summariser.feed(events(view, chunk))
+        summariser.feed(record_run(view, chunk))
 
     assert told == [
         (Fate.REMOVED, 0, 0),
@@ -235,7 +235,7 @@ def test_references_to_open_reads_are_negative_and_reversible(xid: int) -> None:
 
 def test_runs_hold_what_was_put_in() -> None:
     """Runs are a set: they contain what was appended, in a run or not, and nothing else."""
-    runs = Runs()
+    runs = RunSet()
     for number in [5, 6, 7, -2, 9, 6]:
         runs.append(number)
 

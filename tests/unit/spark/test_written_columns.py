@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 )
 
 from kestrelmq.errors import ConfigError
-from kestrelmq.spark.written_columns import KINDS, cast, check
+from kestrelmq.spark.written_columns import COLUMN_RULES, cast, check
 
 MIDNIGHT = datetime(2024, 5, 1, tzinfo=UTC)
 MIDNIGHT_MS = int(MIDNIGHT.timestamp() * 1000)
@@ -77,7 +77,7 @@ def test_a_number_that_is_none_is_an_error() -> None:
 
 def test_columns_are_checked_before_anything_is_written() -> None:
     """Any case, every type that can be cast; nothing twice."""
-    allowed = tuple(KINDS)
+    allowed = tuple(COLUMN_RULES)
     times = (LongType(), DoubleType(), DecimalType(20, 3), TimestampType(), TimestampNTZType())
     for time in (*times, DateType(), ByteType()):
         check("writing", schema_of(DATA=BinaryType(), Expiry=time, add_TIME=time), allowed)

@@ -88,7 +88,7 @@ class ArchiveOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Archived:
+class ArchivedQueue:
     """Totals of one queue in an archive: items, and bytes of data."""
 
     queue: str
@@ -138,11 +138,11 @@ def read_archive(spark: SparkSession, output: str) -> DataFrame:
     return read_partitioned(spark, output, schema)
 
 
-def archived(spark: SparkSession, output: str) -> list[Archived]:
+def archived(spark: SparkSession, output: str) -> list[ArchivedQueue]:
     """Return the totals of an archive, by queue."""
     rows = read_archive(spark, output).groupBy("queue")
     totals = rows.agg(f.count("*").alias("items"), f.sum("size").alias("bytes")).orderBy("queue")
-    return [Archived(**row.asDict()) for row in totals.collect()]
+    return [ArchivedQueue(**row.asDict()) for row in totals.collect()]
 
 
 def _read(spark: SparkSession, options: ArchiveOptions, queue: str) -> DataFrame:

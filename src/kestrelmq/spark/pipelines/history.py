@@ -20,8 +20,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from kestrelmq.spark import fates
-from kestrelmq.spark.planning import Replayed
-from kestrelmq.spark.reading import on_each, replay_journals
+from kestrelmq.spark.planning import ReplayedQueue
+from kestrelmq.spark.reading import map_on, replay_journals
 from kestrelmq.spark.trace_source import trace
 
 _KEY = ["spool", "queue", "ordinal"]
@@ -40,16 +40,16 @@ def history(spark: SparkSession, path: str, *, with_data: bool = False) -> DataF
         with_data: read the items' data; otherwise `data` is null.
     """
     replayed = replay_journals(spark, path)
-    times = iter(on_each(spark, fates.add_times, [f for queue in replayed for f in queue.files]))
-    tracings = [
-        tracing
+    times = iter(map_on(spark, fates.add_times, [f for queue in replayed for f in queue.files]))
+    trace_tasks = [
+        task
         for queue in replayed
-        for tracing in fates.tracings(queue.files, queue.starts, [next(times) for _ in queue.files])
+        for task in fates.trace_tasks(queue.files, queue.starts, [next(times) for _ in queue.files])
     ]
 
-    added = trace(spark, tracings, "items with data" if with_data else "items")
-    happened = trace(spark, tracings, "events")
-    joined = added.join(_by_item(happened), _KEY, "left").join(
+    added = trace(spark, trace_tasks, "items with data" if with_data else "items")
+    item_events = trace(spark, trace_tasks, "events")
+    joined = added.join(_by_item(item_events), _KEY, "left").join(
         _open_items(spark, replayed), _KEY, "left"
     )
     return joined.select(
@@ -71,9 +71,9 @@ def _fate() -> Column:
     )
 
 
-def _by_item(happened: DataFrame) -> DataFrame:
+def _by_item(item_events: DataFrame) -> DataFrame:
     is_gone = f.col("fate").isin(*fates.TERMINAL)
-    return happened.groupBy(*_KEY).agg(
+    return item_events.groupBy(*_KEY).agg(
         f.sum(f.when(is_gone, 0).otherwise(1)).alias("aborts"),
         f.max(f.when(is_gone, f.col("fate"))).alias("gone"),
         f.max(f.when(is_gone, f.col("not_before"))).alias("gone_after"),
@@ -81,7 +81,7 @@ def _by_item(happened: DataFrame) -> DataFrame:
     )
 
 
-def _open_items(spark: SparkSession, replayed: Sequence[Replayed]) -> DataFrame:
+def _open_items(spark: SparkSession, replayed: Sequence[ReplayedQueue]) -> DataFrame:
     rows = [
         (queue.files[0].spool, queue.files[0].queue, item, True)
         for queue in replayed

@@ -21,14 +21,14 @@ from kestrelmq.journal.loading import save_tail
 from kestrelmq.journal.walk import Ending
 from kestrelmq.journal.write_directories import Owner
 from kestrelmq.journal.writer import Dialect
-from kestrelmq.spark.journal_commit import Commit
-from kestrelmq.spark.journal_parts import Part
+from kestrelmq.spark.journal_commit import JournalCommit
+from kestrelmq.spark.journal_parts import JournalPart
 from kestrelmq.spark.packing import pack_files
 from kestrelmq.spark.spool import SpoolFile, by_queue, list_files, list_spool
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedQueue:
     """The result of packing one queue: number of items, and bytes of journal before and after."""
 
     spool: str
@@ -39,11 +39,11 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _PackedJournal:
     """A packed journal before its commit, and where the queue's last file is torn, if it is."""
 
-    packed: Packed
-    part: Part
+    packed: PackedQueue
+    part: JournalPart
     last: SpoolFile
     torn: Ending | None
 
@@ -54,7 +54,7 @@ def pack(
     *,
     dialect: Dialect = "documented",
     clock: Clock | None = None,
-) -> list[Packed]:
+) -> list[PackedQueue]:
     """Pack the journals of every queue of `path`; a server then loads the same queues.
 
     Args:
@@ -91,7 +91,7 @@ def pack(
 
 def _pack_all(
     spark: SparkSession, queues: Sequence[list[SpoolFile]], work: dict[str, Path], dialect: Dialect
-) -> list[_Written]:
+) -> list[_PackedJournal]:
     if not queues:
         return []
     slices = min(len(queues), spark.sparkContext.defaultParallelism * 4)
@@ -100,19 +100,19 @@ def _pack_all(
     return packing.map(lambda task: _pack_one(*task, dialect)).collect()
 
 
-def _pack_one(files: list[SpoolFile], target: Path, dialect: Dialect) -> _Written:
+def _pack_one(files: list[SpoolFile], target: Path, dialect: Dialect) -> _PackedJournal:
     spool, queue = files[0].spool, files[0].queue
     items, after, torn = pack_files(files, target, dialect)
     before = sum(file.size for file in files)
-    return _Written(
-        Packed(spool, queue, items, before, after),
-        Part(queue, target, items, after),
+    return _PackedJournal(
+        PackedQueue(spool, queue, items, before, after),
+        JournalPart(queue, target, items, after),
         files[-1],
         torn,
     )
 
 
-def _commit(spool: Path, work: Path, done: list[_Written], now: int) -> None:
+def _commit(spool: Path, work: Path, done: list[_PackedJournal], now: int) -> None:
     directory = DiskDirectory(spool)
     for one in done:
         if one.torn is not None:
@@ -121,4 +121,4 @@ def _commit(spool: Path, work: Path, done: list[_Written], now: int) -> None:
             with mapped(last) as buffer:
                 save_tail(directory, last.name, buffer, one.torn, now)
     parts = {one.packed.queue: [one.part] for one in done}
-    Commit(directory, work, now, overwrite=True).run(parts)
+    JournalCommit(directory, work, now, overwrite=True).run(parts)

@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 
 from kestrelmq.spark.pipelines.history import history
 from kestrelmq.spark.pipelines.replay import WriteMode
-from kestrelmq.spark.pipelines.report_page import Hour, LargeItem, QueueTotals, page
+from kestrelmq.spark.pipelines.report_page import LargestItem, QueueHour, QueueTotals, page
 from kestrelmq.spark.reading import read_parquet
 from kestrelmq.spark.spool import local_path
 
@@ -26,14 +26,16 @@ _LARGEST = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportResult:
     """The path of a report's page, and its totals by queue."""
 
     page: Path
     queues: tuple[QueueTotals, ...]
 
 
-def report(spark: SparkSession, path: str, output: str, *, mode: WriteMode = "error") -> Report:
+def report(
+    spark: SparkSession, path: str, output: str, *, mode: WriteMode = "error"
+) -> ReportResult:
     """Write a report on the queues of `path`.
 
     Args:
@@ -48,7 +50,7 @@ def report(spark: SparkSession, path: str, output: str, *, mode: WriteMode = "er
         by_hour(items).write.mode(mode).parquet(f"{output}/hours")
         by_queue(items).write.mode(mode).parquet(f"{output}/queues")
         largest = [
-            LargeItem(**row.asDict())
+            LargestItem(**row.asDict())
             for row in items.orderBy(f.desc("size"), "queue", "spool", "ordinal")
             .select("queue", "file", "position", "size", "fate")
             .limit(_LARGEST)
@@ -57,9 +59,9 @@ def report(spark: SparkSession, path: str, output: str, *, mode: WriteMode = "er
     finally:
         items.unpersist()
     hours = [
-        Hour(**row.asDict())
+        QueueHour(**row.asDict())
         for row in read_parquet(spark, f"{output}/hours")
-        .select(*(field.name for field in fields(Hour)))
+        .select(*(field.name for field in fields(QueueHour)))
         .orderBy("queue", "hour")
         .collect()
     ]
@@ -69,7 +71,7 @@ def report(spark: SparkSession, path: str, output: str, *, mode: WriteMode = "er
     )
     target = Path(output) / "report.html"
     target.write_text(page(queues, hours, largest), encoding="utf-8")
-    return Report(target, queues)
+    return ReportResult(target, queues)
 
 
 def by_hour(items: DataFrame) -> DataFrame:

@@ -50,7 +50,7 @@ svg text { fill: var(--soft); font-size: 10px; } .grid { stroke: var(--line); }
 
 
 @dataclass(frozen=True, slots=True)
-class Hour:
+class QueueHour:
     """What happened to a queue in the hour that begins at `hour` (ms)."""
 
     queue: str
@@ -88,7 +88,7 @@ class QueueTotals:
 
 
 @dataclass(frozen=True, slots=True)
-class LargeItem:
+class LargestItem:
     """One of the largest items: where it is, its size in bytes, and its fate."""
 
     queue: str
@@ -98,7 +98,9 @@ class LargeItem:
     fate: str
 
 
-def page(queues: Sequence[QueueTotals], hours: Sequence[Hour], largest: Sequence[LargeItem]) -> str:
+def page(
+    queues: Sequence[QueueTotals], hours: Sequence[QueueHour], largest: Sequence[LargestItem]
+) -> str:
     """Return the page; `hours` must be sorted by queue and hour."""
     busiest = sorted(queues, key=lambda queue: -queue.items)[:_SHOWN_QUEUES]
     shown = {queue.queue for queue in busiest}
@@ -119,7 +121,7 @@ def page(queues: Sequence[QueueTotals], hours: Sequence[Hour], largest: Sequence
     )
 
 
-def _period(hours: Sequence[Hour]) -> str:
+def _period(hours: Sequence[QueueHour]) -> str:
     times = [hour.hour for hour in hours if hour.hour > 0]
     if not times:
         return "<p>The journals hold no items with an add time.</p>"
@@ -177,7 +179,7 @@ def _queue_table(queues: Sequence[QueueTotals]) -> str:
     return _table("Queues", head, rows)
 
 
-def _largest_table(largest: Sequence[LargeItem]) -> str:
+def _largest_table(largest: Sequence[LargestItem]) -> str:
     head = ("queue", "size", "file", "at byte", "fate")
     rows = [
         (
@@ -201,7 +203,7 @@ def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> st
     )
 
 
-def _queue_section(queue: str, hours: list[Hour]) -> str:
+def _queue_section(queue: str, hours: list[QueueHour]) -> str:
     filled = fill_hours(hours)
     times = [hour.hour for hour in filled]
     depth = area_chart(
@@ -224,16 +226,16 @@ def _queue_section(queue: str, hours: list[Hour]) -> str:
     )
 
 
-def fill_hours(hours: Sequence[Hour]) -> list[Hour]:
+def fill_hours(hours: Sequence[QueueHour]) -> list[QueueHour]:
     """Add rows for the hours without events in between, unless they are too many to draw."""
     found = {hour.hour: hour for hour in hours}
     first, last = min(found), max(found)
     if (last - first) // 3_600_000 > 24 * 62:
         return list(hours)
-    filled: list[Hour] = []
+    filled: list[QueueHour] = []
     for time in range(first, last + 1, 3_600_000):
         before = filled[-1] if filled else hours[0]
-        quiet = Hour(before.queue, time, 0, 0, 0, 0, 0, 0, before.depth, before.depth_bytes)
+        quiet = QueueHour(before.queue, time, 0, 0, 0, 0, 0, 0, before.depth, before.depth_bytes)
         filled.append(found.get(time, quiet))
     return filled
 
