@@ -1,4 +1,4 @@
-"""Trace a journal file: the items it adds, and its events: the fates of items of any file.
+"""Trace a journal file: yield the items that it adds, and its events, the fates of any items.
 
 A remove has no time in the journal; it happened between the adds around it. So the bounds of an
 event are the add times of the nearest adds with a time before and after it, in whichever of the

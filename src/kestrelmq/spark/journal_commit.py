@@ -6,7 +6,7 @@ or as it is after the commit. Which rename this is depends on what the queue has
     no files, one part       the part is renamed to a journal file
     no files, several parts  an empty pack is written, whose name is later than all parts', so that
                              servers ignore them; the parts are renamed to journal files; then the
-                             pack is renamed to an earlier name, and the parts count
+                             pack is renamed to an earlier name, so that the parts take effect
     files, append            the current file is rotated, which changes nothing; then all parts,
                              joined to one file, are renamed to the next journal file
     files, overwrite         all parts, joined to one file, replace all other files as a packed

@@ -33,7 +33,7 @@ class SummaryTask:
 
 
 SummariseFiles = Callable[[Sequence[SummaryTask]], list[SegmentSummary]]
-"""Summarises files, in parallel and wherever it likes, and returns the summaries in order."""
+"""Summarises files, perhaps in several processes, and returns the summaries in order."""
 
 
 @dataclass(frozen=True, slots=True)

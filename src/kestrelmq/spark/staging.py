@@ -9,7 +9,7 @@ changes, and only then confirms the reads:
     2  write a temporary file and sync it      the same, and the temporary is garbage
     3  link it into place, sync the directory  the same, or the part is in place
     4  confirm the reads                       the part is in place; unconfirmed items come again
-    5  yield the rows of the part              the part is in place; its items do not come again
+    5  yield the rows of the part              the part is in place, and is read again
 
 A task that finds the part in place goes straight to step 5. If two tasks make the same part, the
 one that links first wins; the other gives its items back and reads the winner's part.

@@ -106,7 +106,7 @@ class StreamDriver:
         return self._remaining is not None
 
     def plan_of(self, end: Mapping[str, Any]) -> BatchPlan:
-        """Return the batch whose offset is `end`, which is read now, perhaps again.
+        """Return the plan of the batch whose offset is `end`, which is read now, perhaps again.
 
         Raises:
             StagingInUse: the staging location belongs to another query.
