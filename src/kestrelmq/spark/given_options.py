@@ -48,7 +48,7 @@ class GivenOptions:
                 f"option '{name}' of {self._purpose}: {value!r} is not allowed: it must be {error}"
             ) from None
 
-    def done(self, options: T) -> T:
+    def checked(self, options: T) -> T:
         """Return `options` after checking that every given option was taken."""
         known = {name.lower() for name in self._known} | _SPARKS_OWN
         for name, (written, value) in self._given.items():

@@ -77,7 +77,7 @@ def journal_read_options(given: Mapping[str, str]) -> JournalReadOptions:
         ConfigError: an option is missing, unknown or has a value that is not allowed.
     """
     options = GivenOptions("reading kestrel.journal", given)
-    return options.done(
+    return options.checked(
         JournalReadOptions(
             path=options.path("a queue path, a journal file, or a glob of either"),
             mode=cast(Mode, options.take("mode", "failfast", one_of(MODES))),
@@ -97,7 +97,7 @@ def queue_read_options(given: Mapping[str, str]) -> QueueReadOptions:
         ConfigError: an option is missing, unknown or has a value that is not allowed.
     """
     options = GivenOptions("reading kestrel.queue", given)
-    return options.done(
+    return options.checked(
         QueueReadOptions(
             path=options.path("a queue path, a journal file, or a glob of either"),
             partition_bytes=options.take("partitionBytes", DEFAULT_PARTITION_BYTES, a_size),
@@ -117,4 +117,4 @@ def journal_write_options(given: Mapping[str, str]) -> JournalWriteOptions:
         ConfigError: an option is missing, unknown or has a value that is not allowed.
     """
     options = GivenOptions("writing kestrel.journal", given)
-    return options.done(JournalWriteOptions(path=options.path("a queue path (a directory)")))
+    return options.checked(JournalWriteOptions(path=options.path("a queue path (a directory)")))

@@ -122,13 +122,13 @@ class JournalSourceReader(DataSourceReader):
         """Yield the rows of a partition."""
         if not isinstance(partition, JournalPartition):
             return iter(())
-        parts = (batch for file in partition.files for batch in self._file(file))
+        parts = (batch for file in partition.files for batch in self._read_file(file))
         return columns.coalesce(parts, self._options.batch_rows)
 
     def _allows(self, column: str, value: str) -> bool:
         return column not in self._allowed or value in self._allowed[column]
 
-    def _file(self, file: SpoolFile) -> Iterator[pa.RecordBatch]:
+    def _read_file(self, file: SpoolFile) -> Iterator[pa.RecordBatch]:
         view = open_view(file.path, file.size, file.inode)
         try:
             for chunk in view.chunks(tail_may_be_torn=file.last, replayed_only=False):

@@ -113,7 +113,7 @@ def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
             "option 'staging_location' of reading kestrel is missing: it must be a directory that "
             "the driver and every executor see, and that no other query uses"
         )
-    return options.done(
+    return options.checked(
         KestrelReadOptions(
             cluster,
             queue,
@@ -138,7 +138,7 @@ def kestrel_write_options(given: Mapping[str, str]) -> KestrelWriteOptions:
     # An option of the streaming query, not of this sink; Spark passes it to both.
     options.take("checkpointLocation", "", str)
     cluster = _cluster(options, "writing kestrel")
-    return options.done(
+    return options.checked(
         KestrelWriteOptions(
             cluster,
             options.take("queue", None, _queue),

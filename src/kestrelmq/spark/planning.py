@@ -135,8 +135,8 @@ def replay_in_parallel(
     be summarised again once the last-used xid before it is known; those files are summarised
     again together. A file whose other assumptions turn out wrong is summarised again by itself.
     """
-    summaries = _first_look(queues, run)
-    _second_look(queues, summaries, run)
+    summaries = _summarise_all(queues, run)
+    _summarise_again(queues, summaries, run)
     replayed = []
     for files, segments in zip(queues, summaries, strict=True):
 
@@ -150,7 +150,7 @@ def replay_in_parallel(
     return replayed
 
 
-def _first_look(
+def _summarise_all(
     queues: Sequence[Sequence[SpoolFile]], run: SummariseFiles
 ) -> list[list[SegmentSummary]]:
     tasks = [
@@ -162,7 +162,7 @@ def _first_look(
     return [[next(made) for _ in files] for files in queues]
 
 
-def _second_look(
+def _summarise_again(
     queues: Sequence[Sequence[SpoolFile]],
     summaries: list[list[SegmentSummary]],
     run: SummariseFiles,

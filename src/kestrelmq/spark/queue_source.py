@@ -135,11 +135,11 @@ class QueueSourceReader(DataSourceReader):
     def _batches(self, partition: QueuePartition) -> Iterator[pa.RecordBatch]:
         for files in partition.queues:
             for plan in file_read_plans(replay_in_order(files).plan()):
-                yield from self._file(plan)
+                yield from self._read_file(plan)
         for plan in partition.planned:
-            yield from self._file(plan)
+            yield from self._read_file(plan)
 
-    def _file(self, plan: FileReadPlan) -> Iterator[pa.RecordBatch]:
+    def _read_file(self, plan: FileReadPlan) -> Iterator[pa.RecordBatch]:
         view = open_view(plan.file.path, plan.file.size, plan.file.inode)
         ordinal = plan.first
         for chunk in view.chunks(tail_may_be_torn=plan.file.last):

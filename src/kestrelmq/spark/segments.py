@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from kestrelmq.journal.records import MIN_XID
 
 
-def opened(xid: int) -> int:
+def reference_of(xid: int) -> int:
     """Return the reference O(xid)."""
     return 2 * MIN_XID - 1 - xid
 
@@ -163,7 +163,7 @@ class QueueState:
         named = {}
         if self.named:
             places = {ordinal: place for place, ordinal in enumerate(self.head)}
-            places |= {ordinal: opened(xid) for xid, ordinal in self.open.items()}
+            places |= {ordinal: reference_of(xid) for xid, ordinal in self.open.items()}
             named = {
                 places.get(ordinal, ordinal - self.first + len(self.head)): xid
                 for ordinal, xid in self.named.items()

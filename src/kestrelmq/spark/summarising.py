@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kestrelmq.journal.records import ADD_XID, REMOVE
 from kestrelmq.journal.replay import apply
-from kestrelmq.spark.segments import RunSet, SegmentStart, SegmentSummary, opened
+from kestrelmq.spark.segments import RunSet, SegmentStart, SegmentSummary, reference_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class _OpenReads:
         elif xid not in self._at_start:
             return None
         self.closed.add(xid)
-        return opened(xid)
+        return reference_of(xid)
 
     def confirm(self, xid: int) -> int | None:
         """Close `xid`; return the reference that was open under it, or None if none is known."""
@@ -95,7 +95,7 @@ class _OpenReads:
             return reference
         self.closed.add(xid)
         known = self._at_start is not None and xid in self._at_start
-        return opened(xid) if known else None
+        return reference_of(xid) if known else None
 
 
 class Summariser:

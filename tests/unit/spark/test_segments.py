@@ -34,7 +34,7 @@ from kestrelmq.spark.segments import (
     SegmentStart,
     SegmentSummary,
     last_xids,
-    opened,
+    reference_of,
     replay,
     xid_of,
 )
@@ -222,15 +222,15 @@ def test_a_trace_tells_what_became_of_items() -> None:
         (Fate.REMOVED, 0, 0),
         (Fate.GIVEN_BACK, 1, 2),
         (Fate.CONFIRMED, 1, 4),
-        (Fate.CONFIRMED, opened(7), 5),
+        (Fate.CONFIRMED, reference_of(7), 5),
     ]
 
 
 @given(st.integers(-(2**31), EDGE))
 def test_references_to_open_reads_are_negative_and_reversible(xid: int) -> None:
     """O(xid) is below every T(i), and gives its xid back."""
-    assert opened(xid) < 0
-    assert xid_of(opened(xid)) == xid
+    assert reference_of(xid) < 0
+    assert xid_of(reference_of(xid)) == xid
 
 
 def test_runs_hold_what_was_put_in() -> None:
