@@ -76,7 +76,7 @@ def _encode(batch: pa.RecordBatch, now: int) -> list[EncodedRows]:
     data = _column(batch, "data")
     if data.nbytes + batch.num_rows * ADDX_HEADER > _MAX_JOINED:
         if batch.num_rows == 1:
-            raise ValueError("column 'data': an item of 2 GiB and more fits no journal")
+            raise ValueError("column 'data': an item of 2 GiB or more does not fit into a journal")
         half = batch.num_rows // 2
         return [*_encode(batch.slice(0, half), now), *_encode(batch.slice(half), now)]
     queues = _column(batch, "queue").dictionary_encode()

@@ -72,7 +72,7 @@ class JournalWriter(DataSourceArrowWriter):
         """Write the parts of one task."""
         context = TaskContext.get()
         if context is None:
-            raise RuntimeError("a part is written by a Spark task")
+            raise RuntimeError("parts can be written only by a Spark task")
         writer = PartWriter(self._work, f"{context.partitionId()}-{context.taskAttemptId()}")
         known: set[str] = set()
         zone = session_zone()
@@ -115,7 +115,8 @@ def check_not_served(path: str) -> None:
     """
     if is_locked(Path(local_path(path))):
         raise QueuePathLocked(
-            f"queue path {path} is in use by another server: journals are written while none runs"
+            f"queue path {path} is in use by another server: journals can be written only while no "
+            "server runs"
         )
 
 

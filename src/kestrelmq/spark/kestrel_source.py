@@ -274,7 +274,7 @@ class KestrelSourceReader(_PartitionReader, DataSourceReader):
         finally:
             probe.close()
         if not counts:
-            raise ServerUnavailable("no server can be asked what its queue has")
+            raise ServerUnavailable("no server can be asked what is in the queue")
         shares = share_out(
             {server: items for server, items in counts.items() if items},
             options.max_items_per_batch,

@@ -103,7 +103,7 @@ def list_files(pattern: str) -> list[SpoolFile]:
             single.setdefault(spool, []).append(name)
     for spool, names in single.items():
         if not is_glob and parse_name(names[0]) is None:
-            raise FileNotFoundError(f"option 'path': {pattern!r} is not named as a journal is")
+            raise FileNotFoundError(f"option 'path': {pattern!r} does not have a journal's name")
         files.extend(_files_in(spool, frozenset(names), root))
     return files
 

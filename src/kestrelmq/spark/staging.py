@@ -275,7 +275,7 @@ class Staging:
         committed = self.committed()
         if epoch <= committed:
             raise BatchIsOver(
-                f"{self.path}: batch {epoch} was processed and is gone (now at {committed}); "
+                f"{self.path}: batch {epoch} was processed and deleted (now at {committed}); "
                 "is this an old copy of the query's checkpoint?"
             )
 
@@ -297,7 +297,7 @@ class Staging:
         deadline = clock.monotonic() + patience
         while not lock.try_acquire():
             if clock.monotonic() >= deadline:
-                raise StagingInUse(f"{problem} ({lock.holder()}); every query needs one of its own")
+                raise StagingInUse(f"{problem} ({lock.holder()}); each query needs its own")
             pause(0.1)
         return lock
 

@@ -151,7 +151,7 @@ class StreamDriver:
         self._servers.check_readable(self._patience)
         self._remaining = self._servers.counts()
         if not self._remaining:
-            raise ServerUnavailable("no server can be asked what its queue has")
+            raise ServerUnavailable("no server can be asked what is in the queue")
         # Items of a batch that was started earlier are not among those on the servers now.
         self._counted = set(self._staging.parts())
 
@@ -187,20 +187,20 @@ class StreamDriver:
         strays = [part_id for part_id in self._staging.parts() if part_id.epoch > start.epoch]
         if strays or self._staging.committed() > start.epoch:
             raise StagingInUse(
-                f"staging location {self._staging.path} is further than the checkpoint, which is "
-                f"at batch {start.epoch}: it holds items of a query with another checkpoint. "
-                "Start that one again, or give this one a staging location of its own"
+                f"staging location {self._staging.path} has batches after batch {start.epoch}, the "
+                "last one of the checkpoint: it holds items of a query with another checkpoint. "
+                "Start that query again, or give this one its own staging location"
             )
 
     def _check_identity(self, plan: BatchPlan) -> None:
         if plan.queue not in {None, self._queue}:
             raise ConfigError(
                 f"option 'queue' of reading kestrel: {self._queue!r} is not allowed: the "
-                f"checkpoint is of queue {plan.queue!r}, whose items are staged and would get "
-                "another name. Give another queue a checkpoint and a staging location of its own"
+                f"checkpoint is of queue {plan.queue!r}, and staged items would appear under the "
+                "wrong name. Give each queue its own checkpoint and staging location"
             )
         if plan.staging != self.lock_staging():
             raise StagingInUse(
                 f"staging location {self._staging.path} belongs to another query than the "
-                "checkpoint: give each query one of its own"
+                "checkpoint: give each query its own"
             )

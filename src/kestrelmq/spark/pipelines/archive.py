@@ -83,7 +83,9 @@ class ArchiveOptions:
             return sorted(self.queues)
         for queue in self.queues:
             if master_of(queue) is not None:
-                raise ConfigError(f"archive: {queue!r} is a fanout child already: drain it")
+                raise ConfigError(
+                    f"archive: {queue!r} is a fanout child already: drain it, do not copy it"
+                )
         return sorted(f"{queue}+{self.child}" for queue in self.queues)
 
 
@@ -180,5 +182,5 @@ def _check_same_queues(output: Path, sources: Sequence[str]) -> None:
     if before != sources:
         raise ConfigError(
             f"archive: {output} holds the queues {', '.join(before)}, not {', '.join(sources)}: "
-            "archive others to a directory of their own"
+            "archive other queues to another directory"
         )

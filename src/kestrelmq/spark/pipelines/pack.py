@@ -76,7 +76,9 @@ def pack(
             locks.callback(lock.release)
         files = [file for spool in spools for file in list_spool(spool)]
         if len(list_files(path)) < len(files):
-            raise ValueError(f"{path} is only some files of a queue path; packing needs all of it")
+            raise ValueError(
+                f"{path} matches only some files of a queue path; packing needs all of them"
+            )
         queues = list(by_queue(files))
         work: dict[str, Path] = {}
         for spool in spools:
