@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kestrelmq.journal.records import CONTINUE
 from kestrelmq.spark import columns
 from kestrelmq.spark.scanning import Chunk, FileView, open_view, record_run
-from kestrelmq.spark.segments import QueueState
+from kestrelmq.spark.segments import ReplayState
 from kestrelmq.spark.spool import SpoolFile
 from kestrelmq.spark.summarising import Fate, RecordRun, Summariser
 
@@ -60,7 +60,7 @@ class TraceTask:
     """
 
     file: SpoolFile
-    state: QueueState
+    state: ReplayState
     before: int = 0
     after: int = 0
 
@@ -109,7 +109,7 @@ def add_times(file: SpoolFile) -> AddTimes:
 
 
 def trace_tasks(
-    files: Sequence[SpoolFile], starts: Sequence[QueueState], times: Sequence[AddTimes]
+    files: Sequence[SpoolFile], starts: Sequence[ReplayState], times: Sequence[AddTimes]
 ) -> list[TraceTask]:
     """Return the tasks that trace a queue's files, from each file's start state and add times."""
     before = list(accumulate(times, lambda last, time: time.last or last, initial=0))
@@ -182,7 +182,7 @@ def _add_times(view: FileView, chunk: Chunk) -> NDArray[np.int64]:
 
 
 def _traced_events(
-    state: QueueState,
+    state: ReplayState,
     traced: Sequence[tuple[int, int, int]],
     run: RecordRun,
     times: NDArray[np.int64],

@@ -13,7 +13,7 @@ from kestrelmq.spark.scanning import open_view, record_run
 from kestrelmq.spark.segments import (
     EMPTY_START,
     LiveItems,
-    QueueState,
+    ReplayState,
     SegmentStart,
     SegmentSummary,
     last_xids,
@@ -59,8 +59,8 @@ class ReplayedQueue:
     """A queue's files, the state at the start of each, and the state at the end."""
 
     files: tuple[SpoolFile, ...]
-    starts: tuple[QueueState, ...]
-    end: QueueState
+    starts: tuple[ReplayState, ...]
+    end: ReplayState
 
     def plan(self) -> QueueReadPlan:
         """Return which items are live, and which ordinals each file adds."""
@@ -119,7 +119,7 @@ def summarise(task: SummaryTask) -> SegmentSummary:
 def replay_in_order(files: Sequence[SpoolFile]) -> ReplayedQueue:
     """Replay a queue's files one after the other, each with its exact start."""
     starts = []
-    state = QueueState()
+    state = ReplayState()
     for file in files:
         starts.append(state)
         state = state.after(summarise(SummaryTask(file, state.start())))

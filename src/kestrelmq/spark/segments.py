@@ -9,7 +9,7 @@ with references in place of items:
 
 `summarising.Summariser` reduces a segment to a `SegmentSummary`: how many T it takes, what it puts
 back on the head, which reads it opens and closes, and what it had to assume about its start.
-`QueueState` is the queue after a prefix of the journal, in ordinals: item n is the n-th that was
+`ReplayState` is the queue after a prefix of the journal, in ordinals: item n is the n-th that was
 ever added. `replay` folds summaries into states, in order. If a summary's assumptions turn out
 wrong, it has that segment summarised again with the exact start. Item data is never read.
 
@@ -137,7 +137,7 @@ class LiveItems:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueState:
+class ReplayState:
     """A queue after a prefix of its journal. Items are ordinals.
 
     Attributes:
@@ -178,7 +178,7 @@ class QueueState:
             return self.head[reference]
         return self.first + reference - len(self.head)
 
-    def after(self, segment: SegmentSummary) -> "QueueState":
+    def after(self, segment: SegmentSummary) -> "ReplayState":
         """Return the state after `segment`, whose assumptions must hold here."""
         head = (*map(self.ordinal, segment.head), *self.head[segment.taken :])
         first = self.first + max(0, segment.taken - len(self.head))
@@ -190,7 +190,7 @@ class QueueState:
             kept = {*head, *reads.values()}
             named = {item: xid for item, xid in named.items() if item >= first or item in kept}
         last_xid = self.last_xid if segment.last_xid is None else segment.last_xid
-        return QueueState(self.adds + segment.adds, head, first, reads, last_xid, named)
+        return ReplayState(self.adds + segment.adds, head, first, reads, last_xid, named)
 
     def live(self) -> LiveItems:
         """Return what a queue that is loaded in this state holds; open reads are given back."""
@@ -212,7 +212,7 @@ def last_xids(segments: Iterable[SegmentSummary]) -> list[int]:
 
 def replay(
     segments: Sequence[SegmentSummary], again: Callable[[int, SegmentStart], SegmentSummary]
-) -> tuple[list[QueueState], QueueState]:
+) -> tuple[list[ReplayState], ReplayState]:
     """Fold the segments of a whole journal.
 
     Args:
@@ -223,7 +223,7 @@ def replay(
         The state at the start of each segment, and the state at the end.
     """
     states = []
-    state = QueueState()
+    state = ReplayState()
     for index, summary in enumerate(segments):
         states.append(state)
         start = state.start()

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from kestrelmq.errors import ConfigError
 from kestrelmq.spark import columns, fates
 from kestrelmq.spark.journal_options import DEFAULT_BATCH_ROWS, DEFAULT_PARTITION_BYTES
-from kestrelmq.spark.segments import QueueState
+from kestrelmq.spark.segments import ReplayState
 from kestrelmq.spark.sharing import divide_by_cost
 from kestrelmq.spark.spool import SpoolFile
 from kestrelmq.spark.tables import arrow_schema
@@ -128,14 +128,14 @@ def decoded(option: str) -> list[fates.TraceTask]:
         ) from None
 
 
-def _state(fields: Mapping[str, Any]) -> QueueState:
+def _state(fields: Mapping[str, Any]) -> ReplayState:
     # JSON turns tuples into lists, and keys that are numbers into text.
     mended = {
         "head": tuple(fields["head"]),
         "open": _by_number(fields["open"]),
         "named": _by_number(fields["named"]),
     }
-    return QueueState(**{**fields, **mended})
+    return ReplayState(**{**fields, **mended})
 
 
 def _by_number(entries: Mapping[str, int]) -> dict[int, int]:

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from kestrelmq.errors import ConfigError
 from kestrelmq.spark.fates import TraceTask
-from kestrelmq.spark.segments import QueueState
+from kestrelmq.spark.segments import ReplayState
 from kestrelmq.spark.spool import SpoolFile
 from kestrelmq.spark.trace_source import TraceSource, decoded, encoded
 
@@ -63,7 +63,7 @@ def test_tracings_come_back_as_they_were() -> None:
     """Files with any name and states with everything in them survive the option."""
     file = SpoolFile("jobs", "/spool/\udcff/jobs.17", "jobs.17", 1 << 40, False, "/spool/\udcff", 9)
     trace_tasks = [
-        TraceTask(file, QueueState()),
-        TraceTask(file, QueueState(7, (3, 1), 5, {-4: 2, 9: 0}, -7, {3: 11})),
+        TraceTask(file, ReplayState()),
+        TraceTask(file, ReplayState(7, (3, 1), 5, {-4: 2, 9: 0}, -7, {3: 11})),
     ]
     assert decoded(encoded(trace_tasks)) == trace_tasks

@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 
 from kestrelmq.spark.pipelines.history import history
 from kestrelmq.spark.pipelines.replay import WriteMode
-from kestrelmq.spark.pipelines.report_page import LargestItem, QueueHour, QueueTotals, page
+from kestrelmq.spark.pipelines.report_page import LargestItem, QueueHour, QueueReport, page
 from kestrelmq.spark.reading import read_parquet
 from kestrelmq.spark.spool import local_path
 
@@ -30,7 +30,7 @@ class ReportResult:
     """The path of a report's page, and its totals by queue."""
 
     page: Path
-    queues: tuple[QueueTotals, ...]
+    queues: tuple[QueueReport, ...]
 
 
 def report(
@@ -66,7 +66,7 @@ def report(
         .collect()
     ]
     queues = tuple(
-        QueueTotals(**row.asDict())
+        QueueReport(**row.asDict())
         for row in read_parquet(spark, f"{output}/queues").orderBy("queue").collect()
     )
     target = Path(output) / "report.html"

@@ -66,7 +66,7 @@ class QueueHour:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueTotals:
+class QueueReport:
     """Totals of a queue; sojourn times are bounds in ms, None when no item left."""
 
     queue: str
@@ -99,7 +99,7 @@ class LargestItem:
 
 
 def page(
-    queues: Sequence[QueueTotals], hours: Sequence[QueueHour], largest: Sequence[LargestItem]
+    queues: Sequence[QueueReport], hours: Sequence[QueueHour], largest: Sequence[LargestItem]
 ) -> str:
     """Return the page; `hours` must be sorted by queue and hour."""
     busiest = sorted(queues, key=lambda queue: -queue.items)[:_SHOWN_QUEUES]
@@ -132,7 +132,7 @@ def _period(hours: Sequence[QueueHour]) -> str:
     )
 
 
-def _totals(queues: Sequence[QueueTotals]) -> str:
+def _totals(queues: Sequence[QueueReport]) -> str:
     gone = sum(queue.removed + queue.confirmed + queue.expired for queue in queues)
     figures = [
         (f"{len(queues):,}", "queues"),
@@ -146,7 +146,7 @@ def _totals(queues: Sequence[QueueTotals]) -> str:
     return f'<div class="totals">{cells}</div>'
 
 
-def _queue_table(queues: Sequence[QueueTotals]) -> str:
+def _queue_table(queues: Sequence[QueueReport]) -> str:
     head = (
         "queue",
         "added",
