@@ -118,9 +118,9 @@ def monitor(queue: bytes, seconds: int, max_items: int | None) -> Command[list[b
             reply = yield
             if isinstance(reply, wire.Value) and len(arrived) != max_items:
                 arrived.append(_data(reply, queue))
-            elif isinstance(before, wire.End) and _is_version(reply):
+            elif isinstance(before, wire.EndOfList) and _is_version(reply):
                 return arrived
-            elif not isinstance(reply, wire.End):
+            elif not isinstance(reply, wire.EndOfList):
                 _unexpected(reply)
             before = reply
 
@@ -203,7 +203,7 @@ def shutdown() -> Command[None]:
             reply = yield
         except ConnectionLost:
             return
-        if isinstance(reply, wire.Failure):
+        if isinstance(reply, wire.ErrorReply):
             _unexpected(reply)
 
     return Command(wire.plain_request("shutdown"), read)
@@ -212,7 +212,7 @@ def shutdown() -> Command[None]:
 def _read_item(queue: bytes) -> Callable[[], Reading[bytes | None]]:
     def read() -> Reading[bytes | None]:
         data: bytes | None = None
-        while not isinstance(reply := (yield), wire.End):
+        while not isinstance(reply := (yield), wire.EndOfList):
             if not isinstance(reply, wire.Value) or data is not None:
                 _unexpected(reply)
             data = _data(reply, queue)
@@ -234,7 +234,7 @@ def _data(value: wire.Value, queue: bytes) -> bytes:
 def _read_stats() -> Reading[list[tuple[str, str]]]:
     pairs: list[tuple[str, str]] = []
     size = 0
-    while not isinstance(reply := (yield), wire.End):
+    while not isinstance(reply := (yield), wire.EndOfList):
         if not isinstance(reply, wire.Stat):
             _unexpected(reply)
         size += len(reply.name) + len(reply.value)
@@ -258,7 +258,7 @@ def _is_version(reply: wire.Reply) -> bool:
 def _read_done(*accepted: str) -> Callable[[], Reading[str]]:
     def read() -> Reading[str]:
         reply = yield
-        text = "END" if isinstance(reply, wire.End) else getattr(reply, "text", "")
+        text = "END" if isinstance(reply, wire.EndOfList) else getattr(reply, "text", "")
         if text not in accepted:
             _unexpected(reply)
         return text
@@ -267,7 +267,7 @@ def _read_done(*accepted: str) -> Callable[[], Reading[str]]:
 
 
 def _unexpected(reply: wire.Reply) -> NoReturn:
-    if isinstance(reply, wire.Failure):
+    if isinstance(reply, wire.ErrorReply):
         raise ServerRefused(reply.reason or reply.kind, reply.kind)
     raise ProtocolError(f"this is no reply to the request: {_short(reply)}")
 

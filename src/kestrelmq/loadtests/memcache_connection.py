@@ -45,16 +45,16 @@ class MemcacheConnection:
         """Confirm the open read."""
         (answer,) = self._ask(wire.confirm_request(queue.encode(), 1), 1)
         match answer:
-            case wire.End():
+            case wire.EndOfList():
                 return True
-            case wire.Failure("ERROR"):
+            case wire.ErrorReply("ERROR"):
                 return False
             case _:
                 raise LoadTestError(f"confirm {queue}: {_shown(answer)}")
 
     def abort(self, queue: str) -> None:
         """Give the item of the open read back."""
-        self._expect(wire.get_request(queue.encode(), abort=True), wire.End())
+        self._expect(wire.get_request(queue.encode(), abort=True), wire.EndOfList())
 
     def abandon(self, queue: str) -> None:  # noqa: ARG002 # all queues of the connection
         """Close the connection and make a new one."""
@@ -63,7 +63,7 @@ class MemcacheConnection:
 
     def flush(self, queue: str) -> None:
         """Drop all waiting items of the queue."""
-        self._expect(wire.queue_request("flush", queue.encode()), wire.End())
+        self._expect(wire.queue_request("flush", queue.encode()), wire.EndOfList())
 
     def delete(self, queue: str) -> None:
         """Delete the queue."""
@@ -101,7 +101,7 @@ class MemcacheConnection:
             match self._reply():
                 case wire.Value(data=data):
                     item = data
-                case wire.End():
+                case wire.EndOfList():
                     return item
                 case answer:
                     raise LoadTestError(f"{self._address} answered {_shown(answer)}")
@@ -122,7 +122,7 @@ def _shown(answer: wire.Reply) -> str:
     match answer:
         case wire.Line(text):
             return text
-        case wire.Failure(kind, reason):
+        case wire.ErrorReply(kind, reason):
             return f"{kind} {reason}".strip()
         case _:
             return type(answer).__name__.upper()

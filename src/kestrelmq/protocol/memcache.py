@@ -24,10 +24,10 @@ MAX_LINE: Final = 8192
 """The most bytes of a request line."""
 MAX_ITEM: Final = 2**31 - 1 - 16
 """The most bytes of an item: the journal's size field is an i32 and counts 16 bytes of header."""
-REMEMBERED: Final = 512
+MAX_CACHED_LINE: Final = 512
 """The longest line whose request is cached, in bytes."""
-_LINES: Final = 2048
-_HEADERS: Final = 4096
+_CACHED_LINES: Final = 2048
+_CACHED_HEADERS: Final = 4096
 _MAX_DIGITS: Final = 19
 
 NameCheck = Callable[[bytes], str | None]
@@ -155,21 +155,21 @@ class Dump:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class StatusCommand:
     """Return the server's status, or change it to `new`."""
 
     new: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Simple:
+class BareCommand:
     """A command without arguments."""
 
     verb: Literal["version", "reload", "shutdown", "quit"]
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRequest:
     """A request that is refused; its data, if any, is read and dropped first."""
 
     reply: bytes
@@ -190,9 +190,9 @@ Request = (
     | FlushExpired
     | Stats
     | Dump
-    | Status
-    | Simple
-    | Refused
+    | StatusCommand
+    | BareCommand
+    | RefusedRequest
 )
 
 
@@ -210,7 +210,7 @@ FLUSHED_ALL: Final = b"Flushed all queues.\r\n"
 RELOADED: Final = b"Reloaded config.\r\n"
 
 
-@lru_cache(_HEADERS)
+@lru_cache(_CACHED_HEADERS)
 def value_header(prefix: bytes, size: int) -> bytes:
     """Return a VALUE line that begins with `prefix`, which ends before the length."""
     return b"%b%d\r\n" % (prefix, size)
@@ -259,7 +259,7 @@ class Parser:
     """Parses request lines of one dialect, and caches the requests of recent lines.
 
     Attributes:
-        parse: returns the request in a line of at most REMEMBERED bytes, given without its LF.
+        parse: returns the request in a line of at most MAX_CACHED_LINE bytes, given without its LF.
             Raises ClientFault when the line is malformed, or unknown in the kestrel dialect.
         parse_long: the same for lines of any length, without the cache.
     """
@@ -267,7 +267,7 @@ class Parser:
     def __init__(self, dialect: Dialect, name_error: NameCheck) -> None:
         self._dialect = dialect
         self._name_error = name_error
-        self.parse: Callable[[bytes], Request] = lru_cache(_LINES)(self._parse)
+        self.parse: Callable[[bytes], Request] = lru_cache(_CACHED_LINES)(self._parse)
         self.parse_long: Callable[[bytes], Request] = self._parse
 
     def _parse(self, line: bytes) -> Request:
@@ -286,7 +286,7 @@ class Parser:
             _check_protocol(line)
             if fault.closes or words[-1] != b"noreply" or not self._may_be_quiet(verb):
                 raise
-            return Refused(b"", None)
+            return RefusedRequest(b"", None)
 
     def _may_be_quiet(self, verb: bytes) -> bool:
         """Whether `noreply` at the end of a line means that the client expects no reply."""
@@ -313,10 +313,10 @@ class Parser:
         flags, expiry = number(words[1]), number(words[2])
         if flags is None or expiry is None:
             reply = client_error("flags and expiry must be numbers")
-            return Refused(b"" if noreply else reply, size)
+            return RefusedRequest(b"" if noreply else reply, size)
         problem = self._name_error(words[0])
         if problem is not None:
-            return Refused(b"" if noreply else client_error(problem), size)
+            return RefusedRequest(b"" if noreply else client_error(problem), size)
         return Set(words[0].decode(), expiry, size, noreply)
 
     def _get(self, words: list[bytes]) -> Request:
@@ -328,7 +328,7 @@ class Parser:
     def _read(self, words: list[bytes], *, cas: bool) -> Request:
         if not words:
             if self._dialect == "memcached":
-                return Refused(ERROR, None)
+                return RefusedRequest(ERROR, None)
             raise ClientFault("get takes at least one queue", closes=True)
         keys = tuple(self._key(word) for word in words)
         first = keys[0]
@@ -405,7 +405,7 @@ class Parser:
         return FlushExpired(self._queue(words[0]))
 
     def _flush_all_expired(self, words: list[bytes]) -> FlushExpired:
-        _nothing(words, "flush_all_expired")
+        _expect_no_arguments(words, "flush_all_expired")
         return FlushExpired(None)
 
     def _stats(self, words: list[bytes]) -> Stats:
@@ -419,28 +419,28 @@ class Parser:
     def _dump_config(self, words: list[bytes]) -> Dump:
         return Dump("config", tuple(map(self._queue, words)))
 
-    def _status(self, words: list[bytes]) -> Status:
+    def _status(self, words: list[bytes]) -> StatusCommand:
         if len(words) > 1:
             raise ClientFault("status takes at most one new status", closes=False)
-        return Status(words[0].decode(errors="replace") if words else None)
+        return StatusCommand(words[0].decode(errors="replace") if words else None)
 
-    def _version(self, words: list[bytes]) -> Simple:
-        _nothing(words, "version")
-        return Simple("version")
+    def _version(self, words: list[bytes]) -> BareCommand:
+        _expect_no_arguments(words, "version")
+        return BareCommand("version")
 
-    def _reload(self, words: list[bytes]) -> Simple:
-        _nothing(words, "reload")
-        return Simple("reload")
+    def _reload(self, words: list[bytes]) -> BareCommand:
+        _expect_no_arguments(words, "reload")
+        return BareCommand("reload")
 
-    def _shutdown(self, words: list[bytes]) -> Simple:
-        _nothing(words, "shutdown")
-        return Simple("shutdown")
+    def _shutdown(self, words: list[bytes]) -> BareCommand:
+        _expect_no_arguments(words, "shutdown")
+        return BareCommand("shutdown")
 
-    def _quit(self, words: list[bytes]) -> Simple:
-        _nothing(words, "quit")
-        return Simple("quit")
+    def _quit(self, words: list[bytes]) -> BareCommand:
+        _expect_no_arguments(words, "quit")
+        return BareCommand("quit")
 
-    def _unknown(self, line: bytes, verb: bytes, words: list[bytes]) -> Refused:
+    def _unknown(self, line: bytes, verb: bytes, words: list[bytes]) -> RefusedRequest:
         _check_protocol(line)
         if self._dialect == "kestrel":
             raise ClientFault(f"unknown command {_printable(verb)}", closes=True)
@@ -448,11 +448,11 @@ class Parser:
         # Data follows these commands; the word at this place is its length.
         place = {b"ms": 1}.get(verb, 3 if verb in _STORAGE_VERBS else None)
         if place is None:
-            return Refused(reply, None)
+            return RefusedRequest(reply, None)
         size = number(words[place]) if len(words) > place else None
         if size is None or not 0 <= size <= MAX_ITEM:
             raise ClientFault("bad length", closes=True)
-        return Refused(reply, size)
+        return RefusedRequest(reply, size)
 
 
 _QUIET_VERBS: Final = frozenset({b"delete", b"flush", b"flush_all"})
@@ -505,7 +505,7 @@ def _count(word: bytes, verb: str) -> int:
     return value
 
 
-def _nothing(words: list[bytes], verb: str) -> None:
+def _expect_no_arguments(words: list[bytes], verb: str) -> None:
     if words:
         raise ClientFault(f"{verb} takes nothing", closes=False)
 

@@ -44,7 +44,7 @@ class Stat:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EndOfList:
     """The `END` of a list of values or statistics, which may be empty."""
 
 
@@ -56,14 +56,14 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ErrorReply:
     """An error reply: `ERROR`, `CLIENT_ERROR` or `SERVER_ERROR`, and the reason, if any."""
 
     kind: str
     reason: str
 
 
-Reply: TypeAlias = Value | Stat | End | Line | Failure
+Reply: TypeAlias = Value | Stat | EndOfList | Line | ErrorReply
 
 
 class ReplyParser:
@@ -145,10 +145,10 @@ class ReplyParser:
 
 def _parse_line(line: bytes) -> Reply:
     if line == b"END":
-        return End()
+        return EndOfList()
     word, _, rest = line.partition(b" ")
     if word in _FAILURES:
-        return Failure(word.decode(), _text(rest))
+        return ErrorReply(word.decode(), _text(rest))
     if word == b"STAT":
         name, _, value = rest.partition(b" ")
         if not name:

@@ -12,12 +12,12 @@ attribute of the queue (`engine.queue.Queue`) or of the server's numbers
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Kind = Literal["counter", "gauge", "flag", "text"]
+StatisticKind = Literal["counter", "gauge", "flag", "text"]
 """counter: only grows · gauge: goes up and down · flag: yes or no · text: omitted when empty."""
 
 Unit = Literal["", "items", "bytes", "ms", "seconds"]
 
-Shown = Literal["everywhere", "admin", "metrics"]
+Visibility = Literal["everywhere", "admin", "metrics"]
 """Where a statistic is shown: `admin` is the admin service only, `metrics` is `/metrics` only.
 
 Clients find the name of a queue in `queue_NAME_stat` by the statistics' names that they know at the
@@ -56,13 +56,13 @@ class Statistic:
     """
 
     name: str
-    kind: Kind
+    kind: StatisticKind
     unit: Unit
     help: str
     source: str
     metric: Metric | None = None
     label: str = ""
-    shown: Shown = "everywhere"
+    shown: Visibility = "everywhere"
 
     @property
     def adds_up(self) -> bool:

@@ -64,7 +64,7 @@ LargestItem = Callable[[str], int | None]
 _PUT: Final = "put QUEUE [EXPIRY_MS]:"
 
 
-class _Draft:
+class _IncompletePut:
     """A `put` whose items have not all arrived.
 
     Attributes:
@@ -79,7 +79,7 @@ class _Draft:
         self._queue = _name(words[0])
         self._expiry = _integer(words[1]) if len(words) > 1 else 0
         self._items: list[bytes] = []
-        # A message, not an exception: its traceback would keep this draft and the input alive.
+        # A message, not an exception: its traceback would keep this put and the input alive.
         self._fault: str | None = None
         self._limit = largest(self._queue)
         self.room = self._room = MAX_PUT_BYTES
@@ -123,11 +123,11 @@ class TextParser:
 
     __slots__ = (
         "_buffer",
-        "_draft",
         "_dropping",
         "_largest",
         "_overlong",
         "_overlong_put",
+        "_put",
         "_scanned",
     )
 
@@ -140,7 +140,7 @@ class TextParser:
         self._overlong_put = False
         # Whether the lines up to the next empty one belong to a `put` that was refused.
         self._dropping = False
-        self._draft: _Draft | None = None
+        self._put: _IncompletePut | None = None
 
     def receive(self, data: bytes) -> None:
         """Add received bytes; `next_command` returns the commands in them."""
@@ -155,22 +155,22 @@ class TextParser:
         """
         while (line := self._next_line()) is not None:
             overlong, self._overlong = self._overlong, False
-            draft = self._draft
+            put = self._put
             if self._dropping:
                 self._dropping = bool(line) or overlong
-            elif draft is None:
+            elif put is None:
                 if overlong:
                     self._dropping = self._overlong_put
                     raise _fault(f"a line has at most {MAX_LINE_BYTES} bytes")
                 if command := self._parse(line):
                     return command
             elif overlong:
-                draft.drop()
+                put.drop()
             elif line:
-                draft.add(line)
+                put.add(line)
             else:
-                self._draft = None
-                return draft.finish()
+                self._put = None
+                return put.finish()
         return None
 
     def take_back(self) -> bytes:
@@ -182,7 +182,7 @@ class TextParser:
 
     def _next_line(self) -> bytes | None:
         """Return the next line without its end, or None if it is incomplete; set `_overlong`."""
-        longest = MAX_LINE_BYTES if self._draft is None else self._draft.room
+        longest = MAX_LINE_BYTES if self._put is None else self._put.room
         end = self._buffer.find(b"\n", self._scanned)
         if end < 0:
             # The last byte may be the CR of the line's end.
@@ -229,7 +229,7 @@ class TextParser:
             if words[0].lower() != b"put" or not words[-1].endswith(b":"):
                 raise _fault(f"usage: {_PUT}")
             last = words.pop()[:-1]
-            self._draft = _Draft([*words[1:], last] if last else words[1:], self._largest)
+            self._put = _IncompletePut([*words[1:], last] if last else words[1:], self._largest)
         except ClientFault:
             self._dropping = True
             raise
@@ -281,7 +281,7 @@ def _status(words: list[bytes]) -> GetStatus | SetStatus:
     return SetStatus(words[0].decode(errors="replace")) if words else GetStatus()
 
 
-def _alone(verb: str, command: Command) -> Callable[[list[bytes]], Command]:
+def _without_arguments(verb: str, command: Command) -> Callable[[list[bytes]], Command]:
     def parse(words: list[bytes]) -> Command:
         _expect(words, verb, 0, 0)
         return command
@@ -295,15 +295,15 @@ _PARSERS: Final[dict[bytes, Callable[[list[bytes]], Command]]] = {
     b"monitor": _monitor,
     b"confirm": _confirm,
     b"flush": _flush,
-    b"flush_all": _alone("flush_all", FlushAll()),
+    b"flush_all": _without_arguments("flush_all", FlushAll()),
     b"flush_expired": _flush_expired,
-    b"flush_all_expired": _alone("flush_all_expired", FlushExpired(None)),
+    b"flush_all_expired": _without_arguments("flush_all_expired", FlushExpired(None)),
     b"delete": _delete,
-    b"reload": _alone("reload", Reload()),
+    b"reload": _without_arguments("reload", Reload()),
     b"status": _status,
-    b"version": _alone("version", Version()),
-    b"shutdown": _alone("shutdown", Shutdown()),
-    b"quit": _alone("quit", Quit()),
+    b"version": _without_arguments("version", Version()),
+    b"shutdown": _without_arguments("shutdown", Shutdown()),
+    b"quit": _without_arguments("quit", Quit()),
 }
 
 
@@ -337,25 +337,25 @@ def _fault(message: str) -> ClientFault:
     return ClientFault(message, closes=False)
 
 
-def counted(count: int) -> bytes:
+def count_reply(count: int) -> bytes:
     """Return the reply that a command succeeded for `count` items."""
     return b"+%d\n" % count
 
 
-def carries(item: bytes) -> bool:
+def can_carry(item: bytes) -> bool:
     """Return whether `item` can be sent: a line feed in it would end its line."""
     return b"\n" not in item
 
 
-def value(item: bytes) -> bytes:
-    """Return the reply with an item (see `carries`), a status or a version."""
+def value_reply(item: bytes) -> bytes:
+    """Return the reply with an item (see `can_carry`), a status or a version."""
     return b":%b\n" % item
 
 
-NOTHING: Final = b"*\n"
+NO_ITEM: Final = b"*\n"
 """The reply when there is no item, or no further one."""
 
 
-def error(message: str) -> bytes:
+def error_reply(message: str) -> bytes:
     """Return the reply to a command that failed."""
     return b"-%b\n" % " ".join(message.split()).encode()

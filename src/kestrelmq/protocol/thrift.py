@@ -5,8 +5,8 @@ header) or the compact protocol; the answer uses the protocol of the request. `k
 beside this file, defines the service. `thrift_shape` checks messages before thriftpy2 decodes them.
 
 The length gives the end of a frame, however malformed its content is. So only two errors close the
-connection: an invalid length, and a message whose head cannot be read, which cannot be answered.
-Any other error makes a `Refused` request, which is answered with its exception.
+connection: an invalid length, and a message whose header cannot be read, which cannot be answered.
+Any other error makes a `RefusedRequest`, which is answered with its exception.
 """
 
 import struct
@@ -31,13 +31,13 @@ from kestrelmq.protocol.thrift_messages import (
     FlushQueue,
     Get,
     GetVersion,
-    Head,
     Item,
+    MessageHeader,
     Peek,
-    Problem,
     Put,
     QueueInfo,
-    Refused,
+    RefusalReason,
+    RefusedRequest,
     Request,
     SetStatus,
     ThriftStatus,
@@ -113,35 +113,37 @@ class ThriftParser:
         return rest
 
 
-def decode(frame: bytes) -> tuple[Head, Request | Refused]:
-    """Return the head and the request of a message.
+def decode(frame: bytes) -> tuple[MessageHeader, Request | RefusedRequest]:
+    """Return the header and the request of a message.
 
     Raises:
-        ClientFault: the head cannot be read, so the message cannot be answered.
+        ClientFault: the header cannot be read, so the message cannot be answered.
     """
     try:
-        head, message_type, walker = _read_head(frame)
+        header, message_type, walker = _read_header(frame)
     except (MalformedError, UnicodeDecodeError):
         raise ClientFault("no thrift message", closes=True) from None
     if message_type not in (TMessageType.CALL, TMessageType.ONEWAY):
-        return head, Refused(Problem.INVALID_MESSAGE_TYPE, f"message type {message_type}")
-    if head.name not in _METHODS:
-        return head, Refused(Problem.UNKNOWN_METHOD, f"unknown method {head.name}")
+        return header, RefusedRequest(
+            RefusalReason.INVALID_MESSAGE_TYPE, f"message type {message_type}"
+        )
+    if header.name not in _METHODS:
+        return header, RefusedRequest(RefusalReason.UNKNOWN_METHOD, f"unknown method {header.name}")
     begin = walker.at
     try:
         fields = walker.struct()
-        return head, _request(head, frame[begin:], fields)
+        return header, _request(header, frame[begin:], fields)
     except UnicodeDecodeError:
-        return head, Refused(Problem.PROTOCOL_ERROR, "a string that is not UTF-8")
+        return header, RefusedRequest(RefusalReason.PROTOCOL_ERROR, "a string that is not UTF-8")
     except MalformedError as error:
-        return head, Refused(Problem.PROTOCOL_ERROR, str(error))
+        return header, RefusedRequest(RefusalReason.PROTOCOL_ERROR, str(error))
 
 
-def encode(head: Head, answer: Answer) -> bytes:
-    """Return the frame with the answer to the request of `head`."""
+def encode(header: MessageHeader, answer: Answer) -> bytes:
+    """Return the frame with the answer to the request of `header`."""
     if isinstance(answer, list):
-        return encode_items(head, [encode_item(head, item) for item in answer])
-    result = getattr(_IDL.Kestrel, f"{head.name}_result")()
+        return encode_items(header, [encode_item(header, item) for item in answer])
+    result = getattr(_IDL.Kestrel, f"{header.name}_result")()
     match answer:
         case QueueInfo():
             result.success = _IDL.QueueInfo(
@@ -159,47 +161,47 @@ def encode(head: Head, answer: Answer) -> bytes:
             result.success = answer
         case None:
             pass
-    return _frame(head, TMessageType.REPLY, result)
+    return _frame(header, TMessageType.REPLY, result)
 
 
-def encode_item(head: Head, item: Item) -> bytes:
+def encode_item(header: MessageHeader, item: Item) -> bytes:
     """Return the encoding of an item for an answer, which `encode_items` builds from many.
 
     An answer may have thousands of items. They are encoded here and not by thriftpy2, so that a
     few can be encoded at a time.
     """
     size = len(item.data)
-    if head.dialect is Dialect.COMPACT:
+    if header.dialect is Dialect.COMPACT:
         zigzag = item.id << 1 if item.id >= 0 else ~(item.id << 1)
         return b"".join((b"\x18", _varint(size), item.data, b"\x16", _varint(zigzag), b"\0"))
     return b"".join((_DATA.pack(TType.STRING, 1, size), item.data, _ID.pack(TType.I64, 2, item.id)))
 
 
-def encode_items(head: Head, items: Sequence[bytes]) -> bytes:
+def encode_items(header: MessageHeader, items: Sequence[bytes]) -> bytes:
     """Return the frame that answers a `get` with items encoded by `encode_item`."""
     count = len(items)
-    if head.dialect is Dialect.COMPACT:
+    if header.dialect is Dialect.COMPACT:
         size = bytes((count << 4 | 12,)) if count < 15 else b"\xfc" + _varint(count)
         begin = b"\x09\0" + size
     else:
         begin = _LIST.pack(TType.LIST, 0, TType.STRUCT, count)
-    return _framed(head, TMessageType.REPLY, (begin, *items, b"\0"))
+    return _framed(header, TMessageType.REPLY, (begin, *items, b"\0"))
 
 
-def encode_refusal(head: Head, refused: Refused) -> bytes:
-    """Return the frame with the exception that says why the request of `head` was refused."""
-    error = TApplicationException(refused.problem.value, refused.message)
-    return _frame(head, TMessageType.EXCEPTION, error)
+def encode_refusal(header: MessageHeader, refused: RefusedRequest) -> bytes:
+    """Return the frame with the exception that says why the request of `header` was refused."""
+    error = TApplicationException(refused.reason.value, refused.message)
+    return _frame(header, TMessageType.EXCEPTION, error)
 
 
-def head_of(frame: bytes) -> Head:
-    """Return the head of a frame that `encode` returned."""
-    return _read_head(frame[_LENGTH.size :])[0]
+def header_of(frame: bytes) -> MessageHeader:
+    """Return the header of a frame that `encode` returned."""
+    return _read_header(frame[_LENGTH.size :])[0]
 
 
-def _read_head(frame: bytes) -> tuple[Head, int, BinaryWalker | CompactWalker]:
+def _read_header(frame: bytes) -> tuple[MessageHeader, int, BinaryWalker | CompactWalker]:
     if frame[:1] == _COMPACT_ID:
-        return _read_compact_head(frame)
+        return _read_compact_header(frame)
     walker = BinaryWalker(frame, 0)
     word = walker.integer()
     if word < 0:
@@ -211,11 +213,11 @@ def _read_head(frame: bytes) -> tuple[Head, int, BinaryWalker | CompactWalker]:
         dialect = Dialect.OLD_BINARY
         name = _read_name(walker, word)
         message_type = walker.byte()
-    head = Head(dialect, name, walker.integer(), message_type == TMessageType.ONEWAY)
-    return head, message_type, walker
+    header = MessageHeader(dialect, name, walker.integer(), message_type == TMessageType.ONEWAY)
+    return header, message_type, walker
 
 
-def _read_compact_head(frame: bytes) -> tuple[Head, int, CompactWalker]:
+def _read_compact_header(frame: bytes) -> tuple[MessageHeader, int, CompactWalker]:
     walker = CompactWalker(frame, 1)
     version_and_type = walker.byte()
     if version_and_type & 0x1F != _COMPACT_VERSION:
@@ -223,8 +225,8 @@ def _read_compact_head(frame: bytes) -> tuple[Head, int, CompactWalker]:
     message_type = version_and_type >> 5
     seqid = walker.varint(32)
     name = _read_name(walker, walker.length())
-    head = Head(Dialect.COMPACT, name, seqid, message_type == TMessageType.ONEWAY)
-    return head, message_type, walker
+    header = MessageHeader(Dialect.COMPACT, name, seqid, message_type == TMessageType.ONEWAY)
+    return header, message_type, walker
 
 
 def _read_name(walker: BinaryWalker | CompactWalker, length: int) -> str:
@@ -234,17 +236,17 @@ def _read_name(walker: BinaryWalker | CompactWalker, length: int) -> str:
     return walker.data[begin : walker.at].decode()
 
 
-def _request(head: Head, body: bytes, fields: dict[int, Shape]) -> Request:
-    arguments = getattr(_IDL.Kestrel, f"{head.name}_args")()
+def _request(header: MessageHeader, body: bytes, fields: dict[int, Shape]) -> Request:
+    arguments = getattr(_IDL.Kestrel, f"{header.name}_args")()
     for number, expected in arguments.thrift_spec.items():
         if number in fields and fields[number] != _shape(expected):
             raise MalformedError(f"{expected[1]} has another type")
-    _, protocol = _open(head.dialect, body)
+    _, protocol = _open(header.dialect, body)
     protocol.read_struct(arguments)
     for field in vars(arguments):
         if getattr(arguments, field) is None:
             raise MalformedError(f"{field} is missing")
-    return _REQUESTS[head.name](arguments)
+    return _REQUESTS[header.name](arguments)
 
 
 def _shape(expected: tuple[Any, ...]) -> Shape:
@@ -287,29 +289,29 @@ _REQUESTS: Final[dict[str, Callable[[Any], Request]]] = {
 }
 
 
-def _frame(head: Head, message_type: int, body: Any) -> bytes:
-    transport, protocol = _open(head.dialect)
+def _frame(header: MessageHeader, message_type: int, body: Any) -> bytes:
+    transport, protocol = _open(header.dialect)
     protocol.write_struct(body)
-    return _framed(head, message_type, (transport.getvalue(),))
+    return _framed(header, message_type, (transport.getvalue(),))
 
 
-def _framed(head: Head, message_type: int, content: Sequence[bytes]) -> bytes:
-    begin = _message_begin(head, message_type)
+def _framed(header: MessageHeader, message_type: int, content: Sequence[bytes]) -> bytes:
+    begin = _message_begin(header, message_type)
     size = len(begin) + sum(map(len, content))
     return b"".join((_LENGTH.pack(size), begin, *content))
 
 
-def _message_begin(head: Head, message_type: int) -> bytes:
-    name = head.name.encode()
-    match head.dialect:
+def _message_begin(header: MessageHeader, message_type: int) -> bytes:
+    name = header.name.encode()
+    match header.dialect:
         case Dialect.BINARY:
             begin = struct.pack(">HBBi", _VERSION_1, 0, message_type, len(name))
-            return begin + name + _LENGTH.pack(head.seqid)
+            return begin + name + _LENGTH.pack(header.seqid)
         case Dialect.OLD_BINARY:
-            return _LENGTH.pack(len(name)) + name + struct.pack(">Bi", message_type, head.seqid)
+            return _LENGTH.pack(len(name)) + name + struct.pack(">Bi", message_type, header.seqid)
         case Dialect.COMPACT:
             begin = _COMPACT_ID + bytes((_COMPACT_VERSION | message_type << 5,))
-            return begin + _varint(head.seqid) + _varint(len(name)) + name
+            return begin + _varint(header.seqid) + _varint(len(name)) + name
 
 
 def _varint(number: int) -> bytes:

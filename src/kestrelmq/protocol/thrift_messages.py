@@ -24,7 +24,7 @@ class ThriftStatus(Enum):
     UP = 3
 
 
-class Problem(Enum):
+class RefusalReason(Enum):
     """Why a request was refused: the types of TApplicationException that are used."""
 
     UNKNOWN_METHOD = TApplicationException.UNKNOWN_METHOD
@@ -115,10 +115,10 @@ class GetVersion:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRequest:
     """A request that cannot be served as it was sent, and why."""
 
-    problem: Problem
+    reason: RefusalReason
     message: str
 
 
@@ -138,8 +138,8 @@ Request: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """A message's head, which the answer repeats; a `oneway` message gets no answer."""
+class MessageHeader:
+    """A message's header, which the answer repeats; a `oneway` message gets no answer."""
 
     dialect: Dialect
     name: str

@@ -54,12 +54,12 @@ class MalformedError(ValueError):
 class Walker(ABC):
     """Walks through `data`; `at` is the position of the next byte."""
 
-    __slots__ = ("_left", "at", "data")
+    __slots__ = ("_values_left", "at", "data")
 
     def __init__(self, data: bytes, at: int) -> None:
         self.data = data
         self.at = at
-        self._left = MAX_VALUES
+        self._values_left = MAX_VALUES
 
     def struct(self, depth: int = 0) -> dict[int, Shape]:
         """Walk through a struct; return the shapes of its fields by number."""
@@ -117,8 +117,8 @@ class Walker(ABC):
         return self.data[self.skip(1)]
 
     def _count(self, values: int) -> None:
-        self._left -= values
-        if values < 0 or self._left < 0:
+        self._values_left -= values
+        if values < 0 or self._values_left < 0:
             raise MalformedError(f"more than {MAX_VALUES} values")
 
     def _field_value(self, ttype: int, depth: int) -> Shape:

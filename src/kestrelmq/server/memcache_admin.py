@@ -13,15 +13,15 @@ from kestrelmq.protocol.memcache import (
     FLUSHED_ALL,
     OK,
     RELOADED,
+    BareCommand,
     Delete,
     Dump,
     Flush,
     FlushAll,
     FlushExpired,
     Request,
-    Simple,
     Stats,
-    Status,
+    StatusCommand,
 )
 from kestrelmq.server import changes
 from kestrelmq.server.connection import Connection
@@ -29,8 +29,7 @@ from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import Pieces
 from kestrelmq.server.memcache_reads import error_reply
 from kestrelmq.server.server_actions import Action, RemoteAdminRefused
-from kestrelmq.server.status import Status as ServerStatusValue
-from kestrelmq.server.status import StatusNotSaved
+from kestrelmq.server.status import Status, StatusNotSaved
 from kestrelmq.version import VERSION
 
 Result = TypeVar("Result")
@@ -57,25 +56,25 @@ def serve_admin(context: ServerContext, connection: Connection, request: Request
 
 def _server_action(request: Request) -> Action | None:
     match request:
-        case Status(str()):
+        case StatusCommand(str()):
             return "status"
-        case Simple("shutdown"):
+        case BareCommand("shutdown"):
             return "shutdown"
-        case Simple("reload"):
+        case BareCommand("reload"):
             return "reload"
     return None
 
 
 def _serve_server(context: ServerContext, connection: Connection, request: Request) -> bytes:
     match request:
-        case Simple("reload"):
+        case BareCommand("reload"):
             _answer_later(connection, changes.reload(context), lambda _: RELOADED)
             return b""
-        case Status(new):
+        case StatusCommand(new):
             return _status(context, new)
-        case Simple("version"):
+        case BareCommand("version"):
             return b"VERSION " + VERSION.encode() + b"\r\n"
-        case Simple("shutdown"):
+        case BareCommand("shutdown"):
             context.shutdown()
             return b""
         case _:
@@ -164,7 +163,7 @@ def _status(context: ServerContext, new: str | None) -> bytes:
     if new is None:
         return memcache.line(context.status.status.value)
     try:
-        context.status.set(ServerStatusValue.parse(new))
+        context.status.set(Status.parse(new))
     except ValueError as error:
         return memcache.client_error(str(error))
     except StatusNotSaved as error:

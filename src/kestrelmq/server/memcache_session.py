@@ -17,20 +17,20 @@ from kestrelmq.protocol.foreign import BINARY_REQUEST, binary_refusal
 from kestrelmq.protocol.memcache import (
     END,
     ERROR,
+    MAX_CACHED_LINE,
     NOT_FOUND,
     NOT_STORED,
-    REMEMBERED,
     STORED,
     TOUCHED,
+    BareCommand,
     Confirm,
     Dump,
     Get,
     Monitor,
     Parser,
-    Refused,
+    RefusedRequest,
     Request,
     Set,
-    Simple,
     Stats,
     TouchRead,
     value_header,
@@ -54,7 +54,7 @@ from kestrelmq.server.replies import Queues
 _EPOCH_EXPIRY: Final = {"kestrel": 1_000_000, "memcached": 30 * 24 * 60 * 60 + 1}
 """By dialect: an expiry from this on is in epoch seconds, a smaller one in seconds from now."""
 _FIRST_LINE: Final = b"version\r\n"
-_FIRST_REQUEST: Final = Simple("version")
+_FIRST_REQUEST: Final = BareCommand("version")
 _AFTER_VALUE: Final = b"\r\nEND\r\n"
 _FAILURES: Final = (QueueUnavailable, JournalError)
 
@@ -115,7 +115,7 @@ class MemcacheSession(Session):
             elif isinstance(request, Get):
                 position = body
                 self._get(request)
-            elif isinstance(request, Refused):
+            elif isinstance(request, RefusedRequest):
                 position = self._refuse(request, data, body)
             elif self._turns.slow_share_is_over():
                 connection.yield_turn()
@@ -129,7 +129,7 @@ class MemcacheSession(Session):
         """Parse the line in `data`; when it is malformed, reply and return None."""
         line = data[position:end]
         try:
-            if len(line) > REMEMBERED:
+            if len(line) > MAX_CACHED_LINE:
                 return self._parse_long(line[:-1])
             request = self._parse(line[:-1])
         except ClientFault as fault:
@@ -261,7 +261,7 @@ class MemcacheSession(Session):
             return
         self._answer_set(request, queue.reached, stored=stored)
 
-    def _refuse(self, request: Refused, data: bytes, body: int) -> int:
+    def _refuse(self, request: RefusedRequest, data: bytes, body: int) -> int:
         if request.size is None:
             self._connection.push(request.reply)
             return body
@@ -344,7 +344,7 @@ class MemcacheSession(Session):
                 self._confirm(queue, count)
             case TouchRead(queue, milliseconds):
                 self._touch(queue, milliseconds)
-            case Simple("quit"):
+            case BareCommand("quit"):
                 self._connection.closing = True
             case _:
                 self._serve_admin(request)
@@ -357,7 +357,7 @@ class MemcacheSession(Session):
             return
         if reply:
             self._connection.push(reply)
-        elif request == Simple("shutdown"):
+        elif request == BareCommand("shutdown"):
             self._connection.closing = True
 
     def _confirm(self, queue: str, count: int) -> None:

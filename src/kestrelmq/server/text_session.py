@@ -43,7 +43,7 @@ from kestrelmq.server.server_actions import Action
 from kestrelmq.server.status import Status
 from kestrelmq.version import VERSION
 
-_DONE: Final = text.counted(0)
+_DONE: Final = text.count_reply(0)
 
 _SLOW: Final = (SetStatus,)
 """Commands that may take long: they are served in each turn's time for slow requests."""
@@ -73,10 +73,10 @@ class TextSession(Session):
                     return b""
                 self._serve(command)
             except ClientFault as fault:
-                connection.push(text.error(fault.message))
+                connection.push(text.error_reply(fault.message))
                 connection.closing |= fault.closes
             except (KestrelError, ValueError) as error:
-                connection.push(text.error(str(error)))
+                connection.push(text.error_reply(str(error)))
             connection.count_slow_request()
             if isinstance(command, _SLOW) and self._context.turns.slow_share_is_over():
                 connection.yield_turn()
@@ -85,11 +85,11 @@ class TextSession(Session):
 
     def failure_reply(self, failure: JournalError, _reply: bytes) -> bytes:
         """Return the error reply to an operation that was undone."""
-        return text.error(str(failure))
+        return text.error_reply(str(failure))
 
     def broken(self) -> None:
         """Reply to a command that failed because of a bug, and close."""
-        self._connection.push(text.error("internal error"))
+        self._connection.push(text.error_reply("internal error"))
         self._connection.closing = True
 
     def closed(self) -> None:
@@ -117,12 +117,12 @@ class TextSession(Session):
                 self._context.status.set(Status.parse(name))
                 self._connection.push(_DONE)
             case GetStatus():
-                self._connection.push(text.value(self._context.status.status.value.encode()))
+                self._connection.push(text.value_reply(self._context.status.status.value.encode()))
             case Reload():
                 self._check_action("reload")
                 self._answer_later(changes.reload(self._context))
             case Version():
-                self._connection.push(text.value(VERSION.encode()))
+                self._connection.push(text.value_reply(VERSION.encode()))
 
     def _check_action(self, action: Action) -> None:
         self._context.actions.check(action, "text", self._connection.peer)
@@ -135,14 +135,14 @@ class TextSession(Session):
             put.queue,
             put.items,
             self._context.expiry_after(put.expiry),
-            lambda count, queues: connection.push(text.counted(count), queues),
-            lambda error: connection.push(text.error(str(error))),
+            lambda count, queues: connection.push(text.count_reply(count), queues),
+            lambda error: connection.push(text.error_reply(str(error))),
         ).begin()
 
     def _confirm(self, confirm: Confirm) -> Answer:
         reads, name = self._reads, confirm.queue
         if reads.count(name) < confirm.count:
-            return text.error("Not that many transactions open."), None
+            return text.error_reply("Not that many transactions open."), None
         touched: list[Queue] = []
         for _ in range(confirm.count):
             taken = reads.take_oldest(name)
@@ -150,7 +150,7 @@ class TextSession(Session):
                 queue, xid = taken
                 queue.confirm(xid)
                 touched.append(queue)
-        return text.counted(confirm.count), tuple(touched[:1])
+        return text.count_reply(confirm.count), tuple(touched[:1])
 
     def _start_change(self, command: Flush | FlushAll | FlushExpired | Delete) -> None:
         context = self._context
@@ -173,7 +173,7 @@ class TextSession(Session):
             self._connection,
             change,
             lambda _: push(_DONE),
-            lambda error: push(text.error(str(error))),
+            lambda error: push(text.error_reply(str(error))),
         )
 
 
@@ -237,15 +237,15 @@ class TextRead(ReadHandler):
     def take(self, queue: Queue, record: bytes, xid: int) -> bool:
         """Send an item; return False when it completes the reply, or cannot be sent."""
         item = record[ADDX_HEADER:]
-        if not text.carries(item):
+        if not text.can_carry(item):
             if self._wanted is Wanted.OPEN:
                 queue.unremove(xid)
             message = "the item holds a linefeed, which the text protocol cannot carry"
-            self._connection.push(text.error(message), queue)
+            self._connection.push(text.error_reply(message), queue)
             return False
         if self._wanted is Wanted.OPEN:
             self._reads.add(queue, xid, record)
-        self._connection.push(text.value(item), queue)
+        self._connection.push(text.value_reply(item), queue)
         if isinstance(self._command, Monitor):
             self._context.counters.cmd_monitor_get += 1
             return True
@@ -255,8 +255,8 @@ class TextRead(ReadHandler):
         """Send the reply that there is no item, or no further one."""
         if queue is not None:
             queue.get_misses += isinstance(self._command, Get)
-        self._connection.push(text.NOTHING, queue)
+        self._connection.push(text.NO_ITEM, queue)
 
     def fail(self, error: KestrelError) -> None:
         """Send the error that ends the read."""
-        self._connection.push(text.error(str(error)))
+        self._connection.push(text.error_reply(str(error)))

@@ -15,7 +15,7 @@ from kestrelmq.engine.waiters import Wanted
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.protocol import thrift
-from kestrelmq.protocol.thrift_messages import Get, Head, Item
+from kestrelmq.protocol.thrift_messages import Get, Item, MessageHeader
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.reads import PendingRead, ReadHandler
@@ -119,7 +119,7 @@ class ThriftGet(ReadHandler):
         "_context",
         "_encoded",
         "_get",
-        "_head",
+        "_header",
         "_items",
         "_most",
         "_own",
@@ -135,7 +135,7 @@ class ThriftGet(ReadHandler):
         context: ServerContext,
         shared: ThriftOpenReads,
         own: dict[str, set[int]],
-        head: Head,
+        header: MessageHeader,
         get: Get,
         answer: Callable[[list[bytes], Queue | None], None],
         refuse: Callable[[KestrelError], None],
@@ -147,7 +147,7 @@ class ThriftGet(ReadHandler):
             context: what the sessions share.
             shared: the open reads of all clients.
             own: by queue, the ids of the reads that this connection opened; there is a limit.
-            head: the head of the request.
+            header: the header of the request.
             get: the request.
             answer: called once, with the encoded items and their queue.
             refuse: called instead, with the reason, when no item could be read.
@@ -156,7 +156,7 @@ class ThriftGet(ReadHandler):
         self._context = context
         self._shared = shared
         self._own = own
-        self._head = head
+        self._header = header
         self._get = get
         self._answer = answer
         self._refuse = refuse
@@ -246,7 +246,7 @@ class ThriftGet(ReadHandler):
             identity = self._shared.add(queue, xid)
             self._own[queue.name].add(identity)
         item = Item(record[ADDX_HEADER:], identity)
-        self._encoded.append(thrift.encode_item(self._head, item))
+        self._encoded.append(thrift.encode_item(self._header, item))
 
     def _confirmed(self, queue: Queue) -> list[bytes]:
         """Confirm reads that are not to stay open; return the encoded items of reads not ended."""

@@ -25,12 +25,12 @@ from kestrelmq.protocol.thrift_messages import (
     FlushQueue,
     Get,
     GetVersion,
-    Head,
+    MessageHeader,
     Peek,
-    Problem,
     Put,
     QueueInfo,
-    Refused,
+    RefusalReason,
+    RefusedRequest,
     Request,
     SetStatus,
     ThriftStatus,
@@ -84,8 +84,8 @@ class ThriftSession(Session):
         parser.receive(data)
         try:
             while (frame := parser.next_frame()) is not None:
-                head, request = thrift.decode(frame)
-                self._serve(head, request)
+                header, request = thrift.decode(frame)
+                self._serve(header, request)
                 connection.count_slow_request()
                 if isinstance(request, _SLOW) and self._context.turns.slow_share_is_over():
                     connection.yield_turn()
@@ -102,7 +102,7 @@ class ThriftSession(Session):
     def failure_reply(self, failure: JournalError, reply: bytes) -> bytes:
         """Return the exception that replaces `reply` when the operation was undone."""
         return thrift.encode_refusal(
-            thrift.head_of(reply), Refused(Problem.INTERNAL_ERROR, str(failure))
+            thrift.header_of(reply), RefusedRequest(RefusalReason.INTERNAL_ERROR, str(failure))
         )
 
     def broken(self) -> None:
@@ -112,61 +112,61 @@ class ThriftSession(Session):
     def closed(self) -> None:
         """Nothing to give back: open reads do not belong to a connection."""
 
-    def _serve(self, head: Head, request: Request | Refused) -> None:
+    def _serve(self, header: MessageHeader, request: Request | RefusedRequest) -> None:
         try:
             match request:
-                case Refused():
-                    self._refuse(head, request)
+                case RefusedRequest():
+                    self._refuse(header, request)
                 case Get():
                     ThriftGet(
                         self._connection,
                         self._context,
                         self._shared,
                         self._own,
-                        head,
+                        header,
                         request,
                         lambda items, queue: self._send(
-                            head, thrift.encode_items(head, items), queue
+                            header, thrift.encode_items(header, items), queue
                         ),
-                        lambda error: self._refuse(head, _internal_error(error)),
+                        lambda error: self._refuse(header, _internal_error(error)),
                     ).begin()
                 case Put():
-                    self._put(head, request)
+                    self._put(header, request)
                 case Confirm() | Abort():
-                    self._answer(head, *self._end_reads(request))
+                    self._answer(header, *self._end_reads(request))
                 case Peek(name):
-                    self._answer(head, self._peek(name))
+                    self._answer(header, self._peek(name))
                 case FlushQueue() | FlushAllQueues() | DeleteQueue():
-                    self._start_change(head, request)
+                    self._start_change(header, request)
                 case CurrentStatus():
-                    self._answer(head, _TO_THRIFT[self._context.status.status])
+                    self._answer(header, _TO_THRIFT[self._context.status.status])
                 case SetStatus(status):
                     self._set_status(status)
-                    self._answer(head, None)
+                    self._answer(header, None)
                 case GetVersion():
-                    self._answer(head, VERSION)
+                    self._answer(header, VERSION)
         except KestrelError as error:
-            self._refuse(head, _internal_error(error))
+            self._refuse(header, _internal_error(error))
 
-    def _answer(self, head: Head, answer: Answer, queues: Queues = None) -> None:
-        self._send(head, thrift.encode(head, answer), queues)
+    def _answer(self, header: MessageHeader, answer: Answer, queues: Queues = None) -> None:
+        self._send(header, thrift.encode(header, answer), queues)
 
-    def _refuse(self, head: Head, refused: Refused) -> None:
-        self._send(head, thrift.encode_refusal(head, refused), None)
+    def _refuse(self, header: MessageHeader, refused: RefusedRequest) -> None:
+        self._send(header, thrift.encode_refusal(header, refused), None)
 
-    def _send(self, head: Head, frame: bytes, queues: Queues) -> None:
-        if not head.oneway:
+    def _send(self, header: MessageHeader, frame: bytes, queues: Queues) -> None:
+        if not header.oneway:
             self._connection.push(frame, queues)
 
-    def _put(self, head: Head, put: Put) -> None:
+    def _put(self, header: MessageHeader, put: Put) -> None:
         PendingPut(
             self._connection,
             self._context,
             put.queue,
             put.items,
             self._context.expiry_after(put.expiration),
-            lambda count, queues: self._answer(head, count, queues),
-            lambda error: self._refuse(head, _internal_error(error)),
+            lambda count, queues: self._answer(header, count, queues),
+            lambda error: self._refuse(header, _internal_error(error)),
         ).begin()
 
     def _end_reads(self, request: Confirm | Abort) -> tuple[int, Queue | None]:
@@ -205,7 +205,9 @@ class ThriftSession(Session):
             raise QueueUnavailable(problem)
         self._context.collection.check_usable(name)
 
-    def _start_change(self, head: Head, request: FlushQueue | FlushAllQueues | DeleteQueue) -> None:
+    def _start_change(
+        self, header: MessageHeader, request: FlushQueue | FlushAllQueues | DeleteQueue
+    ) -> None:
         context = self._context
         context.check_writable()
         change: Coroutine[None, None, object]
@@ -219,8 +221,8 @@ class ThriftSession(Session):
         changes.answer_later(
             self._connection,
             change,
-            lambda _: self._answer(head, None),
-            lambda error: self._refuse(head, _internal_error(error)),
+            lambda _: self._answer(header, None),
+            lambda error: self._refuse(header, _internal_error(error)),
         )
 
     def _set_status(self, status: ThriftStatus) -> None:
@@ -230,5 +232,5 @@ class ThriftSession(Session):
         self._context.status.set(_FROM_THRIFT[status])
 
 
-def _internal_error(error: KestrelError) -> Refused:
-    return Refused(Problem.INTERNAL_ERROR, str(error))
+def _internal_error(error: KestrelError) -> RefusedRequest:
+    return RefusedRequest(RefusalReason.INTERNAL_ERROR, str(error))

@@ -9,6 +9,7 @@ from kestrelmq.protocol.foreign import binary_refusal
 from kestrelmq.protocol.memcache import (
     MAX_ITEM,
     MAX_LINE,
+    BareCommand,
     Confirm,
     Delete,
     Dialect,
@@ -20,12 +21,11 @@ from kestrelmq.protocol.memcache import (
     Key,
     Monitor,
     Parser,
-    Refused,
+    RefusedRequest,
     Request,
     Set,
-    Simple,
     Stats,
-    Status,
+    StatusCommand,
     TouchRead,
 )
 
@@ -97,12 +97,12 @@ REQUESTS: list[tuple[bytes, Request]] = [
     (b"dump_stats a b", Dump("stats", ("a", "b"))),
     (b"dump_config", Dump("config", ())),
     (b"DUMP_CONFIG a", Dump("config", ("a",))),
-    (b"status", Status(None)),
-    (b"status ReadOnly", Status("ReadOnly")),
-    (b"version", Simple("version")),
-    (b"reload", Simple("reload")),
-    (b"shutdown", Simple("shutdown")),
-    (b"QUIT", Simple("quit")),
+    (b"status", StatusCommand(None)),
+    (b"status ReadOnly", StatusCommand("ReadOnly")),
+    (b"version", BareCommand("version")),
+    (b"reload", BareCommand("reload")),
+    (b"shutdown", BareCommand("shutdown")),
+    (b"QUIT", BareCommand("quit")),
 ]
 
 NAME = "queue name"
@@ -199,7 +199,7 @@ def test_fault(line: bytes, reason: str, *, closes: bool, dialect: Dialect) -> N
 def test_set_whose_data_can_be_skipped(line: bytes, noreply: bytes) -> None:
     """A bad name, flag or expiry does not cost the connection: the length is known."""
     request = parse(line + noreply)
-    assert isinstance(request, Refused)
+    assert isinstance(request, RefusedRequest)
     assert request.size == 5
     # A client that says so reads no reply.
     assert request.reply.startswith(b"CLIENT_ERROR ") == (not noreply)
@@ -211,7 +211,7 @@ def test_bare_get(line: bytes) -> None:
     with pytest.raises(ClientFault, match="at least one queue") as caught:
         parse(line)
     assert caught.value.closes
-    assert parse(line, "memcached") == Refused(b"ERROR\r\n", None)
+    assert parse(line, "memcached") == RefusedRequest(b"ERROR\r\n", None)
 
 
 HTTP: list[bytes] = [
@@ -246,7 +246,7 @@ def test_http(line: bytes, ending: bytes, dialect: Dialect) -> None:
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_what_only_looks_like_http(line: bytes, dialect: Dialect) -> None:
     """A command is a command, whatever its queues are called."""
-    assert not isinstance(parse(line, dialect), Refused)
+    assert not isinstance(parse(line, dialect), RefusedRequest)
 
 
 @pytest.mark.parametrize("line", [b"\x80", b"\x80\x00\x00\x04", b"\x80\x0b version noreply"])
@@ -292,7 +292,7 @@ QUIET: list[tuple[bytes, int | None]] = [
 @pytest.mark.parametrize(("line", "size"), QUIET)
 def test_no_reply_in_memcached(line: bytes, size: int | None) -> None:
     """Who sends `noreply` reads no reply, whatever the command is; its data is skipped."""
-    assert parse(line + b" noreply", "memcached") == Refused(b"", size)
+    assert parse(line + b" noreply", "memcached") == RefusedRequest(b"", size)
     with pytest.raises(ClientFault):
         parse(line + b" noreply", "kestrel")
 
@@ -302,7 +302,7 @@ def test_refused_without_a_reply(line: bytes) -> None:
     """A client that reads no reply gets none for a mistake that leaves the connection open."""
     with pytest.raises(ClientFault):
         parse(line)
-    assert parse(line + b" noreply") == Refused(b"", None)
+    assert parse(line + b" noreply") == RefusedRequest(b"", None)
 
 
 @pytest.mark.parametrize("line", [b"frobnicate", b"\xff\x00", b"add work 0 0 5", b"", b" \r"])
@@ -334,7 +334,7 @@ def test_unknown_command_in_kestrel(line: bytes) -> None:
 )
 def test_unknown_command_in_memcached(line: bytes, size: int | None) -> None:
     """Ordinary clients get ERROR and stay connected; data that follows is known and skipped."""
-    assert parse(line, "memcached") == Refused(b"ERROR\r\n", size)
+    assert parse(line, "memcached") == RefusedRequest(b"ERROR\r\n", size)
 
 
 @pytest.mark.parametrize("line", [b"add work", b"cas work 0 0 x", b"ms work", b"ms work -1"])

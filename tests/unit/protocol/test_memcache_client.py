@@ -8,33 +8,41 @@ from hypothesis import strategies as st
 
 from kestrelmq.errors import InvalidRequest, ProtocolError
 from kestrelmq.protocol import memcache_client as wire
-from kestrelmq.protocol.memcache_client import End, Failure, Line, Reply, ReplyParser, Stat, Value
+from kestrelmq.protocol.memcache_client import (
+    EndOfList,
+    ErrorReply,
+    Line,
+    Reply,
+    ReplyParser,
+    Stat,
+    Value,
+)
 
 REPLIES: list[tuple[bytes, list[Reply]]] = [
     (b"STORED\r\n", [Line("STORED")]),
     (b"NOT_STORED\r\n", [Line("NOT_STORED")]),
-    (b"END\r\n", [End()]),
+    (b"END\r\n", [EndOfList()]),
     (b"DELETED\r\n", [Line("DELETED")]),
     (b"UP\r\n", [Line("UP")]),
     (b"VERSION 2.4.8\r\n", [Line("VERSION 2.4.8")]),
     (b"Flushed all queues.\r\n", [Line("Flushed all queues.")]),
     (b"STORED\n", [Line("STORED")]),
-    (b"ERROR\r\n", [Failure("ERROR", "")]),
-    (b"CLIENT_ERROR bad name\r\n", [Failure("CLIENT_ERROR", "bad name")]),
-    (b"SERVER_ERROR\r\n", [Failure("SERVER_ERROR", "")]),
-    (b"SERVER_ERROR disk full\r\n", [Failure("SERVER_ERROR", "disk full")]),
-    (b"VALUE work 0 5\r\nhello\r\nEND\r\n", [Value(b"work", b"hello"), End()]),
-    (b"VALUE work 0 0\r\n\r\nEND\r\n", [Value(b"work", b""), End()]),
-    (b"VALUE work 0 3 42\r\nabc\r\nEND\r\n", [Value(b"work", b"abc", 42), End()]),
-    (b"VALUE work/open 0 1\r\nx\r\nEND\r\n", [Value(b"work/open", b"x"), End()]),
-    (b"VALUE w 0 7\r\n\r\nEND\r\n\r\nEND\r\n", [Value(b"w", b"\r\nEND\r\n"), End()]),
+    (b"ERROR\r\n", [ErrorReply("ERROR", "")]),
+    (b"CLIENT_ERROR bad name\r\n", [ErrorReply("CLIENT_ERROR", "bad name")]),
+    (b"SERVER_ERROR\r\n", [ErrorReply("SERVER_ERROR", "")]),
+    (b"SERVER_ERROR disk full\r\n", [ErrorReply("SERVER_ERROR", "disk full")]),
+    (b"VALUE work 0 5\r\nhello\r\nEND\r\n", [Value(b"work", b"hello"), EndOfList()]),
+    (b"VALUE work 0 0\r\n\r\nEND\r\n", [Value(b"work", b""), EndOfList()]),
+    (b"VALUE work 0 3 42\r\nabc\r\nEND\r\n", [Value(b"work", b"abc", 42), EndOfList()]),
+    (b"VALUE work/open 0 1\r\nx\r\nEND\r\n", [Value(b"work/open", b"x"), EndOfList()]),
+    (b"VALUE w 0 7\r\n\r\nEND\r\n\r\nEND\r\n", [Value(b"w", b"\r\nEND\r\n"), EndOfList()]),
     (
         b"VALUE w 0 1\r\na\r\nVALUE w 0 2\r\nbc\r\nEND\r\n",
-        [Value(b"w", b"a"), Value(b"w", b"bc"), End()],
+        [Value(b"w", b"a"), Value(b"w", b"bc"), EndOfList()],
     ),
     (
         b"STAT uptime 3\r\nSTAT queue_a_children b, c\r\nSTAT empty \r\nEND\r\n",
-        [Stat("uptime", "3"), Stat("queue_a_children", "b, c"), Stat("empty", ""), End()],
+        [Stat("uptime", "3"), Stat("queue_a_children", "b, c"), Stat("empty", ""), EndOfList()],
     ),
     (b"STAT caf\xc3\xa9 \xff\r\n", [Stat("caf\u00e9", "\ufffd")]),
 ]

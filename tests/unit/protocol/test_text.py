@@ -245,9 +245,9 @@ def test_what_was_not_parsed_yet_can_be_taken_back() -> None:
 
 def test_replies() -> None:
     """Each kind of reply is one line."""
-    assert text.counted(3) == b"+3\n"
-    assert text.value(b"item \xff") == b":item \xff\n"
-    assert text.NOTHING == b"*\n"
-    assert text.error("no\nsuch  thing \u00e9") == b"-no such thing \xc3\xa9\n"
-    assert text.carries(b"one\rline")
-    assert not text.carries(b"two\nlines")
+    assert text.count_reply(3) == b"+3\n"
+    assert text.value_reply(b"item \xff") == b":item \xff\n"
+    assert text.NO_ITEM == b"*\n"
+    assert text.error_reply("no\nsuch  thing \u00e9") == b"-no such thing \xc3\xa9\n"
+    assert text.can_carry(b"one\rline")
+    assert not text.can_carry(b"two\nlines")

@@ -32,13 +32,13 @@ from kestrelmq.protocol.thrift_messages import (
     FlushQueue,
     Get,
     GetVersion,
-    Head,
     Item,
+    MessageHeader,
     Peek,
-    Problem,
     Put,
     QueueInfo,
-    Refused,
+    RefusalReason,
+    RefusedRequest,
     Request,
     SetStatus,
     ThriftStatus,
@@ -150,11 +150,11 @@ def test_every_call_is_understood_and_answered_in_its_dialect(
     dialect: Dialect, method: str, arguments: dict[str, Any], request_: Request, answer: Answer
 ) -> None:
     """What thriftpy2 writes is read, and what is written thriftpy2 reads."""
-    head, request = decode(message(dialect, method, arguments))
-    assert head == Head(dialect, method, 77)
+    header, request = decode(message(dialect, method, arguments))
+    assert header == MessageHeader(dialect, method, 77)
     assert request == request_
-    frame = encode(head, answer)
-    assert thrift.head_of(frame) == head
+    frame = encode(header, answer)
+    assert thrift.header_of(frame) == header
     name, message_type, seqid, result = received(dialect, frame)
     assert (name, message_type, seqid) == (method, TMessageType.REPLY, 77)
     assert plain(getattr(result, "success", None)) == plain(answer)
@@ -216,9 +216,9 @@ def test_the_longest_frame_is_accepted() -> None:
 def test_an_unknown_method_is_answered_with_an_exception(dialect: Dialect) -> None:
     """A Finagle client asks this way for its protocol upgrade, and goes on without."""
     probe = "__can__finagle__trace__v3__"
-    head, request = decode(message(dialect, probe, {}, seqid=5))
-    assert request == Refused(Problem.UNKNOWN_METHOD, f"unknown method {probe}")
-    name, message_type, seqid, result = received(dialect, encode_refusal(head, request))
+    header, request = decode(message(dialect, probe, {}, seqid=5))
+    assert request == RefusedRequest(RefusalReason.UNKNOWN_METHOD, f"unknown method {probe}")
+    name, message_type, seqid, result = received(dialect, encode_refusal(header, request))
     assert (name, message_type, seqid) == (probe, TMessageType.EXCEPTION, 5)
     assert (result.type, result.message) == (1, f"unknown method {probe}")
 
@@ -226,8 +226,8 @@ def test_an_unknown_method_is_answered_with_an_exception(dialect: Dialect) -> No
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_oneway_request_is_known_as_such(dialect: Dialect) -> None:
     """Nobody reads an answer to it."""
-    head, request = decode(message(dialect, "get_version", {}, TMessageType.ONEWAY))
-    assert (head.oneway, request) == (True, GetVersion())
+    header, request = decode(message(dialect, "get_version", {}, TMessageType.ONEWAY))
+    assert (header.oneway, request) == (True, GetVersion())
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -235,7 +235,9 @@ def test_a_oneway_request_is_known_as_such(dialect: Dialect) -> None:
 def test_a_message_that_is_no_request_is_refused(dialect: Dialect, message_type: int) -> None:
     """The connection lives on."""
     _, request = decode(message(dialect, "get_version", {}, message_type))
-    assert request == Refused(Problem.INVALID_MESSAGE_TYPE, f"message type {message_type}")
+    assert request == RefusedRequest(
+        RefusalReason.INVALID_MESSAGE_TYPE, f"message type {message_type}"
+    )
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -260,10 +262,10 @@ def test_a_message_that_is_no_request_is_refused(dialect: Dialect, message_type:
 def test_a_request_that_makes_no_sense_is_refused_with_the_reason(
     dialect: Dialect, method: str, arguments: dict[str, Any], reason: str
 ) -> None:
-    """The head is fine, so there is somebody to tell; the connection lives on."""
-    head, request = decode(message(dialect, method, arguments))
-    assert request == Refused(Problem.PROTOCOL_ERROR, reason)
-    assert received(dialect, encode_refusal(head, request))[3].message == reason
+    """The header is fine, so there is somebody to tell; the connection lives on."""
+    header, request = decode(message(dialect, method, arguments))
+    assert request == RefusedRequest(RefusalReason.PROTOCOL_ERROR, reason)
+    assert received(dialect, encode_refusal(header, request))[3].message == reason
 
 
 BINARY_PUT = message(Dialect.BINARY, "put", {})[:-1]
@@ -314,8 +316,8 @@ def test_lengths_and_counts_that_lie_are_refused_without_allocating(
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert isinstance(request, Refused)
-    assert request.problem is Problem.PROTOCOL_ERROR
+    assert isinstance(request, RefusedRequest)
+    assert request.reason is RefusalReason.PROTOCOL_ERROR
     assert reason in request.message
     assert peak < 200_000
 
@@ -406,9 +408,9 @@ def test_a_damaged_request_is_decoded_or_refused_and_can_be_answered(
         if not content:
             return
     with contextlib.suppress(ClientFault):
-        head, request = decode(bytes(content))
-        if isinstance(request, Refused):
-            encode_refusal(head, request)
+        header, request = decode(bytes(content))
+        if isinstance(request, RefusedRequest):
+            encode_refusal(header, request)
 
 
 @given(st.binary(max_size=100), st.lists(st.integers(0, 100), max_size=4))
@@ -432,7 +434,7 @@ class Served(threading.Thread):
 
     def __init__(self, end: socket.socket, answers: Iterator[Answer]) -> None:
         super().__init__()
-        self.requests: list[Request | Refused] = []
+        self.requests: list[Request | RefusedRequest] = []
         self._end = end
         self._answers = answers
 
@@ -442,12 +444,12 @@ class Served(threading.Thread):
         while data := self._end.recv(3):
             parser.receive(data)
             while (frame := parser.next_frame()) is not None:
-                head, request = decode(frame)
+                header, request = decode(frame)
                 self.requests.append(request)
-                if isinstance(request, Refused):
-                    self._end.sendall(encode_refusal(head, request))
+                if isinstance(request, RefusedRequest):
+                    self._end.sendall(encode_refusal(header, request))
                 else:
-                    self._end.sendall(encode(head, next(self._answers)))
+                    self._end.sendall(encode(header, next(self._answers)))
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -473,9 +475,9 @@ def test_thriftpy2s_own_client_over_sockets(dialect: Dialect) -> None:
 def test_ids_that_are_there_twice(dialect: Dialect) -> None:
     """They stay in a row as they came: a set of chosen numbers can be made to collide."""
     if dialect is Dialect.BINARY:
-        head = struct.pack(">HHi", 0x8001, 1, 7) + b"confirm" + bytes(4)
+        header = struct.pack(">HHi", 0x8001, 1, 7) + b"confirm" + bytes(4)
         ids = struct.pack(">bhbi3q", 14, 2, 10, 3, 5, 5, 1)
-        frame = head + struct.pack(">bhi", 11, 1, 1) + b"q" + ids + b"\0"
+        frame = header + struct.pack(">bhi", 11, 1, 1) + b"q" + ids + b"\0"
     else:
         frame = b"\x82\x21\x00\x07confirm" + b"\x18\x01q" + b"\x1a\x36\x0a\x0a\x02" + b"\0"
     _, request = thrift.decode(frame)
