@@ -17,7 +17,7 @@ from kestrelmq.clock import SystemClock
 from kestrelmq.config import ZooKeeperConfig
 from kestrelmq.errors import ConfigError
 from kestrelmq.server.advertise import member_data
-from kestrelmq.server.membership import Membership
+from kestrelmq.server.membership import ServerSetMembership
 from kestrelmq.server.status import ServerStatus, Status
 from tests.support.patience import PATIENCE
 from tests.support.zookeeper import ZooKeeper
@@ -58,7 +58,7 @@ class Server:
         self.status = ServerStatus(
             None, default, grace, SystemClock(), loop.call_later, listener_limit=0.5
         )
-        self.membership = Membership(config, MEMBER, loop.call_soon_threadsafe)
+        self.membership = ServerSetMembership(config, MEMBER, loop.call_soon_threadsafe)
         self.status.listeners.append(self.membership.status_changed)
 
     async def start(self) -> None:

@@ -33,7 +33,7 @@ from kestrelmq.server.event_loop import ServerEventLoop
 from kestrelmq.server.listener import Listener, SessionFactory
 from kestrelmq.server.logs import set_up_logging
 from kestrelmq.server.long_reply import in_slices
-from kestrelmq.server.membership import Membership
+from kestrelmq.server.membership import ServerSetMembership
 from kestrelmq.server.memcache_session import MemcacheSession
 from kestrelmq.server.path_watcher import PathWatcher
 from kestrelmq.server.server_actions import warn_if_open
@@ -47,17 +47,17 @@ from kestrelmq.server.turns import TurnLoop
 log = logging.getLogger(__name__)
 
 Announce = Callable[[str], None]
-_DEADLINES: Final = 0.05
+_TIMER_PERIOD: Final = 0.05
 """Seconds between checks for open reads whose time is up and for periodic syncs."""
-_SWITCH: Final = 0.0001
+_SWITCH_INTERVAL: Final = 0.0001
 """Seconds after which a thread that holds the interpreter lock must yield it to the loop."""
-_LOAD: Final = 2.0
+_LOAD_TIMEOUT: Final = 2.0
 """Seconds to wait for all queues to load before the loaded ones are served."""
-_OLD: Final = 1000
+_FULL_COLLECTION_THRESHOLD: Final = 1000
 """The garbage collector's third threshold: collections of the middle generation before one of all
 objects. There are a few of them a second."""
-_AGINGS: Final = 4
-_UPKEEP: Final = 1.0
+_COLLECTIONS_PER_UPKEEP: Final = 4
+_UPKEEP_PERIOD: Final = 1.0
 """Seconds between checks of the journals of idle queues."""
 
 
@@ -117,7 +117,7 @@ class Server:
             self._host = self._advertise(self._config.listen_address)
         _raise_file_limit()
         # The longest wait of the loop for a thread that packs a journal or runs an fsync.
-        sys.setswitchinterval(_SWITCH)
+        sys.setswitchinterval(_SWITCH_INTERVAL)
         loop = ServerEventLoop(self._turns.selector)
         try:
             loop.run_until_complete(self._serve(loop))
@@ -139,15 +139,15 @@ class Server:
         try:
             for name in ("SIGTERM", "SIGINT"):
                 loop.add_signal_handler(getattr(signal, name), self._stopping.set)
-            loop.add_signal_handler(signal.SIGHUP, self._hang_up)
-            await _first(loaded, self._stopping, None if self._wait else _LOAD)
+            loop.add_signal_handler(signal.SIGHUP, self._on_sighup)
+            await _wait_for_either(loaded, self._stopping, None if self._wait else _LOAD_TIMEOUT)
             start_up.gently = True
             if not self._stopping.is_set():
                 await self._serve_clients(self._new_context(loop), loaded)
         finally:
             for service in self._services:
                 await service.close()
-            await _cancel_others()
+            await _cancel_other_tasks()
             start_up.stop()
             self._stop()
 
@@ -162,7 +162,7 @@ class Server:
         self._announce("ready")
         tasks = [asyncio.create_task(kept_running(task)) for task in self._background()]
         if not loaded.is_set():
-            tasks.append(asyncio.create_task(self._tell_when(loaded)))
+            tasks.append(asyncio.create_task(self._log_when_loaded(loaded)))
         await self._stopping.wait()
         for task in tasks:
             task.cancel()
@@ -171,7 +171,7 @@ class Server:
         if membership is not None:
             await membership.stop()
 
-    async def _tell_when(self, loaded: asyncio.Event) -> None:
+    async def _log_when_loaded(self, loaded: asyncio.Event) -> None:
         log.info(
             "%d queues are still loading; the others are served", len(self._collection.loading)
         )
@@ -180,7 +180,7 @@ class Server:
         log.info("every queue is loaded")
 
     def _path_changed(self) -> None:
-        self._collection.check_path(self._watcher.names())
+        self._collection.check_path(self._watcher.changed_names())
 
     def _stop(self) -> None:
         self._watcher.close()
@@ -251,13 +251,13 @@ class Server:
             self._ports[protocol] = bound
             self._announce(f"{protocol} listening on {host}:{bound}")
 
-    def _join(self, context: ServerContext) -> Membership | None:
+    def _join(self, context: ServerContext) -> ServerSetMembership | None:
         """Announce the server in ZooKeeper, if that is configured."""
         config = self._config.zookeeper
         if config is None:
             return None
         member = member_data(self._host, self._ports)
-        membership = Membership(config, member, context.loop.call_soon_threadsafe)
+        membership = ServerSetMembership(config, member, context.loop.call_soon_threadsafe)
         context.status.listeners.append(membership.status_changed)
         membership.start(context.status.status)
         return membership
@@ -276,19 +276,19 @@ class Server:
     # --- while it runs ---
 
     def _background(self) -> list[BackgroundTask]:
-        tasks = [self._keep_time, self._keep_up]
+        tasks = [self._run_timers, self._do_upkeep]
         if self._config.expiration_timer_frequency is not None:
-            tasks.append(partial(self._expire, self._config.expiration_timer_frequency))
+            tasks.append(partial(self._sweep, self._config.expiration_timer_frequency))
         if self._config.client_timeout is not None:
             tasks.append(partial(self._close_silent, self._config.client_timeout))
         return tasks
 
-    async def _expire(self, period: float) -> None:
+    async def _sweep(self, period: float) -> None:
         while True:
             await asyncio.sleep(period)
             await in_slices(self._collection.sweeping(), self._turns)
 
-    async def _keep_time(self) -> None:
+    async def _run_timers(self) -> None:
         """End open reads whose time is up, and do syncs that are due; wait if there are neither."""
         commits, loop = self._collection.commits, asyncio.get_running_loop()
         timed = asyncio.Event()
@@ -297,21 +297,21 @@ class Server:
             if not commits.is_timed:
                 timed.clear()
                 await timed.wait()
-            await asyncio.sleep(_DEADLINES)
+            await asyncio.sleep(_TIMER_PERIOD)
             self._collection.abort_overdue()
             self._turns.sync(commits.syncs.take_due(loop.time()))
 
-    async def _keep_up(self) -> None:
+    async def _do_upkeep(self) -> None:
         """Do the journals' upkeep, and keep the garbage collector from checking long queues.
 
         A collection takes 20 ms for a million items in the queues that it checks. So this makes a
         queue an old object before it can become long; old objects are collected very rarely.
         """
         young, middle, _ = gc.get_threshold()
-        gc.set_threshold(young, middle, _OLD)
+        gc.set_threshold(young, middle, _FULL_COLLECTION_THRESHOLD)
         while True:
-            for _ in range(_AGINGS):
-                await asyncio.sleep(_UPKEEP / _AGINGS)
+            for _ in range(_COLLECTIONS_PER_UPKEEP):
+                await asyncio.sleep(_UPKEEP_PERIOD / _COLLECTIONS_PER_UPKEEP)
                 gc.collect(1)
             await in_slices(self._collection.ticking(), self._turns)
 
@@ -327,12 +327,12 @@ class Server:
                     connection.close()
             seen = {one: one.last_served for one in connections}
 
-    def _hang_up(self) -> None:
-        task = asyncio.create_task(self._reload_loudly())
+    def _on_sighup(self) -> None:
+        task = asyncio.create_task(self._reload_and_log())
         self._reloads.add(task)
         task.add_done_callback(self._reloads.discard)
 
-    async def _reload_loudly(self) -> None:
+    async def _reload_and_log(self) -> None:
         try:
             set_up_logging(self._config)
             await self._reload()
@@ -363,7 +363,7 @@ class Server:
         return changed
 
 
-async def _first(one: asyncio.Event, other: asyncio.Event, seconds: float | None) -> None:
+async def _wait_for_either(one: asyncio.Event, other: asyncio.Event, seconds: float | None) -> None:
     """Wait for one of two events, at most `seconds`; None waits for ever."""
     tasks = [asyncio.create_task(event.wait()) for event in (one, other)]
     await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -371,7 +371,7 @@ async def _first(one: asyncio.Event, other: asyncio.Event, seconds: float | None
         task.cancel()
 
 
-async def _cancel_others() -> None:
+async def _cancel_other_tasks() -> None:
     """Cancel the tasks that still run: requested changes that are not answered yet."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:

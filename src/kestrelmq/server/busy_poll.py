@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-LOOK: Final = 60e-6
+POLL_TIME: Final = 60e-6
 """Seconds to poll before sleeping: about the cost of a sleep."""
-_SHORT: Final = 200e-6
+_SHORT_SLEEP: Final = 200e-6
 """A sleep shorter than this, in seconds, is one that polling could have avoided."""
 _MOST_SLEEPS: Final = 512
 """The most short sleeps between two attempts at polling, while polling finds nothing."""
@@ -23,7 +23,7 @@ Events = list[tuple[int, int]]
 Poll = Callable[[float, int], Events]
 """Waits at most so many seconds (below 0: for ever) for at most so many events."""
 
-_give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
+_yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 class BusyPoll:
@@ -38,31 +38,31 @@ class BusyPoll:
         """Wait with `poll`; `clock` returns seconds."""
         self._poll = poll
         self._clock = clock
-        self._sleeps = 1
-        self._left = 0
+        self._next_sleeps = 1
+        self._sleeps_left = 0
 
     def wait(self, timeout: float, most: int) -> Events:
         """Return at most `most` events, after at most `timeout` seconds (below 0: for ever)."""
         poll = self._poll
         if timeout == 0:
             return poll(timeout, most)
-        if not self._left:
+        if not self._sleeps_left:
             events = poll(0.0, most)
             if events:
                 return events
             began = self._clock()
-            while self._clock() - began < LOOK:
+            while self._clock() - began < POLL_TIME:
                 # Let other processes on this processor run: one may be the client.
-                _give_way()
+                _yield_processor()
                 events = poll(0.0, most)
                 if events:
-                    self._sleeps = max(1, self._sleeps // 2)
+                    self._next_sleeps = max(1, self._next_sleeps // 2)
                     return events
-            self._left = self._sleeps
-            self._sleeps = min(self._sleeps * 2, _MOST_SLEEPS)
+            self._sleeps_left = self._next_sleeps
+            self._next_sleeps = min(self._next_sleeps * 2, _MOST_SLEEPS)
             return poll(timeout, most)
         began = self._clock()
         events = poll(timeout, most)
-        if self._clock() - began < _SHORT:
-            self._left -= 1
+        if self._clock() - began < _SHORT_SLEEP:
+            self._sleeps_left -= 1
         return events

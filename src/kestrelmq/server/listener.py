@@ -81,27 +81,27 @@ class Listener:
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
                     raise
-                self._pause(error)
+                self._pause_accepting(error)
                 return
-            self._begin(client, f"{peer[0]}:{peer[1]}")
+            self._start_connection(client, f"{peer[0]}:{peer[1]}")
 
-    def _pause(self, error: OSError) -> None:
+    def _pause_accepting(self, error: OSError) -> None:
         """Stop accepting for a moment; clients in the backlog keep waiting."""
         log.warning("%s: cannot accept connections: %s", self.protocol, error.strerror)
         loop = asyncio.get_running_loop()
         if self._socket is not None:
             loop.remove_reader(self._socket)
-            self._paused = loop.call_later(_PAUSE, self._go_on)
+            self._paused = loop.call_later(_PAUSE, self._resume_accepting)
 
-    def _go_on(self) -> None:
+    def _resume_accepting(self) -> None:
         self._paused = None
         if self._socket is not None:
             asyncio.get_running_loop().add_reader(self._socket, self._accept)
 
-    def _begin(self, client: socket.socket, peer: str) -> None:
+    def _start_connection(self, client: socket.socket, peer: str) -> None:
         client.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(client, peer, self._turns, self._counters, self._end)
+        connection = Connection(client, peer, self._turns, self._counters, self._connection_closed)
         self.connections.add(connection)
         self._counters.curr_connections += 1
         self._counters.total_connections += 1
@@ -109,7 +109,7 @@ class Listener:
             log.info("%s: %s connected", self.protocol, peer)
         connection.start(self._new_session(connection))
 
-    def _end(self, connection: Connection) -> None:
+    def _connection_closed(self, connection: Connection) -> None:
         self.connections.discard(connection)
         self._counters.curr_connections -= 1
         if self._trace:

@@ -14,7 +14,7 @@ their sets for `session_timeout` seconds.
 
 Site-specific code has two hooks. `client_initializer` is called with the `ZooKeeperConfig` and
 returns a `KazooClient` that is not started. `server_set_initializer` is called with the
-`ZooKeeperConfig`, that client and the path of a set, and returns a `ServerSet`.
+`ZooKeeperConfig`, that client and the path of a set, and returns a `ServerSetEntry`.
 """
 
 import asyncio
@@ -44,8 +44,8 @@ _ACLS: Final = {
 }
 
 
-class ServerSet(Protocol):
-    """One server set, as `server_set_initializer` returns it."""
+class ServerSetEntry(Protocol):
+    """This server's entry in one server set, as `server_set_initializer` returns it."""
 
     def hold(self, member: bytes | None) -> None:
         """Put this server in the set with the data `member`, or take it out if `member` is None.
@@ -56,8 +56,8 @@ class ServerSet(Protocol):
         """
 
 
-class NodeSet:
-    """A server set whose members are ephemeral nodes `member_NNNNNNNNNN`."""
+class ServerSetNode:
+    """This server's entry in a server set: an ephemeral node `member_NNNNNNNNNN`."""
 
     def __init__(
         self, client: KazooClient, path: str, wait: float, changed: Callable[[], None]
@@ -77,14 +77,14 @@ class NodeSet:
 
     def hold(self, member: bytes | None) -> None:
         """Make sure that the set has one node of this session, or none."""
-        mine = self._mine()
+        mine = self._own_nodes()
         for spare in mine if member is None else mine[1:]:
             self._delete(spare)
         if member is not None:
             node = mine[0] if mine else self._create(member)
             self._client.exists_async(node, watch=self._node_changed).get(timeout=self._wait)
 
-    def _mine(self) -> list[str]:
+    def _own_nodes(self) -> list[str]:
         session = self._client.client_id[0]
         try:
             children = self._client.get_children_async(self._path).get(timeout=self._wait)
@@ -117,7 +117,7 @@ class NodeSet:
         self._changed()
 
 
-class Membership:
+class ServerSetMembership:
     """Keeps the server in the sets that its status requires, until it is stopped.
 
     Attributes:
@@ -148,7 +148,7 @@ class Membership:
         self._stopping = False
         self._stopped: asyncio.Event | None = None
         self._client: Any = None
-        self._sets: dict[str, ServerSet] = {}
+        self._entries: dict[str, ServerSetEntry] = {}
         self.agrees = False
 
     def start(self, status: Status) -> None:
@@ -158,7 +158,7 @@ class Membership:
             ConfigError: an initializer cannot be imported, or fails.
         """
         self._client = self._make_client()
-        self._sets = {kind: self._make_set(kind) for kind in ("read", "write")}
+        self._entries = {kind: self._make_entry(kind) for kind in ("read", "write")}
         self._stopped = asyncio.Event()
         self._status = status
         self._client.add_listener(self._connection_changed)
@@ -199,7 +199,7 @@ class Membership:
                 if not started:
                     self._client.start_async()
                     started = True
-                delay = self._put_right()
+                delay = self._update_sets()
             except Exception:  # noqa: BLE001 # a site's own client may raise anything
                 _log.exception("the membership in ZooKeeper failed; trying again")
                 delay = _RETRY_AFTER
@@ -212,7 +212,7 @@ class Membership:
             self._due = False
             return not self._stopping
 
-    def _put_right(self) -> float | None:
+    def _update_sets(self) -> float | None:
         """Make the sets agree with the status; return the seconds until a retry, None for none."""
         if not self._client.connected:
             return None  # the next event of the connection wakes this thread
@@ -220,8 +220,8 @@ class Membership:
             status, acted = self._status, self._acted
             self._acted = []
         try:
-            self._sets["write"].hold(self._member if status.in_write_set else None)
-            self._sets["read"].hold(self._member if status.in_read_set else None)
+            self._entries["write"].hold(self._member if status.in_write_set else None)
+            self._entries["read"].hold(self._member if status.in_read_set else None)
         except (KazooException, TimeoutError, OSError, self._client.handler.timeout_exception) as e:
             _log.warning("ZooKeeper: %s: %s; trying again", type(e).__name__, e)
         except Exception:  # noqa: BLE001 # a site's own set may raise anything
@@ -283,14 +283,14 @@ class Membership:
             connection_retry=KazooRetry(max_tries=-1, max_delay=_RETRY_AFTER),
         )
 
-    def _make_set(self, kind: str) -> ServerSet:
+    def _make_entry(self, kind: str) -> ServerSetEntry:
         path = f"{self._config.path_prefix.rstrip('/')}/{kind}"
         if self._config.server_set_initializer is not None:
-            made: ServerSet = _call(
+            made: ServerSetEntry = _call(
                 self._config.server_set_initializer, self._config, self._client, path
             )
             return made
-        return NodeSet(self._client, path, self._config.session_timeout, self._wake)
+        return ServerSetNode(self._client, path, self._config.session_timeout, self._wake)
 
 
 def _call(initializer: str, *arguments: object) -> Any:

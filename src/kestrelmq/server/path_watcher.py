@@ -25,9 +25,9 @@ _DELETE: Final = 0x200
 _DELETE_SELF: Final = 0x400
 _MOVE_SELF: Final = 0x800
 _OVERFLOW: Final = 0x4000
-_IN_IT: Final = _MOVED_FROM | _MOVED_TO | _DELETE | _DELETE_SELF | _MOVE_SELF
+_WATCHED_EVENTS: Final = _MOVED_FROM | _MOVED_TO | _DELETE | _DELETE_SELF | _MOVE_SELF
 _EVENT: Final = Struct("iIII")  # watch, what, cookie, length of the name that follows
-_MOST: Final = 1 << 16
+_READ_SIZE: Final = 1 << 16
 
 
 class PathWatcher(TurnConnection):
@@ -37,7 +37,7 @@ class PathWatcher(TurnConnection):
     """
 
     def __init__(self, turns: TurnLoop, path: Path, changed: Callable[[], None]) -> None:
-        """Prepare; `changed` is called at each event, and calls `names` for the details."""
+        """Prepare; `changed` is called at each event, and calls `changed_names` for the details."""
         self._turns = turns
         self._path = path
         self._changed = changed
@@ -52,7 +52,7 @@ class PathWatcher(TurnConnection):
         if descriptor < 0:
             return False
         path = self._path.resolve()
-        if library.inotify_add_watch(descriptor, os.fsencode(path), _IN_IT) < 0:
+        if library.inotify_add_watch(descriptor, os.fsencode(path), _WATCHED_EVENTS) < 0:
             os.close(descriptor)
             return False
         for above in path.parents:
@@ -61,7 +61,7 @@ class PathWatcher(TurnConnection):
         self._turns.add(descriptor, self, selectors.EVENT_READ)
         return True
 
-    def names(self) -> set[str] | None:
+    def changed_names(self) -> set[str] | None:
         """Return the names of the files removed, renamed or replaced since the last call.
 
         The set is empty if only the queue path itself was. None means that it may be any files,
@@ -71,7 +71,7 @@ class PathWatcher(TurnConnection):
         if self._descriptor is None:
             return names
         try:
-            events = os.read(self._descriptor, _MOST)
+            events = os.read(self._descriptor, _READ_SIZE)
         except BlockingIOError:
             return names
         position = 0

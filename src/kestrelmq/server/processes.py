@@ -28,7 +28,7 @@ The default ports of one server differ by less, so they do not collide.
 """
 _MOST_PORT: Final = 65_535
 _SUB_PATH: Final = re.compile(r"process-(0|[1-9][0-9]{0,5})")
-_NAMED: Final = 3
+_MAX_NAMES_SHOWN: Final = 3
 _LISTENING: Final = re.compile(r"(?P<listener>\w+) listening on \S+:(?P<port>[0-9]+)")
 
 
@@ -51,7 +51,7 @@ class Process:
         """Its name in the log, which is also the name of its sub-path."""
         return self.queue_path.name
 
-    def told(self, line: str) -> Self:
+    def with_announced_port(self, line: str) -> Self:
         """Return the process with the port in a line `memcache listening on HOST:PORT`.
 
         So a restarted server has the ports that its clients know.
@@ -156,5 +156,5 @@ def _queues(path: Path) -> list[str]:
 
 def _some(names: Iterable[str]) -> str:
     first, *others = names
-    shown = [first, *others[: _NAMED - 1]]
-    return ", ".join(shown if len(others) < _NAMED else [*shown, "..."])
+    shown = [first, *others[: _MAX_NAMES_SHOWN - 1]]
+    return ", ".join(shown if len(others) < _MAX_NAMES_SHOWN else [*shown, "..."])

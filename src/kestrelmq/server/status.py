@@ -246,13 +246,13 @@ class ServerStatus:
         else:
             acting.give_up()
         for listener in self.listeners:
-            self._tell(listener, acting.part())
+            self._notify(listener, acting.part())
 
     def _overdue(self, acting: _Countdown) -> None:
         _log.warning("%s is enforced before every server set was left", self.status.value)
         acting.give_up()
 
-    def _tell(self, listener: StatusListener, acted: Callable[[], None]) -> None:
+    def _notify(self, listener: StatusListener, acted: Callable[[], None]) -> None:
         try:
             listener(self.status, acted)
         except Exception:  # noqa: BLE001 # a listener's failure must not keep the status from changing

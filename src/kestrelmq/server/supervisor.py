@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE: Final = 0.1
 """Seconds until a crashed server is restarted; doubled while it keeps crashing."""
 LONGEST_PAUSE: Final = 30.0
-STABLE: Final = 60.0
+STABLE_RUN: Final = 60.0
 """A server that ran for so many seconds before a crash counts as having run well."""
 
 Announce = Callable[[str], None]
@@ -32,12 +32,12 @@ Command = Callable[[Process], Sequence[str]]
 """Returns the command line of a server."""
 
 
-def pause_after(crashes: int) -> float:
+def restart_pause(crashes: int) -> float:
     """Return the seconds to wait before a restart after so many crashes in a row."""
     return min(FIRST_PAUSE * 2.0 ** min(crashes - 1, 20), LONGEST_PAUSE)
 
 
-class Supervised:
+class SupervisedServer:
     """One supervised server and its process."""
 
     def __init__(self, process: Process, command: Command) -> None:
@@ -71,11 +71,11 @@ class Supervised:
                     self._send(signal.SIGHUP)
                 return True
             self.lines.append(line)
-            self.process = self.process.told(line)
+            self.process = self.process.with_announced_port(line)
         await running.wait()
         return False
 
-    async def ended(self) -> int:
+    async def wait(self) -> int:
         """Wait until the process has ended; return its status, negative for a signal."""
         running = self._running
         if running is None:
@@ -87,19 +87,24 @@ class Supervised:
             running.stdin.close()
         return status
 
-    async def keep(self) -> None:
+    async def keep_running(self) -> None:
         """Restart the server whenever it crashes, until it is shut down."""
         crashes = 0
         ready = True
         while True:
             since = time.monotonic()
-            status = await self.ended()
+            status = await self.wait()
             if status == 0 and ready:
                 log.info("%s was shut down", self.process.name)
                 return
-            crashes = 1 if ready and time.monotonic() - since > STABLE else crashes + 1
-            pause = pause_after(crashes)
-            log.error("%s %s; it is started again in %g s", self.process.name, how(status), pause)
+            crashes = 1 if ready and time.monotonic() - since > STABLE_RUN else crashes + 1
+            pause = restart_pause(crashes)
+            log.error(
+                "%s %s; it is started again in %g s",
+                self.process.name,
+                exit_description(status),
+                pause,
+            )
             await asyncio.sleep(pause)
             ready = await self.start()
 
@@ -109,7 +114,7 @@ class Supervised:
             self._send(signal.SIGHUP)
         self._reload = True
 
-    def end(self, *, at_once: bool = False) -> None:
+    def shut_down(self, *, at_once: bool = False) -> None:
         """Shut the server down cleanly, or with `at_once` kill it."""
         self._send(signal.SIGKILL if at_once else signal.SIGTERM)
 
@@ -138,7 +143,7 @@ class Supervisor:
                 `ready`.
             reopen_log: called when the servers are to read their configuration again.
         """
-        self._servers = [Supervised(process, command) for process in processes]
+        self._servers = [SupervisedServer(process, command) for process in processes]
         self._announce = announce
         self._reopen_log = reopen_log
 
@@ -159,13 +164,13 @@ class Supervisor:
         def stop() -> None:
             if stopping.is_set():
                 for server in self._servers:
-                    server.end(at_once=True)
+                    server.shut_down(at_once=True)
             stopping.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
-        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
-        work = asyncio.create_task(self._work())
+        loop.add_signal_handler(signal.SIGHUP, self._on_sighup)
+        work = asyncio.create_task(self._start_and_keep_running())
         stopped = asyncio.create_task(stopping.wait())
         await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -173,16 +178,16 @@ class Supervisor:
         is_cancelled = work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         for server in self._servers:
-            server.end()
-        await asyncio.gather(*(server.ended() for server in self._servers))
+            server.shut_down()
+        await asyncio.gather(*(server.wait() for server in self._servers))
         if not is_cancelled:
             work.result()
 
-    async def _work(self) -> None:
+    async def _start_and_keep_running(self) -> None:
         try:
             async with asyncio.TaskGroup() as starts:
                 for server in self._servers:
-                    starts.create_task(_begin(server))
+                    starts.create_task(_start(server))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         for server in self._servers:
@@ -191,21 +196,21 @@ class Supervisor:
         self._announce("ready")
         async with asyncio.TaskGroup() as running:
             for server in self._servers:
-                running.create_task(server.keep())
+                running.create_task(server.keep_running())
 
-    def _hang_up(self) -> None:
+    def _on_sighup(self) -> None:
         self._reopen_log()
         for server in self._servers:
             server.reload()
 
 
-async def _begin(server: Supervised) -> None:
+async def _start(server: SupervisedServer) -> None:
     if not await server.start():
-        status = await server.ended()
-        raise KestrelError(f"{server.process.name} {how(status)} before it was ready")
+        status = await server.wait()
+        raise KestrelError(f"{server.process.name} {exit_description(status)} before it was ready")
 
 
-def how(status: int) -> str:
+def exit_description(status: int) -> str:
     """Describe how a process ended."""
     if status >= 0:
         return f"ended with status {status}"

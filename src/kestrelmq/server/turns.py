@@ -32,7 +32,7 @@ from kestrelmq.server.event_loop import MAX_EVENTS, READABLE, TurnSelector
 # When many clients are busy but few of them are ready in each turn, the turn itself is most of the
 # cost. A short pause lets requests gather, so that one write and one wait serve more of them;
 # docs/performance.md has the measurements.
-GATHER: Final = 100e-6
+GATHER_PAUSE: Final = 100e-6
 SLOW_SHARE: Final = 2e-3
 """Seconds of each turn for slow requests; the rest is for all others."""
 _FOR_EVER: Final = -1.0
@@ -197,8 +197,8 @@ class TurnLoop:
 
     def _run_turn(self, wait: float) -> list[tuple[int, int]]:
         """Run one turn, after waiting at most `wait` seconds; return the events for asyncio."""
-        if self._gather and (wait > GATHER or wait < 0):
-            time.sleep(GATHER)
+        if self._gather and (wait > GATHER_PAUSE or wait < 0):
+            time.sleep(GATHER_PAUSE)
         events = self._busy_poll.wait(wait, MAX_EVENTS)
         self.clock.tick()
         self._began = time.perf_counter()

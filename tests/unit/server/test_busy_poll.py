@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kestrelmq.server.busy_poll import LOOK, BusyPoll, Events
+from kestrelmq.server.busy_poll import POLL_TIME, BusyPoll, Events
 
 pytestmark = pytest.mark.compiled
 
@@ -78,10 +78,10 @@ def test_what_comes_soon_is_found_without_sleeping() -> None:
 
 
 def test_a_look_ends_in_time() -> None:
-    """After `LOOK` it sleeps."""
+    """After `POLL_TIME` it sleeps."""
     script = Script()
     vain_looks(script, busy_poll(script), 1)
-    assert script.now - script.sleep <= LOOK + CALL
+    assert script.now - script.sleep <= POLL_TIME + CALL
     assert script.sleeps == 1
 
 

@@ -10,7 +10,7 @@ from kestrelmq.config import ServerConfig
 from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.server.logs import JsonFormatter
 from kestrelmq.server.processes import check_layout, processes_of
-from kestrelmq.server.supervisor import LONGEST_PAUSE, Supervisor, pause_after
+from kestrelmq.server.supervisor import LONGEST_PAUSE, Supervisor, restart_pause
 
 
 def test_each_has_its_own(tmp_path: Path) -> None:
@@ -52,8 +52,9 @@ def test_bound_ports_are_kept(tmp_path: Path) -> None:
         admin_http_port=None,
     )
     (process,) = processes_of(config, 1)
-    told = process.told("memcache listening on ::1:4711").told("something else")
-    assert dict(told.ports) == {"memcache": 4711, "text": 0, "thrift": None, "admin": None}
+    bound = process.with_announced_port("memcache listening on ::1:4711")
+    bound = bound.with_announced_port("something else")
+    assert dict(bound.ports) == {"memcache": 4711, "text": 0, "thrift": None, "admin": None}
 
 
 def journals(path: Path, *names: str) -> None:
@@ -105,7 +106,7 @@ def test_queue_path_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_pause_grows() -> None:
     """A server that goes on crashing is started again ever more rarely, but always."""
-    pauses = [pause_after(crashes) for crashes in (1, 2, 3, 100_000)]
+    pauses = [restart_pause(crashes) for crashes in (1, 2, 3, 100_000)]
     assert pauses == [0.1, 0.2, 0.4, LONGEST_PAUSE]
 
 
