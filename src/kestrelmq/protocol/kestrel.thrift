@@ -1,21 +1,21 @@
 // The thrift service of a kestrelmq server: framed transport, binary or compact protocol.
 //
-// A frame holds at most 64 MiB, and a request at most 100000 values (items, ids and fields). What
-// cannot be done is answered with a TApplicationException that says why.
+// A frame holds at most 64 MiB, and a request at most 100000 values (items, ids and fields). A
+// request that fails is answered with a TApplicationException that says why.
 
 namespace java kestrel
 namespace py kestrel
 namespace rb Kestrel
 
-// An item that was read. Its id names it to confirm and abort: a random number of 53 bits, which only
-// its reader knows. It is 0 when the item was removed for good.
+// An item that was read. confirm and abort take its id: a random number of 53 bits, which only its
+// reader knows. It is 0 when the item was removed for good.
 struct Item {
   1: binary data
   2: i64 id
 }
 
 struct QueueInfo {
-  // The first item, which stays where it is; absent when there is none.
+  // The first item, which stays in the queue; absent when there is none.
   1: optional binary head_item
   2: i64 items
   3: i64 bytes
@@ -38,16 +38,15 @@ service Kestrel {
   // expiration_msec milliseconds; 0 is never.
   i32 put(1: string queue_name, 2: list<binary> items, 3: i32 expiration_msec = 0)
 
-  // Reads items until there are max_items or timeout_msec milliseconds have passed, and at most
-  // 10000 items or about 16 MiB; it is not waited for more then. With
-  // auto_abort_msec 0 they are removed at once. Otherwise each is an open read, which outlives the
-  // connection and ends by confirm, by abort, or by itself after that many milliseconds: then the
-  // item goes back to the head of the queue. A connection that has as many open reads of the queue as
-  // it may have gets nothing, at once.
+  // Reads items until there are max_items or timeout_msec milliseconds have passed. With 10000 items
+  // or about 16 MiB it returns without waiting for more. With auto_abort_msec 0 the items are removed
+  // at once. Otherwise each is an open read, which outlives the connection and ends by confirm, by
+  // abort, or by itself after that many milliseconds: then the item goes back to the head of the
+  // queue. A connection with as many open reads of the queue as it may have gets nothing, at once.
   list<Item> get(1: string queue_name, 2: i32 max_items, 3: i32 timeout_msec = 0,
                  4: i32 auto_abort_msec = 0)
 
-  // End open reads, and return how many of the ids were open.
+  // Both end open reads, and return how many of the ids were open.
   i32 confirm(1: string queue_name, 2: set<i64> ids)
   i32 abort(1: string queue_name, 2: set<i64> ids)
 

@@ -21,8 +21,8 @@ from kestrelmq.server.turns import TurnConnection, TurnLoop
 
 RECEIVE_SIZE: Final = 65_536
 RECEIVE_SIZE_SMALL: Final = 479
-"""Bytes to receive at once when a client sends only short requests: with the object's header, so
-many bytes still fit the interpreter's pools of small blocks."""
+"""Bytes to receive at once when a client sends only short requests: a buffer of this size and its
+object header still fit the interpreter's pools of small blocks."""
 _SHORT_IN_A_ROW: Final = 8
 """Short requests in a row after which a client is assumed to send only short ones."""
 RECEIVE_SIZE_LARGE: Final = 256 << 10
@@ -235,7 +235,7 @@ class Connection(TurnConnection):
         self.paused |= _WORKING
 
     def resume_later(self, request: PendingRequest) -> None:
-        """Resume `request` when the client has read its replies and others were served."""
+        """Resume `request` once the client has read its replies and others have been served."""
         self.pending = request
         self.paused &= ~(_WAITING | _WORKING)
         if not self.paused:
@@ -262,7 +262,7 @@ class Connection(TurnConnection):
             self.yield_turn()
 
     def yield_turn(self) -> None:
-        """Pause until other clients were served."""
+        """Pause until other clients have been served."""
         if not self.paused & _YIELDING:
             self.paused |= _YIELDING
             self._turns.resuming.append(self)
@@ -274,7 +274,7 @@ class Connection(TurnConnection):
             self.yield_turn()
 
     def resume(self) -> None:
-        """Continue with the interrupted request, and then with the buffered input."""
+        """Continue with the pending request, and then with the buffered input."""
         self.paused &= ~_YIELDING
         if self._is_closed or self.closing or self.paused:
             return

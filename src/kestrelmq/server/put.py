@@ -206,9 +206,10 @@ class PendingPut(PendingRequest):
             self._refuse(error)
 
     def cancel(self) -> None:
-        """Add no more slices.
+        """Stop after the current slice.
 
-        While the thread writes, the end waits for it, so that none of its files is left behind.
+        If the thread is writing, one slice is added after it. Then the files that it wrote for
+        other items are removed.
         """
         self._is_cancelled = True
         if not self._is_writing:

@@ -121,7 +121,7 @@ class PendingRead(PendingRequest):
             self._finish().fail(error)
 
     def resume(self) -> None:
-        """Continue: the client has read its replies, or others were served."""
+        """Continue after the client has read its replies, or others have been served."""
         self.begin()
 
     def _take_items(self, queue: Queue, record: bytes | None, xid: int) -> None:
@@ -152,8 +152,8 @@ class PendingRead(PendingRequest):
     def _must_pause(self) -> bool:
         """Whether the client has too many replies to read, or others must be served first.
 
-        Reads that remove items do not yield to others: if the client left meanwhile, the items
-        could not be given back.
+        Reads that remove items do not yield to others: if the client disconnected during the pause,
+        the items could not be given back.
         """
         if (
             self._taken % _CHECK_EVERY == 0
@@ -204,7 +204,7 @@ class PendingRead(PendingRequest):
         self._connection.guard(lambda: self._finish().fail(error))
 
     def _time_out(self) -> None:
-        """Answer, unless the read is interrupted, which looks at the deadline when it resumes."""
+        """Answer, unless the read is to be resumed; it then checks the deadline itself."""
         self._timer = None
         queue = self._queue
         if self._is_waiting:

@@ -37,7 +37,9 @@ SLOW_SHARE: Final = 2e-3
 """Seconds of each turn for slow requests; the rest is for all others."""
 _FOR_EVER: Final = -1.0
 _FEW: Final = 8
+"""The loop pauses before a turn only if the last turn had fewer events than this."""
 _MANY: Final = 16
+"""Many clients are busy if the ready ones were last served more than so many events ago."""
 
 AfterCommit = Callable[[Mapping[Committable, JournalError]], None]
 
@@ -138,7 +140,7 @@ class TurnLoop:
             self.selector.unregister(descriptor)
 
     def slow_share_is_over(self) -> bool:
-        """Whether slow requests have used up their time in this turn; check before each piece.
+        """Whether slow requests have used up their time in this turn; call it before each piece.
 
         The first check of a turn starts the time and returns False, so every turn does at least one
         piece of slow work.
