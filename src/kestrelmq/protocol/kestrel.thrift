@@ -20,7 +20,7 @@ struct QueueInfo {
   2: i64 items
   3: i64 bytes
   4: i64 journal_bytes
-  // How long, in milliseconds, the item that was read last had waited.
+  // How long the first item has waited, in milliseconds; 0 when there is none.
   5: i64 age
   6: i32 waiters
   7: i32 open_transactions
