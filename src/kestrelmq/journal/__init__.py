@@ -1,1 +1,1 @@
-"""Append-only files that hold a queue: their bytes, names, files, writing and replay."""
+"""The append-only files of a queue: record format, file names, writing, reading and replay."""

@@ -1,4 +1,4 @@
-"""A journal as text: one line a record, and a summary."""
+"""A journal as text or JSON, one line for each record."""
 
 import json
 from collections.abc import Iterator
@@ -34,10 +34,10 @@ class Entry:
 
     Attributes:
         file: the file's name.
-        position: where in it the record begins.
-        record: what it says; the data may be left out.
-        size: bytes of data in it.
-        is_replayed: whether it counts; behind a STATE_DUMP no record does.
+        position: where in the file the record begins.
+        record: the decoded record, perhaps without its data.
+        size: bytes of data in the record.
+        is_replayed: whether replay uses it; records behind a STATE_DUMP are ignored.
     """
 
     file: str
@@ -48,12 +48,12 @@ class Entry:
 
 
 def entries(selected: Selected, *, with_data: bool = True) -> Iterator[Entry]:
-    """Yield every record of the files, in order; without their data if that is not wanted.
+    """Yield every record of the files, in order; with the data only if `with_data`.
 
     A record cut short at the end of the last file is left out, as are zeros there.
 
     Raises:
-        DamagedJournal: the next bytes are no record, or a record is cut short before that end; the
+        DamagedJournal: the next bytes are not a record, or a record is cut short elsewhere; the
             error says where.
         OSError: a file cannot be read.
     """
@@ -101,7 +101,7 @@ def describe(entry: Entry) -> str:
 
 
 def describe_records(records: bytes) -> Iterator[str]:
-    """Yield each of some whole records as one line, without its data."""
+    """Yield one line for each of the whole records in `records`, without its data."""
     starts: list[int] = []
     end = scan(records, 0, len(records), starts)
     for start, stop in pairwise((*starts, end)):
@@ -109,7 +109,7 @@ def describe_records(records: bytes) -> Iterator[str]:
         yield _describe(record, data_size(records, start, stop))
 
 
-def _describe(record: Record, size: int) -> str:  # one case a kind
+def _describe(record: Record, size: int) -> str:  # one case for each kind
     match record:
         case Add(expiry, _):
             return f"ADD {size} bytes{_until(expiry * 1000)}"
@@ -136,7 +136,7 @@ def _describe(record: Record, size: int) -> str:  # one case a kind
 
 
 def as_json(queue: str, entry: Entry) -> str:
-    """Return a record as a line of JSON; data that is no text is in `data_base64`."""
+    """Return a record as a line of JSON; data that is not UTF-8 is in `data_base64`."""
     import base64  # noqa: PLC0415 # only here
 
     record = entry.record

@@ -1,11 +1,11 @@
 """The contents of queues as rows, for export and import: JSON Lines, and Parquet with pyarrow.
 
-A row is an item: its queue, its position (0 is the head; items of open reads come first, as they
-would be given back), its data, and its add time and expiry in milliseconds (0 for never).
+A row is an item: its queue, its position (0 is the head; items of open reads come first, as if they
+had been given back), its data, and its add time and expiry in milliseconds (0 for never).
 
-What is imported into a queue goes to a temporary, which is synced and then becomes the current
-file, after what was current before was rotated. A crash leaves a queue with all of the items or
-none, and maybe temporaries; an error leaves no temporary. No server may have the queue.
+An import writes the items of a queue to a temporary and syncs it. Then it rotates the current file,
+and the temporary takes its place. A crash leaves a queue with all of the items or none, and perhaps
+temporaries; an error leaves no temporary. No server may use the queue meanwhile.
 """
 
 import base64
@@ -56,7 +56,7 @@ class Row:
 
 
 def rows(selected: Selected) -> Iterator[Row]:
-    """Yield what is in a queue, as a server would load it.
+    """Yield the items of a queue, as a server would load it.
 
     Raises:
         DamagedJournal: the journal is damaged.
@@ -92,7 +92,7 @@ def rows(selected: Selected) -> Iterator[Row]:
 
 
 def to_json(row: Row) -> str:
-    """Return a row as a line of JSON; data that is no UTF-8 text is in `data_base64`."""
+    """Return a row as a line of JSON; data that is not UTF-8 is in `data_base64`."""
     fields: dict[str, object] = {"queue": row.queue, "position": row.position}
     try:
         fields["data"] = row.data.decode()
@@ -103,10 +103,10 @@ def to_json(row: Row) -> str:
 
 
 def from_json(line: str | bytes, number: int, now: int) -> Row:
-    """Return the row of line `number`; `add_time` (default `now`) and `expiry` may be left out.
+    """Return the row of line `number`; `add_time` (default `now`) and `expiry` are optional.
 
     Raises:
-        JournalError: the line is no such row; the message says which and why.
+        JournalError: the line is not such a row; the message says which and why.
     """
     try:
         fields = json.loads(line)
@@ -146,10 +146,10 @@ def import_rows(
         directory: the queue path.
         source: the items, in the order in which they are to be read.
         clock: for the names of files.
-        append: whether a queue may be there already; its items then come first.
+        append: whether a queue may already exist; its items then come first.
 
     Raises:
-        JournalError: a queue is there or damaged, or a row is unusable; no queue got anything.
+        JournalError: a queue exists or is damaged, or a row is invalid; no queue got anything.
         OSError: a file could not be written; each queue got all of its items, or none.
     """
     existing = plan(directory.names()).queues
@@ -191,7 +191,7 @@ def _check_new(queue: str, existing: Mapping[str, QueuePlan]) -> None:
 
 
 def _make_loadable(directory: Directory, files: QueuePlan, clock: Clock) -> None:
-    """Set a torn tail aside: no other file may follow it. Raises JournalError: it is damaged."""
+    """Set a torn tail aside, because no file may follow it. Raises JournalError if damaged."""
     if files.files:
         loaded = load_queue(directory, files, _MEMORY, clock)
         if loaded.state.behind is not None:
@@ -212,7 +212,7 @@ def _put_in_place(directory: Directory, files: QueuePlan, temporary: str, clock:
 
 
 def write_parquet(source: Iterable[Row], file: Path) -> int:
-    """Write rows to a Parquet file; return how many. Raises JournalError: pyarrow is not there."""
+    """Write rows to a Parquet file; return how many. Raises JournalError without pyarrow."""
     arrow, parquet = _pyarrow()
     schema = arrow.schema(
         [
@@ -238,10 +238,12 @@ def write_parquet(source: Iterable[Row], file: Path) -> int:
 
 
 def read_parquet(file: Path, now: int) -> Iterator[Row]:
-    """Yield the rows of a Parquet file with the columns `queue` and `data`, and maybe times.
+    """Yield the rows of a Parquet file with the columns `queue` and `data`.
+
+    The columns `add_time` (default `now`) and `expiry` are optional.
 
     Raises:
-        JournalError: pyarrow is not there, the file is none of Parquet, or a row is unusable.
+        JournalError: pyarrow is not installed, the file is not Parquet, or a row is invalid.
     """
     for number, fields in enumerate(_parquet_rows(file), 1):
         data: Any = fields.get("data")

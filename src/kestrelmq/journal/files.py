@@ -1,20 +1,20 @@
 """Every fsync, lock and rename of the project, and the queue path as the journal sees it.
 
-Every durable change of a queue path goes through a `Directory`, so that a test can stand between.
+Every durable change of a queue path goes through a `Directory`, so that a test can intercept it.
 Rules:
 
-- An append is whole or not at all: what a failed write left is cut off again, at the latest before
-  the next append. A file that was cut so takes no more: whoever follows it by its length may have
-  read what was cut, and must not find other bytes there.
-- A file is replaced by: write a temporary, sync it, rename it, sync the directory.
-- `reached` names the steps in between; a crash test stops there.
-- Only regular files are opened, and none through a symbolic link: it could lead anywhere. No pipe
-  is waited for, and no device is written to.
-- Nothing is done in another directory that was put in the queue path's place, nor to a file that
-  was put in the place of one that is written.
+- An append happens completely or not at all: what a failed write left is cut off again, at the
+  latest before the next append. Nothing more is appended to a file that was cut: a program that
+  follows it by its length may have read the bytes that were cut, and must not find others there.
+- To replace a file: write a temporary, sync it, rename it, sync the directory.
+- `reached` names the steps in between; crash tests stop there.
+- Only regular files are opened, and never through a symbolic link, which could lead anywhere. So
+  the server never waits for a pipe or writes to a device.
+- If another directory takes the queue path's place, nothing is done in it. If another file takes
+  the place of one that is being written, nothing is done to it.
 
-In this order: opening files; syncing, renaming and linking by path; writing whole files; reading by
-maps; locks; the queue path and the files that are appended to in it.
+The order of this module: opening files; syncing, renaming and linking by path; writing whole files;
+reading by maps; locks; the queue path and the files in it that are appended to.
 """
 
 import contextlib
@@ -35,9 +35,9 @@ from kestrelmq.journal.names import LOCK_NAME, TEMPORARY_MARK
 from kestrelmq.journal.records import Buffer
 
 MAX_OPEN: Final = 1024
-"""Append files that keep their descriptor; the journals of other queues open theirs when needed.
+"""Most append files that keep a descriptor; the journals of other queues open theirs when needed.
 
-Never more than half of what the process may have: clients, and reading, need some too.
+The limit is never more than half of the process's descriptors: clients and readers need some too.
 """
 _SAFE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _APPEND: Final = os.O_WRONLY | os.O_APPEND
@@ -45,7 +45,7 @@ _FILE_MODE: Final = 0o640
 _QUEUE_PATH_MODE: Final = 0o750
 _PIECE: Final = 1 << 20
 _NOTE: Final = 200
-"""Bytes that a lock file may say of who took it."""
+"""Most bytes to read of a lock file's note about its holder."""
 _CHANGED: Final = "the file was changed by another program"
 _REPLACED: Final = "the file was replaced by another program"
 
@@ -53,15 +53,15 @@ _REPLACED: Final = "the file was replaced by another program"
 
 
 def open_regular(path: str | Path, flags: int, dir_fd: int | None = None) -> int:
-    """Open a regular file; also as the `opener` of Python's `open`.
+    """Open a regular file. Can serve as the `opener` of Python's `open`.
 
     Args:
         path: the file; relative to the directory `dir_fd`, if that is given.
-        flags: as for `os.open`. What is created is readable by its owner and group only.
+        flags: as for `os.open`. A new file is readable by its owner and group only.
         dir_fd: see above.
 
     Raises:
-        OSError: it is none, or cannot be opened.
+        OSError: it is not a regular file, or cannot be opened.
     """
     try:
         descriptor = os.open(path, flags | _SAFE, _FILE_MODE, dir_fd=dir_fd)
@@ -83,17 +83,17 @@ def open_stream(path: str | Path, mode: Literal["rb", "wb", "ab"], buffering: in
 
 
 def file_names(path: str | Path) -> list[str]:
-    """Return the names of all in a directory that is no directory. Raises OSError.
+    """Return the names in a directory, without those of directories. Raises OSError.
 
-    What is no regular file either is among them: a queue that has such a file is damaged, for it
-    cannot be opened. To leave it out would be to lose what it stands for.
+    Names of pipes, devices and the like are included: such a file cannot be opened, so a queue that
+    has one is damaged. Leaving it out would hide that some of the queue may be missing.
     """
     with os.scandir(path) as entries:
         return [entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)]
 
 
 def directory_names(path: str | Path) -> list[str]:
-    """Return the names of the directories in a directory. Raises OSError."""
+    """Return the names of a directory's subdirectories. Raises OSError."""
     with os.scandir(path) as entries:
         return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
@@ -111,7 +111,7 @@ def sync_path(path: Path) -> None:
 
 
 def make_directory(path: Path, mode: int = 0o777) -> None:
-    """Create a directory and those it is in, unless they are there; a crash leaves them.
+    """Create a directory and its missing parents; once this returns, a crash leaves them.
 
     Raises OSError.
     """
@@ -122,18 +122,18 @@ def make_directory(path: Path, mode: int = 0o777) -> None:
 
 
 def make_queue_path(path: Path) -> None:
-    """Create a queue path, with what is above it, unless it is there. Raises OSError."""
+    """Create a queue path and its missing parents, unless it exists. Raises OSError."""
     make_directory(path, _QUEUE_PATH_MODE)
 
 
 def rename_durably(old: Path, new: Path) -> None:
-    """Rename within a directory, on disk when this returns. Raises OSError."""
+    """Rename within a directory; the new name is on disk when this returns. Raises OSError."""
     old.rename(new)
     sync_path(new.parent)
 
 
 def link_new(existing: Path, new: Path) -> bool:
-    """Give a file a second name, unless something has that name; return whether it has it now.
+    """Give a file a second name; return False if the name is taken already.
 
     The name is on disk once the directory is synced. Raises OSError.
     """
@@ -148,15 +148,15 @@ def link_new(existing: Path, new: Path) -> bool:
 
 
 class FileWriter:
-    """A new file, which is written about 1 MiB at a time.
+    """Writes a new file, about 1 MiB at a time.
 
     Attributes:
         name: its name.
-        size: bytes in it, and in what is still to be written.
+        size: bytes in it, including those that are still to be written.
     """
 
     def __init__(self, directory: "Directory", name: str) -> None:
-        """Create the file, or empty it. Raises OSError."""
+        """Create the file, or truncate it if it exists. Raises OSError."""
         self.name = name
         self.size = 0
         self._file = directory.create(name)
@@ -174,7 +174,7 @@ class FileWriter:
         self._file.append(b"".join(pieces))
 
     def sync(self) -> None:
-        """Write all of it, and force it to disk. Raises OSError."""
+        """Write what is left, and force the file to disk. Raises OSError."""
         self._flush()
         self._file.sync()
 
@@ -187,7 +187,7 @@ def write_file(directory: "Directory", name: str, pieces: Iterable[bytes]) -> in
     """Write a file and force it to disk; return its size.
 
     Raises:
-        OSError: it could not be written, and is not there.
+        OSError: the file could not be written, and was removed.
     """
     writer = FileWriter(directory, name)
     try:
@@ -204,7 +204,7 @@ def write_file(directory: "Directory", name: str, pieces: Iterable[bytes]) -> in
 
 
 def replace_file(directory: "Directory", name: str, content: bytes) -> None:
-    """Have `name` hold `content`; a crash leaves the old content or the new. Raises OSError."""
+    """Replace the content of `name`; a crash leaves the old content or the new. Raises OSError."""
     temporary = f"{name}{TEMPORARY_MARK}new"
     write_file(directory, temporary, (content,))
     directory.rename(temporary, name)
@@ -218,9 +218,9 @@ def replace_file(directory: "Directory", name: str, content: bytes) -> None:
 def mapped(
     path: Path, open_file: Callable[[str], int] | None = None
 ) -> Iterator[mmap.mmap | bytes]:
-    """Map a whole file for reading; an empty file is `b""`, which cannot be mapped.
+    """Map a whole file for reading; `b""` if it is empty, because that cannot be mapped.
 
-    `open_file` opens it by its name; by default, it is opened by its path.
+    `open_file` opens the file by its name; by default, it is opened by its path.
     """
     descriptor = open_regular(path, os.O_RDONLY) if open_file is None else open_file(path.name)
     try:
@@ -235,9 +235,9 @@ def mapped(
 
 
 def data_after(path: Path, position: int) -> int:
-    """Return where the data of a file goes on behind a hole at `position`, which reads as zeros.
+    """Return where a file's data continues after the hole at `position`, which reads as zeros.
 
-    That is `position` itself when there is no hole, or the system cannot tell.
+    Return `position` itself if there is no hole, or the system cannot tell.
     """
     seek_data = getattr(os, "SEEK_DATA", None)
     if seek_data is None:
@@ -250,12 +250,12 @@ def data_after(path: Path, position: int) -> int:
 
 
 def forget(buffer: Buffer, start: int, end: int) -> int:
-    """Have a map hold no memory for what is before `end`, all before `start` being forgotten.
+    """Release a map's memory from `start` to `end`.
 
-    What was looked at in a map counts as memory of this process until then.
+    Until then, the pages that were read count as memory of this process.
 
     Returns:
-        Up to where it is forgotten: `end`, or the beginning of its page.
+        Where the released part ends: at `end`, or at the beginning of its page.
     """
     end -= end % mmap.PAGESIZE
     if isinstance(buffer, mmap.mmap) and end > start:
@@ -267,9 +267,9 @@ def forget(buffer: Buffer, start: int, end: int) -> int:
 
 
 class FileLock:
-    """A lock on a file, which this process holds until it lets it go or ends, however it ends.
+    """A lock on a file, held until it is released or this process ends, however that happens.
 
-    The file stays, and says who took the lock last.
+    The file stays, and names the last process that took the lock.
     """
 
     __slots__ = ("_descriptor", "_note", "_path", "_problem", "_shared")
@@ -280,10 +280,10 @@ class FileLock:
         """Describe a lock; `acquire` takes it.
 
         Args:
-            path: the file; it is created if it is not there.
-            problem: what is wrong when somebody else has the lock.
-            shared: whether others may share it; none of them is named in the file.
-            note: what the file says of this process; by default, its id.
+            path: the file; it is created if it does not exist.
+            problem: the error message if somebody else has the lock.
+            shared: whether others may share the lock; the file then names none of them.
+            note: what to write to the file about this process; by default, its id.
         """
         self._path = path
         self._problem = problem
@@ -295,7 +295,7 @@ class FileLock:
         """Take the lock.
 
         Raises:
-            QueuePathLocked: another process, or another object of this one, has it.
+            QueuePathLocked: another process, or another `FileLock` of this process, has it.
             OSError: the file cannot be opened.
         """
         if not self.try_acquire():
@@ -304,7 +304,7 @@ class FileLock:
             raise QueuePathLocked(problem)
 
     def try_acquire(self) -> bool:
-        """Take the lock; False when somebody else has it. Raises OSError."""
+        """Take the lock; return False if somebody else has it. Raises OSError."""
         descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
         try:
             if not _lock(descriptor, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX):
@@ -321,15 +321,15 @@ class FileLock:
         return True
 
     def holder(self) -> str:
-        """Return what the file says of who took the lock last. Raises OSError."""
+        """Return the file's note about the last holder of the lock. Raises OSError."""
         with open_stream(self._path, "rb") as file:
             return file.read(_NOTE).decode(errors="replace").strip()
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the file is the one that is held, or none is.
+        """Whether the locked file is still the one at the path; also True if no lock is held.
 
-        Otherwise it was removed or replaced, and others may lock what is there now.
+        If not, it was removed or replaced, and others may lock the file that is there now.
         """
         if self._descriptor is None:
             return True
@@ -341,16 +341,16 @@ class FileLock:
         return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
 
     def release(self) -> None:
-        """Let the lock go."""
+        """Release the lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 class QueuePathLock(FileLock):
-    """Keeps a queue path for this process: a second server must not write the same journals.
+    """Reserves a queue path: two servers must not write the same journals.
 
-    Users of single queues share it.
+    Users of single queues share the lock.
     """
 
     __slots__ = ()
@@ -364,7 +364,7 @@ class QueuePathLock(FileLock):
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a server holds the queue path `path`; nothing is created to find out."""
+    """Whether a server holds the lock of the queue path `path`. Creates nothing."""
     try:
         descriptor = open_regular(path / LOCK_NAME, os.O_RDONLY)
     except OSError:
@@ -376,7 +376,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _lock(descriptor: int, kind: int) -> bool:
-    """Lock an open file, unless somebody else has it; return whether it is locked now."""
+    """Lock an open file; return False if somebody else holds the lock. Raises OSError."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except OSError as error:
@@ -398,7 +398,7 @@ class AppendFile(Protocol):
 
     @property
     def is_torn(self) -> bool:
-        """Whether nothing can be appended any more, because a failed write left something."""
+        """Whether nothing can be appended any more, because a failed write had to be cut off."""
 
     def append(self, data: bytes) -> None:
         """Write all of `data` at the end, or raise OSError and leave the file as it was."""
@@ -410,10 +410,10 @@ class AppendFile(Protocol):
         """Force to disk what was appended; from any thread. Raises OSError."""
 
     def renamed(self, name: str) -> None:
-        """Tell that the file is called `name` now."""
+        """Take note that the file is called `name` now."""
 
     def close(self) -> None:
-        """Release the file; does not sync, and does not wait for a sync that runs."""
+        """Release the file, without a sync, and without waiting for a sync that is running."""
 
 
 class Directory(Protocol):
@@ -424,63 +424,62 @@ class Directory(Protocol):
         """Where it is."""
 
     def names(self) -> list[str]:
-        """Return the names of all in it that is no directory."""
+        """Return the names in it, without those of directories."""
 
     def open(self, name: str) -> int:
-        """Open `name` to read it; return the descriptor."""
+        """Open `name` for reading; return the descriptor."""
 
     def append_to(self, name: str) -> AppendFile:
-        """Open `name` for appending; it is created if it is not there."""
+        """Open `name` for appending; it is created if it does not exist."""
 
     def create(self, name: str) -> AppendFile:
-        """Open `name`, empty, for a file that is written once and closed; from any thread."""
+        """Open `name`, truncated, to write it once and close it; from any thread."""
 
     def rename(self, old: str, new: str) -> None:
-        """Rename `old` to `new`, replacing it."""
+        """Rename `old` to `new`, replacing a file of that name."""
 
     def link(self, old: str, new: str) -> None:
-        """Give the file `old` the second name `new`, or make a synced copy where links are not.
+        """Give the file `old` the second name `new`; without support for links, make a synced copy.
 
         Raises OSError.
         """
 
     def remove(self, name: str) -> None:
-        """Delete `name`; no error when it is not there."""
+        """Delete `name`; no error if it does not exist."""
 
     def truncate(self, name: str, size: int) -> None:
         """Cut `name` to `size` bytes and force that to disk."""
 
     def sync_file(self, name: str) -> None:
-        """Force what is in `name` to disk. Raises OSError."""
+        """Force the content of `name` to disk. Raises OSError."""
 
     def sync(self) -> None:
         """Force created, renamed and removed names to disk."""
 
     def recheck(self, names: Collection[str] | None) -> None:
-        """See whether files that are appended to are still there; None means all.
+        """Check that the append files called `names` still exist; None means all append files.
 
-        An append to one that is not fails, until the same file is there again.
+        Appends to a missing file fail until the same file is there again.
         """
 
     def refuse(self, reason: str | None) -> None:
-        """Let every step fail from now on, for that reason; None ends that."""
+        """Let every later operation fail with that reason; None allows them again."""
 
     def reached(self, point: str) -> None:
-        """Called between two steps that must not tear; `point` names the place."""
+        """Called between two steps where a crash may come; `point` names the place."""
 
 
 class DiskFile:
     """An `AppendFile` on disk.
 
-    Its descriptor may be taken away by `OpenFiles` between two calls; the next call opens the file
-    again, if it is the same one. One lock keeps a descriptor from being closed while another thread
-    syncs it.
+    `OpenFiles` may take its descriptor away between two calls; the next call opens the file again,
+    if it is still the same one. A lock keeps the descriptor open while another thread syncs it.
 
     Attributes:
         name: its name in the directory.
         size: bytes in it.
         is_torn: whether nothing can be appended any more.
-        used: whether it was appended to since `OpenFiles` looked last.
+        used: whether it was appended to since `OpenFiles` last looked.
     """
 
     __slots__ = (
@@ -506,7 +505,7 @@ class DiskFile:
         Args:
             directory: where it is.
             name: its name there.
-            files: who may take its descriptor away.
+            files: limits the open descriptors, and may take this file's away.
         """
         self.name = name
         self._directory = directory
@@ -526,7 +525,7 @@ class DiskFile:
         return self._directory.path / self.name
 
     def open(self, flags: int = 0) -> Self:
-        """Open the file, which is created if it is not there. Raises OSError."""
+        """Open the file; it is created if it does not exist. Raises OSError."""
         descriptor = self._open(_APPEND | os.O_CREAT | flags)
         status = os.fstat(descriptor)
         self._device, self._inode = status.st_dev, status.st_ino
@@ -540,7 +539,7 @@ class DiskFile:
         except OSError as error:
             if error.errno not in {errno.EMFILE, errno.ENFILE} or self._files is None:
                 raise
-            # Clients have all the rest; another journal can do without for now.
+            # Clients use all the other descriptors; another journal can do without its own for now.
             if not self._files.make_room():
                 raise
             return self._directory.open_file(self.name, flags)
@@ -566,8 +565,8 @@ class DiskFile:
                 if written >= length:
                     break
         except OSError:
-            # A write may have reached the file though it failed. If not even the cut succeeds, the
-            # next append tries it again.
+            # A failed write may still have left bytes in the file. If cutting them off fails too,
+            # the next append tries it again.
             self._dirty = True
             with contextlib.suppress(OSError):
                 self._cut(descriptor)
@@ -581,7 +580,7 @@ class DiskFile:
             self._cut(descriptor)
 
     def _refuse(self, descriptor: int) -> None:
-        """Append nothing behind what a failed write may have left. Raises OSError, mostly."""
+        """Cut off what a failed write may have left. Raises OSError if the file was ever cut."""
         if self._dirty:
             self._cut(descriptor)
         if self.is_torn:
@@ -589,7 +588,7 @@ class DiskFile:
             raise OSError(errno.EIO, reason, str(self.path))
 
     def _reopen(self) -> int:
-        """Open the file again, which must be there, and be as it was left. Raises OSError."""
+        """Open the file again; it must exist and be unchanged. Raises OSError."""
         if self._ended:
             raise OSError(errno.EBADF, "the file is closed", str(self.path))
         descriptor, size = self._open_same(_APPEND)
@@ -600,7 +599,7 @@ class DiskFile:
         return descriptor
 
     def _open_same(self, flags: int) -> tuple[int, int]:
-        """Open the file again, which must be the same one; return its descriptor and its size."""
+        """Open the file again; it must be the same one. Return its descriptor and its size."""
         descriptor = self._open(flags)
         status = os.fstat(descriptor)
         if (status.st_dev, status.st_ino) != (self._device, self._inode):
@@ -624,7 +623,7 @@ class DiskFile:
             if descriptor is not None:
                 os.fsync(descriptor)
             else:
-                # Another descriptor of the file will do: what is synced is the file.
+                # Any descriptor will do: fsync acts on the file.
                 descriptor, _ = self._open_same(os.O_RDONLY)
                 try:
                     os.fsync(descriptor)
@@ -634,11 +633,11 @@ class DiskFile:
             self.release()
 
     def renamed(self, name: str) -> None:
-        """Tell that the file is called `name` now."""
+        """Take note that the file is called `name` now."""
         self.name = name
 
     def close(self) -> None:
-        """Release the file; does not sync, and does not wait for a sync that runs."""
+        """Release the file, without a sync, and without waiting for a sync that is running."""
         self._ended = True
         if self._dirty and self._descriptor is not None:
             with contextlib.suppress(OSError):
@@ -649,13 +648,13 @@ class DiskFile:
 
     @property
     def is_there(self) -> bool:
-        """Whether the file of this name is still the one that is written."""
+        """Whether the file of this name is still the one that was opened."""
         return self._directory.is_there(self.name, self._device, self._inode)
 
     def release(self, *, wait: bool = False) -> bool:
-        """Give the descriptor up, unless a sync uses it; say whether none is held.
+        """Close the descriptor unless a sync is using it; return whether none is held any more.
 
-        With `wait`, a sync is waited for.
+        With `wait`, wait for the sync.
         """
         if not self._lock.acquire(blocking=wait):
             return False
@@ -669,10 +668,10 @@ class DiskFile:
 
 
 class OpenFiles:
-    """Which append files hold a descriptor: at most so many, those in use rather than others.
+    """Limits how many append files hold a descriptor; those in use keep theirs.
 
-    Files are counted in by the one thread that appends to them, and so none loses its descriptor
-    between two steps of an append. They may be counted out by any thread.
+    Only the one thread that appends to the files adds them here, so no file loses its descriptor
+    in the middle of an append. Any thread may remove them.
     """
 
     __slots__ = ("_files", "_limit", "_lock")
@@ -683,7 +682,7 @@ class OpenFiles:
         self._lock = Lock()
 
     def opened(self, file: DiskFile) -> None:
-        """Count `file` in; one that was not used of late may have to give its descriptor up."""
+        """Add `file`; one that was not used recently may have to give up its descriptor."""
         with self._lock:
             self._files[file] = None
             tries = 2 * len(self._files)
@@ -696,7 +695,7 @@ class OpenFiles:
                     self._files[oldest] = None
 
     def make_room(self) -> bool:
-        """Have one file give its descriptor up; False when none can."""
+        """Make one file give up its descriptor; return False if none can."""
         with self._lock:
             for file in self._files:
                 if file.release():
@@ -705,23 +704,23 @@ class OpenFiles:
         return False
 
     def recheck(self, names: Collection[str] | None) -> None:
-        """Take the descriptor of each file that is not there any more, or is another; None: all.
+        """Close the descriptor of each file that was removed or replaced.
 
-        Only files that are called one of `names` are looked at.
+        Only files that are called one of `names` are checked; None means all.
         """
         with self._lock:
             files = [one for one in self._files if names is None or one.name in names]
         self._take([file for file in files if not file.is_there])
 
     def release_all(self) -> None:
-        """Take every descriptor."""
+        """Close every descriptor."""
         with self._lock:
             files = list(self._files)
         self._take(files)
 
     def _take(self, files: list[DiskFile]) -> None:
         for file in files:
-            # Not under the lock: a sync that is waited for may have to make room for itself.
+            # Not under the lock: the sync that this waits for may itself have to make room.
             file.release(wait=True)
             self.closed(file)
 
@@ -730,7 +729,7 @@ class OpenFiles:
         return self._limit if allowed == resource.RLIM_INFINITY else min(self._limit, allowed // 2)
 
     def closed(self, file: DiskFile) -> None:
-        """Count `file` out."""
+        """Remove `file`."""
         with self._lock:
             self._files.pop(file, None)
 
@@ -738,24 +737,24 @@ class OpenFiles:
 class DiskDirectory:
     """A `Directory` on disk, held by a descriptor from its first use on.
 
-    Its files are opened by way of that. So nothing is created in another directory that was put in
-    its place, and nothing of that one is read.
+    Files are opened relative to that descriptor. So if another directory takes the place of this
+    one, nothing is created in it or read from it.
     """
 
     __slots__ = ("_files", "_held", "_lock", "_refusal", "path")
 
     def __init__(self, path: Path, max_open: int = MAX_OPEN) -> None:
-        """`max_open` is the most append files that hold a descriptor between two appends."""
+        """Describe the directory; at most `max_open` append files keep a descriptor."""
         self.path = path
         self._files = OpenFiles(max_open)
-        # Why nothing may be done in it now; None when all may.
+        # Why nothing may be done in the directory now; None if it may be used.
         self._refusal: str | None = None
         self._held: int | None = None
         self._lock = Lock()
 
     @property
     def _descriptor(self) -> int:
-        """Its descriptor. Raises OSError: it cannot be opened, or nothing may be done in it."""
+        """The directory's descriptor. Raises OSError if it cannot be opened or used now."""
         if self._refusal is not None:
             raise OSError(errno.ESTALE, self._refusal)
         with self._lock:
@@ -768,11 +767,11 @@ class DiskDirectory:
             os.close(self._held)
 
     def names(self) -> list[str]:
-        """Return the names of all in it that is no directory."""
+        """Return the names in it, without those of directories."""
         return file_names(self.path)
 
     def open(self, name: str) -> int:
-        """Open `name` to read it; return the descriptor."""
+        """Open `name` for reading; return the descriptor."""
         return self.open_file(name, os.O_RDONLY)
 
     def open_file(self, name: str, flags: int) -> int:
@@ -784,7 +783,7 @@ class DiskDirectory:
             raise
 
     def is_there(self, name: str, device: int, inode: int) -> bool:
-        """Whether the file `name` in it is the one with these numbers."""
+        """Whether the file `name` in it has this device and inode number."""
         try:
             found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
         except OSError:
@@ -792,20 +791,23 @@ class DiskDirectory:
         return (found.st_dev, found.st_ino) == (device, inode)
 
     def append_to(self, name: str) -> DiskFile:
-        """Open `name` for appending; it is created if it is not there."""
+        """Open `name` for appending; it is created if it does not exist."""
         return DiskFile(self, name, self._files).open()
 
     def create(self, name: str) -> DiskFile:
-        """Open `name`, empty, for a file that is written once and closed; from any thread."""
+        """Open `name`, truncated, to write it once and close it; from any thread."""
         return DiskFile(self, name).open(os.O_TRUNC)
 
     def rename(self, old: str, new: str) -> None:
-        """Rename `old` to `new`, replacing it."""
+        """Rename `old` to `new`, replacing a file of that name."""
         here = self._descriptor
         os.rename(old, new, src_dir_fd=here, dst_dir_fd=here)
 
     def link(self, old: str, new: str) -> None:
-        """Give the file `old` the second name `new`, or make a synced copy where links are not."""
+        """Give the file `old` the second name `new`; without support for links, make a synced copy.
+
+        Raises OSError.
+        """
         here = self._descriptor
         try:
             os.link(old, new, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
@@ -816,7 +818,7 @@ class DiskDirectory:
                 write_file(self, new, pieces)
 
     def remove(self, name: str) -> None:
-        """Delete `name`; no error when it is not there."""
+        """Delete `name`; no error if it does not exist."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._descriptor)
 
@@ -830,7 +832,7 @@ class DiskDirectory:
             os.close(descriptor)
 
     def sync_file(self, name: str) -> None:
-        """Force what is in `name` to disk. Raises OSError."""
+        """Force the content of `name` to disk. Raises OSError."""
         descriptor = self.open_file(name, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -842,31 +844,32 @@ class DiskDirectory:
         os.fsync(self._descriptor)
 
     def recheck(self, names: Collection[str] | None) -> None:
-        """See whether files that are appended to are still there; None means all.
+        """Check that the append files called `names` still exist; None means all append files.
 
-        An append to one that is not fails, until the same file is there again.
+        Appends to a missing file fail until the same file is there again.
         """
         if names is None or names:
             self._files.recheck(names)
 
     def refuse(self, reason: str | None) -> None:
-        """Let every step fail from now on, for that reason; None ends that.
+        """Let every later operation fail with that reason; None allows them again.
 
-        An append finds out when it has to open its file again, and so it costs nothing otherwise.
+        An append notices when it has to open its file again, so the check costs nothing otherwise.
         """
         self._refusal = reason
         if reason is not None:
             self._files.release_all()
 
     def reached(self, point: str) -> None:
-        """Do nothing: nobody watches."""
+        """Do nothing: only test directories act here."""
 
 
 class UnnamedFiles:
-    """Files that are held open while they lose their names, so that removing them takes no time.
+    """Files that are kept open while they are removed, so that removing them takes no time.
 
-    The disk frees a file when it has no name and nobody has it open, which takes tens of
-    milliseconds for a long one: `free` does that where nobody waits for it. A crash frees it, too.
+    The disk frees a file once it has no name and nobody has it open, which takes tens of
+    milliseconds for a long file. `free` does that where nobody waits for it. A crash frees the
+    files, too.
     """
 
     def __init__(self) -> None:
@@ -876,12 +879,12 @@ class UnnamedFiles:
         return len(self._descriptors)
 
     def hold(self, name: str, open_file: Callable[[str], int]) -> None:
-        """Hold a file, which `open_file` opens, if that can be done."""
+        """Keep the file `name` open, if `open_file` can open it."""
         with contextlib.suppress(OSError):
             self._descriptors.append(open_file(name))
 
     def free(self, pause: Callable[[], None]) -> None:
-        """Let the files go, which may take long; `pause` is called after each."""
+        """Close the files, which may take long; `pause` is called after each."""
         while self._descriptors:
             os.close(self._descriptors.pop())
             pause()

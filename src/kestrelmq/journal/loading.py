@@ -1,14 +1,14 @@
-"""Bringing a queue up from its files: clean up, replay, set a torn tail aside.
+"""Loading a queue from its files: clean up, replay, set a torn tail aside.
 
-What the files hold, and where that ends, the walk tells (see `walk`). A record cut short at the end
-of the last file is what a crash leaves: the cut bytes are saved as `NAME~~torn-TIMESTAMP` and the
-file ends at its last whole record. Anything else that is no record is damage: the queue does not
-load, and no file is changed.
+`walk` finds the records of each file and where they end. A record cut short at the end of the last
+file is what a crash leaves: the cut bytes are saved as `NAME~~torn-TIMESTAMP`, and the file is cut
+to end at its last whole record. Any other bytes that are not a record are damage: the queue does
+not load, and no file is changed.
 
-The current file is rotated where nothing may be added to it: after such a cut, for whoever follows
-the file by its length may have read what was cut and must not find other bytes there; and where a
-STATE_DUMP ends it, behind which nothing is replayed. A crash then leaves a rotated file, cut or
-not, and no current one.
+The current file is rotated if nothing may be appended to it. That is so after such a cut: a program
+that follows the file by its length may have read the cut bytes and must not find others there. It
+is also so after a STATE_DUMP, because nothing behind that is replayed. A crash then leaves a
+rotated file, cut or not, and no current one.
 """
 
 import contextlib
@@ -42,30 +42,30 @@ from kestrelmq.journal.walk import WINDOW, ZEROS, End, Ending, Walk, find_record
 from kestrelmq.journal.writer import FileJournal
 
 _TINY_BATCH: Final = 16 << 10
-"""For upkeep, beside queues that serve at their fastest; be they records of one byte each."""
+"""Bytes to replay at a time for upkeep, beside queues under full load: records may be one byte."""
 _SMALL_BATCH: Final = 64 << 10
-"""For replay beside queues that serve: a short time, as long as other threads wait."""
+"""Bytes to replay at a time beside queues that serve: other threads wait meanwhile."""
 _AHEAD: Final = 1 << 20
 """Bytes that are read ahead of the map."""
 _NANOSECONDS: Final = 1_000_000
-"""In a millisecond."""
+"""Nanoseconds in a millisecond."""
 _TELL: Final = 5.0
-"""Seconds between lines in the log about a queue that takes long."""
+"""Seconds between log lines about a queue that takes long to load."""
 
 log = logging.getLogger(__name__)
 
 Pace = Callable[[], bool]
-"""A `Pause` that returns whether others are served meanwhile, so that pieces have to be short."""
+"""A `Pause` that returns whether others are being served, so that the next piece must be short."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedQueue:
-    """A queue as its files tell it.
+    """A queue that was read from its files.
 
     Attributes:
         state: what it holds.
         journal: its files; not open yet.
-        created: when it came into being (ms), see `created_at`.
+        created: when the queue was created (ms), see `created_at`.
     """
 
     state: Replay
@@ -87,11 +87,11 @@ def load_queue(
         plan: which they are, and what to clean up before.
         memory_limit: as for `Replay`.
         clock: tells the time.
-        pace: for loading beside queues that serve. What it raises ends the loading, and the queue
-            can be loaded again.
+        pace: for loading beside queues that serve. An exception that it raises ends the loading,
+            and the queue can be loaded again later.
 
     Raises:
-        DamagedJournal: a file has bytes that are no record; it is named in the error.
+        DamagedJournal: a file has bytes that are not a record; the error names the file.
         OSError: a file could not be read, or a clean-up failed.
     """
     created = created_at(directory.path, plan.present, clock.now())
@@ -114,7 +114,7 @@ def load_queue(
     if ends:
         sizes[_rotate(directory, plan, state, clock)] = sizes.pop(plan.queue)
         dialect = None
-    # The current file that comes next must not get to the disk before the end of the last one.
+    # The next current file must not reach the disk before the end of the last one.
     if ends or kind is End.TORN:
         name, size = list(sizes.items())[-1]
         directory.truncate(name, size)  # forces it to disk as well
@@ -125,11 +125,11 @@ def load_queue(
 
 
 def created_at(path: Path, files: Sequence[str], now: int) -> int:
-    """Return when a queue came into being (ms), as far as its files tell; at the latest `now`.
+    """Return when a queue was created (ms), as far as its files show; at the latest `now`.
 
-    No record says it, and packs replace old files, so it is the earliest of what is known:
+    No record holds that time, and packs replace old files, so it is the earliest of:
 
-    - the timestamp of the oldest rotated file: the queue was there when that file ended;
+    - the timestamp of the oldest rotated file: the queue existed when that file ended;
     - the add time of the first item in the oldest file;
     - when any of the files was last written: for a queue that was never used, when it was created.
 
@@ -141,7 +141,7 @@ def created_at(path: Path, files: Sequence[str], now: int) -> int:
         now: the time (ms).
 
     Raises:
-        OSError: a file cannot be looked at.
+        OSError: a file cannot be examined.
     """
     if not files:
         return now
@@ -164,10 +164,10 @@ def created_at(path: Path, files: Sequence[str], now: int) -> int:
 
 
 def _rotate(directory: Directory, plan: QueuePlan, state: Replay, clock: Clock) -> str:
-    """Have nothing appended to the current file; return its new name."""
+    """Rotate the current file, so that nothing is appended to it; return its new name."""
     rotated = rotated_name(plan.queue, later_timestamp(plan.rotated, clock.now()))
     directory.rename(plan.queue, rotated)
-    # A torn end is cut off only once the file has a name by which nothing is ever appended.
+    # Cut a torn end off only once the file has a name to which nothing is ever appended.
     directory.sync()
     directory.reached("loading: current file rotated")
     if state.behind is not None:
@@ -176,7 +176,7 @@ def _rotate(directory: Directory, plan: QueuePlan, state: Replay, clock: Clock) 
 
 
 class _Progress:
-    """Tells the log how far the loading of a queue is, and lets others run."""
+    """Logs the progress of loading a queue, and lets others run."""
 
     def __init__(
         self, directory: Directory, plan: QueuePlan, clock: Clock, pace: Pace | None
@@ -189,11 +189,11 @@ class _Progress:
         self._pace = pace
 
     def end(self, size: int) -> None:
-        """A file of `size` bytes is done."""
+        """Take note that a file of `size` bytes is done."""
         self._before += size
 
     def at(self, position: int) -> bool:
-        """The file is replayed up to `position`; return whether the next piece must be short."""
+        """Take note that the current file is replayed up to `position`; return what `Pace` does."""
         now = self._clock.monotonic()
         if now >= self._tell_at:
             self._tell_at = now + _TELL
@@ -203,9 +203,10 @@ class _Progress:
 
 
 def clean_up(directory: Directory, plan: QueuePlan) -> None:
-    """Remove temporaries and files that a pack replaces, then give the pack its place.
+    """Remove temporaries and the files that a pack replaces, then rename the pack.
 
-    Raises OSError: nothing was removed, when the pack is no file, or something was.
+    Raises:
+        OSError: a step failed. If the pack is not a regular file, nothing was removed.
     """
     for old, _ in plan.rename:
         os.close(directory.open(old))
@@ -214,7 +215,7 @@ def clean_up(directory: Directory, plan: QueuePlan) -> None:
         directory.remove(name)
         directory.reached("clean-up: dead file removed")
     if plan.dead and plan.rename:
-        # A pack that has its last name already stands for no other file.
+        # Once the pack has its final name, it no longer replaces other files.
         directory.sync()
     for old, new in plan.rename:
         directory.rename(old, new)
@@ -224,7 +225,7 @@ def clean_up(directory: Directory, plan: QueuePlan) -> None:
 
 
 def remove_left_over(directory: Directory, names: Sequence[str]) -> None:
-    """Remove temporaries of queues that have no other file; what cannot be removed stays."""
+    """Remove temporaries of queues that have no other file; log those that cannot be removed."""
     for name in names:
         log.info("removing %s: a crash left it", name)
         try:
@@ -244,7 +245,7 @@ def _replay_file(
 ) -> tuple[int, End]:
     """Fold in the last of `files`; return where it ends, and why.
 
-    What is torn off is saved, but still to be cut off.
+    A torn end is saved, but not cut off yet.
     """
     name = files[-1]
     path = directory.path / name
@@ -276,9 +277,10 @@ def _replay_file(
 
 @contextlib.contextmanager
 def _read_ahead(directory: Directory, name: str) -> Iterator[Callable[[int], None]]:
-    """Give what brings a file into memory, from a position on, before its map is looked at there.
+    """Yield a function that reads a file into the page cache, from a position on.
 
-    A thread that waits for the disk in a map holds up all the others; one that reads does not.
+    Call it before the file's map is read there: a thread that waits for the disk in a map holds the
+    interpreter lock and blocks all the others; one that waits in a read does not.
     """
     descriptor = directory.open(name)
     done = 0
@@ -299,10 +301,10 @@ def _read_ahead(directory: Directory, name: str) -> Iterator[Callable[[int], Non
 
 
 def replay_whole(directory: Directory, state: Replay, files: Sequence[str], pause: Pause) -> None:
-    """Fold in files that are whole and do not change, with a pause now and then.
+    """Fold in files that are whole and do not change, with pauses.
 
     Raises:
-        DamagedJournal: a file has bytes that are no record, or ends with part of one.
+        DamagedJournal: a file has bytes that are not a record, or ends with part of one.
         OSError: a file could not be read.
     """
     for index, name in enumerate(files):
@@ -326,15 +328,15 @@ def fold(
     *,
     last: bool,
 ) -> Ending:
-    """Fold in the records of a file, some at a time; return where they end, and why.
+    """Fold in the records of a file, in batches; return where they end, and why.
 
     Args:
-        state: what they are folded into.
+        state: what the records are folded into.
         buffer: the file's bytes.
-        files: the queue's files up to this one.
-        path: where it is, for the error.
-        step: told how far the walk is; returns how many bytes to take next.
-        last: whether it is the queue's last file, which may be torn.
+        files: the queue's files up to and including this one.
+        path: where the file is, for the error.
+        step: told how far the walk is; returns how many bytes to process next.
+        last: whether this is the queue's last file, which may be torn.
 
     Raises:
         DamagedJournal: the file is damaged.
@@ -346,11 +348,11 @@ def fold(
 
 
 def save_tail(directory: Directory, name: str, buffer: Buffer, torn: Ending, now: int) -> str:
-    """Copy what follows the end of a torn file to one beside `name`; return what that is called."""
+    """Copy what follows the last whole record of a torn file to a new file; return its name."""
     while (directory.path / (aside := temporary_name(name, "torn", now))).exists():
         now += 1
     end, size = torn.position, len(buffer)
-    # The hole of a sparse file may be larger than the disk; it stays a hole.
+    # The hole of a sparse file may be larger than the disk, so it is not copied as zeros.
     copied = min(size, end + WINDOW) if torn.reason == ZEROS else size
     tail = (bytes(buffer[at : min(copied, at + WINDOW)]) for at in range(end, copied, WINDOW))
     write_file(directory, aside, tail)

@@ -1,8 +1,8 @@
-"""How much of a queue memory holds, when the items are so small that they are not what it costs.
+"""How much of a queue to hold in memory, counting what each item costs besides its data.
 
-`max_memory_size` counts bytes of item data. An item costs more than its data: the record's
-header, the object around it and the queue's reference. Of tiny items memory therefore holds less
-data, so that a queue takes no more than about one and a quarter times `max_memory_size`.
+`max_memory_size` counts bytes of item data. An item costs more than that: the header of its record,
+the Python object and the queue's reference to it. For tiny items, memory therefore holds less data,
+so that a queue takes no more than about one and a quarter times `max_memory_size`.
 """
 
 from typing import Final
@@ -10,7 +10,7 @@ from typing import Final
 OVERHEAD: Final = 72
 """Bytes that an item costs besides its data."""
 _SLACK: Final = 16 << 20
-"""Overhead that is not worth a thought."""
+"""Overhead in bytes that is granted to every queue."""
 _STEPS: Final = 8
 
 
@@ -19,14 +19,14 @@ def room(most: int, held: int, items: int) -> int:
 
     Args:
         most: the queue's `max_memory_size`.
-        held: bytes of data that memory holds.
-        items: in so many items.
+        held: bytes of item data in memory.
+        items: how many items they are.
     """
     return max(0, most + most // 4 + _SLACK - held - OVERHEAD * items)
 
 
 def limit_for_now(most: int, held: int, items: int) -> int:
-    """Return up to how many bytes of data memory may grow before it is looked at again."""
+    """Return how many bytes of data memory may hold before the limit is computed again."""
     return min(most, held + room(most, held, items) // _STEPS)
 
 

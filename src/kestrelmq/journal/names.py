@@ -2,10 +2,10 @@
 
     NAME                  the current file, replayed last
     NAME.TIMESTAMP        a rotated file; replayed by timestamp (ms), earliest first
-    NAME.TIMESTAMP.pack   stands for every file of the queue up to TIMESTAMP, which are dead
-    anything with ~~      temporary, or ours for another purpose: never replayed
+    NAME.TIMESTAMP.pack   replaces every file of the queue up to TIMESTAMP; those are dead
+    anything with ~~      temporary, or ours for another purpose; never replayed
 
-Pure: `plan` says what the files in a directory mean; nothing is touched here.
+This module does no I/O: `plan` works on a list of names.
 """
 
 import re
@@ -21,17 +21,17 @@ NEXT: Final = "next"
 PACK: Final = "pack"
 DELETE: Final = "delete"
 AHEAD: Final = "ahead"
-"""Purposes of temporaries that mean nothing once the process that wrote them is gone."""
+"""The last of the purposes of temporaries that are useless once their process has ended."""
 LEFT: Final = "left"
-"""Purpose of files that were a queue's journal when the queue began to keep none."""
+"""Purpose of old journal files, set aside when a queue that kept no journal begins a new one."""
 _LEFT_OVER: Final = re.compile(r"(?P<queue>[^~]+)~~(next|pack|delete|ahead)-[0-9]+")
-# Any number that fits a file name: a later one than the newest there is must be a name as well.
+# Accept any number that fits in a file name: the one after the newest must also be accepted.
 _ROTATED: Final = re.compile(r"(?P<queue>[^.]+)\.(?P<timestamp>[0-9]{1,255})(?P<pack>\.pack)?")
 
 
 @dataclass(frozen=True, slots=True)
 class JournalName:
-    """What a file name says. `timestamp` is None for the current file."""
+    """The parts of a journal file's name. `timestamp` is None for the current file."""
 
     queue: str
     timestamp: int | None = None
@@ -40,14 +40,14 @@ class JournalName:
 
 @dataclass(frozen=True, slots=True)
 class QueuePlan:
-    """How to bring up one queue.
+    """The files of one queue, and what must be cleaned up before they are replayed.
 
     Attributes:
         queue: its name.
-        rotated: rotated files to replay, in order; after the renames.
+        rotated: rotated files to replay, in order, by their names after the renames.
         has_current: whether the file `queue` itself exists; it is replayed last.
-        dead: files to be removed before the renames: those that a pack replaces, and temporaries
-            that a crash left.
+        dead: files to remove before the renames: those that a pack replaces, and temporaries that a
+            crash left.
         rename: the pack files to rename, as (from, to).
     """
 
@@ -64,19 +64,19 @@ class QueuePlan:
 
     @property
     def present(self) -> tuple[str, ...]:
-        """The same files, by the names that they have before the plan's renames are done."""
+        """The files to replay, in order, by their names before the plan's renames are done."""
         old_names = {new: old for old, new in self.rename}
         return tuple(old_names.get(name, name) for name in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolPlan:
-    """What the files of a queue path mean.
+    """The files of a queue path, sorted by what they are.
 
     Attributes:
-        queues: by name.
-        unknown: files that mean nothing.
-        dead: temporaries that a crash left where their queue has no other file.
+        queues: the files of each queue, by its name.
+        unknown: files that are neither journals nor temporaries.
+        dead: temporaries that a crash left, of queues that have no other file.
     """
 
     queues: dict[str, QueuePlan]
@@ -85,7 +85,7 @@ class SpoolPlan:
 
 
 def parse_name(name: str) -> JournalName | None:
-    """Return what `name` says, or None when it is no journal's name."""
+    """Parse the name of a journal file; return None if it is not one."""
     if TEMPORARY_MARK in name:
         return None
     rotated = _ROTATED.fullmatch(name)
@@ -103,18 +103,18 @@ def rotated_name(queue: str, timestamp: int) -> str:
 
 
 def later_timestamp(rotated: Sequence[str], now: int) -> int:
-    """Return `now`, or a later time (ms) if the last of the files `rotated` is not before it."""
+    """Return `now` (ms), or a millisecond after the newest of the files `rotated` if later."""
     return max(now, newest_timestamp(rotated) + 1)
 
 
 def newest_timestamp(rotated: Sequence[str]) -> int:
-    """Return the timestamp (ms) of the last of the files `rotated`, 0 when there is none."""
+    """Return the timestamp (ms) of the last of the files `rotated`; 0 if there are none."""
     newest = parse_name(rotated[-1]) if rotated else None
     return (newest.timestamp or 0) if newest else 0
 
 
 def pack_name(queue: str, timestamp: int) -> str:
-    """Return the name of the pack that stands for every file up to `timestamp` (ms)."""
+    """Return the name of the pack that replaces every file up to `timestamp` (ms)."""
     return f"{queue}.{timestamp}.pack"
 
 
@@ -124,7 +124,7 @@ def temporary_name(queue: str, purpose: str, timestamp: int) -> str:
 
 
 def plan(names: Iterable[str]) -> SpoolPlan:
-    """Say what the files in a queue path mean. Directories must not be among `names`."""
+    """Sort the files of a queue path by what they are. `names` must not include directories."""
     found: dict[str, list[tuple[JournalName, str]]] = {}
     left_over: dict[str, list[str]] = {}
     unknown = []

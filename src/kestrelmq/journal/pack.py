@@ -1,15 +1,15 @@
-"""Packing the journal of a queue that no server has: one file with what is live, in any dialect.
+"""Packing the journal of a queue that no server uses: one file with what is live, in any dialect.
 
-What a packed file consists of, `replacement` says. How it takes the place of the queue's files
-stands here, for the tools and for Spark, which writes many packed files at once:
+`replacement` defines the contents of a packed file. This module puts one in the place of a queue's
+files, for the tools and for Spark, which writes many packed files at once:
 
-1. The file is written under a name that means nothing, and synced.
-2. The current file is rotated, which changes nothing.
-3. The new file is renamed to `NAME.TIMESTAMP.pack`: from now on it stands for all the others.
-4. These are removed, and then it drops the `.pack`, as loading does it.
+1. The new file is written under a temporary name, and synced.
+2. The current file is rotated, which does not change the queue.
+3. The new file is renamed to `NAME.TIMESTAMP.pack`: from now on it replaces all the others.
+4. The others are removed, and then `.pack` is dropped from the name, as loading does it.
 
-A crash leaves the queue as it was, or packed, and perhaps what loading removes. A torn tail is set
-aside first, as at a server's start.
+A crash leaves the queue as it was, or packed, and perhaps files that loading removes. A torn tail
+is set aside first, as at a server's start.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ _MEMORY: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What packing did to a queue; sizes in bytes."""
+    """The result of packing a queue: what it holds, and the bytes in its files before and after."""
 
     queue: str
     items: int
@@ -45,19 +45,19 @@ class Packed:
 
 
 def take_place(directory: Directory, files: QueuePlan, file: str, now: int) -> str:
-    """Have a file stand for all that a queue's files hold. Nobody else may use the queue.
+    """Replace all of a queue's files by the file `file`. Nobody else may use the queue.
 
     Args:
         directory: the queue path.
-        files: the queue's files, cleaned up.
-        file: the name of the new one, which is synced.
-        now: file timestamps are at least this (ms).
+        files: the queue's files, already cleaned up.
+        file: the name of the new file, which is already synced.
+        now: the least timestamp (ms) for new file names.
 
     Returns:
-        What the new file is called in the end.
+        The final name of the new file.
 
     Raises:
-        OSError: the queue is as it was, or all is done that a server's start does not do anyway.
+        OSError: the queue is as it was, or replaced except for what a server's start completes.
     """
     queue, old = files.queue, list(files.rotated)
     timestamp = later_timestamp(old, now)
@@ -78,7 +78,7 @@ def pack(directory: Directory, files: QueuePlan, dialect: Dialect, clock: Clock)
     """Pack the journal of one queue. Nobody else may use it.
 
     Raises:
-        DamagedJournal: it must be repaired first; nothing was changed.
+        DamagedJournal: the journal must be repaired first; nothing was changed.
         OSError: a file could not be read or written; the queue is as it was, or packed.
     """
     queue, path = files.queue, directory.path

@@ -1,7 +1,7 @@
-"""Reading a journal that may still be written: large reads, whole records, in order.
+"""Reading items back from a journal that may still be growing.
 
-A `JournalReader` stands at a position in a queue's files and hands out the items from there on.
-It serves read-behind: what memory cannot hold is read back when its turn comes.
+A `JournalReader` has a position in a queue's files and returns the items from there on, in order.
+Read-behind uses it: items that memory cannot hold are read back when their turn comes.
 """
 
 import os
@@ -25,28 +25,28 @@ from kestrelmq.journal.records import (
 from kestrelmq.journal.scanning import WORTH, record_length, scan, uniform_run
 
 CHUNK: Final = 16 << 10
-"""Bytes read and scanned at once: a short time, though they be records of one byte each.
+"""Bytes that are read and scanned at once: this takes a short time even for records of one byte.
 
 A longer record is read whole.
 """
 RUN: Final = 64 << 10
-"""The same, while the records are added items of one size, which are not looked at one by one.
+"""The same within a run of equally long ADDX records, which are not scanned one by one.
 
-More would not come from what the C library keeps at hand, but from fresh pages each time.
+For a larger chunk, the C library would not reuse memory but map fresh pages each time.
 """
 _SKIPPED: Final = 1 << 20
 _TOGETHER: Final = 64
-"""Records of a run that are cut out by one call."""
+"""Records of a run that one call cuts out of the chunk."""
 _NO_ITEM: Final = frozenset({REMOVE, REMOVE_TENTATIVE, CONFIRM_REMOVE, UNREMOVE})
 
 
 class JournalReader:
-    """Hands out the items of a queue's files from a position on.
+    """Reads the items of a queue's files from a position on.
 
     Attributes:
-        file: name of the file it stands in.
-        position: where in it the next record to look at begins.
-        item_bytes: bytes of the items that were handed out so far.
+        file: name of the file that it reads.
+        position: where in the file the next record to look at begins.
+        item_bytes: bytes of the items that were returned so far.
     """
 
     def __init__(
@@ -57,7 +57,11 @@ class JournalReader:
         chunk: int = CHUNK,
         open_file: Callable[[str], int] | None = None,
     ) -> None:
-        """`open_file` opens a file by its name; by default, it is opened by its path."""
+        """Start at `position` in `file`, which is in the directory `path`.
+
+        `chunk` is how many bytes to read at once. `open_file` opens a file by its name; by default,
+        files are opened by their path.
+        """
         self._path = path
         self._open_file = open_file
         self._size = chunk
@@ -68,10 +72,11 @@ class JournalReader:
         self._chunk = b""
         self._chunk_at = 0
         self._starts: list[int] = []
-        # Records found in the chunk, the next of them, and their length if they are a run.
+        # How many records were found in the chunk, which of them is next, and, if they are a run,
+        # the length of each.
         self._found = self._next = self._length = 0
         self._scanned = 0
-        # Cuts out records of a run, some at a time.
+        # Cuts `_TOGETHER` records of a run out of the chunk.
         self._cutter = Struct("")
 
     def read(
@@ -81,19 +86,19 @@ class JournalReader:
         max_bytes: int,
         max_other: int | None = None,
     ) -> list[bytes]:
-        """Return the next items, in order; empty at the end of the last of `files`.
+        """Return the next items, in order; an empty list at the end of the last of `files`.
 
         Args:
-            files: the queue's files in order; a file that another follows does not grow any more.
+            files: the queue's files in order; only the last of them may still grow.
             max_items: most items to return.
-            max_bytes: stop once this many bytes of items are read; the last one may exceed it.
-            max_other: stop as well, perhaps with no item, after so many bytes of other records.
+            max_bytes: stop once this many bytes of items are read; the last item may exceed it.
+            max_other: also stop, perhaps without an item, after this many bytes of other records.
 
         Raises:
-            DamagedJournal: the bytes at the position are no record.
+            DamagedJournal: the bytes at the position are not a record.
             OSError: a file could not be read.
 
-        What was read before an error is returned, and the error raised the next time.
+        Items that were read before an error are returned; the next call raises the error.
         """
         items: list[bytes] = []
         read = other = 0
@@ -104,7 +109,7 @@ class JournalReader:
                         break
                 except (DamagedJournal, OSError):
                     if items:
-                        break  # these come first; the error is the next reader's
+                        break  # these come first; the next call raises the error
                     raise
                 continue
             if self._length:
@@ -150,7 +155,7 @@ class JournalReader:
         return items
 
     def skip(self, files: Sequence[str], count: int) -> int:
-        """Pass over items, at most `count`; return how many. Raises as `read`."""
+        """Skip at most `count` items; return how many were skipped. Raises as `read`."""
         left = count
         while left:
             if self._next >= self._found:
@@ -178,13 +183,13 @@ class JournalReader:
                     return False
                 continue
             if chunk[0] == REMOVE:
-                # A queue that was drained; there may be millions.
+                # The queue was drained; there may be millions of these.
                 self.position += len(chunk) - len(chunk.lstrip(REMOVE_RECORD))
                 continue
             if self._find_run(chunk):
                 return True
             if in_run:
-                # It is over.
+                # The run is over.
                 in_run, wanted = False, self._size
                 chunk = chunk[:wanted]
             more = len(chunk) == wanted
@@ -202,7 +207,7 @@ class JournalReader:
             wanted = max(2 * wanted, length or 0)
 
     def _find_records(self, chunk: bytes, *, more: bool) -> bool:
-        """Take `chunk` if it begins with a whole record that counts. Raises DamagedJournal."""
+        """Use `chunk` if it begins with a whole record; not a STATE_DUMP. Raises DamagedJournal."""
         starts: list[int] = []
         try:
             scanned = scan(chunk, 0, len(chunk), starts, more=more)
@@ -220,7 +225,7 @@ class JournalReader:
         return True
 
     def _find_run(self, chunk: bytes) -> bool:
-        """Take `chunk` if it begins with a run of added items of one size."""
+        """Use `chunk` if it begins with a run of equally long ADDX records."""
         run, length = uniform_run(chunk, 0, len(chunk)) if chunk[0] == ADDX else (0, 0)
         if run < WORTH:
             return False
@@ -236,7 +241,7 @@ class JournalReader:
         return os.pread(self._descriptor, size, self.position)
 
     def _next_file(self, files: Sequence[str]) -> bool:
-        """Go on in the file after this one; False if this is the last."""
+        """Continue with the next file; False if this is the last."""
         if self.file == files[-1]:
             return False
         self._move_to(files[files.index(self.file) + 1])
@@ -253,14 +258,14 @@ class JournalReader:
         self.position = 0
 
     def copy(self) -> "JournalReader":
-        """Return another reader that stands in the same file, whatever that is called by now."""
+        """Return another reader at the same position of the same file, whatever its name is now."""
         reader = JournalReader(self._path, self.file, self.position, self._size, self._open_file)
         if self._descriptor is not None:
             reader._descriptor = os.dup(self._descriptor)
         return reader
 
     def seek(self, file: str, position: int) -> None:
-        """Stand at `position` in `file`, which is opened at once. Raises OSError."""
+        """Move to `position` in `file`, and open that at once. Raises OSError."""
         self.close()
         self._descriptor = self._open(file)
         self.file = file
@@ -268,12 +273,12 @@ class JournalReader:
         self._chunk, self._found, self._next, self._length = b"", 0, 0, 0
 
     def renamed(self, old: str, new: str) -> None:
-        """Tell that the file `old` is now called `new`."""
+        """Take note that the file `old` is now called `new`."""
         if self.file == old:
             self.file = new
 
     def carried(self, end: int, file: str) -> None:
-        """Tell that what was to follow byte `end` of the file it stands in begins `file`."""
+        """Take note that what would follow byte `end` of the file being read begins `file`."""
         if self.position > end:
             position = self.position - end
             self._move_to(file)

@@ -1,7 +1,7 @@
-"""Journal records: what there is, and how each is written; `scanning` finds and reads them.
+"""Journal records: the opcodes, their layout and their encoding; `scanning` decodes them.
 
-Pure: no file is touched here. Integers are little-endian, `i32` and `i64` signed; times are
-milliseconds since the epoch, except in ADD, whose expiry is in seconds. An expiry of 0 is "never".
+This module does no I/O. Integers are little-endian, `i32` and `i64` signed; times are milliseconds
+since the epoch, except in ADD, whose expiry is in seconds. An expiry of 0 means "never".
 
     opcode  record                payload
     0       ADD                   i32 size, i32 expiry (s), data of size - 4
@@ -16,7 +16,7 @@ milliseconds since the epoch, except in ADD, whose expiry is in seconds. An expi
     8       CONTINUE              i32 xid, i32 size, i64, i64, data        (Kestrel 2.x)
     9       REMOVE_TENTATIVE_XID  i32 xid                                  (Kestrel 2.x)
 
-In memory an item is its ADDX record, one `bytes` object: what was written is what is kept, and
+In memory, an item is its ADDX record: one `bytes` object, exactly as it is written to the journal.
 `item_data` slices the data out.
 """
 
@@ -36,7 +36,7 @@ CONFIRM_REMOVE: Final = 6
 ADD_XID: Final = 7
 STATE_DUMP: Final = 8
 CONTINUE: Final = 8
-"""The same opcode: see `is_state_dump`. No walk hands in a STATE_DUMP among other records."""
+"""The same opcode as STATE_DUMP, see `is_state_dump`. In the batches of a walk, 8 is CONTINUE."""
 REMOVE_TENTATIVE_XID: Final = 9
 
 _ADD: Final = Struct("<Bii")
@@ -48,14 +48,14 @@ _TIMES: Final = Struct("<qq")
 _I32: Final = Struct("<i")
 _I64: Final = Struct("<q")
 
-# Literals, because those are constants in the compiled hot path.
+# Literals, because mypyc compiles those to constants.
 ADDX_HEADER: Final = 21
 """Bytes before the data in an ADDX record, and so in every item held in memory."""
 ADD_HEADER: Final = 9
 ADD_XID_HEADER: Final = 25
 STATE_DUMP_SIZE: Final = 9
 TIMES_SIZE: Final = 16
-"""Bytes that the size field of ADDX counts besides the data."""
+"""Bytes that the size field of ADDX counts in addition to the data."""
 pack_header: Final = _ADDX.pack
 """Packs the header of an ADDX record: opcode, size field, add time, expiry."""
 assert (  # noqa: S101 # the format
@@ -72,7 +72,7 @@ MIN_XID: Final = -(2**31)
 MAX_XID: Final = 2**31 - 1
 YEAR_2000: Final = 946_684_800_000
 YEAR_2100: Final = 4_102_444_800_000
-"""Between these lies every add time (ms) that is believed where the bytes leave it open."""
+"""Where the bytes alone do not decide, an add time (ms) is believed only between these two."""
 
 REMOVE_RECORD: Final = bytes([REMOVE])
 REMOVE_TENTATIVE_RECORD: Final = bytes([REMOVE_TENTATIVE])
@@ -138,9 +138,9 @@ class AddXid:
 
 @dataclass(frozen=True, slots=True)
 class StateDump:
-    """A read-behind checkpoint; replay goes on with the next file.
+    """A read-behind checkpoint; replay continues with the next file.
 
-    The ADD_XID records that follow it repeat, for a packer, reads that are open already.
+    The ADD_XID records after it repeat the reads that are already open. They are for a packer.
     """
 
     xid: int
@@ -181,7 +181,7 @@ Record = (
 Buffer = bytes | bytearray | memoryview | mmap
 
 
-def encode(record: Record) -> bytes:  # one case an opcode
+def encode(record: Record) -> bytes:  # one case for each opcode
     """Return the bytes of `record`.
 
     Raises:
@@ -268,7 +268,7 @@ class NamedItem(bytes):
 def added_item(buffer: Buffer, start: int, end: int) -> bytes | None:
     """Return the item that the whole record in `buffer[start:end]` adds, or None if it adds none.
 
-    An ADD has no add time: it is 0, the oldest there is.
+    An ADD has no add time. Its item gets 0, the oldest possible.
     """
     opcode = buffer[start]
     if opcode == ADDX:
@@ -285,9 +285,9 @@ def added_item(buffer: Buffer, start: int, end: int) -> bytes | None:
 
 
 def is_state_dump(buffer: Buffer, start: int, length: int) -> bool:
-    """Whether the record of `length` bytes at `start` is a STATE_DUMP, and no CONTINUE.
+    """Whether the record of `length` bytes at `start` is a STATE_DUMP rather than a CONTINUE.
 
-    `length` is what `scanning.record_length` says: that has the rule that tells the two apart.
+    `length` must come from `scanning.record_length`, which holds the rule that decides.
     """
     return length == STATE_DUMP_SIZE and buffer[start] == STATE_DUMP
 

@@ -1,8 +1,8 @@
-"""Saving what can be read of damaged journals. Nothing is deleted.
+"""Repairing damaged journals: keep every record that can be read. Nothing is deleted.
 
-A damaged file gets a neighbour of its old content, `NAME~~damaged-TIMESTAMP`, and is then replaced
-by one that holds its whole records. A crash leaves the damaged file, or the repaired one, and may
-leave the neighbour and a temporary.
+The old content of a damaged file is kept as `NAME~~damaged-TIMESTAMP`, and the file is replaced by
+one that holds its whole records. A crash leaves the damaged file or the repaired one, and perhaps
+the kept content and a temporary.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What was done to a queue.
+    """The result of repairing a queue.
 
     Attributes:
-        report: what was found.
-        kept: for each file that was repaired, where its old content is.
+        report: the result of the check before.
+        kept: for each repaired file, the name of the file with its old content.
     """
 
     report: Report

@@ -1,25 +1,25 @@
-"""Replacing the first files of a queue by one that says the same, while the queue goes on.
+"""Replacing the first files of a queue by one equivalent file, while the queue is in use.
 
 The files that are replaced are rotated ones, which do not change. Steps, each a crash point:
 
 1. `place`: write a temporary, sync it and the directory, rename it to `NAME.TIMESTAMP.pack`, sync
-   the directory. TIMESTAMP is that of the last file replaced: from now on the pack stands for all
-   of them. The first sync of the directory is for their names: a pack beside a file that has
-   another name yet would repeat what that file holds.
+   the directory. TIMESTAMP is that of the last file replaced: from now on the pack replaces all of
+   them. The first sync of the directory is for their names: if one of them still had another name
+   on disk, loading would replay it as well as the pack.
 2. `clear`, once nobody reads the old files: remove them, sync, drop the `.pack`, sync.
 
-What a queue holds is written as the first records of a file, which replay to the same:
+The new file holds records that replay to the same contents:
 
     documented   SAVE_XID, ADD_XID and REMOVE_TENTATIVE for each open read, SAVE_XID, then ADDX ...
     kestrel-2    ADDX and REMOVE_TENTATIVE_XID for each open read, then ADDX ...
 
-Readers of the documented dialect disagree about a REMOVE_TENTATIVE after ADD_XID: it takes the xid
-of its item, or the next one. So the counter is set to the xid before, and to the last-used one in
-the end.
+Readers of the documented dialect disagree about a REMOVE_TENTATIVE after an ADD_XID: some take the
+xid of its item, others the next one. So a SAVE_XID before each read sets the counter such that both
+are the same xid, and one at the end restores the last-used xid.
 
-A crash leaves the old files, or the pack beside some of them, or the pack alone; loading finishes
-what was begun. Each step may be tried again after a failure. `cancel`, from another thread, keeps
-the steps that follow from being taken: the queue is deleted or closed.
+A crash leaves the old files, or the pack beside some of them, or the pack alone; loading completes
+the replacement. Each step may be tried again after a failure. `cancel`, from another thread,
+prevents further steps when the queue is deleted or closed.
 """
 
 import contextlib
@@ -52,12 +52,12 @@ from kestrelmq.journal.replay import ReaderFactory, Replay
 from kestrelmq.journal.writer import Dialect
 
 PIECE: Final = 256 << 10
-"""Bytes of records that are put together at once: a short time, as long as other threads wait."""
+"""Bytes of records that are joined at once: other threads wait that long, so it must be short."""
 _MEMORY: Final = 64 << 10
 _RECORDS: Final = 500
 _READ: Final = 64 << 10
 _SYNC_EVERY: Final = 16 << 20
-"""Written at once to disk, so that the last sync does not hold up everyone else's."""
+"""Bytes between syncs, so that the last sync is short and does not delay those of others."""
 _DEAD_ITEM: Final = encode(Add(0, b""))
 _DEAD_RUN: Final = 10_000
 _DEAD_READ: Final = item(0, 0, b"")
@@ -66,15 +66,15 @@ _DEAD_READ: Final = item(0, 0, b"")
 def open_read_records(
     dialect: Dialect, last_xid: int, reads: Iterable[tuple[int, bytes]], *, followed: bool = False
 ) -> Iterator[bytes]:
-    """Yield the records that open `reads` in an empty queue and leave the xid counter right.
+    """Yield the records that open `reads` in an empty queue and set the last-used xid.
 
     Args:
-        dialect: how the xid of a read is said.
+        dialect: how to record the xid of a read.
         last_xid: the last-used xid.
         reads: the open reads, as xid and item.
-        followed: whether records of later times follow in other files. An item that was added
-            with ADD_XID keeps its xid when it is opened again, which those records do not know
-            of; so the xids then come from the counter.
+        followed: whether other files with later records follow. An item that was added with
+            ADD_XID keeps its xid when it is opened again, but those records were written for items
+            without an xid. So ADDX is used then, and the xids come from the counter.
     """
     if dialect == "kestrel-2":
         for xid, record in reads:
@@ -82,7 +82,7 @@ def open_read_records(
         return
     taken = dict(reads)
     for xid, record in taken.items():
-        # An xid of 0, which no counter gives, may come from the other dialect.
+        # The counter never gives 0, but a read of the other dialect may have that xid.
         told = xid or next_xid(0, taken)
         added = record if followed else add_xid(told, record)
         yield save_xid(xid_before(told)) + added + REMOVE_TENTATIVE_RECORD
@@ -90,7 +90,7 @@ def open_read_records(
 
 
 def in_pieces(records: Iterable[bytes]) -> Iterator[bytes]:
-    """Join records to pieces of about `PIECE` bytes."""
+    """Join records into pieces of about `PIECE` bytes."""
     source = iter(records)
     count = 64
     while batch := list(islice(source, count)):
@@ -107,10 +107,10 @@ class Cancelled(Exception):  # noqa: N818 # says what it is
 
 
 class Source(Protocol):
-    """What is to be written in place of the files.
+    """The contents to write in place of the files.
 
     Attributes:
-        written: how many items that wait the pieces yielded so far have.
+        written: how many waiting items are in the pieces yielded so far.
     """
 
     written: int
@@ -120,7 +120,7 @@ class Source(Protocol):
 
 
 class FromMemory:
-    """Contents that are at hand."""
+    """Contents that are in memory."""
 
     def __init__(
         self,
@@ -143,12 +143,12 @@ class FromMemory:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """Which of the contents at the end of the files were live later, when all is known.
+    """Which of the contents at the end of the files are still live after later records.
 
     Attributes:
-        first: the place in the queue of the first waiting item that is, or the queue's length.
-        queue: whether a waiting item is, by its place in the queue.
-        reads: xids of the open reads whose items are.
+        first: the place in the queue of the first waiting item that is live, or the queue's length.
+        queue: whether a waiting item is live, by its place in the queue.
+        reads: xids of the open reads whose items are live.
     """
 
     first: int
@@ -158,20 +158,20 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the files must replay to; anything else means that they must not be replaced."""
+    """What the files must replay to; if they do not, they must not be replaced."""
 
     items: int
     size: int
     reads: frozenset[int]
     last_xid: int | None
-    """None when the files need not tell it."""
+    """None if it is not to be compared."""
 
 
 class FromFiles:
-    """Contents that the files themselves tell, however long the queue is.
+    """Contents that are read from the files themselves, however long the queue is.
 
-    With `live`, records of later times are in other files, and some of what the files hold is
-    gone by those: its place is kept, without the data.
+    With `live`, later files have more records, some of which remove items of these files. A removed
+    item is replaced by an empty one, so that all others keep their places.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class FromFiles:
             yield items
 
     def _skip(self, state: Replay, count: int) -> int:
-        """Pass over the first `count` items, which are all dead."""
+        """Skip the first `count` items, all of which are dead."""
         memory = state.memory
         in_memory = min(count, len(memory))
         for _ in range(in_memory):
@@ -269,7 +269,7 @@ class FromFiles:
 
 
 class _GentleReplay(Replay):
-    """A replay beside a queue that serves: it pauses after every few records."""
+    """A replay beside a queue that is in use: it pauses after every few records."""
 
     def __init__(self, pause: Pause, open_reader: ReaderFactory) -> None:
         super().__init__(_MEMORY, open_reader)
@@ -278,7 +278,7 @@ class _GentleReplay(Replay):
     def feed(
         self, buffer: Buffer, starts: Sequence[int], end: int, files: Sequence[str] = ("",)
     ) -> None:
-        """Fold in records, some at a time."""
+        """Fold in records, a few at a time."""
         for at in range(0, len(starts), _RECORDS):
             after = at + _RECORDS
             stop = starts[after] if after < len(starts) else end
@@ -287,14 +287,14 @@ class _GentleReplay(Replay):
 
 
 class Replacement:
-    """One file in place of the first files of a queue.
+    """Replaces the first files of a queue by one new file.
 
     Attributes:
         files: the rotated files that are replaced, in order.
-        pack: the name of the file once it is placed.
-        name: its name in the end.
+        pack: the name of the new file once it is placed.
+        name: its final name.
         size: bytes in it, once it is placed.
-        marks: for the waiting items of the new file, how many come before which position.
+        marks: pairs of a number of waiting items and the position in the new file behind them.
     """
 
     def __init__(
@@ -305,7 +305,15 @@ class Replacement:
         source: Source,
         before: Callable[[], None] | None = None,
     ) -> None:
-        """`before` is called once the file is written, before it replaces anything."""
+        """Describe a replacement; `place` and `clear` carry it out.
+
+        Args:
+            directory: the queue path.
+            queue: the queue's name.
+            files: the rotated files to replace, in order.
+            source: what to write.
+            before: called once the new file is written, before it replaces anything.
+        """
         parsed = parse_name(files[-1])
         if parsed is None or parsed.timestamp is None:
             raise ValueError(f"{files[-1]} is no rotated file")
@@ -325,22 +333,22 @@ class Replacement:
 
     @property
     def is_placed(self) -> bool:
-        """Whether the file may be found in place of the others."""
+        """Whether the new file was renamed to replace the others, perhaps not yet synced."""
         return self._renamed
 
     def cancel(self) -> None:
-        """Take no further step; the one that runs may still end."""
+        """Prevent further steps; one that is running may still be completed."""
         self._cancelled = True
         with self._lock:
             pass
 
     def resume(self) -> None:
-        """Let steps be taken again, after `cancel`."""
+        """Allow steps again, after `cancel`."""
         self._cancelled = False
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all files that it may leave when it is given up."""
+        """The names of all files that may be left if the replacement is given up."""
         return (*self.files, self.pack, self.name)
 
     def place(self, pause: Pause) -> None:
@@ -349,7 +357,7 @@ class Replacement:
         Raises:
             Cancelled: it was cancelled, and left nothing behind.
             JournalError: the files cannot be read.
-            OSError: it could not be written.
+            OSError: the new file could not be written or put in place.
         """
         if not self._renamed:
             try:
@@ -404,7 +412,7 @@ class Replacement:
                 if self._cancelled:
                     raise Cancelled
                 self._directory.rename(self.pack, self.name)
-                # The name of the last old file is the new one's: it must not be removed again.
+                # The new file now has the name of the last old one: do not remove that name again.
                 self._ended = True
             self._directory.reached("replace: pack renamed")
         self._directory.sync()
@@ -420,6 +428,6 @@ class Replacement:
         self._directory.reached("replace: old files gone")
 
     def mark_before(self, item_number: int) -> tuple[int, int]:
-        """Return a mark at or before the waiting item with that number, counted from 0."""
+        """Return the last mark at or before the waiting item `item_number`, counted from 0."""
         index = bisect_right(self.marks, (item_number, 1 << 62)) - 1
         return self.marks[index]

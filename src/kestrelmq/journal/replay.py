@@ -1,26 +1,26 @@
-"""Replay: the fold of journal records over (queue, open reads, last xid).
+"""Replay: fold journal records into the state of a queue (items, open reads, last-used xid).
 
-What a record does stands here once, in `apply`, for items in any form. Server start, the tools, the
-library and the tests fold with `Replay`, whose items are records; Spark folds with
-`spark.summarising`, whose items are references, and which may not know the state at the start.
+`apply` is the one place that says what a record does, for items of any type. Server start, the
+tools, the library and the tests use `Replay`, whose items are records. Spark uses
+`spark.summarising`, whose items are references and whose initial state may be unknown.
 
-    ADD, ADDX             the item is put at the end
-    ADD_XID               the same, and it keeps the xid when it is opened
-    REMOVE                the head is gone
-    REMOVE_TENTATIVE      the head is opened, under the xid that it keeps or else the next free one
-    REMOVE_TENTATIVE_XID  the head is opened under that xid
-    CONFIRM_REMOVE        the open read is gone
-    UNREMOVE              the open read's item is the head again
-    SAVE_XID              that is the last-used xid
-    CONTINUE              as ADDX and CONFIRM_REMOVE
-    STATE_DUMP            it ends its file, and so the walk does not hand it in
+    ADD, ADDX             append the item
+    ADD_XID               append the item; it keeps this xid when it is opened
+    REMOVE                drop the head
+    REMOVE_TENTATIVE      open the head, under the xid that it keeps or else the next free one
+    REMOVE_TENTATIVE_XID  open the head under this xid
+    CONFIRM_REMOVE        drop the open read
+    UNREMOVE              make the open read's item the head again
+    SAVE_XID              set the last-used xid
+    CONTINUE              do what ADDX and CONFIRM_REMOVE do
+    STATE_DUMP            end the file; the walk does not pass this record on
 
-Rules where the format leaves room: a remove from an empty queue, and an unremove or confirm of an
-xid that is not open, change nothing; nor does a read that is to be opened under an xid that is open
-already: the original's packer writes such files.
+Where the format leaves room: a remove from an empty queue changes nothing, nor does an unremove or
+confirm of an xid that is not open. Opening a read under an xid that is already open changes nothing
+either; the original's packer writes such files.
 
-`Replay` holds at most `memory_limit` bytes of item data; items beyond are counted, and read back
-from the files through a `JournalReader` when a remove gets that far.
+`Replay` holds at most `memory_limit` bytes of item data. Further items are only counted, and read
+back from the files through a `JournalReader` when a remove gets that far.
 """
 
 from collections import deque
@@ -66,14 +66,14 @@ class OpenReads(Protocol[Opened_contra]):
         """Whether a read is open under `xid`."""
 
     def __setitem__(self, xid: int, item: Opened_contra, /) -> None:
-        """Have a read be open under `xid`, which none is."""
+        """Open a read under `xid`, which is free."""
 
 
 class QueueState(Protocol[Item]):
-    """A queue into which records are folded, as `apply` asks and changes it.
+    """What `apply` reads and changes of the state into which records are folded.
 
     Attributes:
-        last_xid: the last-used xid; `apply` sets it when it counts on from the one before.
+        last_xid: the last-used xid; `apply` sets it when it opens a read under the next free one.
     """
 
     last_xid: int
@@ -86,7 +86,7 @@ class QueueState(Protocol[Item]):
         """Take the head; None when the queue is empty."""
 
     def kept_xid(self, item: Item) -> int | None:
-        """Return the xid that `item` was added with, if with any."""
+        """Return the xid that `item` was added with; None if it has none."""
 
     def save_xid(self, xid: int) -> None:
         """Set the last-used xid to what a record says, whatever it was before."""
@@ -102,10 +102,10 @@ class QueueState(Protocol[Item]):
 
 
 def apply(state: QueueState[Item], opcode: int, xid: int) -> None:
-    """Do what a record does, apart from the item that it adds, which is at the end already.
+    """Apply a record to `state`, except for the item that it adds, which is already appended.
 
     Args:
-        state: what it is done to.
+        state: what to change.
         opcode: the record's.
         xid: the record's, if it has one.
     """
@@ -136,7 +136,7 @@ def opened_xid(kept: int | None, last: int, taken: Container[int]) -> int:
     """Return the xid under which REMOVE_TENTATIVE opens an item.
 
     Args:
-        kept: the xid that the item was added with, if with any; it keeps that unless it is taken.
+        kept: the xid that the item was added with, or None; the item keeps it unless it is taken.
         last: the last-used xid.
         taken: xids of the open reads.
     """
@@ -146,17 +146,17 @@ def opened_xid(kept: int | None, last: int, taken: Container[int]) -> int:
 
 
 class Replay:
-    """The state of a queue as its journal tells it.
+    """The state of a queue according to its journal.
 
     Attributes:
         memory: items at the head, in order, as ADDX records.
         memory_bytes: bytes of data in them.
-        behind: reader that stands at the first item that is not in memory; None when all are.
+        behind: reader positioned at the first item that is not in memory; None if all are.
         behind_items: how many items are not in memory.
         behind_bytes: bytes of data in those.
         open: items of open reads by xid.
         last_xid: the last-used xid.
-        dialect: how the last file says which xid a read got; None while it does not.
+        dialect: how the last file says which xid a read got; None if it has no such record yet.
     """
 
     def __init__(
@@ -165,8 +165,9 @@ class Replay:
         """Start empty.
 
         Args:
-            memory_limit: most bytes of item data to hold (one item is always held); None is all.
-            open_reader: makes a reader that stands at (file, position); needed with a limit.
+            memory_limit: most bytes of item data to hold; None for no limit. One item is always
+                held.
+            open_reader: makes a reader positioned at (file, position); required with a limit.
         """
         self.memory: deque[bytes] = deque()
         self.memory_bytes = 0
@@ -182,7 +183,7 @@ class Replay:
 
     @property
     def items(self) -> int:
-        """Items in the queue, without the open ones."""
+        """Number of items in the queue, without the open ones."""
         return len(self.memory) + self.behind_items
 
     @property
@@ -191,7 +192,7 @@ class Replay:
         return self.memory_bytes + self.behind_bytes
 
     def feed_batch(self, buffer: Buffer, batch: Batch, files: Sequence[str]) -> None:
-        """Fold in what a walk found in `buffer`; `files` as for `feed`."""
+        """Fold in a batch that a walk of `buffer` yielded; `files` as for `feed`."""
         starts = batch.starts
         if isinstance(starts, range):
             self.feed_run(buffer, starts.start, len(starts), starts.step, files)
@@ -203,9 +204,9 @@ class Replay:
     def feed(
         self, buffer: Buffer, starts: Sequence[int], end: int, files: Sequence[str] = ("",)
     ) -> None:
-        """Fold in records of `buffer` that begin at `starts`; the last one stops at `end`.
+        """Fold in the records of `buffer` that begin at `starts`; the last of them ends at `end`.
 
-        `files` are the queue's files up to the one that `buffer` maps, which is the last.
+        `files` are the queue's files up to and including the one that `buffer` maps.
         """
         self._begin(files)
         memory = self.memory
@@ -245,7 +246,7 @@ class Replay:
     def feed_added(
         self, buffer: Buffer, starts: Sequence[int], end: int, files: Sequence[str]
     ) -> None:
-        """Fold in records that are all ADDX; otherwise as `feed`."""
+        """Do what `feed` does, for records that are all ADDX."""
         size = end - starts[0] - len(starts) * ADDX_HEADER
         if self.behind is not None:
             self._begin(files)
@@ -266,7 +267,7 @@ class Replay:
     def feed_run(
         self, buffer: Buffer, start: int, count: int, length: int, files: Sequence[str]
     ) -> None:
-        """Fold in `count` equally long records like the first, ADDX or ADD; otherwise as `feed`."""
+        """Do what `feed` does, for `count` records of one length that are all ADDX or all ADD."""
         is_addx = buffer[start] == ADDX
         size = length - (ADDX_HEADER if is_addx else ADD_HEADER)
         self._begin(files)
@@ -342,7 +343,7 @@ class Replay:
             self.behind = None
 
     def kept_xid(self, item: bytes) -> int | None:
-        """Return the xid that `item` was added with, if with any."""
+        """Return the xid that `item` was added with; None if it has none."""
         return item.xid if isinstance(item, NamedItem) else None
 
     def save_xid(self, xid: int) -> None:

@@ -1,9 +1,9 @@
-"""Finding records again after damage.
+"""Finding the next record after damage.
 
-Records carry no checksum and no mark, so the next one after damage is found by what it looks like:
-an added item whose times and size make sense, and after it nothing but records for a while. Short
-records (removes and the like) between the damage and that item cannot be told from data, and are
-lost with it.
+Records have no checksum and no marker, so the next record after damage is found by its form: an
+added item with plausible times and a plausible size, followed only by records for a while. Short
+records (removes and the like) between the damage and that item look like any data, and are lost
+with the damage.
 """
 
 import re
@@ -22,12 +22,12 @@ _TIME: Final = Struct("<q")
 _ADDX: Final = re.compile(rb"\x02.{3}[\x00-\x7f].{5}[\x00-\x03]\x00\x00", re.DOTALL)
 _ADD_XID: Final = re.compile(rb"[\x07\x08].{4}.{3}[\x00-\x7f].{5}[\x00-\x03]\x00\x00", re.DOTALL)
 _FOLLOWERS: Final = 16
-"""So many records after the first must be records too."""
+"""How many positions from the found record on must hold records."""
 _LONGEST_MATCH: Final = 17
 _PIECE: Final = 1 << 20
 
 Step = Callable[[int], int]
-"""Told a position; returns how many bytes to look at from there. What it raises ends the search."""
+"""Given a position, returns how many bytes to search from there; an exception ends the search."""
 
 
 def _piece(_position: int) -> int:
@@ -36,7 +36,7 @@ def _piece(_position: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Bytes that are no records: `file[start:end]`, and what is wrong with the first of them."""
+    """Bytes that replay cannot use: `file[start:end]`, and what is wrong at their start."""
 
     file: str
     start: int
@@ -48,11 +48,11 @@ class Lost:
 
 
 def next_after_cut(buffer: Buffer, cut: int, *, step: Step = _piece) -> int:
-    """Return where records go on after one that reaches beyond the end; the end if they do not.
+    """Return where records continue after one that extends beyond the end; the end if nowhere.
 
-    That a record is cut short is what a crash leaves, and its data may itself be journal records:
-    somebody keeps journals in a queue. Those were written before their item was added. So only
-    records that were added no earlier than the one that is cut show that its size is damaged.
+    A crash leaves a record that is cut short, and its data may itself contain journal records, if
+    somebody puts journals into a queue. Those were written before their item was added. So only
+    records that were added no earlier than the cut one prove that its size is damaged.
     """
     opcode = buffer[cut]
     at = cut + {ADDX: 5, ADD_XID: 9, CONTINUE: 9}.get(opcode, len(buffer))
@@ -63,13 +63,13 @@ def next_after_cut(buffer: Buffer, cut: int, *, step: Step = _piece) -> int:
 
 
 def next_record(buffer: Buffer, damage: int, since: int = YEAR_2000, *, step: Step = _piece) -> int:
-    """Return where records go on after `damage`; the end of the buffer when they do not.
+    """Return where records continue after `damage`; the end of the buffer if they do not.
 
     Args:
         buffer: the file.
-        damage: where something is no record.
-        since: the earliest add time (ms) that is believed.
-        step: told how far the search is; returns how many bytes to look at next.
+        damage: where bytes are not a record.
+        since: the earliest add time (ms) that is plausible.
+        step: told how far the search is; returns how many bytes to search next.
     """
     size = len(buffer)
     position = damage + 1
@@ -120,7 +120,8 @@ def _followed_by_records(buffer: Buffer, position: int) -> bool:
         except DamagedJournal:
             return False
         if length is None or position + length > size:
-            # Cut short at the end of the file; an item that reaches beyond is just as likely.
+            # Accept a record that the end of the file cuts short, but no ADDX with a whole header:
+            # a size that extends beyond the end is just as likely to be data.
             return buffer[position] != ADDX or size - position < _HEADER.size
         position += length
     return True

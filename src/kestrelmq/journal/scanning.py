@@ -1,12 +1,12 @@
-"""Reading journal records: where each begins and ends, and what it says. Pure, as `records` is.
+"""Finding and decoding journal records. Like `records`, this module does no I/O.
 
-Records carry no mark and no checksum: one begins where the one before it ends, and bytes that are
-no record are damage. What an opcode 8 is depends on what follows: a CONTINUE when its second
-integer is at least 16, that many bytes follow, and the add time after it is one; otherwise a
-STATE_DUMP. That rule is in `record_length`: a record of opcode 8 is a STATE_DUMP if its length is
+Records have no marker and no checksum: each begins where the one before it ends, and bytes that
+are not a record are damage. Opcode 8 stands for two records. It is a CONTINUE if its second integer
+is at least 16, that many bytes follow, and the add time in them is plausible; otherwise it is a
+STATE_DUMP. `record_length` holds that rule: a record with opcode 8 is a STATE_DUMP if its length is
 that of one.
 
-A producer leaves runs of records that are alike. Those are found faster than record by record.
+Producers leave runs of similar records. `uniform_run` and `added_run` find them faster than `scan`.
 """
 
 from struct import Struct
@@ -48,16 +48,16 @@ from kestrelmq.journal.records import (
 )
 
 WORTH: Final = 16
-"""Records of a run that are worth taking together."""
+"""Fewest records of a run that are worth processing together."""
 _TOLD_CONTINUE: Final = STATE_DUMP_SIZE + 8
-"""Bytes of an opcode 8 up to the end of the add time, which tells what it is."""
+"""Bytes from an opcode 8 to the end of the add time, which decides whether it is a CONTINUE."""
 _HEADERS: Final = {
     ADD: ADD_HEADER,
     ADDX: ADDX_HEADER,
     ADD_XID: ADD_XID_HEADER,
     STATE_DUMP: ADD_XID_HEADER,
 }
-"""Bytes before the data, by the opcode of a record that has some."""
+"""Bytes before the data, for each opcode whose records have data."""
 _HEAD: Final = Struct("<Bi")
 _TIMES: Final = Struct("<qq")
 _I32: Final = Struct("<i")
@@ -65,10 +65,10 @@ _I64: Final = Struct("<q")
 
 
 def decode(buffer: Buffer, position: int, end: int) -> tuple[Record, int] | None:
-    """Return the record at `position` and where the next begins; None when it is cut by `end`.
+    """Return the record at `position` and where the next begins; None if `end` cuts it short.
 
     Raises:
-        DamagedJournal: the bytes are no record.
+        DamagedJournal: the bytes are not a record.
     """
     length = record_length(buffer, position, end)
     if length is None or position + length > end:
@@ -84,7 +84,7 @@ def data_size(buffer: Buffer, at: int, end: int) -> int:
 
 
 def decode_whole(buffer: Buffer, at: int, end: int, *, with_data: bool = True) -> Record:
-    """Return the whole record in `buffer[at:end]`; if that is not wanted, without its data."""
+    """Return the whole record in `buffer[at:end]`, with its data only if `with_data`."""
     length = end - at
     if not with_data:
         end = at
@@ -115,12 +115,12 @@ def decode_whole(buffer: Buffer, at: int, end: int, *, with_data: bool = True) -
 
 
 def record_length(buffer: Buffer, position: int, end: int, *, more: bool = False) -> int | None:
-    """Return the length of the record at `position`, which may reach beyond `end`.
+    """Return the length of the record at `position`, which may extend beyond `end`.
 
-    `end` is the end of the file, or with `more` that of a chunk. None: too few bytes to tell.
+    `end` is the end of the file or, with `more`, the end of a chunk. None: too few bytes to tell.
 
     Raises:
-        DamagedJournal: the bytes are no record.
+        DamagedJournal: the bytes are not a record.
     """
     left = end - position
     if left < 1:
@@ -163,7 +163,8 @@ def _is_continue(buffer: Buffer, position: int, size: int, end: int) -> bool:
 def is_cut_continue(buffer: Buffer, position: int, end: int) -> bool | None:
     """Whether the STATE_DUMP at `position` may be a CONTINUE that the end of the file cuts short.
 
-    Its size reaches beyond the end, and its add time is one. None: too little is left to see it.
+    True if its size extends beyond the end of the file and its add time is plausible. None if the
+    file ends before the add time does.
     """
     left = end - position
     size: int = _I32.unpack_from(buffer, position + 5)[0]
@@ -177,16 +178,17 @@ def is_cut_continue(buffer: Buffer, position: int, end: int) -> bool | None:
 def scan(buffer: Buffer, position: int, end: int, starts: list[int], *, more: bool = False) -> int:
     """Append to `starts` where each whole record in `buffer[position:end]` begins.
 
-    The one scanner: server, tools and Spark find records with it. `end` is the end of the file,
-    or with `more` that of a chunk: then what could be a CONTINUE that reaches into the next chunk
-    ends the scan, instead of being taken for a STATE_DUMP. So does a STATE_DUMP: in replay it ends
-    its file.
+    The server, the tools and Spark all use this one scanner. `end` is the end of the file or, with
+    `more`, the end of a chunk. In a chunk, a possible CONTINUE that extends into the next chunk
+    ends the scan instead of being taken for a STATE_DUMP. A STATE_DUMP ends the scan as well,
+    because it ends its file in replay.
 
     Returns:
-        Where the scan stopped: `end`, or the start of a record that `end` cuts, or of a STATE_DUMP.
+        Where the scan stopped: `end`, or the start of a record that `end` cuts short, or the start
+        of a STATE_DUMP.
 
     Raises:
-        DamagedJournal: the bytes at its `position` are no record; `starts` has all before it.
+        DamagedJournal: the bytes at its `position` are not a record; `starts` has all before it.
     """
     unpack = _HEAD.unpack_from  # an opcode and an i32: here the size
     found = starts.append
@@ -216,14 +218,14 @@ def scan(buffer: Buffer, position: int, end: int, starts: list[int], *, more: bo
     return position
 
 
-# --- runs of records that are alike: what a producer leaves ---
+# --- runs of similar records, as producers leave them ---
 
 
 def uniform_run(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
-    """Return how many records like the first (ADDX or ADD) `position` begins, and its length.
+    """Return the count and the length of the equally long ADDX or ADD records at `position`.
 
-    A producer's items are often of one size; such a run is found without a look at each record.
-    Only whole records count; (0, 0) when there is none.
+    A producer's items often have one size. Such a run is found without looking at each record.
+    Only whole records count. The result is (0, 0) if there are none.
     """
     if end - position < ADD_HEADER or buffer[position] not in {ADD, ADDX}:
         return 0, 0
@@ -233,7 +235,7 @@ def uniform_run(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
     length = size + 5
     count = (end - position) // length
     if count > WORTH:
-        # A look at the first few tells most runs that are none, and costs next to nothing.
+        # The first few show in most cases that there is no run, and cost next to nothing to check.
         few = _alike(buffer, position, WORTH, length)
         if few < WORTH:
             return few, length
@@ -241,9 +243,9 @@ def uniform_run(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
 
 
 def _alike(buffer: Buffer, position: int, count: int, length: int) -> int:
-    """Return how many of `count` records of one length have the first one's opcode and size."""
+    """Return how many of `count` records, from the first on, share its opcode and size."""
     for offset in range(_HEAD.size):
-        # Each byte of the header that must be the same, taken from all records at once.
+        # One byte of the opcode and size at a time, from all records at once.
         column = buffer[position + offset : position + count * length : length]
         if not isinstance(column, bytes):
             column = bytes(column)
@@ -254,7 +256,7 @@ def _alike(buffer: Buffer, position: int, count: int, length: int) -> int:
 
 
 def added_run(buffer: Buffer, position: int, end: int, starts: list[int]) -> int:
-    """Append to `starts` where the whole ADDX records begin that follow each other at `position`.
+    """Append to `starts` where each whole record of the run of ADDX at `position` begins.
 
     Returns:
         Where the last of them ends.

@@ -1,4 +1,4 @@
-"""Which journal files a tool is asked about: queue paths, queues in them, or single files."""
+"""Selecting the journal files that a tool works on: queue paths, queues in them, single files."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,9 +20,9 @@ class Selected:
 
     Attributes:
         path: the queue path.
-        plan: what its files mean.
-        files: those to look at, in replay order, by the names that they have now.
-        is_copy: whether it is one file under a name that no server gives or replaces.
+        plan: all of the queue's files.
+        files: those to read, in replay order, by their present names.
+        is_copy: whether this is a single file with a name that no server gives or replaces.
     """
 
     path: Path
@@ -41,7 +41,7 @@ class Selected:
         return sum((self.path / name).lstat().st_size for name in self.files)
 
     def is_last(self, name: str) -> bool:
-        """Whether the file `name` is the queue's last: of all its files, not only of `files`."""
+        """Whether `name` is the last of all the queue's files, not only of `files`."""
         return name == self.plan.present[-1]
 
     def new_replay(self) -> Replay:
@@ -51,13 +51,13 @@ class Selected:
 
 @contextmanager
 def steady(selected: Selected) -> Iterator[None]:
-    """Make sure that the files that the `with` block reads belong together.
+    """Check that the files that the `with` block reads belong together.
 
-    A server may replace them meanwhile. What is added to the current file does not matter, nor does
-    anything when only some files are looked at, or a copy.
+    A server may replace them meanwhile. Appends to the current file do not matter. Nothing is
+    checked if only some of the queue's files are read, or a copy.
 
     Raises:
-        JournalError: they were replaced; what was read is worth nothing.
+        JournalError: the files were replaced; do not use what was read.
     """
     if selected.is_copy or selected.files != selected.plan.present:
         yield
@@ -83,11 +83,11 @@ def _inodes(selected: Selected) -> list[int]:
 
 
 def select(paths: Sequence[Path], queues: Sequence[str] = ()) -> list[Selected]:
-    """Return what `paths` name: each a queue path or a journal file.
+    """Return the files that `paths` and `queues` select.
 
     Args:
-        paths: queue paths (all their queues, or those of `queues`) and journal files.
-        queues: names of queues; none is all of them.
+        paths: queue paths and journal files.
+        queues: names of queues to select; empty for all.
 
     Raises:
         JournalError: there is no such file, or no such queue.
@@ -110,7 +110,7 @@ def _select(path: Path) -> Iterator[Selected]:
         raise JournalError(f"{path}: there is no such file or directory")
     parsed = parse_name(path.name)
     if parsed is None:
-        # A copy under any name can be looked at all the same.
+        # A copy can be read whatever its name is.
         alone = QueuePlan(path.name, has_current=True)
         yield Selected(path.parent, alone, (path.name,), is_copy=True)
         return

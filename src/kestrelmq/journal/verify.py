@@ -1,4 +1,4 @@
-"""Checking journals: every record of every file, and what replaying them gives. Changes nothing."""
+"""Checking journals: every record of every file, and the result of replaying them; read-only."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,23 +13,24 @@ from kestrelmq.journal.selection import Selected
 from kestrelmq.journal.walk import WINDOW, Batch, End, Walk, find_records
 
 Progress = Callable[[int], None]
-"""Told how many more bytes were looked at."""
+"""Told how many more bytes were checked."""
 LEFT_OUT: Final = "behind a STATE_DUMP, which ends its file in replay"
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the files of a queue are worth.
+    """The result of checking a queue.
 
     Attributes:
         queue: the queue's name.
         size: bytes in its files.
         operations: how many records of each opcode there are.
-        items, item_bytes: what waits in the queue after the replay of all whole records.
-        open_reads: how many reads are open after it.
-        left_out: ranges of bytes that replay leaves out, because a STATE_DUMP comes before them.
-        torn: the end of the last file, if a record is cut short there: what a crash leaves.
-        damaged: ranges of bytes that are no records, elsewhere.
+        items: how many items wait in the queue after the replay of all whole records.
+        item_bytes: bytes of data in them.
+        open_reads: how many reads are open after that replay.
+        left_out: ranges of bytes that replay ignores because they follow a STATE_DUMP.
+        torn: the end of the last file, if a record is cut short there, as a crash leaves it.
+        damaged: other ranges of bytes that are not records.
     """
 
     queue: str
@@ -83,7 +84,7 @@ def _check(
     operations: Counter[int],
     progress: Progress,
 ) -> Iterator[tuple[End, Lost]]:
-    """Fold in the last of `files`, and yield which bytes of it do not count, and why."""
+    """Fold in the last of `files`; yield the byte ranges that replay cannot use, and why."""
     name, size = files[-1], len(buffer)
     done = position = 0
 

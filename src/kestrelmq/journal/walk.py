@@ -1,18 +1,19 @@
-"""The walk of a journal file: its whole records, in order, and what is there where they end.
+"""Walking a journal file: its whole records in order, and where and why they end.
 
-Loading, the tools and Spark all read files by this walk, and so they agree on where records end
-and why. They end
+Loading, the tools and Spark all read files with this walk, so they agree on where the records end
+and why. The records end
 
 - at the end of the file;
-- at a STATE_DUMP: it ends its file in replay, whatever follows;
-- where the file is torn: a record is cut short at its end, or nothing but zeros is left. A crash
-  leaves that, at the end of a queue's last file; anywhere else it is damage;
-- at damage: bytes that are no record, or a record that reaches beyond the end although whole
-  records that were added no earlier follow it, so that its size must be wrong.
+- at a STATE_DUMP, which ends its file in replay, whatever follows;
+- where the file is torn: its last record is cut short, or only zeros are left. A crash leaves this
+  at the end of a queue's last file; anywhere else it is damage;
+- at damage: bytes that are not a record, or a record that extends beyond the end of the file
+  although whole records follow that were added no earlier, so its size must be wrong.
 
-What an opcode 8 is, `scanning` tells. Where that is a STATE_DUMP only because the file ends too
-early, it may be a CONTINUE that is cut short: when its add time is there and is one, or when too
-little is left to see the time and the file is in the dialect that has CONTINUE.
+`scanning` decides whether an opcode 8 is a STATE_DUMP or a CONTINUE. If it is a STATE_DUMP only
+because the file ends too early, it may be a CONTINUE that is cut short. It is taken for one if its
+add time is there and plausible, or if the file ends before the add time does and its dialect has
+CONTINUE.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,14 +42,14 @@ from kestrelmq.journal.scanning import (
 )
 
 WINDOW: Final = 1 << 20
-"""Bytes that are looked at together."""
+"""Bytes that are scanned at a time."""
 CUT: Final = "a record is cut short"
 ZEROS: Final = "nothing but zeros is left"
 FOLLOWED: Final = ", and another file follows"
 _FORGET: Final = 8 << 20
-"""Bytes of a map that are given back at once when they were looked at."""
+"""Bytes of a map that are released at a time, once they have been walked."""
 _LONG_RUN: Final = 16
-"""So many windows at most of a run of one length."""
+"""Most windows that are searched at a time for a run of equally long records."""
 
 Found_co = TypeVar("Found_co", covariant=True)
 
@@ -64,13 +65,13 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Where the records of a file end that count, and why.
+    """Where and why the records of a file end.
 
     Attributes:
         kind: why.
-        position: where: the end of the last whole record, which a STATE_DUMP does not belong to.
+        position: where: the end of the last whole record; for STATE_DUMP, where that begins.
         reason: for TORN and DAMAGED, what is wrong there.
-        resumed: where records go on after damage, when that is known already.
+        resumed: where records continue after damage, if that is already known.
     """
 
     kind: End
@@ -80,15 +81,16 @@ class Ending:
 
 
 class Finder(Protocol[Found_co]):
-    """What finds whole records, in any form."""
+    """Finds whole records, and returns them in a form of its own."""
 
     def __call__(
         self, buffer: Buffer, position: int, end: int, *, more: bool
     ) -> tuple[Found_co, int]:
         """Return the records that begin at `position`, and where the last of them ends.
 
-        It stops at the latest at `end`, and as `scanning.scan` does, but never raises: where there
-        is no whole record that counts, it returns `position`.
+        It stops where `scanning.scan` does, but never raises: if no whole record begins at
+        `position`, or a STATE_DUMP does, it returns `position`. With `more`, it may continue beyond
+        `end`.
         """
 
 
@@ -109,15 +111,15 @@ class Walk(Generic[Found_co]):
         path: Path | None = None,
         forgets: bool = True,
     ) -> None:
-        """Walk over `buffer`, which is all of the file.
+        """Prepare a walk over `buffer`.
 
         Args:
-            buffer: see above.
+            buffer: the whole file.
             find: finds the records.
             last: whether this is the last file of its queue, which may be torn.
             step: called before each piece of work.
-            path: where the file is, if it is worth while to pass over its holes.
-            forgets: whether to give back the memory of a map behind the walk.
+            path: where the file is, if its holes are worth skipping.
+            forgets: whether to release the memory of a map behind the walk.
         """
         self._ending: Ending | None = None
         self._buffer = buffer
@@ -130,7 +132,7 @@ class Walk(Generic[Found_co]):
         self._begin = 0
 
     def batches(self, position: int = 0) -> Iterator[Found_co]:
-        """Yield the records from `position` on, some at a time; then the ending is known."""
+        """Yield the records from `position` on, in batches. After the last, the ending is known."""
         self._ending = None
         self._begin = position
         end = position
@@ -140,10 +142,11 @@ class Walk(Generic[Found_co]):
         self._ending = self._classify(end)
 
     def sections(self) -> Iterator[tuple[int, Iterator[Found_co]]]:
-        """Yield the sections of the file: what comes before, between and behind its STATE_DUMPs.
+        """Yield the sections of the file, which its STATE_DUMPs separate.
 
-        Each is where it begins and its batches, which are to be taken before the next section.
-        All but the first, which begins at 0, follow a STATE_DUMP. Replay ends with the first.
+        A section is the position where it begins, and its batches; take all of these before the
+        next section. The first section begins at 0, each other one behind a STATE_DUMP. Replay ends
+        with the first.
         """
         begin = 0
         while True:
@@ -154,16 +157,16 @@ class Walk(Generic[Found_co]):
 
     @property
     def reached(self) -> Ending:
-        """Where the records end, once the walk is there."""
+        """Where and why the records end; known once all batches are taken."""
         if self._ending is None:
             raise RuntimeError("the walk is not at the end")
         return self._ending
 
     def end(self, path: Path | str) -> Ending:
-        """Return the ending, once the walk is there.
+        """Return the ending, once all batches are taken.
 
         Raises:
-            DamagedJournal: it is damage; the error names the file `path`.
+            DamagedJournal: the records end at damage; the error names the file `path`.
         """
         ending = self.reached
         if ending.kind is End.DAMAGED:
@@ -171,7 +174,7 @@ class Walk(Generic[Found_co]):
         return ending
 
     def resumed(self) -> int:
-        """Return where records go on after the ending; the end of the file if they do not."""
+        """Return where records continue after the ending; the end of the file if they do not."""
         ending = self.reached
         if ending.kind is not End.DAMAGED:
             return len(self._buffer)
@@ -184,11 +187,11 @@ class Walk(Generic[Found_co]):
             if position - self._forgotten > _FORGET:
                 self._forgotten = forget(self._buffer, self._forgotten, position)
             elif position < self._forgotten:
-                self._forgotten = 0  # a second look; what is forgotten already costs nothing
+                self._forgotten = 0  # a second pass; releasing memory again costs nothing
         return self._given_step(position)
 
     def _classify(self, position: int) -> Ending:
-        """Say what is at `position`, where no whole record that counts begins."""
+        """Say what is at `position`, where no whole record begins, or a STATE_DUMP does."""
         buffer, size = self._buffer, len(self._buffer)
         if position == size:
             return Ending(End.WHOLE, position)
@@ -218,7 +221,7 @@ class Walk(Generic[Found_co]):
         return self._names_xids(position) if is_cut is None else is_cut
 
     def _names_xids(self, end: int) -> bool:
-        """Whether the last tentative remove before `end` says its xid, as Kestrel 2.x does."""
+        """Whether the last tentative remove before `end` names its xid, as Kestrel 2.x does."""
         opcode = REMOVE_TENTATIVE
         for batch, stopped in _whole(self._buffer, find_records, self._begin, self._step):
             for start in () if batch.is_added else batch.starts:
@@ -229,7 +232,7 @@ class Walk(Generic[Found_co]):
         return opcode == REMOVE_TENTATIVE_XID
 
     def _is_zeros(self, position: int) -> bool:
-        """Whether only zeros follow: a file system may leave them after the machine lost power."""
+        """Whether only zeros follow: a file system may leave them after a power failure."""
         buffer, size = self._buffer, len(self._buffer)
         if any(buffer[position : position + 64]):
             return False
@@ -247,13 +250,13 @@ class Walk(Generic[Found_co]):
 def _whole(
     buffer: Buffer, find: Finder[Found_co], position: int, step: Step
 ) -> Iterator[tuple[Found_co, int]]:
-    """Yield the whole records that count from `position` on, some at a time, and where they end."""
+    """Yield batches of whole records from `position` on, each with where its last record ends."""
     size = len(buffer)
     while position < size:
         end = min(size, position + step(position))
         found, stopped = find(buffer, position, end, more=end < size)
         if stopped == position:
-            # Unless one record is longer than what was looked at, this is the end.
+            # This is the end, unless one record is longer than the window.
             length = _whole_length(buffer, position)
             if length is None:
                 return
@@ -263,7 +266,7 @@ def _whole(
 
 
 def _whole_length(buffer: Buffer, position: int) -> int | None:
-    """Return the length of the whole record at `position`; None if there is none that counts."""
+    """Return the length of the whole record at `position`; None if none, or a STATE_DUMP."""
     try:
         length = record_length(buffer, position, len(buffer))
     except DamagedJournal:
@@ -273,17 +276,17 @@ def _whole_length(buffer: Buffer, position: int) -> int | None:
     return None if is_state_dump(buffer, position, length) else length
 
 
-# --- records for the fold ---
+# --- records for replay ---
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Whole records that follow each other.
+    """Consecutive whole records.
 
     Attributes:
-        starts: where each begins; a range when they are adds of one kind (ADDX or ADD) and length.
+        starts: where each begins; a range if all are ADDX, or all ADD, and equally long.
         end: where the last of them ends.
-        is_added: whether they are all ADDX, or such a range.
+        is_added: whether all are ADDX, or `starts` is such a range.
     """
 
     starts: Sequence[int]
@@ -292,7 +295,7 @@ class Batch:
 
 
 def find_records(buffer: Buffer, position: int, end: int, *, more: bool) -> tuple[Batch, int]:
-    """Find records as a `Finder` does. A run of one length may go far beyond `end`."""
+    """Find records, as a `Finder`. A run of equally long records may extend far beyond `end`."""
     size = len(buffer)
     reach = min(size, position + _LONG_RUN * (end - position)) if more else end
     count, length = uniform_run(buffer, position, reach)

@@ -1,13 +1,13 @@
 """Directories of a queue path in which bulk writes collect files until they are committed.
 
     ~~write-MACHINE-BOOT-PROCESS-STARTED-ID    files of a write
-    ~~removed-ID                               what is being deleted
+    ~~removed-ID                               a directory that is being deleted
 
-The name says which process the write belongs to, so it has its owner from the moment it exists. A
-write that fails removes its directory. What a killed one leaves is removed by the next write, if it
-can tell that the owner has ended, and by the next server start, whoever the owner is: a write is
-committed only while no server runs, so one that a server start interrupts fails and changes
-nothing. Links are removed and not followed.
+The name contains the process that the write belongs to, so the owner is known as soon as the
+directory exists. A write that fails removes its directory. The directory of a killed write is
+removed by the next write, if that can tell that the owner has ended. The next server start removes
+all of them, whoever the owner is: a write is committed only while no server runs, so one that a
+server start interrupts fails and changes nothing. Links are removed and not followed.
 """
 
 import hashlib
@@ -31,9 +31,9 @@ _NAME: Final = re.compile(
     r"(?P<process>[0-9]{1,10})-(?P<started>[0-9]{1,20})-[0-9a-f]{16}"
 )
 _LONGEST_SILENCE: Final = 24 * 3600
-"""Seconds without a change after which a write of another machine counts as ended."""
+"""Seconds without a change after which a write from another machine counts as ended."""
 _STATE, _PARENT, _STARTED = 0, 1, 19
-"""Of the fields behind the command in `/proc/PID/stat`."""
+"""Indexes of the fields after the command in `/proc/PID/stat`."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -43,10 +43,10 @@ class Owner:
     """The process that a write belongs to.
 
     Attributes:
-        machine: names the machine, or the container, whose processes are counted together.
-        boot: names the time since the machine was started.
-        process: its id.
-        started: when it was started, in clock ticks since then; an id alone may be used again.
+        machine: identifies the machine or container, within which process ids are unique.
+        boot: identifies the boot of the machine.
+        process: the process id.
+        started: when the process was started, in clock ticks since the boot; ids are reused.
     """
 
     machine: str
@@ -56,12 +56,12 @@ class Owner:
 
     @classmethod
     def of(cls, process: int) -> Self:
-        """Describe a process of this machine; one that is not there never runs."""
+        """Describe a process of this machine; if it does not exist, it never counts as running."""
         machine, boot = _this_machine()
         return cls(machine, boot, process, _started(process) or 0)
 
     def may_run(self) -> bool:
-        """Whether it runs, or that cannot be told here: it is of another machine."""
+        """Whether the process may be running; True also on another machine or without /proc."""
         machine, boot = _this_machine()
         if self.machine != machine or _started(os.getpid()) is None:
             return True
@@ -77,9 +77,9 @@ def create(path: Path, owner: Owner) -> Path:
 
 
 def remove(directory: Path) -> None:
-    """Remove the directory of a write; nothing can be added to it from the first moment on.
+    """Remove the directory of a write. It is renamed first, so that nothing can be added to it.
 
-    What cannot be removed stays, and the log says so.
+    What cannot be removed stays, and is logged.
     """
     removed = directory.with_name(f"{_REMOVED_MARK}{uuid4().hex[:16]}")
     try:
@@ -93,18 +93,18 @@ def remove(directory: Path) -> None:
 
 
 def remove_abandoned(path: Path, clock: Clock | None = None) -> None:
-    """Remove what writes left whose owner has ended, for a write that begins."""
+    """Remove the directories of writes whose owner has ended. For the start of a write."""
     now = (clock or SystemClock()).now()
     _remove_if(path, lambda directory: not _may_go_on(directory, now))
 
 
 def remove_all(path: Path) -> None:
-    """Remove what all writes left or collect, for a server that holds the queue path."""
+    """Remove the directories of all writes. For a server that holds the queue path."""
     _remove_if(path, lambda _: True)
 
 
 def process_above(process: int) -> int | None:
-    """Return the id of a process's parent, None when that cannot be told."""
+    """Return the id of a process's parent; None if it is unknown."""
     fields = _fields(process)
     return int(fields[_PARENT]) if fields is not None else None
 
@@ -129,7 +129,7 @@ def _may_go_on(directory: Path, now: int) -> bool:
 
 
 def _last_change(directory: Path) -> float:
-    """Return when a file in it, or the directory itself, was changed last (s)."""
+    """Return when the directory or a file in it was last changed (s since the epoch)."""
     times = [directory.lstat().st_mtime]
     with os.scandir(directory) as entries:
         times += [entry.stat(follow_symlinks=False).st_mtime for entry in entries]
@@ -149,7 +149,7 @@ def _delete(path: Path) -> None:
 
 
 def _this_machine() -> tuple[str, str]:
-    """Return what names this machine, or container, and its last start."""
+    """Return identifiers of this machine or container, and of its boot."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         processes = str(Path("/proc/self/ns/pid").readlink())
@@ -163,7 +163,7 @@ def _short(text: str) -> str:
 
 
 def _started(process: int) -> int | None:
-    """Return when a process was started (clock ticks); None when it does not run."""
+    """Return when a process was started (clock ticks); None if it is not running."""
     fields = _fields(process)
     return int(fields[_STARTED]) if fields is not None and fields[_STATE] not in "ZX" else None
 
@@ -173,5 +173,5 @@ def _fields(process: int) -> list[str] | None:
         text = Path(f"/proc/{process}/stat").read_text()
     except OSError:
         return None
-    # The command, in parentheses, may hold anything.
+    # The command, in parentheses, may contain any characters.
     return text.rpartition(")")[2].split()

@@ -1,10 +1,10 @@
-"""The files of one queue: an ordered list of rotated ones, and the current one, which grows.
+"""Writing the journal of one queue: an ordered list of rotated files, and the current file.
 
 Invariants: replaying `files` in order gives the queue's state as of the last append that returned;
-all files but the last are on disk, whole.
+all files but the last are completely on disk.
 
-A crash may leave a record cut short at the end of the last file (loading sets it aside), a
-rotated file and no current one, an empty temporary, or a pack beside the files that it replaces.
+A crash may leave a record cut short at the end of the last file (loading sets it aside), a rotated
+file without a current one, an empty temporary, or a pack beside the files that it replaces.
 """
 
 import contextlib
@@ -30,15 +30,15 @@ Dialect = Literal["documented", "kestrel-2"]
 
 _PROBE: Final = 4096
 _PIECE: Final = 128 << 10
-"""Bytes that are written in a small part of a millisecond."""
+"""Bytes that are written in a small fraction of a millisecond."""
 _LARGE: Final = 1 << 20
-"""Bytes of a file that it takes a while to free."""
+"""Bytes from which on a file takes noticeable time to free."""
 
 log = logging.getLogger(__name__)
 
 
 class NoJournal:
-    """The journal of a queue that is only held in memory."""
+    """Stands in for the journal of a queue that is held only in memory."""
 
     __slots__ = ()
     size = 0
@@ -48,28 +48,28 @@ class NoJournal:
     syncs = 0
 
     def append(self, data: bytes) -> None:
-        """Keep nothing."""
+        """Do nothing."""
 
     def sync(self) -> None:
-        """Nothing to force to disk."""
+        """Do nothing: there are no files."""
 
     def probe(self, now: int) -> None:
-        """Nothing that could fail."""
+        """Do nothing: no write can fail."""
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: no file is open."""
 
 
 class Follower:
-    """Who reads the files of a journal while they change; this one reads none."""
+    """Told about file changes that a reader of a growing journal must follow; ignores them."""
 
     __slots__ = ()
 
     def file_renamed(self, old: str, new: str) -> None:
-        """Learn that the file `old` is called `new` now."""
+        """Take note that the file `old` is called `new` now."""
 
     def file_ended(self, name: str, end: int, following: str) -> None:
-        """Learn that what was to come after byte `end` of `name` begins the file `following`."""
+        """Take note that what would follow byte `end` of `name` begins the file `following`."""
 
 
 _NOBODY: Final = Follower()
@@ -83,19 +83,19 @@ class FileJournal:
         queue: the queue's name.
         sizes: bytes in each rotated file by its name, in replay order.
         size: bytes in all files.
-        dialect: how the current file says which xid a read got; None while it does not.
-        is_ending: the queue is being deleted, and no other file may be begun.
-        is_torn: a failed write left something in the current file, which takes no more: what comes
-            next goes to a file of its own, see `append_to_new_file`.
-        follower: who reads the files, and is told when their names change.
-        suspect: a sync failed, and what it should have covered may never reach the disk: until
-            the journal is replaced, no sync succeeds.
-        rewrites: how often what lives in its files, or in the oldest of them, was written to one
-            that took their place, since it was opened.
+        dialect: how the current file says which xid a read got; None if it has no such record yet.
+        is_ending: whether the queue is being deleted, so that no other file may be begun.
+        is_torn: whether a failed write was cut off the current file, which takes no more: the next
+            records go to a new file, see `append_to_new_file`.
+        follower: told when the names of the files change.
+        suspect: whether a sync failed. What it should have covered may never reach the disk, so no
+            sync succeeds until the journal is replaced.
+        rewrites: how often, since it was opened, the live items and reads of all files, or of the
+            oldest, were written to one file that replaced them.
         rotations: how often a new current file was begun.
-        syncs: how often it was forced to disk.
-        begun_after: bytes in the rotated files that one made by `begin` followed, since the last
-            `end_file`.
+        syncs: how often the journal was forced to disk.
+        begun_after: bytes in the rotated files that were followed by a file made by `begin`, since
+            the last `end_file`.
     """
 
     __slots__ = (
@@ -136,7 +136,7 @@ class FileJournal:
             queue: the queue's name.
             rotated: the size of each rotated file, in replay order.
             dialect: that of the current file.
-            after: a timestamp (ms) up to which rotated files are another queue's, which goes.
+            after: a timestamp (ms). Rotated files up to it belong to a deleted queue of this name.
         """
         self._after = after
         self.is_ending = False
@@ -154,12 +154,12 @@ class FileJournal:
         # Bytes of the current file that are on disk for certain.
         self._synced = 0
         self._names_changed = False
-        # Of the current file, what is synced of it, and the names; held for a moment only.
+        # Guards the current file, how much of it is synced, and the names; held only for a moment.
         self._lock = Lock()
 
     @property
     def current_name(self) -> str:
-        """Name of the current file; the queue's, unless a rotation failed half-way."""
+        """Name of the current file: the queue's, unless a rotation failed half-way."""
         return self._name
 
     @property
@@ -168,7 +168,7 @@ class FileJournal:
         return [*self.sizes, self._name]
 
     def open(self) -> None:
-        """Open the current file, creating it when it is not there. Raises OSError."""
+        """Open the current file; it is created if it does not exist. Raises OSError."""
         self._current = self.directory.append_to(self._name)
         self._names_changed = True
         self.size += self._current.size
@@ -186,11 +186,11 @@ class FileJournal:
         self.size += len(data)
 
     def append_to_new_file(self, records: bytes, name: str, now: int) -> None:
-        """Write whole records, all or none, where the current file takes no more. Raises OSError.
+        """Write whole records, all or none, to a new current file. Raises OSError.
 
-        They are written to the temporary `name` first, which then becomes the current file. So a
-        failure leaves the files as they were: a disk that stays full does not get a file with
-        every attempt.
+        For use when the current file takes no more (`is_torn`). The records are first written to
+        the temporary `name`, which then becomes the current file. So a failure leaves the files as
+        they were, and attempts on a full disk do not each leave a file.
         """
         self.begin(name, records, no_pause)
         old, end = self._name, self.current_size
@@ -208,7 +208,7 @@ class FileJournal:
         return self._current.size if self._current is not None else 0
 
     def reader(self, file: str, position: int) -> JournalReader:
-        """Return a reader that stands at `position` in `file`."""
+        """Return a reader that starts at `position` in `file`."""
         directory = self.directory
         return JournalReader(directory.path, file, position, open_file=directory.open)
 
@@ -217,8 +217,9 @@ class FileJournal:
     def sync(self) -> None:
         """Force to disk what was appended; from any thread. Raises OSError.
 
-        After a failure the system may have dropped what it could not write, and a later fsync of
-        the same file would succeed without it. So a failure makes the journal `suspect`.
+        After a failed fsync the system may have dropped the data that it could not write, and a
+        later fsync of the same file would succeed without it. So a failure makes the journal
+        `suspect`.
         """
         with self._lock:
             names_changed, self._names_changed = self._names_changed, False
@@ -235,14 +236,14 @@ class FileJournal:
 
     @property
     def unsynced(self) -> int:
-        """Bytes of the current file that no sync has covered: what a rotation waits for."""
+        """Bytes of the current file that no sync has covered; a rotation must sync them."""
         return self.current_size - self._synced
 
     def sync_current(self) -> None:
-        """Force the current file to disk, as far as it is written; from any thread.
+        """Force to disk what has been written to the current file; from any thread.
 
         Raises:
-            OSError: it failed, and the journal is `suspect`.
+            OSError: the sync failed, and the journal is `suspect`.
         """
         with self._lock:
             current = self._current
@@ -253,7 +254,7 @@ class FileJournal:
             current.sync()
         except OSError as error:
             if isinstance(error, FileNotFoundError) and self._current is not current:
-                return  # it was rotated, and so synced, and packed since
+                return  # since then it was rotated, and so synced, and packed
             self.suspect = True
             raise
         with self._lock:
@@ -261,7 +262,7 @@ class FileJournal:
                 self._synced = max(self._synced, size)
 
     def probe(self, now: int) -> None:
-        """See whether the disk works: write and remove a little file. Raises OSError."""
+        """Test the disk: write and remove a small file. Raises OSError."""
         if self.suspect:
             raise OSError("an earlier sync failed; the journal is being written anew")
         if self._current is not None:
@@ -278,9 +279,9 @@ class FileJournal:
     # --- rotating ---
 
     def end_file(self, now: int) -> str:
-        """Have no more written to the files there are; return the last one's name.
+        """Make all existing content part of rotated files; return the name of the last of those.
 
-        The current file is rotated, unless nothing was written to it yet. Raises OSError.
+        Rotates the current file, unless it is empty and follows a rotated one. Raises OSError.
         """
         self.begun_after = 0
         if self.sizes and not self.current_size:
@@ -288,17 +289,17 @@ class FileJournal:
         return self.rotate(now)
 
     def begin(self, name: str, record: bytes, pause: Pause) -> None:
-        """Write `record` to a file that is not part of the journal yet; from any thread.
+        """Write `record` to a new file that is not part of the journal yet; from any thread.
 
-        It is synced, and the current file too, so that `rotate` has little left to sync.
+        The new file is synced, and so is the current one, so that `rotate` has little left to sync.
 
         Args:
-            name: of the file, a temporary; for `rotate` or `forget`.
-            record: what it will begin with.
+            name: a temporary name for the file; pass it to `rotate` or `forget`.
+            record: what the file begins with.
             pause: called after each short piece.
 
         Raises:
-            OSError: there is no such file.
+            OSError: it failed; the new file is removed.
         """
         try:
             file = self.directory.create(name)
@@ -316,24 +317,24 @@ class FileJournal:
         self.directory.reached("begin: record written")
 
     def forget(self, begun: str) -> None:
-        """Remove a file that `begin` made, if it is still one."""
+        """Remove a file that `begin` made, unless it was removed or used already."""
         with contextlib.suppress(OSError):
             self.directory.remove(begun)
 
     def rotate(self, now: int, begun: str | None = None) -> str:
-        """Begin a new current file; return the name of the one that was current until now.
+        """Begin a new current file; return the new name of the one that was current until now.
 
-        The name has the time `now` (ms), or a later one if the clock stepped back. What is
-        `unsynced` of the old file is forced to disk first: only the last file of a queue may end
-        in a record that is cut short, and the system writes names and contents in any order.
+        The name has the timestamp `now` (ms), or a later one if the clock stepped back. The
+        `unsynced` part of the old file is forced to disk first: only the last file of a queue may
+        end in a record that is cut short, and the system writes names and contents in any order.
 
         Args:
             now: see above.
-            begun: a file that `begin` made, which becomes the new one; its record comes after all
-                others.
+            begun: a file that `begin` made. It becomes the current one, and its record comes after
+                all others.
 
         Raises:
-            OSError: the journal goes on in the file that it had; its name may have changed.
+            OSError: the journal continues in its current file, whose name may have changed.
         """
         current = self._current
         if current is None:
@@ -379,10 +380,10 @@ class FileJournal:
         self.follower.file_renamed(old, name)
 
     def _sync_rest(self) -> None:
-        """Sync what is left to sync of the current file. Raises OSError."""
+        """Sync the `unsynced` part of the current file. Raises OSError."""
         if not self.unsynced:
             return
-        # What a suspect journal lost is written anew, and for that it must go on in a new file.
+        # A suspect journal is rewritten, and that needs a rotation, even if syncs keep failing.
         was_suspect = self.suspect
         try:
             self.sync_current()
@@ -391,7 +392,7 @@ class FileJournal:
                 raise
 
     def replaced(self, files: list[str], name: str, size: int) -> None:
-        """Take note that the file `name` of `size` bytes stands for the rotated ones of `files`."""
+        """Take note that the file `name` of `size` bytes has replaced the rotated `files`."""
         kept = {file: bytes_ for file, bytes_ in self.sizes.items() if file not in files}
         self.size += size - (sum(self.sizes.values()) - sum(kept.values()))
         self.sizes = {name: size, **kept}
@@ -404,17 +405,17 @@ class FileJournal:
     # --- the end ---
 
     def begin_removal(self, now: int, also: Iterable[str] = ()) -> "Removal":
-        """Return what removes the queue's files, and those named `also`.
+        """Prepare to remove the queue's files, and those named `also`.
 
-        Until the journal is closed it goes on, in the file that it has, but begins no other one:
-        all that it writes is removed, too. What was set aside as torn stays.
+        Until it is closed, the journal continues in its current file and begins no other one. What
+        it still writes is removed, too. Files that were set aside as torn stay.
 
         Raises:
             OSError: the queue is as it was.
         """
         current = self._current
         if current is not None and self._name == self.queue:
-            # No file follows; a new queue of this name begins one that is called so.
+            # This frees the name for the current file of a new queue that is called the same.
             rotated = rotated_name(self.queue, self._timestamp(now))
             self.directory.rename(self._name, rotated)
             self._current_renamed(current, rotated)
@@ -426,7 +427,7 @@ class FileJournal:
         return Removal(self.directory, self.queue, newest, sizes, also)
 
     def _timestamp(self, now: int) -> int:
-        """Return the time (ms) that names the next rotated file."""
+        """Return the timestamp (ms) of the next rotated file."""
         return max(later_timestamp(list(self.sizes), now), self._after + 1)
 
     def close(self) -> None:
@@ -435,17 +436,18 @@ class FileJournal:
             current, self._current = self._current, None
         if current is not None:
             current.close()
-        self.follower = _NOBODY  # or the two would wait for the collector of cycles
+        self.follower = _NOBODY  # breaks a reference cycle, which only the collector would free
 
 
 class Removal:
-    """The files of a queue that goes, and the empty pack that stands for them meanwhile.
+    """Removes the files of a queue that is being deleted, by way of an empty pack.
 
-    A crash before `replace` leaves everything, a later one an empty queue or none. Both steps may
-    run in another thread.
+    `replace` puts the empty pack in the place of all files, `remove` deletes these and then the
+    pack. A crash before `replace` leaves everything, a later one an empty queue or none. Both
+    steps may run in another thread.
 
     Attributes:
-        newest: the timestamp (ms) up to which files belong to the queue that goes.
+        newest: the timestamp (ms) up to which files belong to the deleted queue.
     """
 
     def __init__(
@@ -456,14 +458,14 @@ class Removal:
         sizes: Mapping[str, int],
         also: Iterable[str],
     ) -> None:
-        """Describe it; see `FileJournal.begin_removal`.
+        """Describe the removal; see `FileJournal.begin_removal`.
 
         Args:
             directory: where the files are.
             queue: the queue's name.
             newest: see above.
-            sizes: the files, and how many bytes they have.
-            also: names of more files.
+            sizes: the size in bytes of each file.
+            also: names of more files to remove.
         """
         self.newest = newest
         self._directory = directory
@@ -473,11 +475,12 @@ class Removal:
         self._pack = pack_name(queue, newest)
 
     def replace(self, _pause: Pause) -> None:
-        """Let the files mean nothing any more. Raises OSError: they still do."""
+        """Replace the files by an empty pack. Raises OSError: they are not replaced."""
         directory = self._directory
         temporary = temporary_name(self._queue, DELETE, self.newest)
         directory.create(temporary).close()
-        # The pack stands for the files by the names that they have now.
+        # The pack replaces the files only under the names that they have now: these must be on
+        # disk before it.
         directory.sync()
         directory.rename(temporary, self._pack)
         try:
@@ -488,9 +491,9 @@ class Removal:
         directory.reached("delete: empty pack in place")
 
     def remove(self, unnamed: UnnamedFiles, _pause: Pause) -> None:
-        """Remove the files, once they are replaced and the journal is closed.
+        """Delete the files, once they are replaced and the journal is closed.
 
-        `unnamed` gets what is still to be freed, where nobody waits for it.
+        Large files are handed to `unnamed`, which frees them later.
         """
         directory = self._directory
         for name, size in self._sizes.items():
