@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import ServerConfig
-from kestrelmq.server.server_actions import RemoteAdminRefused, ServerActions, is_loopback
+from kestrelmq.server.server_actions import RemoteAdminRefused, ServerActionGuard, is_loopback
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire
@@ -197,7 +197,7 @@ def test_a_server_that_others_reach_warns_at_the_start(tmp_path: Path) -> None:
 )
 def test_peers_on_this_machine(peer: str) -> None:
     """Loopback in every form, mapped into IPv6 too."""
-    ServerActions(ServerConfig()).check("shutdown", "memcache", peer)
+    ServerActionGuard(ServerConfig()).check("shutdown", "memcache", peer)
 
 
 @pytest.mark.parametrize(
@@ -206,14 +206,14 @@ def test_peers_on_this_machine(peer: str) -> None:
 def test_peers_that_are_not_surely_here(peer: str) -> None:
     """Whoever is not surely on this machine is not."""
     with pytest.raises(RemoteAdminRefused, match="shutdown is refused"):
-        ServerActions(ServerConfig()).check("shutdown", "memcache", peer)
-    ServerActions(ServerConfig()).check("shutdown", "http", peer, has_token=True)
-    ServerActions(ServerConfig(allow_remote_admin=True)).check("shutdown", "memcache", peer)
+        ServerActionGuard(ServerConfig()).check("shutdown", "memcache", peer)
+    ServerActionGuard(ServerConfig()).check("shutdown", "http", peer, has_token=True)
+    ServerActionGuard(ServerConfig(allow_remote_admin=True)).check("shutdown", "memcache", peer)
 
 
 def test_refusals_are_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     """A client that asks again and again does not fill the log."""
-    actions = ServerActions(ServerConfig())
+    actions = ServerActionGuard(ServerConfig())
     for port in range(1000):
         with pytest.raises(RemoteAdminRefused):
             actions.check("reload", "memcache", f"10.0.0.7:{port}")

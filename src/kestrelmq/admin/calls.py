@@ -112,7 +112,7 @@ class Call:
 
     def allow_changes(self) -> None:
         """Check that the server's status allows changes. Raises ApiError: it does not."""
-        refusal = self.admin.context.refuses_writes()
+        refusal = self.admin.context.write_refusal()
         if refusal is not None:
             raise ApiError(503, "refused_by_status", refusal)
 

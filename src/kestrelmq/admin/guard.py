@@ -22,7 +22,7 @@ from aiohttp import web
 from kestrelmq.admin.connections import peer_of
 from kestrelmq.admin.errors import ApiError, Handler
 from kestrelmq.admin.signins import SignIns
-from kestrelmq.server.server_actions import Action, ServerActions, is_loopback
+from kestrelmq.server.server_actions import Action, ServerActionGuard, is_loopback
 
 CHANGES: Final = frozenset({"POST", "PUT", "DELETE", "PATCH"})
 GUARDED: Final = "guarded"
@@ -41,7 +41,12 @@ class Guard:
     __slots__ = ("_actions", "_loopback", "_remote", "_signins", "_tokens")
 
     def __init__(
-        self, address: str, tokens: Sequence[str], actions: ServerActions, *, remote: bool = False
+        self,
+        address: str,
+        tokens: Sequence[str],
+        actions: ServerActionGuard,
+        *,
+        remote: bool = False,
     ) -> None:
         """Guard the service that listens on `address`.
 

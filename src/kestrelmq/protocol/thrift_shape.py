@@ -51,7 +51,7 @@ class MalformedError(ValueError):
     """Bytes that are not a thrift message, or a message with too many values or levels."""
 
 
-class Walker(ABC):
+class StructWalker(ABC):
     """Walks through `data`; `at` is the position of the next byte."""
 
     __slots__ = ("_values_left", "at", "data")
@@ -146,7 +146,7 @@ class Walker(ABC):
         """Pass a value of a type without elements or fields."""
 
 
-class BinaryWalker(Walker):
+class BinaryWalker(StructWalker):
     """Walks through the binary protocol: numbers are big-endian and of fixed width."""
 
     __slots__ = ()
@@ -190,7 +190,7 @@ class BinaryWalker(Walker):
         self.skip(width)
 
 
-class CompactWalker(Walker):
+class CompactWalker(StructWalker):
     """Walks through the compact protocol: most numbers are varints, 7 bits a byte, lowest first."""
 
     __slots__ = ("_last_field",)

@@ -60,11 +60,11 @@ class Session:
         """
         raise NotImplementedError
 
-    def broken(self) -> None:
+    def answer_internal_error(self) -> None:
         """Reply with an error and close: a request raised an unexpected exception."""
         raise NotImplementedError
 
-    def closed(self) -> None:
+    def connection_closed(self) -> None:
         """Give back what the session holds; the connection is closed and its request cancelled."""
         raise NotImplementedError
 
@@ -157,7 +157,7 @@ class Connection(TurnConnection):
 
     # --- input ---
 
-    def readable(self) -> None:
+    def on_input(self) -> None:
         """Receive once, and apply the complete requests."""
         if self._short >= _SHORT_IN_A_ROW:
             room = RECEIVE_SIZE_SMALL
@@ -201,7 +201,7 @@ class Connection(TurnConnection):
         except Exception:
             # Any exception here is a bug; it must not affect other clients.
             log.exception("connection %s: request failed", self.peer)
-            self._session.broken()
+            self._session.answer_internal_error()
             rest = b""
         if rest:
             self._chunks.append(rest)
@@ -302,7 +302,7 @@ class Connection(TurnConnection):
         log.error("connection %s: request failed", self.peer, exc_info=error)
         if not self._is_closed:
             self.paused = 0
-            self._session.broken()
+            self._session.answer_internal_error()
             self.closing = True
             self.push(b"")
 
@@ -401,7 +401,7 @@ class Connection(TurnConnection):
         self.paused |= _STALLED
         self._watch(_OUT)
 
-    def ready(self, mask: int) -> None:
+    def on_events(self, mask: int) -> None:
         """Handle an event other than just input."""
         if mask & _GONE and not mask & _READABLE:
             self.close()
@@ -409,7 +409,7 @@ class Connection(TurnConnection):
         if mask & _WRITABLE and self._unsent:
             self._send_rest()
         if mask & _READABLE and not self._is_closed:
-            self.readable()
+            self.on_input()
 
     def _send_rest(self) -> None:
         try:
@@ -460,7 +460,7 @@ class Connection(TurnConnection):
         if pending is not None:
             pending.cancel()
         session, self._session = self._session, _NO_SESSION
-        session.closed()
+        session.connection_closed()
         self._on_close(self)
 
     def _watch(self, events: int) -> None:

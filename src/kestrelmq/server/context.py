@@ -14,7 +14,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.stats import ServerNumbers, server_stats
 from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.server.server_actions import ServerActions
+from kestrelmq.server.server_actions import ServerActionGuard
 from kestrelmq.server.status import ServerStatus
 from kestrelmq.server.turns import TurnLoop
 from kestrelmq.version import VERSION
@@ -52,26 +52,26 @@ class ServerContext:
     loop: asyncio.AbstractEventLoop
     reload: Callable[[], Awaitable[list[str]]]
     shutdown: Callable[[], None]
-    actions: ServerActions = field(init=False)
+    actions: ServerActionGuard = field(init=False)
     started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.actions = ServerActions(self.config)
+        self.actions = ServerActionGuard(self.config)
 
     @property
     def latencies(self) -> Latencies:
         """How long operations take."""
         return self.turns.latencies
 
-    def refuses_writes(self) -> str | None:
+    def write_refusal(self) -> str | None:
         """Return why nothing may be added at present; None when it may."""
         if not self.status.writes_allowed:
             return self.status.reason_for_refusal(write=True)
-        return self._over(self.config.connection_limit_refuse_writes)
+        return self._over_connection_limit(self.config.connection_limit_refuse_writes)
 
     def check_writable(self) -> None:
         """Raise Forbidden if nothing may be added or changed at present."""
-        refusal = self.refuses_writes()
+        refusal = self.write_refusal()
         if refusal is not None:
             raise Forbidden(refusal)
 
@@ -79,7 +79,7 @@ class ServerContext:
         """Raise Forbidden if nothing may be read at present."""
         if not self.status.reads_allowed:
             raise Forbidden(self.status.reason_for_refusal(write=False))
-        refusal = self._over(self.config.connection_limit_refuse_reads)
+        refusal = self._over_connection_limit(self.config.connection_limit_refuse_reads)
         if refusal is not None:
             raise Forbidden(refusal)
 
@@ -116,13 +116,13 @@ class ServerContext:
                     f"this client may not {'add to' if write else 'read'} {name}"
                 )
 
-    def _over(self, limit: int | None) -> str | None:
+    def _over_connection_limit(self, limit: int | None) -> str | None:
         if limit is not None and self.counters.curr_connections > limit:
             return f"too many connections ({self.counters.curr_connections}, the limit is {limit})"
         return None
 
     @property
-    def is_limited(self) -> bool:
+    def has_connection_limit(self) -> bool:
         """Whether the settings refuse operations above a number of connections."""
         return (
             self.config.connection_limit_refuse_reads is not None

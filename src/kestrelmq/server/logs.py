@@ -14,11 +14,11 @@ from typing import Final
 from kestrelmq.config import ServerConfig
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-_TEXT_OF_ONE = "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
-_ONLY = "MainProcess"
+_TEXT_WITH_PROCESS = "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
+_UNNAMED_PROCESS = "MainProcess"
 """Python's name for a process that was given none."""
 _MODE: Final = 0o640
-_PERIOD: Final = 10.0
+_LOG_PERIOD: Final = 10.0
 _MOST_KEYS: Final = 1024
 
 
@@ -33,7 +33,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if record.processName != _ONLY:
+        if record.processName != _UNNAMED_PROCESS:
             event["process"] = record.processName
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
@@ -57,7 +57,7 @@ class LogFile(logging.FileHandler):
 
 
 class LogThrottle:
-    """Limits how often events of one kind are logged: once in `_PERIOD` seconds for each key.
+    """Limits how often events of one kind are logged: once in `_LOG_PERIOD` seconds for each key.
 
     When there are very many keys, the least recently used are forgotten.
     """
@@ -69,8 +69,8 @@ class LogThrottle:
     def count(self, key: Hashable) -> int:
         """Count an event; return how many there were since the last log line, 0 to log none now."""
         now = self._clock()
-        logged, count = self._seen.pop(key, (now - _PERIOD, 0))
-        is_due = now - logged >= _PERIOD
+        logged, count = self._seen.pop(key, (now - _LOG_PERIOD, 0))
+        is_due = now - logged >= _LOG_PERIOD
         self._seen[key] = (now, 0) if is_due else (logged, count + 1)
         if len(self._seen) > _MOST_KEYS:
             self._seen.popitem(last=False)
@@ -83,7 +83,7 @@ def set_up_logging(config: ServerConfig) -> None:
         handler: logging.Handler = logging.StreamHandler(sys.stderr)
     else:
         handler = LogFile(config.log_file, encoding="utf-8", errors="backslashreplace")
-    text = _TEXT if current_process().name == _ONLY else _TEXT_OF_ONE
+    text = _TEXT if current_process().name == _UNNAMED_PROCESS else _TEXT_WITH_PROCESS
     handler.setFormatter(JsonFormatter() if config.log_format == "json" else TextFormatter(text))
     root = logging.getLogger()
     for old in root.handlers[:]:

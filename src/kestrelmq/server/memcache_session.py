@@ -69,7 +69,7 @@ class MemcacheSession(Session):
         self._counters = context.counters
         self._status = context.status
         # With a limit on connections, no request may take the hot path.
-        self._queues = {} if context.is_limited else context.collection.queues
+        self._queues = {} if context.has_connection_limit else context.collection.queues
         self._replies = connection.replies
         self._parse = parser.parse
         self._parse_long = parser.parse_long
@@ -291,11 +291,11 @@ class MemcacheSession(Session):
         """Return the error reply to an operation that was undone."""
         return memcache.server_error(str(failure))
 
-    def broken(self) -> None:
+    def answer_internal_error(self) -> None:
         """Reply to a request that failed because of a bug, and close."""
         self._close_with(memcache.server_error("internal error"))
 
-    def closed(self) -> None:
+    def connection_closed(self) -> None:
         """Give the open reads back."""
         self._reads.give_back()
 

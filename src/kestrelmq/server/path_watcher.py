@@ -92,11 +92,11 @@ class PathWatcher(TurnConnection):
             os.close(self._descriptor)
             self._descriptor = None
 
-    def readable(self) -> None:
+    def on_input(self) -> None:
         """Report that there are events."""
         self._changed()
 
-    def ready(self, mask: int) -> None:  # noqa: ARG002 # whatever it is
+    def on_events(self, mask: int) -> None:  # noqa: ARG002 # whatever it is
         """Report that there are events."""
         self._changed()
 

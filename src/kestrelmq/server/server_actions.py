@@ -34,7 +34,7 @@ def is_loopback(address: str) -> bool:
     return (mapped or parsed).is_loopback
 
 
-class ServerActions:
+class ServerActionGuard:
     """Decides who may act on the whole server, and logs the requests."""
 
     __slots__ = ("_config", "_refusals")

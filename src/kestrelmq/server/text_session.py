@@ -87,12 +87,12 @@ class TextSession(Session):
         """Return the error reply to an operation that was undone."""
         return text.error_reply(str(failure))
 
-    def broken(self) -> None:
+    def answer_internal_error(self) -> None:
         """Reply to a command that failed because of a bug, and close."""
         self._connection.push(text.error_reply("internal error"))
         self._connection.closing = True
 
-    def closed(self) -> None:
+    def connection_closed(self) -> None:
         """Give the open reads back."""
         self._reads.give_back()
 

@@ -105,11 +105,11 @@ class ThriftSession(Session):
             thrift.header_of(reply), RefusedRequest(RefusalReason.INTERNAL_ERROR, str(failure))
         )
 
-    def broken(self) -> None:
+    def answer_internal_error(self) -> None:
         """Close the connection: a request failed because of a bug."""
         self._connection.closing = True
 
-    def closed(self) -> None:
+    def connection_closed(self) -> None:
         """Nothing to give back: open reads do not belong to a connection."""
 
     def _serve(self, header: MessageHeader, request: Request | RefusedRequest) -> None:

@@ -55,11 +55,11 @@ class TurnConnection:
 
     last_served: int = 0
 
-    def readable(self) -> None:
+    def on_input(self) -> None:
         """Receive input and apply the requests in it."""
         raise NotImplementedError
 
-    def ready(self, mask: int) -> None:
+    def on_events(self, mask: int) -> None:
         """Handle an event other than just input; `mask` is the system's event mask."""
         raise NotImplementedError
 
@@ -220,9 +220,9 @@ class TurnLoop:
                 busy += 1
             connection.last_served = served
             if mask == READABLE:
-                connection.readable()
+                connection.on_input()
             else:
-                connection.ready(mask)
+                connection.on_events(mask)
         if self.resuming:
             resuming, self.resuming = self.resuming, []
             for connection in resuming:
