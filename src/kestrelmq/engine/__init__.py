@@ -1,1 +1,1 @@
-"""Queues: what is in them, who waits for them, how they fan out. No sockets, no protocols."""
+"""Queues: their items, waiting readers, fanout and journals. No sockets, no protocols."""

@@ -1,9 +1,9 @@
-"""The items of a queue that wait, in order: the head in memory, what comes after on disk only.
+"""The waiting items of a queue, in order: the first of them in memory, the others on disk only.
 
-- An item in memory is its ADDX record, the bytes that went to the journal.
-- Memory holds at most `max_memory_size` bytes of data and one item. The rest is behind: counted,
-  and read back from the journal when its turn comes, in large pieces and in order. So a long queue
-  is served at the disk's sequential speed.
+- An item in memory is its ADDX record, the same bytes that were written to the journal.
+- Memory holds at most `max_memory_size` bytes of data and one more item. The rest is behind: it is
+  counted, and read back from the journal when its turn comes, in large pieces and in order. So a
+  long queue is served at the disk's sequential speed.
 """
 
 import logging
@@ -20,15 +20,16 @@ from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal, Follower, NoJournal
 
 READ_AHEAD: Final = 256 << 10
-"""Bytes of records read back from the journal at once: a short time, however small they are."""
+"""Bytes of records read back from the journal at once: a short time even for tiny records."""
 READY: Final = 8 << 20
 """Bytes of records that are kept in memory ahead of the readers.
 
-Little, so that an item is taken while the processor's caches still have it, and that a pack has
-little to copy; yet enough items that a long run of other records is passed over meanwhile.
+It is small so that items are still in the processor's caches when they are taken, and a pack has
+little to copy. It is large enough that a long run of records without items can be skipped before
+readers have used it up.
 """
 _BRIEF: Final = 8 << 10
-"""Bytes of records without an item that are passed over in a short time."""
+"""Bytes of records without items that are skipped in a short time."""
 _COUNTED: Final = 100_000
 """Items that are counted in a few milliseconds."""
 
@@ -39,8 +40,8 @@ class Behind:
     """Items that are in the journal but not in memory.
 
     Attributes:
-        reader: stands at the first of them.
-        items: how many there are, those not written yet included.
+        reader: positioned at the first of them.
+        items: how many there are, including those not written yet.
         bytes: bytes of data in them.
         read_items: how many were read back so far.
     """
@@ -58,7 +59,7 @@ class Behind:
     ) -> tuple[list[bytes], int]:
         """Take items of about `wanted` bytes from the front; return them and their data bytes.
 
-        With `brief`, there may be none yet: the journal is looked at for a short time only.
+        With `brief`, only a short time is spent, and perhaps no item is found yet.
 
         Raises:
             DamagedJournal: the journal was damaged since it was loaded.
@@ -78,21 +79,22 @@ class Behind:
 
         Args:
             held: bytes of data that memory holds now.
-            items: in so many items.
-            limit: bytes of data that it may hold.
+            items: how many items memory holds now.
+            limit: bytes of data that memory may hold.
         """
         half = limit // 2
         ready = READY * held // max(1, held + ADDX_HEADER * items)
         if held + self.bytes <= half:
-            # Memory can take all the rest; it is read faster than it is taken, but not at once.
+            # All the rest fits in memory. Read it faster than it is taken, but not all at once.
             ready = max(ready, held - READ_AHEAD // 2)
         return min(ready, half)
 
     def move(self, files: Sequence[str], position: int, skip: int) -> None:
-        """Stand in the first of `files`, `skip` items after `position`.
+        """Continue in the first of `files`, `skip` items after `position`.
 
         Raises:
-            DamagedJournal, OSError: it cannot be read; it stands where it stood.
+            DamagedJournal: that file is damaged; the reader stays where it was.
+            OSError: that file cannot be read; the reader stays where it was.
         """
         moved = self.reader.copy()
         moved.seek(files[0], position)
@@ -109,20 +111,21 @@ class Behind:
 
 
 class Backlog(Follower):
-    """The items that wait. What must be as fast as it can be reaches into the attributes.
+    """The waiting items. The hot path uses the attributes directly.
 
     Attributes:
-        memory: those that memory holds, the head first.
-        memory_bytes: bytes of data in these, without open reads.
-        memory_limit: bytes of data that memory may hold without another look at how full it is.
-        memory_most: bytes of data that it may hold at most.
-        behind: those on disk only; None when there are none.
-        refill_below: when memory holds fewer bytes than this, more is to be read back.
-        total_items, put_bytes: added since the queue came up.
+        memory: the items in memory, the head first.
+        memory_bytes: bytes of data in them, without open reads.
+        memory_limit: bytes of data that memory may hold until the limit is computed again.
+        memory_most: bytes of data that memory may hold at most (`max_memory_size`).
+        behind: the items that are on disk only; None if there are none.
+        refill_below: read more back when memory holds fewer bytes of data than this.
+        total_items: items added since the queue was loaded or created.
+        put_bytes: bytes of data in those.
     """
 
     def __init__(self, name: str, journal: FileJournal | NoJournal, state: Replay) -> None:
-        """Begin with the items of `state`; `name` is the queue's."""
+        """Start with the items of `state`; `name` is the queue's."""
         self._name = name
         self.memory = state.memory
         self.memory_bytes = state.memory_bytes
@@ -134,7 +137,7 @@ class Backlog(Follower):
         self.follow(journal)
 
     def follow(self, journal: FileJournal | NoJournal) -> None:
-        """Read what is behind from `journal`, from now on."""
+        """Use `journal` for reading behind from now on."""
         self._journal = journal
         if isinstance(journal, FileJournal):
             journal.follower = self
@@ -144,27 +147,27 @@ class Backlog(Follower):
 
     @property
     def size(self) -> int:
-        """Bytes of data in the items that wait."""
+        """Bytes of data in the waiting items."""
         return self.memory_bytes + (self.behind.bytes if self.behind is not None else 0)
 
     @property
     def behind_items(self) -> int:
-        """Items that are on disk only."""
+        """Number of items that are on disk only."""
         return self.behind.items if self.behind is not None else 0
 
     @property
     def oldest(self) -> int:
-        """When the item at the head was added (ms); 0 when memory holds none."""
+        """When the item at the head was added (ms); 0 if no item is in memory."""
         return item_add_time(self.memory[0]) if self.memory else 0
 
     def browse(self, count: int) -> list[bytes]:
-        """Return the first items that memory holds, at most `count`, and leave them there."""
+        """Return at most `count` of the first items in memory, without taking them."""
         return list(islice(self.memory, count))
 
     # --- adding and taking ---
 
     def limit_memory(self, most: int) -> bool:
-        """Have memory hold at most `most` bytes of data; return whether it holds more now."""
+        """Set `memory_most`; return whether it was lowered below what memory holds."""
         lowered = most < self.memory_most
         self.memory_limit = self.memory_most = most
         self._measure()
@@ -178,7 +181,7 @@ class Backlog(Follower):
         return not self.memory or self.memory_bytes + size <= self.memory_limit
 
     def _measure(self) -> None:
-        """See how full memory is."""
+        """Compute `memory_limit` again from how full memory is."""
         if isinstance(self._journal, FileJournal):
             most, held = self.memory_most, self.memory_bytes
             self.memory_limit = limit_for_now(most, held, len(self.memory))
@@ -186,25 +189,25 @@ class Backlog(Follower):
                 self._plan_refill()
 
     def _plan_refill(self) -> None:
-        """Decide when to read back next."""
+        """Decide when to read items back next."""
         if self.behind is not None:
             held, items = self.memory_bytes, len(self.memory)
             self.refill_below = self.behind.refill_below(held, items, self.memory_limit)
 
     def begin_behind(self, unwritten: int) -> None:
-        """Leave what is added from now on behind.
+        """Enter read-behind: items that are added from now on stay on disk only.
 
-        `unwritten` is how many bytes the journal is to get before the next item.
+        `unwritten` is how many bytes will be written to the journal before the next item.
         """
         journal = self._journal
-        assert isinstance(journal, FileJournal)  # noqa: S101 # else items are refused
+        assert isinstance(journal, FileJournal)  # noqa: S101 # without one, items are refused
         log.info("queue %s: memory is full, reading behind", self._name)
         position = journal.current_size + unwritten
         self.behind = Behind(journal.reader(journal.current_name, position))
         self._plan_refill()
 
     def append(self, record: bytes, size: int) -> None:
-        """Add an item of `size` bytes of data at the end, behind memory if something is there."""
+        """Add an item of `size` bytes of data at the end; in read-behind, only count it."""
         self.total_items += 1
         self.put_bytes += size
         behind = self.behind
@@ -216,7 +219,7 @@ class Backlog(Follower):
             behind.bytes += size
 
     def take(self) -> bytes:
-        """Take the head, which memory holds."""
+        """Take the head, which must be in memory."""
         record = self.memory.popleft()
         self.memory_bytes -= len(record) - ADDX_HEADER
         return record
@@ -241,7 +244,7 @@ class Backlog(Follower):
             self._leave_behind()
 
     def drop_all(self) -> deque[bytes]:
-        """Forget every item; return those that memory held: there may be millions to free."""
+        """Forget every item; return those that were in memory: there may be millions to free."""
         before, self.memory, self.memory_bytes = self.memory, deque(), 0
         self._leave_behind()
         return before
@@ -249,12 +252,13 @@ class Backlog(Follower):
     # --- reading back ---
 
     def recall(self) -> bool:
-        """Read items back into memory, if any are behind; return whether it holds the head now.
+        """Read items back into memory, if any are behind; return whether the head is there now.
 
-        It may not, though items are behind: those that the journal has not got yet.
+        The head may still be missing although items are behind, if those are not written yet.
 
         Raises:
-            OSError, JournalError: they cannot be read; nothing has changed.
+            JournalError: the journal is damaged; nothing has changed.
+            OSError: the journal cannot be read; nothing has changed.
         """
         behind, memory = self.behind, self.memory
         if behind is None:
@@ -271,7 +275,7 @@ class Backlog(Follower):
         return bool(memory)
 
     def recall_all(self) -> None:
-        """Read everything back into memory. Raises JournalError and OSError: nothing was."""
+        """Read all items back into memory. After a JournalError or OSError, nothing has changed."""
         behind = self.behind
         if behind is None:
             return
@@ -289,27 +293,27 @@ class Backlog(Follower):
         self._leave_behind()
 
     def _leave_behind(self) -> None:
-        """Read no more from the journal: nothing is behind, or it is not wanted."""
+        """Leave read-behind: all items are in memory, or the rest is no longer wanted."""
         self.close()
         self.behind, self.refill_below = None, 0
 
     @property
     def _files(self) -> list[str]:
         journal = self._journal
-        assert isinstance(journal, FileJournal)  # noqa: S101 # else nothing is behind
+        assert isinstance(journal, FileJournal)  # noqa: S101 # without one, nothing is behind
         return journal.files
 
     def close(self) -> None:
-        """Release the file that is read."""
+        """Release the file that is being read."""
         if self.behind is not None:
             self.behind.close()
 
-    # --- memory that is to hold less ---
+    # --- trimming memory ---
 
     def fitting_items(self) -> int:
-        """Return how many items at the head memory may hold: one at least, if there are any.
+        """Return how many of the first items fit in memory; at least one, if there are any.
 
-        Of a great many it may be fewer, so that it takes a short time to count them.
+        If there are very many, the result may be too low, because only some are counted.
         """
         held = count = 0
         for record in islice(self.memory, _COUNTED):
@@ -320,16 +324,17 @@ class Backlog(Follower):
         return count
 
     def trim(self, kept: int, files: Sequence[str], position: int, skip: int) -> deque[bytes]:
-        """Hold the first `kept` items in memory only; return those that it held before.
+        """Keep only the first `kept` items in memory; return all that were there before.
 
-        The others are read back in their turn: the first of them stands `skip` items after
+        The others are read back when their turn comes: the first of them is `skip` items after
         `position` in the first of `files`.
 
         Raises:
-            OSError, JournalError: the files cannot be read; nothing was dropped.
+            JournalError: the files are damaged; nothing was dropped.
+            OSError: the files cannot be read; nothing was dropped.
         """
         journal = self._journal
-        assert isinstance(journal, FileJournal)  # noqa: S101 # else there are no files
+        assert isinstance(journal, FileJournal)  # noqa: S101 # without one, there are no files
         behind = self.behind or Behind(journal.reader(files[0], position))
         behind.move(files, position, skip)
         before = self.memory
@@ -342,33 +347,34 @@ class Backlog(Follower):
         self._plan_refill()
         return before
 
-    # --- the reader, whose files upkeep replaces ---
+    # --- the reader of the journal, whose files upkeep replaces ---
 
     @property
     def read_items(self) -> int:
-        """How many items were read back since the queue last began to read behind."""
+        """How many items were read back since the queue last entered read-behind."""
         return self.behind.read_items if self.behind is not None else 0
 
     @property
     def reader_file(self) -> str | None:
-        """The file in which the next item that is not in memory is looked for, if any is."""
+        """The file from which the next item will be read back; None outside read-behind."""
         return self.behind.reader.file if self.behind is not None else None
 
     def file_renamed(self, old: str, new: str) -> None:
-        """Learn that the journal file `old` is called `new` now."""
+        """Take note that the journal file `old` is called `new` now."""
         if self.behind is not None:
             self.behind.reader.renamed(old, new)
 
     def file_ended(self, name: str, end: int, following: str) -> None:
-        """Learn that what was to come after byte `end` of `name` begins the file `following`."""
+        """Take note that what would follow byte `end` of `name` begins the file `following`."""
         if self.behind is not None and self.behind.reader.file == name:
             self.behind.reader.carried(end, following)
 
     def move_reader(self, files: Sequence[str], position: int, skip: int) -> None:
-        """Let the next item be looked for in other files, after `skip` items from `position` on.
+        """Read the next items from `files`, from `skip` items after `position` on.
 
         Raises:
-            OSError, JournalError: they cannot be read; it is looked for where it was.
+            JournalError: the files are damaged; the reader stays where it was.
+            OSError: the files cannot be read; the reader stays where it was.
         """
         if self.behind is not None:
             self.behind.move(files, position, skip)

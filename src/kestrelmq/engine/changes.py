@@ -1,19 +1,20 @@
-"""What changed in a queue since its journal was last written, and where each item stood.
+"""The uncommitted changes of a queue, and the places of its items.
 
-A change is made in memory, and its record collected. The commit writes all records at once, before
-any reply leaves. If it fails the changes are taken back, newest first: each has an exact inverse.
-An add needs no entry of its own: its record says it all. A plain remove is the item itself.
+Each change is made in memory, and its record is collected. The commit writes all records at once,
+before any reply is sent. If it fails, the changes are taken back, newest first; each has an exact
+inverse. An add needs no undo entry, because its record has all that is needed. The undo entry of a
+plain remove is the item itself.
 
-A queue in read-behind takes items at the head while older files of its journal still hold them. To
-pack those files, one needs to know which of the items they leave were taken since. So every item
-gets a number, its place (`Places`): items that wait are numbered in their order when that begins,
-later ones as they are added. A few integers follow the queue:
+In read-behind, items are taken at the head while older files of the journal still hold them. To
+pack those files, upkeep must know which of their items were taken since. So every item has a
+number, its place (`Places`): waiting items are numbered in order when the tracking begins, later
+ones as they are added. This takes only a few integers:
 
     fresh    the first place that was never taken
     front    places that were given back, the head last
     opened   places of open reads by xid
 
-An item is live if its place is at least `fresh`, or among the other two.
+An item is live if its place is at least `fresh`, or in `front` or `opened`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +28,10 @@ from kestrelmq.journal.records import ADDX, ADDX_HEADER, NamedItem, item_add_tim
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An item was opened under `xid`, by a reader or not; `last_xid` is the counter before."""
+    """An item was opened under `xid`; `last_xid` is the last-used xid before that.
+
+    `by_reader` is False for an expired item that was set aside.
+    """
 
     xid: int
     item: bytes
@@ -37,7 +41,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """An open read was finished."""
+    """An open read was confirmed."""
 
     xid: int
     item: bytes
@@ -53,7 +57,7 @@ class GivenBack:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """The head was taken off, but not by a reader."""
+    """The head was dropped: no reader took it."""
 
     item: bytes
 
@@ -63,11 +67,13 @@ Change = bytes | Opened | Confirmed | GivenBack | Dropped
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where everything stood when a file was rotated.
+    """The places of all items when a file was rotated.
 
     Attributes:
-        file: name of the file that was rotated; what comes after it is in later ones.
-        fresh, front, opened: as of that time.
+        file: name of the rotated file; later changes are in later files.
+        fresh: as in the module's docstring, at that time.
+        front: likewise.
+        opened: likewise.
         end: place of the first item that was added later.
     """
 
@@ -78,14 +84,14 @@ class Checkpoint:
     end: int
 
     def place(self, index: int) -> int:
-        """Return the place of the item that stood at `index` in the queue, 0 being the head."""
+        """Return the place of the item that was at `index` in the queue; 0 is the head."""
         given_back = len(self.front)
         return self.front[-1 - index] if index < given_back else self.fresh + index - given_back
 
     def first_live(self, early: frozenset[int], fresh: int) -> int:
-        """Return the index of the first item that is live, as `place` counts.
+        """Return the index, as for `place`, of the first item that is live now.
 
-        An item is live if its place is among `early`, or at least `fresh`.
+        An item is live now if its place is in `early`, or at least `fresh`.
         """
         given_back = len(self.front)
         for index, place in enumerate(reversed(self.front)):
@@ -99,21 +105,23 @@ class Places:
     """The places of the items of one queue.
 
     Attributes:
-        fresh, front, opened: see above.
-        checkpoints: of the files rotated since, oldest first, that were not packed yet.
+        fresh: see the module's docstring.
+        front: see there.
+        opened: see there.
+        checkpoints: one for each file that was rotated since and is not packed yet, oldest first.
     """
 
     __slots__ = ("checkpoints", "fresh", "front", "opened")
 
     def __init__(self, open_reads: Iterable[int]) -> None:
-        """Begin to track a queue with these open reads."""
+        """Start to track a queue that has these open reads."""
         self.fresh = 0
         self.front: list[int] = []
         self.opened = {xid: -1 - number for number, xid in enumerate(open_reads)}
         self.checkpoints: list[Checkpoint] = []
 
     def follow(self, changes: Sequence[Change]) -> None:
-        """Take note of changes that were committed, in their order."""
+        """Update the places for changes that were committed, in order."""
         for change in changes:
             if isinstance(change, bytes | Dropped):
                 self._take()
@@ -131,24 +139,24 @@ class Places:
         return self.fresh - 1
 
     def drop(self, count: int) -> None:
-        """Take note that `count` items were taken off the head."""
+        """Update the places for `count` items that were dropped from the head."""
         while count and self.front:
             self.front.pop()
             count -= 1
         self.fresh += count
 
     def end(self, items: int) -> int:
-        """Return the place of the next item to be added to a queue of so many."""
+        """Return the place of the next item to be added to the queue, which holds `items`."""
         return self.fresh + items - len(self.front)
 
     def mark(self, file: str, items: int) -> None:
-        """Remember where everything stands, as the queue's `file` is rotated."""
+        """Make a checkpoint: `file` was just rotated, and the queue holds `items`."""
         self.checkpoints.append(
             Checkpoint(file, self.fresh, tuple(self.front), dict(self.opened), self.end(items))
         )
 
     def passed(self, in_memory: int) -> Checkpoint | None:
-        """Return the newest checkpoint whose items were all read back into memory, if any.
+        """Return the newest checkpoint whose items were all read back, if there is one.
 
         `in_memory` is how many items are in memory.
         """
@@ -157,12 +165,12 @@ class Places:
         return passed[-1] if passed else None
 
     def packed(self, checkpoint: Checkpoint) -> None:
-        """Forget `checkpoint`, whose files were packed, and those before it."""
+        """Forget `checkpoint` and those before it, because their files were packed."""
         index = self.checkpoints.index(checkpoint)
         del self.checkpoints[: index + 1]
 
     def taken_since(self, checkpoint: Checkpoint) -> int:
-        """Return about how many items of `checkpoint` were taken since."""
+        """Return about how many items that waited at `checkpoint` were taken since."""
         return min(self.fresh, checkpoint.end) - checkpoint.fresh
 
     def live_places(self) -> frozenset[int]:
@@ -171,13 +179,13 @@ class Places:
 
 
 class Changes:
-    """The changes that the journal has not got yet.
+    """The changes that are not in the journal yet.
 
     Attributes:
         pending: their records, in order.
-        undo: what takes back those that are no adds, in order.
-        prelude: records to be written ahead of the next ones, whatever becomes of those.
-        places: follows the items while the queue is in read-behind; None otherwise.
+        undo: entries that undo the changes other than adds, in order.
+        prelude: records to write before the next commit's; they are kept if that fails.
+        places: the places of the items if they are tracked, in read-behind; otherwise None.
     """
 
     def __init__(self, prelude: bytes) -> None:
@@ -185,18 +193,18 @@ class Changes:
         self.undo: list[Change] = []
         self.prelude = prelude
         self.places: Places | None = None
-        # Header of the item that was read last, and when.
+        # Header of the item that was read last, and when it was read.
         self._last_taken = b""
         self._last_taken_at = 0
 
     @property
     def size(self) -> int:
-        """Bytes of the records that are to be written."""
+        """Bytes of the records that will be written."""
         return sum(map(len, self.pending)) + len(self.prelude)
 
     @property
     def last_wait(self) -> int:
-        """How long the item that was read last, as of the last write, had waited (ms)."""
+        """How long the last item that was read before the last write had waited (ms)."""
         waited = self._last_taken_at - item_add_time(self._last_taken) if self._last_taken else 0
         return max(0, waited)
 
@@ -211,7 +219,7 @@ class Changes:
         self.pending.clear()
 
     def _note_taken(self, clock: Clock) -> None:
-        """Remember the last of the changes that was a reader's fetch, if any was."""
+        """Remember the last item that a reader took, if a reader took one."""
         for change in reversed(self.undo):
             if isinstance(change, bytes):
                 record = change
@@ -224,7 +232,7 @@ class Changes:
             return
 
     def take_back(self, backlog: Backlog, reads: Reads) -> None:
-        """Undo all of them, newest first."""
+        """Undo all changes, newest first."""
         pending, undo = self.pending, self.undo
         while pending:
             record = pending.pop()
@@ -235,7 +243,7 @@ class Changes:
         undo.clear()
 
     def forget(self) -> None:
-        """Forget the changes: there is no journal to get them."""
+        """Forget the changes: there is no journal to write them to."""
         self.pending.clear()
         self.undo.clear()
 

@@ -1,6 +1,6 @@
 """All the queues of a queue path: names, loading, fanout, aliases, expiry.
 
-A queue comes into being when an add or a read first refers to it. One whose journal is damaged is
+A queue is created when an add or a read first refers to it. A queue whose journal is damaged is
 known but unusable; its files are not touched. Queues may be loaded while others serve: see
 `startup` and `late`.
 """
@@ -37,7 +37,7 @@ from kestrelmq.journal.writer import FileJournal
 from kestrelmq.names import queue_name_error
 
 _IDLE: Final = 500
-"""Queues at most that are looked at in one piece of a sweep, when they have nothing to do."""
+"""Most queues to check in one piece of a sweep, if they have nothing to do."""
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +46,13 @@ class QueueCollection:
     """The queues of one queue path.
 
     Attributes:
-        queues: queues that are up, by name; what an alias masks is not among them.
+        queues: loaded queues, by name, without those that an alias masks.
         damaged: queues that could not be loaded, and why.
         loading: queues that are still to be loaded.
         commits: which queues changed since the last commit.
-        creates, deletes, expires: queues that came and went since start.
+        creates, deletes, expires: how many queues were created, deleted or expired since start.
         retired: what deleted queues had counted.
-        guard: whether the queue path is the one that was taken.
+        guard: watches that the queue path is not replaced.
         deletions: queues that are being deleted.
     """
 
@@ -62,7 +62,10 @@ class QueueCollection:
         clock: Clock,
         directory: Directory | None = None,
     ) -> None:
-        """`directory` is the queue path; by default `config.queue_path` on disk."""
+        """Describe the collection; `open` or `begin` takes the queue path.
+
+        `directory` is the queue path; by default `config.queue_path` on disk.
+        """
         self.config = config
         self.queues: dict[str, Queue] = {}
         self.damaged: dict[str, QueueUnavailable] = {}
@@ -87,10 +90,10 @@ class QueueCollection:
             self.admit(queue_plan.queue, self.load(queue_plan))
 
     def begin(self) -> list[QueuePlan]:
-        """Take the queue path; return what to `load` and then `admit`, in this order.
+        """Take the queue path; return the queues to `load` and then `admit`, in order.
 
         Raises:
-            QueuePathLocked: another server has it.
+            QueuePathLocked: another server uses it.
             OSError: it cannot be created or read.
         """
         make_queue_path(self._directory.path)
@@ -110,9 +113,9 @@ class QueueCollection:
         return in_order(self._directory.path, spool.queues.values())
 
     def check_path(self, names: Collection[str] | None = ()) -> None:
-        """See whether the queue path, and files in it, are still there; see `PathGuard.check`."""
+        """Check that the queue path, and files in it, still exist; see `PathGuard.check`."""
         if self.guard.check(names):
-            # What was written ahead within this turn may be nowhere, too.
+            # Records that were written earlier in this turn may be lost, too.
             failure = JournalError(self.guard.lost)
             for queue in self._everything():
                 if isinstance(queue.journal, FileJournal):
@@ -122,9 +125,9 @@ class QueueCollection:
         return [*self.queues.values(), *self._masked.values()]
 
     def load(self, queue_plan: QueuePlan, pace: Pace | None = None) -> Queue | QueueUnavailable:
-        """Return a queue as its files tell it, or why it cannot be loaded; from any thread.
+        """Load a queue from its files; return it, or why it cannot be loaded; from any thread.
 
-        `pace` is called after each piece of work; what it raises ends the loading.
+        `pace` is called after each piece of work; an exception that it raises ends the loading.
         """
         name = queue_plan.queue
         config = effective_settings(self.config, name)
@@ -136,14 +139,14 @@ class QueueCollection:
             found = load_queue(self._directory, queue_plan, memory, self._clock, pace)
         except (JournalError, OSError) as error:
             return _cannot_be_loaded(name, error)
-        # The journal is not open yet, and so a change of its dialect has to wait.
+        # The journal is not open yet, so a change of its dialect has to wait.
         dialect = found.journal.dialect
         if dialect not in {None, config.journal_dialect}:
             config = config.model_copy(update={"journal_dialect": dialect})
         return self._new_queue(name, config, found.journal, found.state, found.created)
 
     def admit(self, name: str, found: Queue | QueueUnavailable) -> None:
-        """Let what `load` returned be used, or known as damaged."""
+        """Make a queue that `load` returned usable, or record that it is damaged."""
         if isinstance(found, Queue):
             try:
                 if isinstance(found.journal, FileJournal):
@@ -159,17 +162,17 @@ class QueueCollection:
         self.loading.arrived(name)
 
     def close(self) -> None:
-        """Write what was collected, stop every queue, and give the queue path back."""
+        """Commit all changes, close every queue, and release the queue path."""
         self.commits.commit()
         for queue in self._everything():
             queue.close()
         self.commits.worker.close()
         self._lock.release()
 
-    # --- finding and making queues ---
+    # --- finding and creating queues ---
 
     def obtain(self, name: str) -> Queue:
-        """Return the queue called `name`, which comes into being if it is not there.
+        """Return the queue called `name`; create it if it does not exist.
 
         Raises:
             InvalidQueueName: no queue can have that name, or it is an alias.
@@ -189,14 +192,14 @@ class QueueCollection:
         return queue
 
     def check_usable(self, name: str) -> None:
-        """Refuse a queue that is damaged or still loading. Raises QueueUnavailable."""
+        """Raise QueueUnavailable if the queue is damaged or still loading."""
         if name in self.damaged:
-            # A new one each time: an error that is raised again and again keeps every traceback.
+            # A new error each time: one that is raised repeatedly keeps every traceback.
             raise QueueUnavailable(str(self.damaged[name]))
         self.loading.check((name,))
 
     def leaves(self, name: str) -> Iterator[str]:
-        """Yield the names of the queues behind `name`, an alias or a queue."""
+        """Yield the names of the queues that `name`, an alias or a queue, stands for."""
         alias = self.config.aliases.get(name)
         if alias is None:
             yield name
@@ -205,14 +208,14 @@ class QueueCollection:
             yield from self.leaves(destination)
 
     def settings(self, name: str) -> QueueConfig:
-        """Return the settings in force for a queue, which need not be there."""
+        """Return the settings in force for a queue, which need not exist."""
         queue = self.queues.get(name)
         return queue.config if queue is not None else effective_settings(self.config, name)
 
     def max_item_size(self, name: str) -> int | None:
-        """Return how large an item may be that an add to `name` stores anywhere; None: any size.
+        """Return the size of the largest item that an add to `name` may store; None for no limit.
 
-        That is known before the queue is there: its settings are.
+        The settings tell it, so the queue need not exist yet.
         """
         largest = 0
         for leaf in self.leaves(name):
@@ -224,7 +227,7 @@ class QueueCollection:
         return largest
 
     def destinations(self, name: str) -> list[Queue]:
-        """Return the queues that are up and that an add to `name` reaches."""
+        """Return the loaded queues that an add to `name` is written to."""
         found = [self.queues[leaf] for leaf in self.leaves(name) if leaf in self.queues]
         return [one for queue in found for one in queue.reached]
 
@@ -269,7 +272,7 @@ class QueueCollection:
         return queue
 
     def _connect_fanout(self, master: str) -> None:
-        """Tell the master, if it is up, which children it has now."""
+        """Tell the master, if it is loaded, which children it has now."""
         queue = self.queues.get(master)
         if queue is not None:
             children = self._children.get(master, ())
@@ -281,7 +284,7 @@ class QueueCollection:
         """Add an item to a queue and its fanouts, or to all destinations of an alias.
 
         Returns:
-            False when it was refused; for an alias, when a destination refused it.
+            False if the item was refused; for an alias, if any destination refused it.
 
         Raises:
             InvalidQueueName, QueueUnavailable: as `obtain`; an alias tries every destination first,
@@ -292,7 +295,7 @@ class QueueCollection:
         if alias is None:
             return self.obtain(name).add(data, expiry)
         accepted = True
-        failure: str | None = None  # an exception in a variable of what raises it is a cycle
+        failure: str | None = None  # keeping the exception itself would be a reference cycle
         for destination in alias.destination_queues:
             try:
                 accepted &= self.add(destination, data, expiry)
@@ -303,10 +306,11 @@ class QueueCollection:
         return accepted
 
     def _expire_to(self, name: str, data: bytes) -> bool:
-        """Move an expired item: it is in its new journal before the old queue forgets it.
+        """Add and write an expired item's data, before its old queue drops the item.
 
         Returns:
-            False when it was refused, or would be by one of several.
+            False if the item was refused. If there are several targets, none gets it unless all
+            have room.
 
         Raises:
             QueueUnavailable, JournalError: it cannot be added now.
@@ -322,21 +326,21 @@ class QueueCollection:
                 touched.write_now()
         return accepted
 
-    # --- ending queues ---
+    # --- flushing and deleting ---
 
     def flush(self, name: str) -> int:
-        """Drop every waiting item of a queue; return how many. An alias or no queue has none.
+        """Drop every waiting item of a queue; return how many: 0 if it is no queue or an alias.
 
         Raises:
             InvalidQueueName: no queue can have that name.
-            JournalError: it could not be written; nothing was dropped.
-            QueueUnavailable: it is still loading.
+            JournalError: the journal could not be written; nothing was dropped.
+            QueueUnavailable: the queue is damaged or still loading.
         """
         queue = self._found(name)
         return queue.flush() if queue is not None else 0
 
     def _found(self, name: str) -> Queue | None:
-        """Return the queue `name` if there is one. Raises InvalidQueueName, QueueUnavailable."""
+        """Return the queue `name` if it exists. Raises InvalidQueueName, QueueUnavailable."""
         problem = queue_name_error(name)
         if problem is not None:
             raise InvalidQueueName(problem)
@@ -344,7 +348,7 @@ class QueueCollection:
         return self.queues.get(name)
 
     def flushing(self) -> Generator[None, None, None]:
-        """Drop every waiting item of every queue there is now, one after the other.
+        """Drop every waiting item of every queue that exists now, one queue after the other.
 
         Raises, after trying all:
             JournalError: a queue could not be written.
@@ -362,12 +366,12 @@ class QueueCollection:
         self.loading.check(sorted(self.loading))
 
     def delete(self, name: str) -> bool:
-        """Drop a queue with its items and its journal; False when there is none.
+        """Delete a queue with its items and its journal; return False if it does not exist.
 
         Raises:
             InvalidQueueName: no queue can have that name.
-            JournalError: its files could not be removed; the queue is still there.
-            QueueUnavailable: it is still loading.
+            JournalError: its files could not be removed; the queue still exists.
+            QueueUnavailable: the queue is damaged or still loading.
         """
         failures: list[JournalError | None] = []
         queue = self._found(name)
@@ -380,10 +384,10 @@ class QueueCollection:
         return True
 
     def begin_delete(self, name: str, done: Deleted) -> bool:
-        """Begin to `delete` a queue, which serves until it is gone; `done` is called in the end.
+        """Begin to delete a queue, which serves until it is gone; `done` is called at the end.
 
         Returns:
-            Whether there is such a queue.
+            Whether the queue exists.
 
         Raises:
             InvalidQueueName, QueueUnavailable: as `delete`.
@@ -405,14 +409,14 @@ class QueueCollection:
         self.retired.get_misses += queue.get_misses
 
     def _stays(self, queue: Queue) -> None:
-        """Put the settings in force that came while a queue was to be deleted."""
+        """Put settings in force that were loaded during a deletion that failed."""
         for refused in self._put_in_force(queue, effective_settings(self.config, queue.name)):
             log.error("%s", refused)
 
-    # --- time ---
+    # --- periodic work ---
 
     def _one_by_one(self) -> Iterator[Queue]:
-        """Yield the queues that there are now, unless they have gone when it is their turn."""
+        """Yield the queues that exist now, except those that are closed when their turn comes."""
         for queue in list(self.queues.values()):
             if not queue.is_closed:
                 yield queue
@@ -444,7 +448,7 @@ class QueueCollection:
             late = self.loading and isinstance(error, QueueUnavailable)
             log.log(logging.DEBUG if late else logging.ERROR, "queue %s: %s", queue.name, error)
         except Exception:
-            # A bug that one queue shows must not keep all others from being swept, for ever.
+            # A bug in one queue must not keep all others from being swept for ever.
             log.exception("queue %s was not swept", queue.name)
 
     @staticmethod
@@ -463,7 +467,7 @@ class QueueCollection:
         at_once(self.ticking())
 
     def ticking(self) -> Generator[None, None, None]:
-        """Do what upkeep of the journals time brings about, one queue after the other."""
+        """Do the upkeep of journals that is due by time, one queue after the other."""
         self.check_path()
         for queue in self._everything():
             if queue.is_closed:
@@ -498,7 +502,7 @@ class QueueCollection:
         """Drop the expired items at the head of every queue, one queue after the other.
 
         Yields:
-            The queues that were changed, and not committed yet.
+            The queues that were changed and are not committed yet.
 
         Returns:
             How many items were dropped or moved.
@@ -531,10 +535,10 @@ class QueueCollection:
     def reloading(self, config: ServerConfig) -> Generator[None, None, list[str]]:
         """Put the settings of queues and aliases in force, one queue after the other.
 
-        Aliases and queues that begin from now on have theirs at once.
+        Aliases, and queues that are created from now on, have their new settings at once.
 
         Returns:
-            What could not be put in force.
+            Descriptions of what could not be put in force.
         """
         self._set_aliases(config)
         refused: list[str] = []
@@ -555,7 +559,7 @@ class QueueCollection:
         return refused
 
     def _set_aliases(self, config: ServerConfig) -> None:
-        """Use a new configuration, and mask the queues that its aliases mask."""
+        """Use a new configuration: its aliases mask queues of the same names."""
         self.config = config
         shown = {name: queue for name, queue in self._masked.items() if name not in config.aliases}
         masked = {name: self.queues[name] for name in config.aliases if name in self.queues}
@@ -567,7 +571,7 @@ class QueueCollection:
             self._connect_fanout(name)
 
     def _put_in_force(self, queue: Queue, config: QueueConfig) -> list[str]:
-        """Put settings of a queue in force; say what could not be, which stays as it is."""
+        """Put a queue's settings in force; return descriptions of those that stay as they are."""
         refused = []
         has_journal = isinstance(queue.journal, FileJournal)
         try:
@@ -583,15 +587,16 @@ class QueueCollection:
             config = config.model_copy(update=stays)
         queue.configure(config)
         if queue.is_draining:
-            with contextlib.suppress(JournalError):  # it is tried again
+            with contextlib.suppress(JournalError):  # `ticking` tries it again
                 self._end_if_drained(queue)
         return refused
 
     def _set_aside_files(self, name: str) -> None:
-        """Have files of a queue that kept no journal not be taken for its journal. Raises OSError.
+        """Rename old journal files of a queue that kept no journal. Raises OSError.
 
-        What a pack replaces goes first, and then the newest, each on disk before the next: a crash
-        on the way leaves what the journal once was.
+        Otherwise they would become part of its new journal. Files that a pack replaces are removed
+        first. Then the others are renamed, the newest first, each on disk before the next one: so a
+        crash leaves an older state of the old journal.
         """
         found = plan(self._directory.names()).queues.get(name)
         if found is None:

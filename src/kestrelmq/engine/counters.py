@@ -1,10 +1,10 @@
-"""What the server counts itself, as plain attributes that are rendered only when asked for."""
+"""Counters of the server, as plain attributes that are rendered only when asked for."""
 
 from dataclasses import dataclass
 
 
 class Counters:
-    """What the server counts itself; `protocol.stats` says what each number means."""
+    """What the server itself counts, besides the queues; `protocol.stats` explains each number."""
 
     def __init__(self) -> None:
         self.bytes_read = 0
@@ -19,7 +19,7 @@ class Counters:
 
 @dataclass(slots=True)
 class Retired:
-    """What queues that were deleted had counted."""
+    """Sums of what deleted queues had counted."""
 
     total_items: int = 0
     get_hits: int = 0

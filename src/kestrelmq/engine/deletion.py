@@ -1,17 +1,17 @@
-"""Deleting queues while all others, and until the last moment the queue itself, go on.
+"""Deleting queues while all others are served, and until the last moment the queue itself.
 
     begin --> replacing --> removing --> over
                   |
                   +--> it failed: the queue stays
 
-`replacing`: a worker puts an empty pack in place of the journal's files. The queue still serves;
-    what it writes goes to a file that the pack stands for, too. After a crash it is there as it
-    was, or empty; nobody was told yet that it is gone.
-`removing`: the queue is gone for everybody, and a new one of its name may begin. A worker removes
-    the files. Those who asked are told when that is on disk, too.
+`replacing`: a worker puts an empty pack in the place of the journal's files. The queue still
+    serves; what it writes goes to a file that the pack replaces as well. After a crash, the queue
+    is as it was, or empty; nobody was told yet that it is deleted.
+`removing`: the queue is gone for all clients, and a new one of its name may be created. A worker
+    removes the files. Once that is on disk, the clients that asked for the deletion are told.
 
-An empty queue that nobody asked to delete (`max_queue_age`) must not take along what is added
-meanwhile. It is gone from the beginning: its files hold nothing, replaced or not.
+A deletion that no client asked for (`max_queue_age`) must not lose items that are added meanwhile.
+So such a queue, which is empty, is gone at once: its files hold nothing, replaced or not.
 """
 
 from collections.abc import Callable
@@ -24,18 +24,18 @@ from kestrelmq.journal.files import UnnamedFiles
 from kestrelmq.journal.writer import Removal
 
 Deleted = Callable[[JournalError | None], None]
-"""Takes why a queue was not deleted; None when it was."""
+"""Called with the reason why a queue was not deleted; with None if it was deleted."""
 
 
 class Deletions:
     """The queues of a collection that are being deleted.
 
     Attributes:
-        worker: does what waits for the disk.
+        worker: runs the steps that wait for the disk.
     """
 
     def __init__(self, gone: Callable[[Queue], None], stays: Callable[[Queue], None]) -> None:
-        """`gone` is called when a queue is gone, `stays` when it could not be deleted."""
+        """Start with none. `gone` is called with a deleted queue, `stays` with one that is kept."""
         self.worker: Worker = InlineWorker()
         self._gone = gone
         self._stays = stays
@@ -43,11 +43,11 @@ class Deletions:
         self._newest: dict[str, int] = {}
 
     def __contains__(self, queue: object) -> bool:
-        """Whether a queue serves only until its files are replaced."""
+        """Whether a queue is being deleted, so that it serves only until its files are replaced."""
         return queue in self._asked
 
     def newest(self, name: str) -> int:
-        """Return the timestamp (ms) up to which files of a queue's name are still to be removed."""
+        """Return the timestamp (ms) up to which files with a queue's name are being removed."""
         return self._newest.get(name, 0)
 
     def begin(
@@ -56,10 +56,10 @@ class Deletions:
         """Delete a queue.
 
         Args:
-            queue: which.
-            done: called in the end; at once if the worker does everything at once.
-            worker: in place of the usual one.
-            is_empty: whether the queue holds nothing, and is to be gone right now.
+            queue: the queue to delete.
+            done: called at the end; before this returns if the worker runs jobs at once.
+            worker: used instead of `self.worker`.
+            is_empty: whether the queue is empty and must be gone at once.
         """
         if queue in self._asked:
             self._asked[queue].append(done)

@@ -1,12 +1,12 @@
-"""When is a change on disk? Written by the commit, synced by a round of fsyncs.
+"""When a change is on disk: written by the commit, synced by a round of fsyncs.
 
-Operations change a queue in memory and collect journal records. `Commits.commit` writes them, one
-write for each queue that changed, and only then may replies leave. A queue whose write fails takes
-back every operation since its last commit, and its name is among the failures.
+Operations change a queue in memory and collect journal records. `Commits.commit` writes them, with
+one write for each queue that changed, and only then may replies be sent. A queue whose write fails
+takes back every operation since its last commit, and is among the failures.
 
-Where the settings ask for it, what was written is then synced, in rounds; see `Syncs`. Nothing here
-knows threads, locks or loops. Who drives it does, in its own way: the server (`server.turns`), the
-library for threads (`library.access`) and the library for asyncio (`library.aio`).
+If the settings ask for it, the written records are then synced, in rounds; see `Syncs`. This module
+has no threads, locks or loops. Its three drivers do: the server (`server.turns`), the library for
+threads (`library.access`) and the library for asyncio (`library.aio`).
 """
 
 import logging
@@ -23,7 +23,7 @@ class Committable:
     """Something that collects changes."""
 
     def commit(self) -> JournalError | None:
-        """Write what was collected; on failure take it back and say why."""
+        """Write the collected changes; on failure, take them back and return the error."""
         raise NotImplementedError
 
     def sync(self) -> None:
@@ -31,22 +31,22 @@ class Committable:
         raise NotImplementedError
 
     def failed(self, error: OSError) -> JournalError:
-        """Say how a failure outside of `commit` is to be reported."""
+        """Return the error to report for a failure outside of `commit`."""
         raise NotImplementedError
 
     def end_overdue(self) -> bool:
-        """Give back the open reads whose time is up; return whether others have one."""
+        """Give back the open reads whose time is up; return whether others have a deadline."""
         raise NotImplementedError
 
 
 class SyncRound:
-    """One fsync of each of some queues; it covers all that was written to them before it began.
+    """One fsync of each of several queues; it covers all that was written to them before it began.
 
     Attributes:
         number: rounds are numbered from 1, in the order in which they run.
-        queues: what is synced; no more are added once the round has begun.
-        has_ended: whether it was tried.
-        failures: when it has ended, the queues that may not be on disk, and why.
+        queues: the queues to sync; none are added once the round has begun.
+        has_ended: whether the round is over.
+        failures: once the round is over, the queues that may not be on disk, and why.
     """
 
     __slots__ = ("_errors", "failures", "has_ended", "number", "queues")
@@ -59,7 +59,7 @@ class SyncRound:
         self._errors: dict[Committable, OSError] = {}
 
     def run(self, pause: Pause = no_pause) -> None:  # noqa: ARG002 # so that it is a worker's job
-        """Sync the queues, each whatever happens to the others; may run in another thread."""
+        """Sync each queue, even if others fail; may run in another thread."""
         errors: dict[Committable, OSError] = {}
         for queue in self.queues:
             try:
@@ -67,13 +67,13 @@ class SyncRound:
             except OSError as error:
                 errors[queue] = error
             except Exception as error:
-                # The round must end whatever happens: clients wait for it.
+                # The round must end whatever happens, because clients wait for it.
                 log.exception("a journal was not synced")
                 errors[queue] = OSError(repr(error))
         self._errors = errors
 
     def end(self, error: BaseException | None = None) -> None:
-        """Say what failed, after `run`, or `error` if that could not run."""
+        """Set `failures`, after `run`; `error` is given if that could not run."""
         if error is not None:
             self._errors = dict.fromkeys(self.queues, OSError(str(error)))
         self.failures = {queue: queue.failed(error) for queue, error in self._errors.items()}
@@ -81,15 +81,15 @@ class SyncRound:
 
 
 class Syncs:
-    """Which round of fsyncs covers what was written, and when.
+    """Schedules rounds of fsyncs.
 
     One round runs at a time. What is written meanwhile is covered by the next one:
 
         request: a queue joins the next round
-        begin:   the next round becomes the one that runs, unless one runs
-        end:     it is over; `SyncRound.failures` says what is to be answered with an error
+        begin:   the next round becomes the running one, unless one is running
+        end:     the running round is over; `SyncRound.failures` tells which replies are errors
 
-    Every method is called by the owner of the queues. Only `SyncRound.run` may be called elsewhere,
+    Only the owner of the queues calls these methods. `SyncRound.run` alone may be called elsewhere,
     between `begin` and `end`.
 
     Attributes:
@@ -116,11 +116,11 @@ class Syncs:
 
     @property
     def has_due(self) -> bool:
-        """Whether `take_due` will return something, now or later."""
+        """Whether `take_due` will return any queue, now or later."""
         return bool(self._due)
 
     def sync_by(self, queue: Committable, due: float) -> bool:
-        """Have `take_due` return `queue` at `due`; False if it does so earlier anyway."""
+        """Let `take_due` return `queue` at `due`; return False if it does so earlier anyway."""
         if queue in self._due:
             return False
         self._due[queue] = due
@@ -139,18 +139,18 @@ class Syncs:
 
     @property
     def has_next(self) -> bool:
-        """Whether a round waits for the one that runs to end."""
+        """Whether any queue is in the next round."""
         return bool(self._next.queues)
 
     def request(self, queues: set[Committable]) -> SyncRound | None:
-        """Have `queues` synced; return the round that covers them, None when there are none."""
+        """Add `queues` to the next round, and return that; None if there are no `queues`."""
         if not queues:
             return None
         self._next.queues |= queues
         return self._next
 
     def begin(self) -> SyncRound | None:
-        """Return the round that is to `run` now, if any: one that waits, while none runs."""
+        """Begin the next round and return it, to be `run`; None if one runs or none is needed."""
         if self.running is not None or not self.has_next:
             return None
         self.running = self._next
@@ -158,7 +158,7 @@ class Syncs:
         return self.running
 
     def end(self, error: BaseException | None = None) -> SyncRound:
-        """End the round that runs, as `SyncRound.end`, and return it."""
+        """End the running round, as `SyncRound.end`, and return it."""
         running, self.running = self.running, None
         assert running is not None  # noqa: S101 # it was begun
         running.end(error)
@@ -171,10 +171,10 @@ class Commits:
     Attributes:
         dirty: the queues; a queue adds itself with its first change.
         failures: queues whose changes were taken back since the last `commit`, and why.
-        syncs: when what was written is synced.
-        timed: queues with open reads that end by themselves.
-        on_timed: called when something is to happen at a later time; see `is_timed`.
-        begun: how many files were ever begun for items that are added later; it numbers them.
+        syncs: schedules the syncs of what was written.
+        timed: queues with open reads that have deadlines.
+        on_timed: called when something has to happen later; see `is_timed`.
+        begun: how many files were begun so far for items that are added later; it numbers them.
         worker: runs long work on the journals.
     """
 
@@ -191,7 +191,10 @@ class Commits:
     )
 
     def __init__(self, worker: Worker | None = None) -> None:
-        """`worker` is by default one that does all at once; queues keep the one they began with."""
+        """Start with no changes.
+
+        The default `worker` runs each job at once. Queues keep the worker that they began with.
+        """
         self.worker: Worker = worker or InlineWorker()
         self._records: list[bytes] = []
         self._joined = b""
@@ -222,7 +225,7 @@ class Commits:
         return failures
 
     def join(self, records: list[bytes]) -> bytes:
-        """Return several records as one piece; made once for fanout queues that write the same."""
+        """Join records; the result is reused for fanout queues that write the same records."""
         if len(self.dirty) == 1:
             return b"".join(records)
         if records != self._records:
@@ -237,19 +240,19 @@ class Commits:
         return bool(self.timed) or self.syncs.has_due
 
     def end_later(self, queue: Committable) -> None:
-        """Have `end_overdue` of `queue` called now and then, until no open read needs it."""
+        """Let `end_overdue` of `queue` be called regularly, until no open read has a deadline."""
         if queue not in self.timed:
             self.timed.add(queue)
             self.on_timed()
 
     def sync_later(self, queue: Committable, due: float) -> None:
-        """Have `queue` synced at `due` (monotonic seconds), unless that is to happen earlier."""
+        """Let `queue` be synced at `due` (monotonic seconds), unless it will be synced earlier."""
         if self.syncs.sync_by(queue, due):
             self.on_timed()
 
 
 def sync_now(queue: Committable) -> JournalError | None:
-    """Force to disk what a queue has written, while nobody else uses it; say what failed."""
+    """Force to disk what a queue has written, while nobody else uses it; return the failure."""
     alone = SyncRound(0)
     alone.queues.add(queue)
     alone.run()
@@ -258,4 +261,4 @@ def sync_now(queue: Committable) -> JournalError | None:
 
 
 def _nobody() -> None:
-    """Do nothing: nobody waits."""
+    """Do nothing: nobody needs to be told."""

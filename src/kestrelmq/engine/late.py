@@ -1,7 +1,7 @@
 """Which queues are still to be loaded, and in which order.
 
-Until a queue is loaded it can neither be used nor made anew. No more can the master of a fanout
-child that still loads: what is added to the master must reach the child.
+Until a queue is loaded, it can neither be used nor be created anew. Nor can the master of a fanout
+child that is still loading, because items added to the master must reach the child.
 """
 
 import contextlib
@@ -21,16 +21,16 @@ class Late:
 
     def __init__(self) -> None:
         self._names: set[str] = set()
-        # Of these, the queues that are there: a master may be late for its children alone.
+        # The names among these that have a journal: a master may be here only for its children.
         self._expected: set[str] = set()
-        # By master: how many queues of the family are to be loaded.
+        # How many queues of a family are still to be loaded, by the master's name.
         self._families: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._names)
 
     def __iter__(self) -> Iterator[str]:
-        """Their names; with them go masters whose children they are."""
+        """Their names, and those of masters that wait for a child."""
         return iter(self._names)
 
     def __contains__(self, name: str) -> bool:
@@ -38,18 +38,18 @@ class Late:
 
     @property
     def expected(self) -> frozenset[str]:
-        """The names of those that have a journal."""
+        """The names of those that have a journal themselves."""
         return frozenset(self._expected)
 
     def expect(self, name: str) -> None:
-        """Know that the queue `name` is to be loaded."""
+        """Take note that the queue `name` is to be loaded."""
         family = family_of(name)
         self._families[family] += 1
         self._expected.add(name)
         self._names.update((name, family))
 
     def arrived(self, name: str) -> None:
-        """Know that `name` is loaded, or damaged; a master comes after its children."""
+        """Take note that `name` is loaded, or damaged; a master comes after its children."""
         family = family_of(name)
         self._families[family] -= 1
         self._expected.discard(name)
@@ -60,7 +60,7 @@ class Late:
             self._names.discard(family)
 
     def check(self, names: Iterable[str]) -> None:
-        """Refuse the use of queues if one of them is late. Raises QueueUnavailable."""
+        """Raise QueueUnavailable if one of `names` is still to be loaded."""
         if self._names:
             for name in names:
                 if name in self._names:
@@ -68,25 +68,25 @@ class Late:
 
 
 def still_loading(name: str) -> str:
-    """Return what is said of a queue that is late."""
+    """Return the error message for a queue that is still loading."""
     return f"queue {name} is still loading"
 
 
 def family_of(name: str) -> str:
-    """Return the master's name, which is what a queue and its fanouts have in common."""
+    """Return the name of the master, which stands for a queue and its fanout children."""
     return master_of(name) or name
 
 
 def in_order(path: Path, plans: Iterable[QueuePlan]) -> list[QueuePlan]:
-    """Return queues as they are to be loaded: the short ones first, children before their master.
+    """Return queues in the order of loading: short ones first, children before their master.
 
-    A fanout and its master count as one, for they are of use together.
+    A master and its children count as one, because they can only be used together.
     """
     size: Counter[str] = Counter()
     queues = list(plans)
     for plan in queues:
         for name in plan.present:
-            with contextlib.suppress(OSError):  # its loading will say what is wrong
+            with contextlib.suppress(OSError):  # loading it will report what is wrong
                 size[family_of(plan.queue)] += (path / name).stat().st_size
 
     def place(plan: QueuePlan) -> tuple[int, str, bool]:

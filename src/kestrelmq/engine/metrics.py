@@ -1,10 +1,10 @@
 """How long operations take: histograms of bounded size, for the server and for each queue.
 
-Measuring every operation would cost more than some operations do, so at most one a millisecond is
-measured: its time is that of its turn, from when the request could be received to when its reply
-was sent. Counts in a histogram are therefore numbers of samples, not of operations.
+Measuring every operation would cost more than some operations themselves, so at most one in each
+millisecond is measured. Its time is that of its turn: from when its request could be received to
+when its reply was sent. Counts in a histogram are therefore numbers of samples, not of operations.
 
-The histograms of a queue live as long as the queue.
+The histograms of a queue exist as long as the queue.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.records import ADDX, REMOVE, REMOVE_TENTATIVE, REMOVE_TENTATIVE_XID
 
 _PARTS: Final = 8
-"""Cells for each doubling, so that a cell is at most 12.5 % wide."""
-_PART_BITS: Final = 4  # a value of so many bits is a part number and the leading one
+"""Cells for each power of two, so that a cell is at most 12.5 % wide."""
+_PART_BITS: Final = 4  # bits of a value that select its cell: the leading 1 and the part number
 _MOST: Final = 2**40 - 1  # 12 days
 
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0, 99.9)
@@ -36,7 +36,7 @@ class Latency(Enum):
 
     @property
     def meaning(self) -> str:
-        """What the number says."""
+        """What the histogram measures, in words."""
         return _MEANINGS[self]
 
 
@@ -50,10 +50,10 @@ _MEANINGS: Final = {
 
 
 class Histogram:
-    """Counts of values in cells that are as wide as an eighth of the power of two below.
+    """Counts of values in cells; a cell is an eighth as wide as the power of two below it.
 
     Attributes:
-        cells: count by cell, for cells that are not empty; at most 304.
+        cells: the count of each cell that is not empty; at most 304 cells.
         total: sum of the values.
     """
 
@@ -64,20 +64,20 @@ class Histogram:
         self.total = 0
 
     def record(self, value: int) -> None:
-        """Count `value`; below 0 it counts as 0, and above 2^40 as that."""
+        """Count `value`; less than 0 counts as 0, and more than 2^40 - 1 as 2^40 - 1."""
         value = min(max(value, 0), _MOST)
         cell = cell_of(value)
         self.cells[cell] = self.cells.get(cell, 0) + 1
         self.total += value
 
     def copy(self) -> "Histogram":
-        """Return the same counts, which do not grow."""
+        """Return a copy, which later values do not change."""
         other = Histogram()
         other.cells, other.total = self.cells.copy(), self.total
         return other
 
     def since(self, earlier: "Histogram | None") -> "Histogram":
-        """Return what was counted after `earlier` was copied."""
+        """Return what was counted after the copy `earlier` was made; everything if it is None."""
         if earlier is None:
             return self
         other = Histogram()
@@ -94,7 +94,7 @@ class Histogram:
         return sum(self.cells.values())
 
     def up_to(self, bounds: Sequence[int]) -> list[int]:
-        """Return for each of the rising `bounds` how many values are not above it."""
+        """Return for each of the ascending `bounds` how many values are not above it."""
         counts = []
         cells = sorted(self.cells.items())
         index = running = 0
@@ -106,7 +106,7 @@ class Histogram:
         return counts
 
     def summary(self) -> "Summary":
-        """Return the numbers people ask for, to within the width of a cell."""
+        """Return the usual summary numbers, accurate to the width of a cell."""
         count = self.count
         if not count:
             return Summary(0, 0, 0, 0, dict.fromkeys(PERCENTILES, 0))
@@ -128,7 +128,7 @@ class Summary:
     Attributes:
         count: number of values.
         minimum, maximum, average: of the values.
-        percentiles: value by percentage.
+        percentiles: the value at each percentage.
     """
 
     count: int
@@ -139,7 +139,7 @@ class Summary:
 
 
 def cell_of(value: int) -> int:
-    """Return the cell that counts `value`, which is not below 0."""
+    """Return the cell that counts `value`, which must not be negative."""
     shift = max(0, value.bit_length() - _PART_BITS)
     return shift * _PARTS + (value >> shift)
 
@@ -167,7 +167,7 @@ def _value_at(cells: list[tuple[int, int]], rank: float) -> int:
 
 
 Histograms = dict[Latency, Histogram]
-"""Histograms by what they measure; one that measured nothing yet is not there."""
+"""Histograms by what they measure; those without a value are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +182,9 @@ class Latencies:
     """The server's histograms.
 
     Attributes:
-        server: of all queues together.
-        looked: when a turn was last looked at (ms); the loop asks for a sample when this is over.
-        missed: a queue that a read found empty since the last look.
+        server: the histograms of all queues together.
+        looked: the millisecond in which `look` was last called; the loop calls it once in each.
+        missed: a queue that a read found empty since the last call of `look`.
     """
 
     def __init__(self) -> None:
@@ -194,10 +194,10 @@ class Latencies:
         self._number = 0
 
     def look(self, now: int, dirty: Sequence[Committable]) -> Sample | None:
-        """Choose an operation of this turn, before it is committed; None when there is none.
+        """Choose an operation of this turn to measure, before the commit; None if there is none.
 
         Args:
-            now: milliseconds.
+            now: the time in milliseconds.
             dirty: the queues that were changed in this turn.
         """
         self.looked = now
@@ -214,17 +214,17 @@ class Latencies:
         return Sample(missed, Latency.GET_MISS) if missed is not None else None
 
     def measured(self, sample: Sample, microseconds: int) -> None:
-        """Count what was chosen; it was replied to after so many microseconds."""
+        """Record the time of a chosen operation, up to its reply."""
         self.record(sample.queue, sample.kind, microseconds)
         if sample.kind is Latency.GET_HIT:
             self.record(sample.queue, Latency.DELIVERY, sample.queue.last_wait * 1000)
 
     def timed_out(self, queue: Queue, seconds: float) -> None:
-        """Count a read that waited in vain."""
+        """Record how long a read waited in vain."""
         self.record(queue, Latency.GET_TIMEOUT, round(seconds * 1e6))
 
     def record(self, queue: Queue, kind: Latency, microseconds: int) -> None:
-        """Count a time, for the queue and for the server."""
+        """Record a time, for the queue and for the server."""
         for place in (self.server, self.of(queue)):
             histogram = place.get(kind)
             if histogram is None:

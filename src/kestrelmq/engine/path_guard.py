@@ -1,8 +1,8 @@
-"""Stopping what changes queues as soon as the queue path is not the one that was taken.
+"""Refusing changes while the queue path is not the directory that the server locked.
 
-A queue path may be removed, renamed, or have another directory put in its place while its journals
-are open. What is written then is nowhere, or where no server will look for it. So nothing is
-written, and what was asked for is an error, until the same directory is back.
+A queue path may be removed or renamed, or another directory may be put in its place, while its
+journals are open. What is written then is lost, or goes where no server will look for it. So
+nothing is written, and requests get an error, until the same directory is back.
 """
 
 import logging
@@ -15,20 +15,20 @@ log = logging.getLogger(__name__)
 
 
 class Lock(Protocol):
-    """What holds a queue path."""
+    """The lock of a queue path."""
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the queue path is the one that was taken."""
+        """Whether the locked file is still the one in the queue path."""
 
 
 class PathGuard:
-    """Knows whether the queue path is the one that was taken.
+    """Checks that the queue path is still the directory that was locked.
 
     Attributes:
-        lost: what is wrong, when it is not; None when it is.
-        watched: whether `check` is called whenever something happens to the files; otherwise each
-            call looks at all of them.
+        lost: the error message if it is not; None if it is.
+        watched: whether `check` is called whenever something happens to the files. If not, each
+            call checks all of them.
     """
 
     def __init__(self, directory: Directory, lock: Lock) -> None:
@@ -38,10 +38,10 @@ class PathGuard:
         self._lock = lock
 
     def check(self, names: Collection[str] | None = ()) -> bool:
-        """Look; return whether it was lost since the last time.
+        """Check the queue path; return whether it was lost since the last check.
 
         Args:
-            names: files that may have been removed or replaced; None for any.
+            names: files that may have been removed or replaced; None for all.
         """
         before = self.lost
         if self._lock.is_in_place:

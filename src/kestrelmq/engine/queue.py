@@ -1,15 +1,15 @@
 """One durable queue, made of parts.
 
-    backlog   the items that wait: in memory, and behind it on disk
+    backlog   the waiting items, in memory or on disk only
     reads     the open reads: which items readers hold, and until when
-    changes   what the journal has not got yet, and how to take that back
+    changes   what is not in the journal yet, and how to take it back
     waiters   the readers that wait for an item
     upkeep    what keeps the journal small
 
-An operation changes the parts in memory and collects its records; `commit` writes them with one
-write, before any reply leaves. If that fails, the changes are taken back, newest first.
+An operation changes the parts in memory and collects its records. `commit` writes them with one
+write, before any reply is sent. If that fails, the changes are taken back, newest first.
 
-Not thread-safe: the server's loop, or the library's lock, goes around it.
+Not thread-safe: the server's loop, or the library's lock, protects it.
 """
 
 import contextlib
@@ -51,36 +51,38 @@ from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import Dialect, FileJournal, NoJournal, Removal
 
 _ABORT_AGAIN: Final = 1.0
-"""Seconds until reads are given back that could not be."""
+"""Seconds after a failure until overdue reads are given back again."""
 _LEAST_ASIDE: Final = 1 << 20
-"""Bytes of memory that may be set aside, however little `max_memory_size` is."""
+"""Bytes of memory that items set aside may take, however small `max_memory_size` is."""
 _TRIED_AGAIN: Final = 500
-"""Items that were set aside and are tried again in one sweep, at most."""
+"""Most items set aside that one sweep tries to move."""
 _REFUSED: Final = 16
-"""After so many refusals the sweep tries no more."""
+"""Refusals after which a sweep stops trying to move items."""
 _TELL_AGAIN: Final = 60.0
-"""Seconds between lines in the log about items that are set aside."""
+"""Seconds between log lines about items that are set aside."""
 
 log = logging.getLogger(__name__)
 
 ExpireTo = Callable[[str, bytes], bool]
-"""Adds data to the queue of that name, and writes it, before its old queue forgets it.
+"""Adds an expired item's data to the queue of that name, and writes it there.
 
-False, or a KestrelError, when it cannot be added now.
+Returns False or raises a KestrelError if it cannot be added now.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an add must look out for. A queue that has the defaults adds without a look.
+    """What an add must check. A queue whose limits are all at their defaults adds unchecked.
 
     A new limit needs a field here, whose default is no limit, and a check in `Queue._admit`.
 
     Attributes:
-        max_items, max_size, max_item_size: as in the settings.
+        max_items: as in the settings.
+        max_size: as in the settings.
+        max_item_size: as in the settings.
         max_age: as in the settings, but in milliseconds.
         fanout_only: whether only the children take items.
-        memory_only: whether there is nowhere but memory for them.
+        memory_only: whether items can be held only in memory, because there is no journal.
     """
 
     max_items: int | None = None
@@ -92,7 +94,7 @@ class Limits:
 
     @classmethod
     def of(cls, config: QueueConfig, *, memory_only: bool) -> "Limits":
-        """Return those of a queue with these settings."""
+        """Return the limits of a queue with these settings."""
         return cls(
             max_items=config.max_items,
             max_size=config.max_size,
@@ -104,7 +106,7 @@ class Limits:
 
 
 class Queue(Committable):
-    """A queue that is up.
+    """A queue that is loaded and can be used.
 
     Attributes:
         name: the queue's name.
@@ -112,14 +114,15 @@ class Queue(Committable):
         journal: where the items are written.
         backlog, reads, changes, waiters: its parts.
         children: fanout queues that receive every item added here.
-        reached: what an add must be written to: the children, and this queue.
-        create_time: when it came into being (ms), as far as its files can tell.
+        reached: the queues whose journals an add must be written to: the children, and this queue.
+        create_time: when it was created (ms), as far as its files can tell.
         restricted: whether only some clients may use it.
-        is_draining: whether it takes no items any more, and its journal is to go with the last.
-        measured: how long its operations took; it belongs to `metrics`.
-        failure: why the journal could not be written when that was last tried; None when it was.
+        is_draining: whether it takes no more items, and its journal is to be removed once it is
+            empty.
+        measured: how long its operations took; managed by `metrics`.
+        failure: why the last attempt to write the journal failed; None if it succeeded.
         get_hits, get_misses, discarded, expired_items, total_flushes, transactions,
-            canceled_transactions: counted since the queue came up.
+            canceled_transactions: counted since the queue was loaded or created.
     """
 
     def __init__(
@@ -134,7 +137,7 @@ class Queue(Committable):
         expire_to: ExpireTo | None = None,
         created: int | None = None,
     ) -> None:
-        """Begin with `state`, which `journal` told; its open reads go back to the head."""
+        """Start with `state`, which was replayed from `journal`; give its open reads back."""
         self.name = name
         self.journal = journal = journal or NoJournal()
         self._clock = clock
@@ -147,13 +150,13 @@ class Queue(Committable):
         dialect: Dialect = "documented"
         if isinstance(journal, FileJournal) and journal.dialect is not None:
             dialect = journal.dialect
-        # The journal still has the open reads open; it hears of it with the first write.
+        # In the journal these reads are still open. The first write adds that they are given back.
         self.changes = Changes(b"".join(map(unremove, given_back)))
         self.backlog = Backlog(name, journal, state)
         self.reads = Reads(state.last_xid, dialect)
         self.waiters = Waiters()
         self._upkeep: Upkeep | None = None
-        # Where its files are, or were.
+        # Where the journal's files are, or were.
         self._directory = journal.directory if isinstance(journal, FileJournal) else None
         self.children: tuple[Queue, ...] = ()
         self.reached: tuple[Queue, ...] = (self,)
@@ -162,15 +165,16 @@ class Queue(Committable):
         self.failure: JournalError | None = None
         self.get_hits = self.get_misses = self.discarded = self.expired_items = 0
         self.total_flushes = self.transactions = self.canceled_transactions = 0
-        # The header made last, and what for: items are often of one size, and many of one time.
+        # The last header made, with its time and size: items often have one size, and many of them
+        # one add time.
         self._header = b""
         self._header_time = self._header_size = -1
         self._closed = False
-        # Whether an expired item is on its way to another queue; whether one cannot get there, nor
-        # be set aside, and so keeps what follows from being read.
+        # Whether an expired item is being moved to another queue; whether one can neither be moved
+        # nor be set aside, so that the items behind it cannot be read.
         self._moving = self._held_up = False
         self._tell_at = 0.0
-        # Whether items may expire that wait, or that may wait again.
+        # Whether any item that waits, or that may wait again, can expire.
         self._expiring = self.backlog.behind is not None or any(
             record[13:21] != NO_EXPIRY for record in self.backlog.memory
         )
@@ -179,9 +183,9 @@ class Queue(Committable):
     # --- settings ---
 
     def configure(self, config: QueueConfig) -> None:
-        """Put other settings in force; what is in the queue stays.
+        """Put other settings in force; the queue keeps its items.
 
-        This is the one place that knows which setting is whose.
+        This is the one place that knows which part each setting concerns.
         """
         journal = self.journal
         self.config = config
@@ -203,7 +207,7 @@ class Queue(Committable):
             self._configure_journal(journal, config)
         self._set_careful()
         if holds_too_much and self._upkeep is not None:
-            with contextlib.suppress(JournalError):  # then it is done later
+            with contextlib.suppress(JournalError):  # if it fails, memory is trimmed later
                 self.write_now()
             self._upkeep.trim_memory()
 
@@ -215,17 +219,17 @@ class Queue(Committable):
         if journal.dialect not in {None, wanted}:
             if not self._end_file(journal):
                 wanted = self.reads.dialect  # the next reload tries again
-                # The settings tell what is in force.
+                # `config` must show the dialect that is in force.
                 self.config = config.model_copy(update={"journal_dialect": wanted})
             elif wanted == "documented":
-                # Reads are numbered from the last one, which the other dialect need not tell.
+                # Xids count on from the last-used one, which kestrel-2 files need not contain.
                 self.changes.prelude += save_xid(self.reads.last_xid)
         journal.dialect = self.reads.dialect = wanted
 
     def _end_file(self, journal: FileJournal) -> bool:
-        """Begin a new file, for a file keeps to one dialect; False if it failed."""
+        """Begin a new file, because each file has one dialect; return False if that fails."""
         self.changes.places = None
-        with contextlib.suppress(JournalError):  # it was taken back, and the commit reports it
+        with contextlib.suppress(JournalError):  # the changes are taken back; the commit reports it
             self.write_now()
         try:
             journal.end_file(self._clock.now())
@@ -247,43 +251,43 @@ class Queue(Committable):
         )
 
     def _set_careful(self) -> None:
-        """Know whether an operation has to look out for anything; see `Limits`."""
+        """Set whether operations must check anything; see `Limits`."""
         self._careful = self._expiring or self._closed or self._is_limited
 
     def connect(self, children: tuple["Queue", ...]) -> None:
-        """Have `children` receive every item that is added here from now on."""
+        """Make `children` receive every item that is added here from now on."""
         self.children = children
         self.reached = (*children, self)
 
-    # --- what is in it ---
+    # --- contents ---
 
     def __len__(self) -> int:
-        """Items waiting, without the open ones."""
+        """Number of waiting items, without the open ones."""
         return len(self.backlog)
 
     @property
     def waiting_items(self) -> int:
-        """Items waiting, without the open ones."""
+        """Number of waiting items, without the open ones."""
         return len(self.backlog)
 
     @property
     def open_reads(self) -> int:
-        """Reads that are open, without the expired items that are set aside."""
+        """Number of open reads, without the expired items that are set aside."""
         return len(self.reads.open) - len(self.reads.aside)
 
     @property
     def waiting_readers(self) -> int:
-        """Readers that wait for an item."""
+        """Number of readers that wait for an item."""
         return len(self.waiters.line)
 
     @property
     def size(self) -> int:
-        """Bytes of data in the items that wait."""
+        """Bytes of data in the waiting items."""
         return self.backlog.size
 
     @property
     def memory_items(self) -> int:
-        """Items held in memory."""
+        """Number of items held in memory."""
         return len(self.backlog.memory)
 
     @property
@@ -298,27 +302,27 @@ class Queue(Committable):
 
     @property
     def total_items(self) -> int:
-        """Items added since the queue came up."""
+        """Number of items added since the queue was loaded or created."""
         return self.backlog.total_items
 
     @property
     def put_bytes(self) -> int:
-        """Bytes of data in these."""
+        """Bytes of data in the items added since then."""
         return self.backlog.put_bytes
 
     @property
     def oldest(self) -> int:
-        """When the item at the head was added (ms); 0 when memory holds none."""
+        """When the item at the head was added (ms); 0 if no item is in memory."""
         return self.backlog.oldest
 
     @property
     def age(self) -> int:
-        """How long the last item that was read had waited (ms); 0 when the queue is empty."""
+        """How long the last item that was read had waited (ms); 0 if the queue is empty."""
         return self.last_wait if len(self.backlog) else 0
 
     @property
     def last_wait(self) -> int:
-        """How long the item that was read last, as of the last commit, had waited (ms)."""
+        """How long the last item that was read before the last commit had waited (ms)."""
         return self.changes.last_wait
 
     @property
@@ -333,19 +337,19 @@ class Queue(Committable):
 
     @property
     def set_aside(self) -> int:
-        """How many expired items wait until they can be moved."""
+        """Number of expired items that wait until they can be moved."""
         return len(self.reads.aside)
 
     def is_set_aside(self, xid: int) -> bool:
-        """Whether the open item `xid` is no reader's, but one that expired."""
+        """Whether the open item `xid` is an expired one that no reader holds."""
         return xid in self.reads.aside
 
     def browse(self, count: int) -> list[bytes]:
-        """Return the first items that memory holds, at most `count`, and leave them there."""
+        """Return at most `count` of the first items in memory, without taking them."""
         return self.backlog.browse(count)
 
     def sample(self, number: int) -> int | None:
-        """Return the opcode of one of the records collected for the next commit, if any are."""
+        """Return the opcode of one of the collected records, which `number` selects, if any."""
         pending = self.changes.pending
         return pending[number % len(pending)][0] if pending else None
 
@@ -359,7 +363,7 @@ class Queue(Committable):
             expiry: when it expires (ms since the epoch), 0 for never.
 
         Returns:
-            False when this queue refused it: it is full, or the item is too large.
+            False if this queue refused the item: the queue is full, or the item is too large.
 
         Raises:
             QueueUnavailable: the queue was closed.
@@ -374,7 +378,7 @@ class Queue(Committable):
             or (behind is None and backlog.memory_bytes + size > backlog.memory_limit)
         ):
             return self.add_record(item(self._clock.now(), expiry, data), expiry)
-        # The hot path: as `accept`, with nothing to look out for.
+        # The hot path: as `accept`, with nothing to check.
         now = self._clock.now()
         if now != self._header_time or size != self._header_size:
             self._header_time, self._header_size = now, size
@@ -397,13 +401,13 @@ class Queue(Committable):
         return True
 
     def add_record(self, record: bytes, expiry: int = 0) -> bool:
-        """Add an item as `item` makes it; otherwise as `add`."""
+        """Do what `add` does, for an item that is already a record (see `records.item`)."""
         for child in self.children:
             child.accept(record, expiry)
         return self.accept(record, expiry)
 
     def accept(self, record: bytes, expiry: int = 0) -> bool:
-        """Add an item here only; as `add`, for a record that queues may share."""
+        """Add an item's record, which several queues may share, to this queue only; as `add`."""
         size = len(record) - ADDX_HEADER
         if self._careful or expiry:
             if self._limits.fanout_only:
@@ -419,14 +423,14 @@ class Queue(Committable):
         return True
 
     def _append(self, record: bytes, size: int) -> None:
-        """Add an item to the backlog, at the end; its record is still to be collected."""
+        """Append an item to the backlog; its record is not collected yet."""
         backlog = self.backlog
         if backlog.behind is None and not backlog.has_room(size):
             backlog.begin_behind(self.changes.size)
         backlog.append(record, size)
 
     def _admit(self, record: bytes, size: int) -> bytes | None:
-        """Return the record to add, its expiry capped; None when it is refused."""
+        """Return the record to add, its expiry limited to `max_age`; None if it is refused."""
         self._check_usable()
         limits = self._limits
         if limits.max_item_size is not None and size > limits.max_item_size:
@@ -450,7 +454,7 @@ class Queue(Committable):
         return record
 
     def has_room(self, size: int) -> bool:
-        """Whether an item of `size` bytes would be taken now."""
+        """Whether an item of `size` bytes would be accepted now."""
         self._check_usable()
         limits = self._limits
         if limits.max_item_size is not None and size > limits.max_item_size:
@@ -458,10 +462,10 @@ class Queue(Committable):
         return limits.fanout_only or self.config.discard_old_when_full or not self._too_full(size)
 
     def _too_full(self, size: int) -> bool:
-        """Whether an item of `size` bytes has to be refused, or older ones dropped for it.
+        """Whether an item of `size` bytes must be refused, or older ones dropped to make room.
 
-        A limit refuses once it is reached, so that the last item may exceed `max_size`; where older
-        items are dropped instead, the queue is within its limits with the new one.
+        Items are refused once a limit is reached, so the last accepted one may exceed `max_size`.
+        If older items are dropped instead, the queue stays within its limits with the new one.
         """
         limits, backlog = self._limits, self.backlog
         if limits.max_items is not None and len(backlog) >= limits.max_items:
@@ -476,13 +480,13 @@ class Queue(Committable):
             backlog.memory and backlog.memory_bytes + size > backlog.memory_limit
         )
 
-    # --- adding an item that is written already ---
+    # --- adding an item that was written ahead ---
 
     @property
     def writes_ahead(self) -> bool:
-        """Whether an item may be written, by `begin`, before it is added, by `add_begun`.
+        """Whether an item may be written by `begin` before `add_begun` adds it.
 
-        That spares all others the wait while a large one is written.
+        Other clients then do not wait while a large item is written.
         """
         return (
             isinstance(self.journal, FileJournal)
@@ -494,20 +498,20 @@ class Queue(Committable):
         )
 
     def new_file(self) -> str:
-        """Return a name for a file to `begin`."""
+        """Return a new temporary name for a file, for `begin`."""
         self._commits.begun += 1
         return temporary_name(self.name, AHEAD, self._commits.begun)
 
     def begin(self, file: str, record: bytes, pause: Pause) -> None:
-        """Write the record of an item that is not here yet, a large one; from any thread.
+        """Write the record of a large item to a file before it is added; from any thread.
 
         Args:
-            file: where to; for `add_begun` or `forget`.
+            file: the file's name; pass it to `add_begun` or `forget`.
             record: the item.
             pause: called after each short piece.
 
         Raises:
-            OSError: it could not be written; there is no such file.
+            OSError: it could not be written; the file was removed.
         """
         journal = self.journal
         if isinstance(journal, NoJournal):
@@ -515,15 +519,15 @@ class Queue(Committable):
         journal.begin(file, record, pause)
 
     def forget(self, file: str) -> None:
-        """Remove a file that `begin` made, if it is still one."""
+        """Remove a file that `begin` made, unless it was removed or used already."""
         if self._directory is not None:
             with contextlib.suppress(OSError):
                 self._directory.remove(file)
 
     def add_begun(self, record: bytes, file: str, expiry: int = 0) -> bool:
-        """Add an item whose record is in a file, as `begin` wrote it; otherwise as `add_record`.
+        """Do what `add_record` does, for a record that `begin` wrote to `file`.
 
-        The file becomes the journal's current one; if the item is not added, it is to be forgotten.
+        The file becomes the journal's current one. If the item is not added, call `forget`.
 
         Raises:
             JournalError: the journal could not be written; the item was not added.
@@ -534,11 +538,11 @@ class Queue(Committable):
         size = len(record) - ADDX_HEADER
         if (self._careful or expiry) and self._admit(record, size) is None:
             return False
-        # What came before is in the files before.
+        # All earlier records must be in earlier files.
         self.write_now()
         self._append(record, size)
         journal = self.journal
-        assert isinstance(journal, FileJournal)  # noqa: S101 # else it cannot write ahead
+        assert isinstance(journal, FileJournal)  # noqa: S101 # see `writes_ahead`
         try:
             journal.rotate(self._clock.now(), file)
         except OSError as error:
@@ -548,7 +552,7 @@ class Queue(Committable):
         if self._is_traced:
             self._trace(record)
         self._sync_in_time()
-        self._commits.dirty.append(self)  # the journal grew: the commit may have to attend to it
+        self._commits.dirty.append(self)  # the journal grew, so the commit must check upkeep
         if self.waiters.line:
             self._serve()
         return True
@@ -556,7 +560,7 @@ class Queue(Committable):
     # --- taking ---
 
     def remove(self) -> bytes | None:
-        """Take the head off the queue; None when the queue is empty.
+        """Remove the head and return it; None if the queue is empty.
 
         Raises:
             QueueUnavailable: the queue was closed, or its items could not be read.
@@ -582,10 +586,10 @@ class Queue(Committable):
         """Open a read of the head: keep it for its reader until it is confirmed or given back.
 
         Args:
-            timeout: seconds after which it gives itself back; None is the queue's setting.
+            timeout: seconds after which it is given back; None for the queue's setting.
 
         Returns:
-            The read's xid and the item; None when the queue is empty.
+            The read's xid and the item; None if the queue is empty.
 
         Raises:
             QueueUnavailable: as `remove`.
@@ -601,7 +605,7 @@ class Queue(Committable):
         return xid, record
 
     def _open(self, record: bytes, *, by_reader: bool) -> int:
-        """Hold `record`, which was the head, open; return its xid."""
+        """Open a read of `record`, which was the head; return its xid."""
         last = self.reads.last_xid
         xid, told = self.reads.begin(record)
         self._collect(told)
@@ -613,7 +617,8 @@ class Queue(Committable):
             return None
         backlog = self.backlog
         if backlog.behind is not None and backlog.memory_bytes < backlog.refill_below:
-            # Before the item is taken: this may write what is collected, which must be whole.
+            # Before the item is taken: this may write the collected records, and the item's is not
+            # among them yet.
             self._recall()
             if not backlog.memory:
                 return None
@@ -621,11 +626,11 @@ class Queue(Committable):
         return backlog.take()
 
     def peek(self) -> bytes | None:
-        """Return the head and leave it there; None when the queue is empty."""
+        """Return the head without taking it; None if the queue is empty."""
         return self.backlog.memory[0] if self._has_head() else None
 
     def _has_head(self) -> bool:
-        """Have memory hold the head; False when there is none that may be taken now.
+        """Bring the head into memory; return False if there is none that may be taken now.
 
         Raises:
             QueueUnavailable: as `remove`.
@@ -639,10 +644,10 @@ class Queue(Committable):
         return bool(self.backlog.memory) or self._recall()
 
     def _recall(self) -> bool:
-        """Read items back into memory; return whether it holds any.
+        """Read items back into memory; return whether any are there.
 
         Raises:
-            QueueUnavailable: it holds none, and they cannot be read.
+            QueueUnavailable: memory holds no item, and those on disk cannot be read.
         """
         backlog = self.backlog
         if backlog.behind is None:
@@ -653,26 +658,26 @@ class Queue(Committable):
                 backlog.recall()
         except (OSError, JournalError) as error:
             if backlog.memory:
-                return True  # those come first; the error is the next reader's
+                return True  # those come first; a later read gets the error
             raise QueueUnavailable(f"queue {self.name} cannot be read: {error}") from error
         return bool(backlog.memory)
 
     def _drop_head(self) -> bool:
-        """Take the head off, unseen; False when the queue is empty."""
+        """Drop the head; return False if the queue is empty."""
         if not self.backlog.memory and not self._recall():
             return False
         self._drop(self.backlog.take())
         return True
 
     def _drop(self, record: bytes) -> None:
-        """Have the journal told that the head, which was taken off, is gone."""
+        """Collect the change that drops `record`, which was the head and is already taken."""
         self._collect(REMOVE_RECORD)
         self.changes.undo.append(Dropped(record))
 
     # --- ending reads ---
 
     def confirm(self, xid: int) -> bool:
-        """Finish the open read `xid`; False when it is not open."""
+        """Confirm the open read `xid`; return False if it is not open."""
         record = self.reads.open.pop(xid, None)
         if record is None:
             return False
@@ -681,13 +686,13 @@ class Queue(Committable):
         return True
 
     def unremove(self, xid: int) -> bool:
-        """Give the open read `xid` back to the head; False when it is not open."""
+        """Give the open read `xid` back to the head; return False if it is not open."""
         return self.give_back((xid,)) == 1
 
     def give_back(self, xids: Sequence[int]) -> int:
-        """Give open reads back, the first of `xids` at the head; return how many were open.
+        """Give open reads back, such that the first of `xids` is the head; return how many.
 
-        Waiting readers are served when all of them are back, and so in their order.
+        Waiting readers are served only when all are given back, so they get the items in order.
         """
         count = 0
         for xid in reversed(xids):
@@ -704,7 +709,7 @@ class Queue(Committable):
         return count
 
     def extend(self, xid: int, timeout: float) -> bool:
-        """Let the open read `xid` give itself back `timeout` seconds from now, not earlier."""
+        """Extend the open read `xid`: give it back `timeout` seconds from now, not earlier."""
         record = self.reads.open.get(xid)
         if record is None:
             return False
@@ -718,8 +723,8 @@ class Queue(Committable):
     def abort_overdue(self) -> int:
         """Give back the open reads whose time is up, and write that; return how many.
 
-        If it cannot be written they stay open, the commit reports it, and a second later it is
-        tried again.
+        If the write fails, they stay open, the commit reports it, and it is tried again a second
+        later.
         """
         now = self._clock.monotonic()
         reads = self.reads
@@ -738,21 +743,21 @@ class Queue(Committable):
 
     @property
     def next_deadline(self) -> float | None:
-        """When the next open read may give itself back (monotonic seconds)."""
+        """When the next open read may have to be given back (monotonic seconds)."""
         return self.reads.next_deadline
 
     def end_overdue(self) -> bool:
-        """Give back the open reads whose time is up; return whether others have one."""
+        """Give back the open reads whose time is up; return whether others have a deadline."""
         self.abort_overdue()
         return self.reads.has_deadlines
 
     # --- expiry ---
 
     def discard_expired(self, limit: int | None) -> int:
-        """Take expired items off the head, at most `limit`; return how many are gone.
+        """Drop or move at most `limit` expired items from the head; return how many.
 
-        An item may expire to the queue that it is in, also by way of others: it goes to the end.
-        One that `expire_to_queue` cannot take now is set aside.
+        An item may expire to its own queue, directly or by way of others; then it goes to the end.
+        An item that `expire_to_queue` cannot take now is set aside.
         """
         if self._moving:
             return 0
@@ -763,7 +768,7 @@ class Queue(Committable):
         before, expired = len(backlog), self.expired_items
         while limit is None or count < limit:
             if not backlog.memory and not self._recall():
-                # What is open, or taken back when the write fails, may expire yet.
+                # Items of open reads, or of changes that may be taken back, may still expire.
                 self._expiring = self._limits.max_age is not None or bool(
                     self.reads.open or self.changes.undo
                 )
@@ -785,7 +790,7 @@ class Queue(Committable):
         return max_age is not None and item_add_time(record) + max_age <= now
 
     def _expire_head(self) -> bool:
-        """Move the head to where it expires to, or set it aside; False when neither can be done."""
+        """Move the expired head to its target, or set it aside; return False if neither works."""
         backlog, reads = self.backlog, self.reads
         record = backlog.take()
         try:
@@ -805,12 +810,12 @@ class Queue(Committable):
         return True
 
     def _move(self, record: bytes) -> bool:
-        """Add an expired item to where it expires to; False when that cannot be done now."""
+        """Add an expired item to `expire_to_queue`, if set; return False if it cannot be now."""
         target = self.config.expire_to_queue
         if target is None or self._expire_to is None:
             return True
         if self.failure is not None:
-            return False  # it could not be forgotten here, and would be moved again and again
+            return False  # its removal could not be written here; it would be moved repeatedly
         reason = "it refuses them"
         self._moving = True
         try:
@@ -834,18 +839,18 @@ class Queue(Committable):
         return False
 
     def move_aside(self) -> None:
-        """Try again to move items that were set aside, some of them."""
+        """Try again to move some of the items that are set aside."""
         reads = self.reads
         moved = []
         refused = 0
         most = min(self.config.max_expire_sweep or _TRIED_AGAIN, _TRIED_AGAIN)
         for xid, record in list(islice(reads.aside.items(), most)):
             if reads.open.get(xid) is not record:
-                reads.forget_aside(xid)  # somebody who guessed its xid confirmed it
+                reads.forget_aside(xid)  # a client that guessed its xid confirmed it
             elif self._move(record):
                 moved.append(xid)
             else:
-                # The others have their turn before it is tried again.
+                # Try the others before this one again.
                 del reads.aside[xid]
                 reads.aside[xid] = record
                 refused += 1
@@ -856,7 +861,7 @@ class Queue(Committable):
         try:
             self.write_now()
         except JournalError:
-            return  # they are open, and set aside, as before
+            return  # they are still open and set aside
         for xid in moved:
             reads.forget_aside(xid)
         self.expired_items += len(moved)
@@ -864,18 +869,18 @@ class Queue(Committable):
     # --- waiting ---
 
     def wait(self, waiter: Waiter) -> None:
-        """Serve `waiter` with the next item that nobody before it waits for."""
+        """Add `waiter`, after all earlier ones. Raises QueueUnavailable if the queue is closed."""
         self._check_usable()
         self.waiters.add(waiter)
 
     def _serve(self) -> None:
-        """Serve those who wait, in their order; nothing that fails here concerns the caller."""
+        """Serve the waiting readers, in order; failures go to them, never to the caller."""
         line, backlog = self.waiters.line, self.backlog
         while line and not self._moving and (backlog.memory or backlog.behind is not None):
             waiter = self.waiters.pop()
             try:
                 record, xid = self.take_as(waiter.wanted)
-            except Exception as error:  # noqa: BLE001 # the reader is told, and it is logged
+            except Exception as error:  # noqa: BLE001 # the reader is told, and it is logged there
                 waiter.fail(error)
                 continue
             if record is None:
@@ -905,7 +910,7 @@ class Queue(Committable):
         pending.append(record)
 
     def commit(self) -> JournalError | None:
-        """Write the collected records; on failure take the changes back and say why."""
+        """Write the collected records; on failure, take the changes back and return the error."""
         if self.changes.pending:
             failure = self._write()
             if failure is not None:
@@ -918,21 +923,21 @@ class Queue(Committable):
         return None
 
     def write_now(self) -> None:
-        """Commit ahead of the others, within a turn. Raises JournalError."""
+        """Write the collected records now, before the turn's commit. Raises JournalError."""
         if self.changes.pending or self.changes.prelude:
             failure = self._write()
         else:
             failure = self._commits.failures.get(self)
         if failure is not None:
             self._commits.failures[self] = failure
-            raise JournalError(str(failure))  # another, for the same reason as in `_fail`
+            raise JournalError(str(failure))  # a new one, for the same reason as in `_fail`
 
     def _write(self) -> JournalError | None:
         changes = self.changes
         failures = self._commits.failures
         if failures and self in failures:
-            # Earlier in the turn a write failed. All replies of the turn are errors then, and so
-            # what came after must not be done either.
+            # A write failed earlier in this turn. All replies of the turn are errors then, so later
+            # changes must not be done either.
             changes.take_back(self.backlog, self.reads)
             return failures[self]
         pending = changes.pending
@@ -962,7 +967,7 @@ class Queue(Committable):
             log.info("queue %s: %s", self.name, told)
 
     def _write_records(self, records: bytes) -> None:
-        """Write records, all or none, where the journal can still take some. Raises OSError."""
+        """Write records, all or none; to a new file if the current one is torn. Raises OSError."""
         journal = self.journal
         if journal.is_torn and isinstance(journal, FileJournal):
             journal.append_to_new_file(records, self.new_file(), self._clock.now())
@@ -970,7 +975,7 @@ class Queue(Committable):
             journal.append(records)
 
     def _sync_in_time(self) -> None:
-        """Have what was written synced when the settings say so."""
+        """Schedule the sync that the settings ask for."""
         if self._sync_each:
             self._commits.syncs.unsynced.add(self)
         elif self._sync_period is not None:
@@ -981,18 +986,18 @@ class Queue(Committable):
         self.journal.sync()
 
     def failed(self, error: OSError) -> JournalError:
-        """Say how a failed `sync` or `begin` is to be reported."""
+        """Return the error to report for a failed `sync` or `begin`."""
         return self._fail(error)
 
     def _fail(self, error: OSError) -> JournalError:
         message = f"queue {self.name}: {error}"
         if str(self.failure) != message:
             log.error("%s", message)
-        # What is kept is never raised: its traceback would keep the connection that asked.
+        # The kept error is never raised: its traceback would keep the client's connection alive.
         self.failure = JournalError(message)
         return JournalError(message)
 
-    # --- as time goes by ---
+    # --- periodic work ---
 
     @property
     def is_timed(self) -> bool:
@@ -1005,13 +1010,13 @@ class Queue(Committable):
         return self._expiring or bool(self.reads.aside) or self.reads.has_deadlines
 
     def sweep(self) -> None:
-        """Do what time demands: give back overdue reads, drop or move expired items."""
+        """Give back overdue reads, and drop or move expired items."""
         if self.reads.has_deadlines:
             self.abort_overdue()
         self.expire(self.config.max_expire_sweep)
 
     def expire(self, limit: int | None = None) -> int:
-        """Drop or move expired items, at most `limit` of the head; return how many are gone."""
+        """Drop or move expired items, at most `limit` from the head; return how many."""
         expired = self.expired_items
         if self.reads.aside:
             self.move_aside()
@@ -1026,7 +1031,7 @@ class Queue(Committable):
         return self._upkeep is not None and self._upkeep.waits
 
     def tick(self) -> None:
-        """Do what upkeep the passing of time brings about; everything must be committed."""
+        """Do upkeep that is due by time; does nothing while changes are not committed."""
         changes = self.changes
         if self._upkeep is None or changes.pending:
             return
@@ -1041,13 +1046,14 @@ class Queue(Committable):
             self._fail(error)
         self._upkeep.tick()
 
-    # --- dropping everything, and the end ---
+    # --- flushing, deleting, closing ---
 
     def flush(self) -> int:
-        """Drop every waiting item, not the open ones; return how many there were.
+        """Drop every waiting item, but not the open ones; return how many.
 
         Raises:
-            JournalError: it could not be written; nothing was dropped.
+            JournalError: the journal could not be written; nothing was dropped.
+            QueueUnavailable: the queue was closed.
         """
         self._check_usable()
         self.write_now()
@@ -1072,20 +1078,20 @@ class Queue(Committable):
         return self._commits.worker
 
     def begin_removal(self) -> Removal | None:
-        """Return what removes the journal, if there is one, while the queue goes on for now.
+        """Prepare to remove the journal, if there is one; the queue can still be used for now.
 
-        Then call `drop`, or `removal_failed`. Raises OSError, after which `removal_failed` too.
+        Call `drop` or `removal_failed` afterwards. Raises OSError; then call `removal_failed`, too.
         """
         return None if self._upkeep is None else self._upkeep.begin_removal()
 
     def removal_failed(self, error: BaseException) -> JournalError:
-        """Go on as before; say how it is to be reported."""
+        """Continue as before `begin_removal`; return the error to report."""
         if self._upkeep is not None:
             self._upkeep.removal_failed()
         return self._fail(error if isinstance(error, OSError) else OSError(str(error)))
 
     def drop(self) -> None:
-        """Stop, for good: the queue is deleted, and nothing of it is needed any more."""
+        """Close the queue because it is deleted: forget its items, reads and changes."""
         self._commits.worker.let_go(self.backlog.drop_all())
         self.changes.forget()
         self.reads.clear()
@@ -1093,11 +1099,11 @@ class Queue(Committable):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was stopped."""
+        """Whether `close` was called."""
         return self._closed
 
     def close(self) -> None:
-        """Stop: waiting readers are told; what was collected must have been committed."""
+        """Close the queue and tell waiting readers. All changes must have been committed."""
         if self._closed:
             return
         self._closed = self._careful = True
@@ -1106,10 +1112,10 @@ class Queue(Committable):
         self.backlog.close()
         if self._upkeep is not None:
             self._upkeep.cancel()
-            # The turn that deletes the queue may still commit it.
+            # If it was deleted in this turn, the turn's commit still comes: it must skip upkeep.
             self._upkeep = None
         self.journal.close()
-        # A queue that is gone must not wait for the collector of cycles.
+        # These refer to the queue itself: without them, it is freed without the cycle collector.
         self.children = self.reached = ()
 
     def _check_usable(self) -> None:
@@ -1119,12 +1125,12 @@ class Queue(Committable):
     # --- turning the journal on and off ---
 
     def begin_journal(self, directory: Directory, config: QueueConfig) -> None:
-        """Keep a journal from now on, which begins with what the queue holds.
+        """Keep a journal from now on, which begins with the queue's present contents.
 
-        Either all of it is on disk then, or the queue goes on without a journal.
+        Either all of that is on disk when this returns, or the queue continues without a journal.
 
         Raises:
-            JournalError: it could not be written.
+            JournalError: the journal could not be written.
         """
         self.write_now()
         reads, dialect = self.reads, config.journal_dialect
@@ -1149,14 +1155,14 @@ class Queue(Committable):
         self._upkeep = self._new_upkeep(journal, config)
 
     def end_journal(self, memory_size: int) -> None:
-        """Hold everything in memory from now on, and remove the journal.
+        """Hold all items in memory from now on, and remove the journal.
 
         Args:
             memory_size: bytes of data that memory may hold.
 
         Raises:
-            JournalError: that is not enough, or the journal could not be read or removed; the
-                queue goes on as before.
+            JournalError: the items do not fit, or the journal could not be read or removed; the
+                queue continues as before.
         """
         self.write_now()
         if self.size > memory_size:

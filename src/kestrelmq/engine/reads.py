@@ -1,7 +1,8 @@
 """The open reads of a queue: items that were taken off the head and are not confirmed yet.
 
-Most were opened by a reader, and give themselves back when its time is up. The others are expired
-items that could not be moved to where they expire to; nobody reads them, and they are tried again.
+Most of them were opened by a reader, and are given back when their time is up. The others are
+expired items that could not be moved to `expire_to_queue`; no reader has them, and moving them is
+tried again.
 """
 
 import heapq
@@ -20,7 +21,7 @@ from kestrelmq.journal.replay import opened_xid
 from kestrelmq.journal.writer import Dialect
 
 _SLACK: Final = 64
-"""Deadlines of reads that are over, which may be kept besides those of open ones."""
+"""How many deadlines of ended reads to keep, beyond one for each open read."""
 
 
 class Reads:
@@ -29,33 +30,33 @@ class Reads:
     Attributes:
         open: their items by xid.
         last_xid: the last-used xid.
-        dialect: that of the records that are written.
-        named: xids of those that the journal opens with ADD_XID.
-        aside: expired items that wait until they can be moved, by xid; these are open as well.
-        aside_bytes: the memory that they take.
-        given_back: how many reads were given back at most since the queue came up.
+        dialect: the dialect of the records that are written.
+        named: xids of the open reads that the journal opens with ADD_XID.
+        aside: expired items that wait until they can be moved, by xid; they are also in `open`.
+        aside_bytes: the memory that the items set aside take.
+        given_back: an upper bound of how many reads were given back since the queue was loaded.
     """
 
     def __init__(self, last_xid: int, dialect: Dialect) -> None:
-        """Begin with no open read."""
+        """Start without open reads."""
         self.open: dict[int, bytes] = {}
         self.last_xid = last_xid
         self.dialect: Dialect = dialect
         self.named: set[int] = set()
         self.aside: dict[int, bytes] = {}
         self.aside_bytes = self.given_back = 0
-        # When reads end: monotonic seconds, a number to tell equal times apart, xid and item. Those
-        # of reads that are over stay until they are due, or too many.
+        # A heap of deadlines: monotonic seconds, a number that orders equal times, xid and item.
+        # Those of ended reads stay until they are due, or too many.
         self._deadlines: list[tuple[float, int, int, bytes]] = []
         self._sequence = 0
 
     # --- opening and giving back ---
 
     def begin(self, record: bytes) -> tuple[int, bytes]:
-        """Hold the item `record`, which was the head, open.
+        """Open a read of the item `record`, which was the head.
 
         Returns:
-            Its xid, and what the journal is to be told.
+            The read's xid, and the journal record or records to write.
         """
         last = self.last_xid
         kept = record.xid if isinstance(record, NamedItem) else None
@@ -64,9 +65,9 @@ class Reads:
             told = remove_tentative_xid(xid)
             self.last_xid = xid
         elif kept is not None:
-            # It was once added with ADD_XID. Readers of the format may disagree whether such an
-            # item keeps its xid when it is opened a second time; set the counter so that it makes
-            # no difference.
+            # The item was once added with ADD_XID. Readers of the format may disagree whether such
+            # an item keeps its xid when it is opened a second time. Set the counter so that both
+            # interpretations give the same xid.
             told = save_xid(xid_before(xid)) + REMOVE_TENTATIVE_RECORD + save_xid(last)
         else:
             told = REMOVE_TENTATIVE_RECORD
@@ -75,7 +76,7 @@ class Reads:
         return xid, told
 
     def end(self, xid: int) -> bytes | None:
-        """End the read `xid` to give its item back; return that, None if it is not a reader's."""
+        """End the read `xid`, to give its item back, and return the item; None if no reader's."""
         if self.aside and xid in self.aside:
             return None
         record = self.open.pop(xid, None)
@@ -94,16 +95,16 @@ class Reads:
 
     @property
     def has_deadlines(self) -> bool:
-        """Whether some read may have to be given back at a later time."""
+        """Whether a read may have to be given back later."""
         return len(self._deadlines) > 0
 
     @property
     def next_deadline(self) -> float | None:
-        """The earliest deadline, which may be that of a read that is over."""
+        """The earliest deadline (monotonic seconds); it may belong to a read that has ended."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def end_at(self, xid: int, record: bytes, deadline: float) -> None:
-        """Let the read `xid` of `record` end at `deadline` (monotonic seconds)."""
+        """Set the deadline of the read `xid` of `record` (monotonic seconds)."""
         reads = self.open
         if len(self._deadlines) > 2 * len(reads) + _SLACK:
             self._deadlines = [one for one in self._deadlines if reads.get(one[2]) is one[3]]
@@ -112,10 +113,10 @@ class Reads:
         heapq.heappush(self._deadlines, (deadline, self._sequence, xid, record))
 
     def take_overdue(self, now: float) -> list[int]:
-        """Return the xids of reads whose deadline is not after `now`, and forget the deadlines.
+        """Return the xids of reads whose deadline is not after `now`, and forget those deadlines.
 
-        A read counts with its last deadline: one that was extended is not overdue by its first.
-        They come in the order of their xids: as at a restart, by when they were opened.
+        Only the last deadline of a read counts: one that was extended is not overdue by its first.
+        The xids are sorted, which is the order in which the reads were opened, as at a restart.
         """
         deadlines, reads = self._deadlines, self.open
         due: dict[int, bytes] = {}
@@ -131,16 +132,16 @@ class Reads:
     # --- expired items that are set aside ---
 
     def set_aside(self, xid: int, record: bytes) -> None:
-        """Keep the open item `record` from readers."""
+        """Set the open item `record` aside, so that it is not given back to readers."""
         self.aside[xid] = record
         self.aside_bytes += len(record) - ADDX_HEADER + OVERHEAD
 
     def forget_aside(self, xid: int) -> None:
-        """Set the item `xid` aside no more."""
+        """Remove the item `xid` from those set aside."""
         self.aside_bytes -= len(self.aside.pop(xid)) - ADDX_HEADER + OVERHEAD
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all open reads."""
         self.open.clear()
         self.aside.clear()
         self.aside_bytes = 0

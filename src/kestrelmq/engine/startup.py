@@ -1,7 +1,7 @@
-"""Loading the queues of a collection in a thread, so that those that are loaded can serve.
+"""Loading the queues of a collection in a thread, so that loaded queues can serve meanwhile.
 
-The queues come one after the other, the short ones first. A stop in the middle leaves every journal
-as it was: loading changes files in crash-safe steps only.
+Queues are loaded one after the other, the short ones first. A stop in the middle leaves every
+journal intact: loading changes files in crash-safe steps only.
 """
 
 import logging
@@ -17,20 +17,20 @@ from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.names import QueuePlan
 
 _PIECE: Final = 250e-6
-"""Seconds of work between pauses while others serve: shorter ones would be mostly pauses."""
+"""Seconds of work between pauses while others serve; shorter pieces would mean mostly pauses."""
 
 log = logging.getLogger(__name__)
 
 
 class _Stopped(Exception):  # noqa: N818 # says what it is
-    """The server stops."""
+    """The server is stopping."""
 
 
 class StartUp:
-    """The loading of a collection's queues.
+    """Loads the queues of a collection.
 
     Attributes:
-        gently: whether to pause now and then, because clients are served meanwhile.
+        gently: whether to pause regularly, because clients are served meanwhile.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class StartUp:
 
         Args:
             collection: what to load.
-            worker: where to load; the collection itself is touched in its owner's thread only.
+            worker: where to load; only the owner's thread uses the collection itself.
             clock: tells the time.
             done: called in the owner's thread once every queue is loaded, or damaged.
         """
@@ -60,7 +60,7 @@ class StartUp:
         """Take the queue path and begin to load.
 
         Raises:
-            QueuePathLocked: another server has it.
+            QueuePathLocked: another server uses it.
             OSError: it cannot be created or read.
         """
         plans = self._collection.begin()
@@ -74,7 +74,7 @@ class StartUp:
             )
 
     def stop(self) -> None:
-        """Stop loading, and wait until that is so."""
+        """Stop loading, and wait until it has stopped."""
         self._stopped = True
         self._worker.close()
 

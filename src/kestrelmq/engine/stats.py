@@ -1,4 +1,4 @@
-"""Reads the statistics that `protocol.stats` declares, from queues and from the server."""
+"""Reading the statistics that `protocol.stats` declares, from queues and from the server."""
 
 import heapq
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ Pairs = Iterable[tuple[str, Any]]
 """Names and values."""
 
 _SLICE: Final = 200
-"""Queues that are added up at once."""
+"""Queues that are summed up at once."""
 _SORTED: Final = 1000
 """Names that are sorted at once."""
 
@@ -50,7 +50,7 @@ def _text(value: object) -> str:
 
 
 def stats_of(collection: QueueCollection, name: str) -> list[tuple[str, Any]]:
-    """Return a queue's statistics; of one that could not be loaded, its failure; of none, none."""
+    """Return a queue's statistics; only `failure` if it could not be loaded; none if unknown."""
     queue = collection.queues.get(name)
     if queue is not None:
         return [*_read_public(queue), *queue_texts(queue)]
@@ -60,15 +60,16 @@ def stats_of(collection: QueueCollection, name: str) -> list[tuple[str, Any]]:
 
 @dataclass(slots=True)
 class ServerNumbers:
-    """What the statistics of the server are read from.
+    """The numbers from which the server's statistics are read.
 
     Attributes:
-        collection, counters: what the queues and the sessions counted.
+        collection: the queues.
+        counters: what the sessions counted.
         uptime: in seconds.
         time: in seconds since the epoch.
-        version: the server's.
+        version: the server's version.
         items, bytes, memory_bytes, memory_limit: sums over all queues.
-        total_items, get_hits, get_misses: sums over all queues, those that were deleted included.
+        total_items, get_hits, get_misses: sums over all queues, including deleted ones.
     """
 
     collection: QueueCollection
@@ -96,26 +97,26 @@ class ServerNumbers:
 
     @property
     def gets(self) -> int:
-        """Reads."""
+        """Number of reads."""
         return self.get_hits + self.get_misses
 
     @property
     def loading(self) -> int:
-        """Queues still to be loaded."""
+        """Number of queues still to be loaded."""
         return len(self.collection.loading)
 
     @property
     def memory_ratio(self) -> str:
-        """How much of the memory that queues may use is used, with three decimals."""
+        """The fraction of the queues' memory limits that is used, with three decimals."""
         used = self.memory_bytes / self.memory_limit if self.memory_limit else 0
         return f"{used:.3f}"
 
 
 def server_stats(numbers: ServerNumbers) -> Generator[None, None, list[tuple[str, Any]]]:
-    """Add all queues up and return the server's statistics; yield after each small piece of work.
+    """Sum up all queues and return the server's statistics; yield after each small piece of work.
 
-    A queue that is deleted meanwhile still counts, and one that was deleted before counts once: a
-    counter never falls from one time to the next.
+    A queue that is deleted meanwhile still counts, and one that was deleted before counts exactly
+    once. So a counter never decreases between two calls.
     """
     queues = list(numbers.collection.queues.values())
     retired = numbers.collection.retired
@@ -129,7 +130,7 @@ def server_stats(numbers: ServerNumbers) -> Generator[None, None, list[tuple[str
 
 
 def sorted_names(collection: QueueCollection) -> Generator[None, None, Iterator[str]]:
-    """Return the names of all queues in order, the damaged ones too; yield now and then.
+    """Return the names of all queues in order, with the damaged ones; yield between pieces of work.
 
     Sorting 100,000 names at once would take 50 ms.
     """

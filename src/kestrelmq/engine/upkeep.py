@@ -1,37 +1,37 @@
-"""Keeping a queue's journal small: what is done to it, when, and what becomes of a step that fails.
+"""Keeping a queue's journal small: what is done to it, when, and how failures are handled.
 
-`attend` is called after a commit when the journal has grown past `attend_at` (items wait) or
-`attend_empty_at` (none does), and now and then. It asks `decide`, a pure function, and begins:
+`attend` is called periodically, and after a commit when the journal has grown past `attend_at`
+(items wait) or `attend_empty_at` (none waits). It asks `decide`, a pure function, and begins:
 
-    rotate       the journal goes on in a new file; at once
-    rewrite      all older files are replaced by one that holds what is live
-    start empty  the same, where only open reads are left to write
-    pack         in read-behind: the files up to a checkpoint are replaced by one
+    rotate       continue the journal in a new file; done at once
+    rewrite      replace all older files by one that holds what is live
+    start empty  the same, when only open reads are left to write
+    pack         in read-behind, replace the files up to a checkpoint by one
 
-Only files that do not change any more are replaced; so all but a pack begin with a rotation. What
-takes long runs in the worker, while the queue goes on in the new file. One thing is done at a time:
+Only files that no longer change are replaced, so all but a pack begin with a rotation. Long work
+runs in the worker, while the queue continues in the new file. One thing is done at a time:
 
-                too much is not synced           files are to be replaced
+                much is not synced yet           files are to be replaced
         Syncing <--------------------- Idle ---------------------> Placing
            |                           ^  ^                           |
-           |         it is             |  |                           |  the new file has its
-           '---------------------------'  |                           v  place and is read
+           |         synced            |  |                           |  the new file is in place
+           '---------------------------'  |                           v  and is read
                                           '----------------------- Clearing
                                            the old files are gone
 
         Syncing, Placing, Clearing, or a rotation  --- it fails ---> Retrying
-        Retrying  --- a while later ---> what failed, or Idle
+        Retrying  --- after a delay ---> the failed state, or Idle
 
-    Syncing    the worker syncs the current file, so that the queue need not wait for it to rotate
-    Placing    the worker writes the new file, which then stands for the old ones
-    Clearing   the worker removes the old files and gives the new one its last name
+    Syncing    the worker syncs the current file, so that a rotation does not make the queue wait
+    Placing    the worker writes the new file and puts it in the place of the old ones
+    Clearing   the worker removes the old files and gives the new one its final name
 
-`_failed` is the one place that handles a step that fails, whatever the reason: a full disk, too
-many open files, a queue path that went away, files that cannot be read. The queue never fails
-because of it, and goes on in the file that it has. A replacement that fails before it has its place
-leaves nothing behind (see `Replacement.place`), and later it is decided afresh what is to be done.
-After that, the same step is tried until it succeeds. `journal/replacement.py` says what a crash
-leaves.
+`_failed` is the one place that handles a failed step, whatever the reason: a full disk, too many
+open files, a queue path that went away, files that cannot be read. The queue never fails because of
+it, and continues in its current file. A replacement that fails before its file is in place leaves
+nothing behind (see `Replacement.place`); after a delay, upkeep decides anew what to do. Once the
+file is in place, the same step is retried until it succeeds. `journal/replacement.py` says what a
+crash leaves.
 """
 
 import logging
@@ -63,35 +63,35 @@ log = logging.getLogger(__name__)
 
 NEVER: Final = sys.maxsize
 RETRY: Final = 1.0
-"""Seconds until what failed is tried again."""
+"""Seconds until a failed step is tried again."""
 RETRY_UNREADABLE: Final = 60.0
-"""The same, when the files are not what they should be."""
+"""The same, if the files are not what they should be."""
 AT_HAND: Final = 50_000
-"""Items in memory that are copied at once; of more, the journal itself is read."""
+"""Most items to copy from memory for a rewrite; if there are more, the journal is read instead."""
 AT_HAND_BYTES: Final = 16 << 20
-"""And so many bytes of them, since what is copied is kept until it is written."""
+"""Most bytes of such items, because the copied items are kept until they are written."""
 REST: Final = 256 << 10
-"""Bytes at most that a rotation syncs while the queue waits; more is synced in the worker first."""
+"""Most bytes to sync in a rotation, while the queue waits; if more, the worker syncs first."""
 AT_ONCE: Final = 256 << 10
-"""Bytes of a journal that is read and written at once when memory is to hold less of the queue."""
+"""Most bytes of a journal that is rewritten at once, without the worker, to trim memory."""
 _STEPS: Final = 16
 _OPENED: Final = ADD_XID_HEADER - ADDX_HEADER + 1
-"""Bytes that a read which a file begins with takes besides its item, in either dialect."""
+"""Bytes that an open read at the start of a file takes besides its item, in either dialect."""
 
 
 # --- deciding ---
 
 
 class Action(Enum):
-    """What is to be done with a journal."""
+    """What to do with a journal."""
 
     NOTHING = auto()
     START_EMPTY = auto()
     """Begin a new file with the open reads only, and drop all others."""
     ROTATE = auto()
-    """Begin a new file; in read-behind, remember where the queue stood."""
+    """Begin a new file; in read-behind, make a checkpoint."""
     PACK = auto()
-    """Replace the files before the newest checkpoint that was passed."""
+    """Replace the files up to the newest passed checkpoint by one."""
     REWRITE = auto()
     """Replace all files by one that holds what is live."""
 
@@ -101,18 +101,18 @@ _ROTATES: Final = frozenset({Action.START_EMPTY, Action.ROTATE, Action.REWRITE})
 
 @dataclass(frozen=True, slots=True)
 class JournalState:
-    """What a decision rests on; sizes in bytes.
+    """What a decision depends on; sizes in bytes.
 
     Attributes:
         size: of all files.
         current_size: of the current file.
-        live: of a file that holds the live items and open reads and nothing else.
+        live: of a file that would hold only the live items and open reads.
         is_empty: whether no item waits.
         read_behind: whether items are on disk only.
         since_rewrite: seconds since the last rewrite began; None before the first.
-        packable: of the files before the newest checkpoint that was passed.
-        packed: about what would stand in their place.
-        unmarked: of older files that hold what came after the newest checkpoint.
+        packable: of the files up to the newest passed checkpoint.
+        packed: about that of the pack that would replace them.
+        unmarked: of the rotated files that are not covered by a checkpoint yet.
     """
 
     size: int
@@ -127,28 +127,29 @@ class JournalState:
 
 
 def decide(state: JournalState, config: QueueConfig) -> Action:
-    """Return what is to be done now: by the first of these rules that applies.
+    """Return what to do now: the first of these rules that applies decides.
 
-    - The queue is empty and its journal larger than `default_journal_size`: begin a new file.
-    - A checkpoint was passed in read-behind, what comes before it takes at least twice the room of
-      what would stand in its place, and packing it frees an eighth of the journal: pack it.
-    - The journal is larger than `max_journal_size`: rewrite it, at most once a
+    - The queue is empty, its journal is larger than `default_journal_size`, and at least half of
+      that is dead: begin a new file.
+    - In read-behind, a checkpoint was passed, the files up to it are at least twice as large as
+      their pack would be, and packing frees at least an eighth of the journal: pack them.
+    - The journal is larger than `max_journal_size`: rewrite it, at most once in each
       `min_journal_compact_delay`, and only if that frees a good part of it.
-    - The same, unless `disable_aggressive_rewrites`, for a queue that is wholly in memory, when the
-      journal is larger than `default_journal_size` and 15 parts in 16 of it are dead: a queue that
-      is being drained is mostly empty soon, and copying a good part of it would be in vain.
-    - The current file is larger than `max_memory_size`: rotate it. In read-behind what counts is
-      what was written since the last checkpoint, which large items may have spread over several
-      files.
+    - The same, unless `disable_aggressive_rewrites`, if the queue is wholly in memory, the journal
+      is larger than `default_journal_size`, and 15/16 of it are dead. A queue that is being drained
+      will soon be mostly empty, and copying a good part of it would be in vain.
+    - The current file is larger than `max_memory_size`: rotate it. In read-behind, everything
+      written since the last checkpoint counts, because large items may have spread that over
+      several files.
 
-    No rule copies more than three times what it frees, and so all of them together cost no more
-    than a fixed multiple of the writing of the journal, whatever the sizes: no number of open reads
-    leads to a rewrite at every operation. (A rewrite beyond `max_journal_size` copies three parts
-    to free one, the others at most as much as they free; a rotation copies nothing.)
+    No rule copies more than three times what it frees. So together they cost at most a fixed
+    multiple of writing the journal, whatever the sizes, and no number of open reads leads to a
+    rewrite at every operation. (A rewrite beyond `max_journal_size` copies up to three bytes to
+    free one, the others copy at most as much as they free, and a rotation copies nothing.)
 
-    No rule counts files, for their sizes bound their number. A file that is rotated for its length
-    holds more than `max_memory_size`. What a queue in memory holds fits into about that, and so
-    beyond 16 such files, or beyond `default_journal_size` if that is more, 15 parts in 16 are dead.
+    No rule counts files, because their sizes limit their number. A file that is rotated for its
+    size holds more than `max_memory_size`. The contents of a queue in memory fit in about that. So
+    beyond 16 such files, or beyond `default_journal_size` if that is more, 15/16 are dead.
     """
     dead = state.size - state.live
     if state.is_empty and state.size > config.default_journal_size and 2 * dead >= state.size:
@@ -157,7 +158,8 @@ def decide(state: JournalState, config: QueueConfig) -> Action:
     if state.packable and freed >= state.packed and 8 * freed >= state.size:
         return Action.PACK
     if _may_rewrite(state, config):
-        # What is on disk only must be read to be rewritten, so more of it has to be dead.
+        # Items that are on disk only must be read for a rewrite, so more of the journal has to be
+        # dead.
         if state.size > config.max_journal_size and (
             2 * dead >= state.size if state.read_behind else 4 * dead >= state.size
         ):
@@ -185,17 +187,17 @@ def _may_rewrite(state: JournalState, config: QueueConfig) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """A replacement of all files, and the queue as it was when that began.
+    """A replacement of all files, and numbers of the queue when it began.
 
     Attributes:
-        replacement: what replaces them.
-        memory_items: items that memory held.
-        read_items: items that had been read back.
-        waiting: items that waited.
-        total_items: items that had been added.
-        given_back: reads that had been given back.
-        cures: whether the journal was suspect: all that a failed sync should have covered is
-            written anew, and synced.
+        replacement: replaces the files.
+        memory_items: items in memory.
+        read_items: items read back so far.
+        waiting: waiting items.
+        total_items: items added so far.
+        given_back: reads given back so far.
+        cures: whether the journal was suspect. The replacement cures it: everything that a failed
+            sync should have covered is written anew, and synced.
     """
 
     replacement: Replacement
@@ -219,30 +221,30 @@ Work = Rewrite | Pack
 
 
 class Idle:
-    """Nothing is under way."""
+    """Nothing is being done."""
 
 
 class Syncing:
-    """The worker syncs the current file, so that a rotation need not."""
+    """The worker syncs the current file, so that a rotation need not do it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placing:
-    """The worker writes the new file and gives it its place."""
+    """The worker writes the new file and puts it in place."""
 
     work: Work
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clearing:
-    """The new file stands for the old ones, which the worker removes."""
+    """The new file has replaced the old ones, which the worker removes."""
 
     work: Work
 
 
 @dataclass(frozen=True, slots=True)
 class Retrying:
-    """A step failed; `then` is to be entered again at `at` (monotonic seconds)."""
+    """A step failed; at `at` (monotonic seconds), the state `then` is entered."""
 
     at: float
     then: Idle | Placing | Clearing
@@ -253,7 +255,7 @@ class Ending:
     """The journal is being removed, and nothing else is done to it.
 
     Attributes:
-        given_up: the replacement that was under way, if one was.
+        given_up: the state of the replacement that this interrupted, if any.
     """
 
     given_up: Placing | Clearing | None
@@ -266,9 +268,9 @@ class Upkeep:
     """The upkeep of one queue's journal.
 
     Attributes:
-        attend_at, attend_empty_at: journal size (bytes) beyond which to call `attend`, when items
-            wait and when none does.
-        state: what is under way.
+        attend_at: journal size (bytes) beyond which to call `attend` if items wait.
+        attend_empty_at: the same, if no item waits.
+        state: what is being done.
     """
 
     def __init__(
@@ -282,17 +284,17 @@ class Upkeep:
         config: QueueConfig,
         write_now: Callable[[], None],
     ) -> None:
-        """Begin idle.
+        """Start idle.
 
         Args:
             journal: the queue's journal.
-            backlog: the items that wait.
+            backlog: the waiting items.
             reads: the open reads.
-            changes: what the journal has not got yet.
+            changes: the changes that are not in the journal yet.
             worker: where long work runs.
             clock: tells the time.
             config: the settings in force.
-            write_now: writes what the queue collected; raises JournalError.
+            write_now: writes the queue's collected records; raises JournalError.
         """
         self._name = journal.queue
         self._journal = journal
@@ -303,7 +305,7 @@ class Upkeep:
         self._clock = clock
         self._config = config
         self._write_now = write_now
-        # When memory is to hold less of the queue (monotonic seconds); None when it need not.
+        # When to trim memory (monotonic seconds); None if it need not be trimmed.
         self._trim_at: float | None = None
         self._rewrote_at: float | None = None
         self.state: State = Idle()
@@ -317,18 +319,19 @@ class Upkeep:
             self._look_again(0)
 
     def _look_again(self, size: int) -> None:
-        """Look again when the journal is a little larger than `size`."""
+        """Let `attend` be called when the journal is a little larger than `size`."""
         config = self._config
         least = min(config.default_journal_size, config.max_journal_size, config.max_memory_size)
         step = least // _STEPS
         self.attend_at = max(least, size + step)
         self.attend_empty_at = min(config.default_journal_size, config.max_memory_size)
         if not len(self._backlog):
-            # It was looked at as an empty one; while items wait that is still to come.
+            # The empty queue was just attended to. A queue with items must be attended to again
+            # as soon as it is empty.
             self.attend_empty_at = max(self.attend_empty_at, size + step)
 
     def _enter(self, state: State) -> None:
-        """Enter a state, and have the worker begin what that is about."""
+        """Enter a state, and let the worker begin its work."""
         self.state = state
         self.attend_at = self.attend_empty_at = NEVER
         match state:
@@ -338,7 +341,7 @@ class Upkeep:
                 sync = self._journal.sync_current
                 self._worker.run(lambda _pause: sync(), lambda error: self._synced(state, error))
             case Placing(work):
-                # What is asked for and short is done at once.
+                # If the journal is short, trim memory at once, when the settings are put in force.
                 is_short = self._trim_at is not None and self._journal.size <= AT_ONCE
                 worker = InlineWorker() if is_short else self._worker
                 worker.run(work.replacement.place, lambda error: self._placed(state, error))
@@ -346,13 +349,13 @@ class Upkeep:
                 self._worker.run(work.replacement.clear, lambda error: self._cleared(state, error))
 
     def _failed(self, verb: str, error: BaseException, then: Idle | Placing | Clearing) -> None:
-        """Take note that a step failed; have `then` entered later."""
+        """Handle a failed step: log it, and enter `then` after a delay."""
         log.warning("the journal of queue %s could not be %s: %s", self._name, verb, error)
-        # A disk may have room again soon; what cannot be read stays so.
+        # A disk may soon have room again; unreadable files are likely to stay unreadable.
         delay = RETRY if isinstance(error, OSError) else RETRY_UNREADABLE
         self._enter(Retrying(self._clock.monotonic() + delay, then))
 
-    # --- idle: what is to be done ---
+    # --- idle: deciding what to do ---
 
     @property
     def waits(self) -> bool:
@@ -375,7 +378,7 @@ class Upkeep:
         )
 
     def tick(self) -> None:
-        """Do what only time brings about: try again what failed, rewrite when the delay is over."""
+        """Do what is due by time: retry a failed step, or rewrite when the delay is over."""
         state = self.state
         if isinstance(state, Retrying):
             if self._clock.monotonic() < state.at:
@@ -385,7 +388,7 @@ class Upkeep:
             self.attend()
 
     def attend(self) -> None:
-        """Decide, and begin what is to be done. Everything must have been committed."""
+        """Decide what to do, and begin it. All changes must have been committed."""
         if not isinstance(self.state, Idle):
             return
         if self._journal.suspect:
@@ -442,10 +445,10 @@ class Upkeep:
     # --- rotating ---
 
     def _may_rotate(self) -> bool:
-        """Whether little of the current file is left to sync; if not, have the worker sync it.
+        """Whether little of the current file is left to sync; if not, let the worker sync it.
 
-        What is written meanwhile is looked at when it is done, and synced the same way if that is
-        much again: the queue never waits for more than `REST` bytes.
+        If much is written during that sync, the worker syncs again. So the queue never waits for
+        the sync of more than `REST` bytes.
         """
         if self._journal.unsynced > REST:
             self._enter(Syncing())
@@ -453,18 +456,18 @@ class Upkeep:
 
     def _synced(self, state: Syncing, error: BaseException | None) -> None:
         if self.state is not state:
-            return  # it was given up
+            return  # it was cancelled
         if error is not None:
             self._failed("synced", error, Idle())
             return
         self._enter(Idle())
-        # The next commit or tick finds out what is to be done now.
+        # Let the next commit or tick decide what to do now.
         self.attend_at = self.attend_empty_at = 0
 
     def _rotate(self) -> str | None:
-        """Have no more written to the files there are; return the last one's name.
+        """End the current file, see `FileJournal.end_file`; return the last rotated file's name.
 
-        None: it failed, and is to be tried again later.
+        None: it failed, and will be tried again later.
         """
         try:
             return self._journal.end_file(self._clock.now())
@@ -473,7 +476,7 @@ class Upkeep:
             return None
 
     def _rotate_full(self) -> None:
-        """Begin a new file because the current one is long; packs need to know of it."""
+        """Begin a new file because the current one is long; in read-behind, make a checkpoint."""
         rotated = self._rotate()
         if rotated is None:
             return
@@ -521,11 +524,11 @@ class Upkeep:
         return FromMemory(reads.dialect, reads.last_xid, tuple(reads.open.items()), items)
 
     def _replace_all(self, source: Source, *, cures: bool) -> None:
-        """Have all files but the current one replaced by `source`."""
+        """Begin to replace all files but the current one by `source`."""
         journal, backlog, reads = self._journal, self._backlog, self._reads
         if reads.dialect == "documented":
             reads.named = set(reads.open)
-        # All older files go, and with them the checkpoints.
+        # All older files are removed, so the checkpoints in them are useless.
         self._changes.places = None
         replacement = Replacement(journal.directory, self._name, list(journal.sizes), source)
         work = Rewrite(
@@ -540,7 +543,7 @@ class Upkeep:
         self._enter(Placing(work))
 
     def _pack(self) -> None:
-        """Have the files up to the newest checkpoint that was passed replaced."""
+        """Begin to replace the files up to the newest passed checkpoint."""
         journal, places = self._journal, self._changes.places
         checkpoint = places.passed(len(self._backlog.memory)) if places is not None else None
         if places is None or checkpoint is None:
@@ -555,7 +558,7 @@ class Upkeep:
         source = FromFiles(journal.directory, files, self._reads.dialect, live=live)
         journal.rewrites += 1
         log.info("packing %d files of queue %s", len(files), self._name)
-        # What is gone by later records stays gone only if those are on disk.
+        # The pack leaves out items that later records remove: sync those records before it is used.
         replacement = Replacement(journal.directory, self._name, files, source, journal.sync)
         self._enter(Placing(Pack(replacement, checkpoint)))
 
@@ -563,7 +566,7 @@ class Upkeep:
 
     def _placed(self, state: Placing, error: BaseException | None) -> None:
         if self.state is not state:
-            return  # it was given up
+            return  # it was cancelled
         work = state.work
         if error is None:
             error = self._switch(work)
@@ -573,7 +576,7 @@ class Upkeep:
             self._failed("replaced", error, state if work.replacement.is_placed else Idle())
 
     def _switch(self, work: Work) -> BaseException | None:
-        """Let the queue go on with the new file; say why it cannot."""
+        """Let the queue use the new file; return the error if it cannot."""
         journal, replacement = self._journal, work.replacement
         if self._backlog.reader_file in replacement.files:
             try:
@@ -586,7 +589,7 @@ class Upkeep:
         return None
 
     def _move_reader(self, work: Work) -> None:
-        """Let what is behind be read from the new file. Raises OSError, JournalError."""
+        """Read behind from the new file and later ones. Raises OSError, JournalError."""
         backlog, replacement = self._backlog, work.replacement
         later = [name for name in self._journal.files if name not in replacement.files]
         if isinstance(work, Rewrite):
@@ -596,12 +599,12 @@ class Upkeep:
                 files = [replacement.pack, *later]
                 backlog.move_reader(files, position, next_item - number)
                 return
-        # What it still has to read is in the file after those that are replaced.
+        # All items that are still to be read are in the files after the replaced ones.
         backlog.move_reader(later, 0, 0)
 
     def _cleared(self, state: Clearing, error: BaseException | None) -> None:
         if self.state is not state:
-            return  # it was given up
+            return  # it was cancelled
         if error is not None:
             self._failed("cleared", error, state)
             return
@@ -614,13 +617,13 @@ class Upkeep:
                 places.packed(checkpoint)
         self._enter(Idle())
 
-    # --- memory that is to hold less ---
+    # --- trimming memory ---
 
     def trim_memory(self) -> None:
-        """Have memory hold only what the settings allow, the newest items on disk only.
+        """Drop the newest items from memory, down to what the settings allow; keep them on disk.
 
-        Nobody knows where in the journal an item in memory stands. So the journal is rewritten,
-        and then it is known of every item in the new file.
+        Positions in the journal are not recorded for items in memory. So the journal is rewritten:
+        then the position of every item in the new file is known.
         """
         self._trim_at = self._clock.monotonic()
         if not self._changes.pending:
@@ -631,7 +634,7 @@ class Upkeep:
         return self._trim_at is not None and self._clock.monotonic() >= self._trim_at
 
     def _trim(self, work: Rewrite) -> None:
-        """Drop from memory what it may not hold, now that all there was is in one file."""
+        """Trim memory, now that all items of the old files are in the new file."""
         try:
             done = self._drop_newest(work)
         except (OSError, JournalError) as error:
@@ -640,10 +643,11 @@ class Upkeep:
         self._trim_at = None if done else self._clock.monotonic() + RETRY_UNREADABLE
 
     def _drop_newest(self, work: Rewrite) -> bool:
-        """Drop the newest items that memory holds; False if the new file does not have them.
+        """Drop the newest items from memory; return False if the new file does not have them.
 
-        Items are numbered as they stand in the new file; those that were added since go on from
-        there, in the files after it. Items that were given back since may stand at the head.
+        Items are numbered in the order of the new file; the numbers of items that were added since
+        continue from there, in the files after it. Items that were given back since may be at the
+        head, and are not in the new file's order.
         """
         self._write_now()
         backlog = self._backlog
@@ -662,12 +666,12 @@ class Upkeep:
         self._worker.let_go(backlog.trim(kept, files, position, first - number))
         return True
 
-    # --- the end ---
+    # --- removing the journal ---
 
     def begin_removal(self) -> Removal:
-        """Give up what is under way; return what removes the journal's files. Raises OSError.
+        """Cancel what is being done, and prepare to remove the journal's files. Raises OSError.
 
-        Nothing else is done to the journal then, unless `removal_failed`.
+        From now on nothing else is done to the journal, until `removal_failed` is called.
         """
         given_up = self.cancel()
         self._enter(Ending(given_up))
@@ -675,7 +679,7 @@ class Upkeep:
         return self._journal.begin_removal(self._clock.now(), left)
 
     def removal_failed(self) -> None:
-        """Look after the journal again: the queue stays."""
+        """Resume the upkeep, because the queue was not removed."""
         state = self.state
         self._journal.is_ending = False
         if not isinstance(state, Ending):
@@ -684,12 +688,12 @@ class Upkeep:
         if given_up is None or not given_up.work.replacement.is_placed:
             self._enter(Idle())
             return
-        # The new file stands for the old ones, which must not outlive it.
+        # The new file has replaced the old ones, so it must be completed.
         given_up.work.replacement.resume()
         self._enter(type(given_up)(given_up.work))
 
     def cancel(self) -> Placing | Clearing | None:
-        """Give up what is under way; return that, if it is a replacement."""
+        """Cancel what is being done; return its state if it is a replacement."""
         state = self.state.then if isinstance(self.state, Retrying) else self.state
         self._enter(Idle())
         if not isinstance(state, Placing | Clearing):

@@ -1,7 +1,7 @@
 """Readers that wait for an item, served in the order in which they began to wait.
 
-Exactly one of three things happens to a waiter: it is served, it is told why it cannot be, or it
-is cancelled. Deadlines are the caller's: it cancels.
+Exactly one of three things happens to a waiter: it is served, it is told why it cannot be served,
+or it is cancelled. The caller keeps the deadlines, and cancels.
 """
 
 import logging
@@ -26,10 +26,10 @@ class Waiter:
     """A waiting reader.
 
     Attributes:
-        wanted: what it wants.
-        callback: called with the item and its xid (0 unless opened); with None when the queue
-            went away.
-        failed: called instead when the item could not be taken, with the reason.
+        wanted: what to do with the item.
+        callback: called with the item and its xid (0 unless opened); with None if the queue was
+            closed.
+        failed: called instead, with the reason, if the item could not be taken.
     """
 
     __slots__ = ("callback", "failed", "wanted")
@@ -45,14 +45,14 @@ class Waiter:
         self.failed = failed
 
     def serve(self, record: bytes | None, xid: int) -> None:
-        """Hand over an item; an error of the reader's is logged and hurts nobody else."""
+        """Hand over an item; an exception of the reader is logged and affects nobody else."""
         try:
             self.callback(record, xid)
         except Exception:
             log.exception("a waiting reader was served, but could not be answered")
 
     def fail(self, error: Exception) -> None:
-        """Say that the item could not be taken."""
+        """Tell the reader that the item could not be taken."""
         if not isinstance(error, KestrelError):
             log.error("a waiting reader could not be served", exc_info=error)
             error = QueueUnavailable("internal error")
@@ -63,10 +63,10 @@ class Waiter:
 
 
 class Waiters:
-    """The waiting readers of one queue, first come first served.
+    """The waiting readers of one queue; first come, first served.
 
     Attributes:
-        line: those who wait, in order.
+        line: the waiting readers, in order.
     """
 
     __slots__ = ("line",)
@@ -79,12 +79,12 @@ class Waiters:
         self.line[waiter] = None
 
     def cancel(self, waiter: Waiter) -> bool:
-        """Take `waiter` out of the line; False when it was served already."""
+        """Take `waiter` out of the line; return False if it was already served."""
         if waiter not in self.line:
             return False
         del self.line[waiter]
         return True
 
     def pop(self) -> Waiter:
-        """Take the first out of the line."""
+        """Take the first reader out of the line."""
         return self.line.popitem(last=False)[0]

@@ -1,4 +1,4 @@
-"""Where long work on journals runs, so that queues go on meanwhile."""
+"""Where long work on journals runs, so that queues can be used meanwhile."""
 
 import contextlib
 import os
@@ -13,32 +13,32 @@ from typing import Final, Protocol, TypeVar
 from kestrelmq.clock import Pause, no_pause
 
 Job = Callable[[Pause], None]
-"""Long work; it calls what it is given after each short piece."""
+"""Long work; it calls its argument after each short piece."""
 Done = Callable[[BaseException | None], None]
 Result = TypeVar("Result")
 
 _PAUSE: Final = 100e-6
-"""Seconds; long enough that a thread that waits for the interpreter gets it."""
+"""Seconds; long enough for a thread that waits for the interpreter to get it."""
 _LONGEST_PAUSE: Final = 1e-3
 _FREED: Final = 1000
-"""Items that are freed at once, in less time than anybody notices."""
+"""Items that are freed at once; that takes a negligible time."""
 
 
 class Worker(Protocol):
-    """Runs one job after the other."""
+    """Runs jobs one after the other."""
 
     def run(self, job: Job, done: Done) -> None:
         """Run `job`, now or later; then call `done` in the owner's thread with its exception."""
 
     def let_go(self, items: deque[bytes]) -> None:
-        """Free items that nobody needs any more; there may be millions."""
+        """Free items that are no longer needed; there may be millions."""
 
     def close(self) -> None:
-        """Finish the jobs there are; what they report may be lost."""
+        """Finish the job that is running; other jobs, and what they report, may be lost."""
 
 
 class InlineWorker:
-    """Does everything at once, in the caller's thread."""
+    """Runs each job at once, in the caller's thread."""
 
     def run(self, job: Job, done: Done) -> None:
         """Run `job`, then call `done`."""
@@ -50,19 +50,19 @@ class InlineWorker:
         done(error)
 
     def let_go(self, items: deque[bytes]) -> None:
-        """Free them."""
+        """Free `items` at once."""
         items.clear()
 
     def close(self) -> None:
-        """Nothing is left to finish."""
+        """Do nothing: no job is left."""
 
 
 class ThreadWorker:
-    """Runs jobs in a thread of its own, which takes care to let others run.
+    """Runs jobs in a thread of its own, which lets other threads run.
 
-    The thread begins with the first job. It pauses after each piece of work for as long as that
-    took, so that the owner's thread, which needs the interpreter too, has at least half of it. When
-    a pause ends, it waits for a processor until the owner's thread leaves one.
+    The thread starts with the first job. After each piece of work it pauses for as long as that
+    took, so that the owner's thread, which needs the interpreter too, has it at least half of the
+    time. After a pause it waits until the owner's thread leaves a processor free.
     """
 
     def __init__(
@@ -72,12 +72,13 @@ class ThreadWorker:
         *,
         in_background: bool = True,
     ) -> None:
-        """Prepare; no thread begins yet.
+        """Prepare; no thread starts yet.
 
         Args:
-            call: from any thread, has its argument called in the thread of the queues.
-            name: the thread's.
-            in_background: whether its waking may wait; False where clients wait for each job.
+            call: from any thread, makes the owner's thread call its argument.
+            name: the thread's name.
+            in_background: whether the thread may be scheduled late; False if clients wait for each
+                job.
         """
         self._call = call
         self._name = name
@@ -87,7 +88,7 @@ class ThreadWorker:
         self._worked_from = 0.0
 
     def run(self, job: Job, done: Done) -> None:
-        """Run `job` in the thread, then have `done` called by the owner."""
+        """Run `job` in the thread, then let the owner's thread call `done`."""
 
         def finished(future: Future[None]) -> None:
             if not future.cancelled():
@@ -106,7 +107,7 @@ class ThreadWorker:
         return self._executor.submit(self._work, job)
 
     def let_go(self, items: deque[bytes]) -> None:
-        """Free them in the thread, in the pauses of what runs there."""
+        """Free `items` in the thread, in the pauses of its jobs."""
         if len(items) > _FREED:
             self._useless.append(items)
             # Without a thread, they are freed in the pauses of the next job.
@@ -114,7 +115,7 @@ class ThreadWorker:
                 self._submit(self._free_all)
 
     def close(self) -> None:
-        """Finish the jobs there are; what they report may be lost."""
+        """Finish the running job and drop the others; what they report may be lost."""
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
             self._executor = None
@@ -145,14 +146,14 @@ class ThreadWorker:
 
 
 def _interrupt_nobody() -> None:
-    """Have the system not take a processor from others whenever this thread wakes."""
+    """Tell the system not to preempt other threads whenever this one wakes."""
     if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def at_once(work: Generator[object, None, Result]) -> Result:
-    """Do work that yields where others may go on, without letting them; return its result."""
+    """Run a generator to its end, without letting others run at its yields; return its result."""
     while True:
         try:
             next(work)
