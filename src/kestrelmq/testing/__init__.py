@@ -1,1 +1,1 @@
-"""Tools for testing kestrelmq, and programs that use it."""
+"""Tools for testing kestrelmq and programs that use it."""

@@ -1,4 +1,4 @@
-"""A clock that only moves when it is told to, and the timers that hang on it."""
+"""A clock that moves only when it is told to, and timers that depend on it."""
 
 import heapq
 import itertools
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class FakeTimer:
-    """A call that waits for its time; `cancel` drops it, also when it was made already."""
+    """A call that is due at some time. `cancel` drops it, unless it was made already."""
 
     __slots__ = ("callback", "cancelled", "due")
 
@@ -21,7 +21,7 @@ class FakeTimer:
 
 
 class FakeClock:
-    """Wall and monotonic time that `advance` moves, running the timers that fall due, in order."""
+    """Wall and monotonic time that `advance` moves; timers that become due run in order."""
 
     __slots__ = ("_elapsed", "_order", "_start", "_timers")
 
@@ -40,7 +40,7 @@ class FakeClock:
         return self._elapsed
 
     def step(self, milliseconds: int) -> None:
-        """Move wall time alone, forwards or backwards, as an administrator would."""
+        """Move wall time only, forwards or backwards, as an administrator may."""
         self._start += milliseconds
 
     def call_later(self, delay: float, callback: Callable[[], object]) -> FakeTimer:

@@ -1,17 +1,17 @@
-"""A queue path that crashes where it is told to, and forgets what was not forced to disk.
+"""A queue path that crashes at a chosen step, and loses what was not forced to disk.
 
-`CrashingDirectory` does everything on a real directory and counts the steps: every change, and
-every point that the code under test names with `reached`. At the step that was asked for it
-raises `SimulatedCrash`, which nothing catches by accident. `survive` then writes to another
-directory what a machine would find when it comes up again:
+`CrashingDirectory` does everything in a real directory and counts the steps: every change, and
+every point that the code under test names with `reached`. At the chosen step it raises
+`SimulatedCrash`, which nothing catches by accident. `survive` then writes to another directory what
+a machine would find when it starts again:
 
-    KILLED         only the process ended: all that was written
-    POWER_LOST     file contents as of each file's last sync, names as of the directory's
-    NAMES_KEPT     contents as of each file's last sync, but all names: file systems order the two
-                   as they like
+    KILLED         only the process ended: everything that was written
+    POWER_LOST     file contents as of each file's last sync, names as of the directory's last sync
+    NAMES_KEPT     file contents as of each file's last sync, but all names: file systems write
+                   contents and names in any order
 
-It can also fail instead: `fail` says at which steps an OSError is raised, before anything is done;
-with `tears`, half of what was to be appended is written.
+It can also fail instead: `fail` tells at which steps to raise an OSError, before anything is done.
+With `tears`, half of the appended bytes are written first.
 """
 
 import errno
@@ -27,7 +27,7 @@ from kestrelmq.testing.real import RealDirectory, RealFile, SimulatedCrash
 
 
 class Loss(Enum):
-    """How much a crash takes along."""
+    """How much a crash loses."""
 
     KILLED = auto()
     POWER_LOST = auto()
@@ -36,7 +36,7 @@ class Loss(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Inode:
-    """A file, whatever it is called: a link to its bytes, and how many of them are safe."""
+    """A file, whatever its name: a link to its bytes, and how many of them are synced."""
 
     link: Path
     synced: int = 0
@@ -76,7 +76,7 @@ class CrashingFile(RealFile):
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     def sync(self) -> None:
-        """Make what was appended safe."""
+        """Count what was appended as synced."""
         self._directory.step(f"sync {self.file.name}")
         self._inode.synced = self.file.size
 
@@ -87,13 +87,17 @@ class CrashingDirectory(RealDirectory):
     Attributes:
         steps: how many steps there were.
         crash_at: the step to crash at, counted from 1; None for never.
-        crashed: what the step was that it crashed at.
-        fail: asked at each step whether it should fail, with an OSError.
-        tears: whether an append that fails leaves half of it for the file to cut off.
+        crashed: the name of the step at which it crashed.
+        fail: called at each step; returns whether the step should fail with an OSError.
+        tears: whether a failing append writes half of its bytes, for the file to cut off.
     """
 
     def __init__(self, path: Path, links: Path) -> None:
-        """`links` is an empty directory beside `path`, for the bytes of files without a name."""
+        """Use the directory `path`, and the empty directory `links` for links to all its files.
+
+        The links keep the bytes of files that have lost their names. `links` must be on the same
+        file system as `path`.
+        """
         super().__init__(path)
         self.steps = 0
         self.crash_at: int | None = None
@@ -132,7 +136,7 @@ class CrashingDirectory(RealDirectory):
         return inode
 
     def append_to(self, name: str) -> CrashingFile:
-        """Open `name` for appending; it is created if it is not there."""
+        """Open `name` for appending; it is created if it does not exist."""
         self.step(f"open {name}")
         file = self.appended_to(name)
         if name not in self._names:
@@ -140,14 +144,14 @@ class CrashingDirectory(RealDirectory):
         return CrashingFile(self, file, self._names[name])
 
     def create(self, name: str) -> CrashingFile:
-        """Open `name`, empty, for a file that is written once and closed."""
+        """Open `name`, truncated, to write it once and close it."""
         self.step(f"create {name}")
         file = self.created(name)
         self._names[name] = self._inode(name)
         return CrashingFile(self, file, self._names[name])
 
     def rename(self, old: str, new: str) -> None:
-        """Rename `old` to `new`, replacing it."""
+        """Rename `old` to `new`, replacing a file of that name."""
         self.step(f"rename {old}")
         self.disk.rename(old, new)
         self._names[new] = self._names.pop(old)
@@ -159,25 +163,25 @@ class CrashingDirectory(RealDirectory):
         self._names[new] = self._names[old]
 
     def remove(self, name: str) -> None:
-        """Delete `name`; no error when it is not there."""
+        """Delete `name`; no error if it does not exist."""
         self.step(f"remove {name}")
         self.disk.remove(name)
         self._names.pop(name, None)
 
     def truncate(self, name: str, size: int) -> None:
-        """Cut `name` to `size` bytes and make that safe."""
+        """Cut `name` to `size` bytes and count that as synced."""
         self.step(f"truncate {name}")
         self.disk.truncate(name, size)
         self._names[name].synced = size
 
     def sync_file(self, name: str) -> None:
-        """Make what is in `name` safe."""
+        """Count the content of `name` as synced."""
         self.step(f"sync {name}")
         inode = self._names[name]
         inode.synced = inode.link.stat().st_size
 
     def sync(self) -> None:
-        """Make created, renamed and removed names safe."""
+        """Count created, renamed and removed names as synced."""
         self.step("sync the directory")
         self._safe_names = dict(self._names)
 
@@ -190,7 +194,7 @@ class CrashingDirectory(RealDirectory):
             self.fail = fail
 
     def survive(self, loss: Loss, target: Path) -> None:
-        """Write to the new directory `target` what is left."""
+        """Write to the new directory `target` what the crash left."""
         target.mkdir()
         names = self._safe_names if loss is Loss.POWER_LOST else self._names
         for name, inode in names.items():

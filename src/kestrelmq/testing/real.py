@@ -1,4 +1,4 @@
-"""What `CrashingDirectory` and `RecordingDirectory` do not stand between: a directory on disk."""
+"""The common part of `CrashingDirectory` and `RecordingDirectory`: a real directory on disk."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -7,11 +7,11 @@ from kestrelmq.journal.files import DiskDirectory, DiskFile
 
 
 class SimulatedCrash(BaseException):
-    """The process ended here."""
+    """The simulated end of the process."""
 
 
 class RealFile:
-    """An append file of a `RealDirectory`, whose appends and syncs are watched."""
+    """An append file of a `RealDirectory`. Subclasses add `append` and `sync`."""
 
     def __init__(self, file: DiskFile) -> None:
         self.file = file
@@ -23,7 +23,7 @@ class RealFile:
 
     @property
     def is_torn(self) -> bool:
-        """Whether nothing can be appended any more, because a failed write left something."""
+        """Whether nothing can be appended any more, because a failed write had to be cut off."""
         return self.file.is_torn
 
     def settle(self) -> None:
@@ -31,7 +31,7 @@ class RealFile:
         self.file.settle()
 
     def renamed(self, name: str) -> None:
-        """Tell that the file is called `name` now."""
+        """Take note that the file is called `name` now."""
         self.file.renamed(name)
 
     def close(self) -> None:
@@ -40,11 +40,11 @@ class RealFile:
 
 
 class RealDirectory:
-    """A `Directory` whose changes are watched; it is read as it is.
+    """A `Directory` on disk. Subclasses add the operations that change it.
 
     Attributes:
         path: where it is.
-        disk: the directory.
+        disk: the directory on disk.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,27 +53,27 @@ class RealDirectory:
         self._opened: list[DiskFile] = []
 
     def names(self) -> list[str]:
-        """Return the names of all in it that is no directory."""
+        """Return the names in it, without those of directories."""
         return self.disk.names()
 
     def open(self, name: str) -> int:
-        """Open `name` to read it; return the descriptor."""
+        """Open `name` for reading; return the descriptor."""
         return self.disk.open(name)
 
     def recheck(self, names: Collection[str] | None) -> None:
-        """See whether files that are appended to are still there; None means all."""
+        """Check that the append files called `names` still exist; None means all append files."""
         self.disk.recheck(names)
 
     def refuse(self, reason: str | None) -> None:
-        """Let every step fail from now on, for that reason; None ends that."""
+        """Let every later operation fail with that reason; None allows them again."""
         self.disk.refuse(reason)
 
     def appended_to(self, name: str) -> DiskFile:
-        """Open `name` for appending, to be closed by `abandon` at the latest."""
+        """Open `name` for appending; `abandon` closes it at the latest."""
         return self._keep(self.disk.append_to(name))
 
     def created(self, name: str) -> DiskFile:
-        """Open `name`, empty: a new file, whatever had that name; otherwise as `appended_to`."""
+        """Create `name` as a new file, replacing any old one; `abandon` closes it at the latest."""
         self.disk.remove(name)
         return self._keep(self.disk.create(name))
 
@@ -82,6 +82,6 @@ class RealDirectory:
         return file
 
     def abandon(self) -> None:
-        """Release the files that a process which is gone had open."""
+        """Close the files that the ended process had open."""
         while self._opened:
             self._opened.pop().close()

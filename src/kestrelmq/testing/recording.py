@@ -1,22 +1,23 @@
-"""A queue path that records every change, and every state that a crash may leave of it.
+"""A queue path that records every change, and derives every state that a crash may leave.
 
-`RecordingDirectory` does everything on a real directory, forces nothing to disk, and notes each
-operation. `crash_states` derives from these notes what may be found after a crash, by the promises
-of POSIX and no others:
+`RecordingDirectory` does everything in a real directory, forces nothing to disk, and records each
+operation. `crash_states` derives from these operations what may be found after a crash. It relies
+on the guarantees of POSIX and no others:
 
-- A crash comes after any operation. If only the process ends, all that was done is there.
-- If the machine ends, what is in a file as of its last sync is there. Of what was done to it
-  since, in order, a prefix: with an append whole, cut at a few places, or absent; or the file has
-  its full length, and zeros from its last sync or from the end of any append on.
-- Names are as of the last sync of the directory. Of the operations on names since, those are there
-  that the file system had written: a prefix, or any others as long as two that share a name keep
-  their order. A rename is atomic.
-- Each file, and the names, lose what they lose independently of each other.
+- A crash may come after any operation. If only the process ends, the effects of all operations are
+  there.
+- If the machine fails, a file has its content as of its last sync, and a prefix of the operations
+  on it since: an append may be whole, cut at a few places, or absent. Or the file has its full
+  length, with zeros from its last sync on, or from the end of any append on.
+- Names are as of the last sync of the directory, plus those later operations on names that the file
+  system had written: a prefix, or any others, but two operations that share a name keep their
+  order. A rename is atomic.
+- Each file, and the names, lose operations independently of each other.
 
-Bounds (`Bounds`): where a record may be cut, how many sets of names, and how many mixtures of what
-several files lost; what exceeds the last two is left out, evenly. Not derived: zeros in the middle
-of an append, and pages that are written out of order, which a format without checksums cannot tell
-from data.
+`Bounds` limits where an append may be cut, how many sets of names there are, and how many
+combinations of file contents. Beyond the limits, evenly chosen ones are left out. Not derived:
+zeros in the middle of an append, and pages that are written out of order, which a format without
+checksums cannot distinguish from data.
 """
 
 import sys
@@ -39,8 +40,8 @@ class Operation:
     """A change of files.
 
     Attributes:
-        site: where in the package it was asked for, as `file.py:line`; "" when elsewhere.
-        caller: where the function that asked for it was called from, in the same form.
+        site: where in the package it was called, as `file.py:line`; "" if outside the package.
+        caller: where the function at `site` was called, in the same form.
     """
 
     site: str = field(default="", kw_only=True)
@@ -49,7 +50,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Create(Operation):
-    """A new empty file, told by its number, gets a name; another may lose it."""
+    """A new empty file, identified by its number, gets a name; another file may lose it."""
 
     name: str
     file: int
@@ -57,7 +58,7 @@ class Create(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Append(Operation):
-    """Bytes are added at the end of a file."""
+    """Bytes are appended to a file."""
 
     file: int
     data: bytes
@@ -73,7 +74,7 @@ class Cut(Operation):
 
 @dataclass(frozen=True, slots=True)
 class SyncFile(Operation):
-    """What is in a file is forced to disk."""
+    """The content of a file is forced to disk."""
 
     file: int
 
@@ -88,7 +89,7 @@ class Rename(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Link(Operation):
-    """A file, told by its number, gets a second name."""
+    """A file, identified by its number, gets a second name."""
 
     name: str
     file: int
@@ -108,23 +109,23 @@ class SyncNames(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Mark(Operation):
-    """No change: the scenario says something, for instance what was answered."""
+    """No change: a value that the test scenario records, for instance which reply was sent."""
 
     value: object
 
 
 NameOperation = Create | Rename | Link | Remove
 Contents = tuple[tuple[str, bytes], ...]
-"""The files of a directory by name, in order of the names."""
+"""The files of a directory as names and contents, sorted by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """How a state came about.
+    """A crash that leaves a given state.
 
     Attributes:
-        killed: only the process ended, and nothing was lost.
-        mark: what the scenario had said last; None when it had said nothing.
+        killed: whether only the process ended, so that nothing was lost.
+        mark: the last value that the scenario had recorded; None if none.
     """
 
     killed: bool
@@ -133,12 +134,12 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much is derived.
+    """Limits on how many states are derived.
 
     Attributes:
-        cuts: where an append of so many bytes may be cut; whole and absent come besides.
-        name_sets: so many sets of operations on names at most, at each moment.
-        mixtures: so many mixtures of file contents at most, for each of these sets.
+        cuts: returns where an append of a given size may be cut; it may also be whole or absent.
+        name_sets: most sets of operations on names, for each moment.
+        mixtures: most combinations of file contents, for each of these sets.
     """
 
     cuts: Callable[[int], Sequence[int]] = lambda size: sorted({1, size // 2, size - 1})
@@ -169,21 +170,22 @@ class RecordingFile(RealFile):
         self._directory.note(Append(self._number, bytes(data), **_where()))
 
     def sync(self) -> None:
-        """Note that what was appended is to be safe."""
+        """Record a sync of the file."""
         self._directory.check()
         self._directory.note(SyncFile(self._number, **_where()))
 
 
 class RecordingDirectory(RealDirectory):
-    """A `Directory` that notes what is done to it.
+    """A `Directory` that records the operations on it.
 
-    Names with a slash are files of a directory below, whose names count as safe.
+    Names with a slash are files of a subdirectory, whose names count as synced.
 
     Attributes:
-        operations: what was done, in order. What was in `path` before is safe, and not among them.
-        start: what was in `path` before.
-        crash_at: how many operations there are, marks included, when the process ends: the next one
-            is not done, and raises SimulatedCrash. None for never.
+        operations: what was done, in order. The initial content of `path` is synced, and not
+            included.
+        start: the initial content of `path`, by name.
+        crash_at: after how many operations, marks included, the process ends: the next one is not
+            done, and raises SimulatedCrash. None for never.
     """
 
     def __init__(self, path: Path) -> None:
@@ -196,16 +198,16 @@ class RecordingDirectory(RealDirectory):
         self._count = len(self.start)
 
     def note(self, operation: Operation) -> None:
-        """Note an operation that was done."""
+        """Record an operation that was done."""
         self.operations.append(operation)
 
     def check(self) -> None:
-        """Raise SimulatedCrash instead of an operation, when the process has ended."""
+        """Raise SimulatedCrash if the process has ended. Called before each operation."""
         if self.crash_at is not None and len(self.operations) >= self.crash_at:
             raise SimulatedCrash
 
     def mark(self, value: object) -> None:
-        """Note what the scenario says."""
+        """Record a value of the test scenario."""
         self.note(Mark(value))
 
     def _new(self, name: str, where: _Where) -> int:
@@ -215,7 +217,7 @@ class RecordingDirectory(RealDirectory):
         return number
 
     def _number(self, name: str, where: _Where) -> int:
-        """Return the number of a file; one that came from elsewhere is there and safe."""
+        """Return the number of a file; a file that came from elsewhere counts as synced."""
         number = self._numbers.get(name)
         if number is None:
             number = self._new(name, where)
@@ -224,7 +226,7 @@ class RecordingDirectory(RealDirectory):
         return number
 
     def append_to(self, name: str) -> RecordingFile:
-        """Open `name` for appending; it is created if it is not there."""
+        """Open `name` for appending; it is created if it does not exist."""
         self.check()
         known = self._numbers.get(name)
         file = self.appended_to(name)
@@ -232,12 +234,12 @@ class RecordingDirectory(RealDirectory):
         return RecordingFile(self, file, number)
 
     def create(self, name: str) -> RecordingFile:
-        """Open `name`, empty, for a file that is written once and closed."""
+        """Open `name`, truncated, to write it once and close it."""
         self.check()
         return RecordingFile(self, self.created(name), self._new(name, _where()))
 
     def rename(self, old: str, new: str) -> None:
-        """Rename `old` to `new`, replacing it."""
+        """Rename `old` to `new`, replacing a file of that name."""
         self.check()
         number = self._number(old, _where())
         self.disk.rename(old, new)
@@ -254,14 +256,14 @@ class RecordingDirectory(RealDirectory):
         self.note(Link(new, number, **_where()))
 
     def remove(self, name: str) -> None:
-        """Delete `name`; no error when it is not there."""
+        """Delete `name`; no error if it does not exist."""
         self.check()
         self.disk.remove(name)
         if self._numbers.pop(name, None) is not None:
             self.note(Remove(name, **_where()))
 
     def truncate(self, name: str, size: int) -> None:
-        """Cut `name` to `size` bytes and note that that is to be safe."""
+        """Cut `name` to `size` bytes; record that and a sync."""
         self.check()
         number = self._number(name, _where())
         with (self.path / name).open("r+b") as file:
@@ -270,26 +272,26 @@ class RecordingDirectory(RealDirectory):
         self.note(SyncFile(number, **_where()))
 
     def sync_file(self, name: str) -> None:
-        """Note that what is in `name` is to be safe."""
+        """Record a sync of `name`."""
         self.check()
         self.note(SyncFile(self._number(name, _where()), **_where()))
 
     def sync(self) -> None:
-        """Note that created, renamed and removed names are to be safe."""
+        """Record a sync of the directory."""
         self.check()
         self.note(SyncNames(**_where()))
 
     def reached(self, point: str) -> None:
-        """Do nothing: every moment counts."""
+        """Do nothing: a crash is derived after every operation anyway."""
 
     def abandon(self) -> None:
-        """Release the files that a process which is gone had open; the next one may begin."""
+        """Close the files that the ended process had open, so that another one may start."""
         self.crash_at = None
         super().abandon()
 
 
 def _where() -> _Where:
-    """Return where the package asked for an operation; "" where it was a test."""
+    """Return where the package called for an operation; "" if a test did."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 # there is no other way to a line
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
@@ -306,7 +308,7 @@ def _place(frame: FrameType | None) -> str:
 
 
 class _File:
-    """What a file may hold after a crash: what was synced, and what was done to it since."""
+    """What a file may contain after a crash: its synced content, and the changes since."""
 
     def __init__(self, content: bytes = b"") -> None:
         self.now = self._safe = content
@@ -324,7 +326,7 @@ class _File:
         self._since.clear()
 
     def possible(self, cuts: Callable[[int], Sequence[int]]) -> list[bytes]:
-        """Return what may be found, all that was done to it first, then what is safe."""
+        """Return the possible contents: first that with all changes, then the synced one."""
         if self._possible:
             return self._possible
         found = {self.now: None, self._safe: None}
@@ -358,9 +360,9 @@ def _apply(names: dict[str, int], operation: NameOperation) -> None:
 
 
 def _name_sets(unsafe: Sequence[NameOperation], limit: int) -> Iterator[tuple[int, ...]]:
-    """Yield which of the operations may have been written; first all, then prefixes, then others.
+    """Yield sets of operations that may have been written: first all, then prefixes, then others.
 
-    An operation needs those before it that share a name with it, and what these need.
+    An operation needs the earlier ones that share a name with it, and what those need.
     """
     count = len(unsafe)
     touched = [_touched(operation) for operation in unsafe]
@@ -393,7 +395,7 @@ def _closed(
 
 
 class _Disk:
-    """The files and names after some operations, and what of them is safe."""
+    """The files and names after some operations, and which part of them is synced."""
 
     def __init__(self, start: Mapping[str, bytes]) -> None:
         self.files = [_File(content) for content in start.values()]
@@ -443,13 +445,13 @@ class _Disk:
 
 
 def _mixtures(possible: Sequence[list[bytes]], limit: int) -> Iterator[tuple[bytes, ...]]:
-    """Yield combinations of one of each; when there are too many, an even choice of them."""
+    """Yield combinations of one content for each file; if there are too many, an even selection."""
     total = 1
     for one in possible:
         total *= len(one)
     step = -(-total // limit) if limit else 1
     while step > 1 and any(gcd(step, len(one)) > 1 for one in possible):
-        step += 1  # or else one file would never vary
+        step += 1  # otherwise the content of one file would never vary
     return islice(product(*possible), 0, None, step)
 
 
@@ -464,13 +466,13 @@ def crash_states(
     *,
     unread: Callable[[str], bool] = _nothing_is_unread,
 ) -> dict[Contents, dict[Crash, None]]:
-    """Return each state that a crash may leave, and how it comes about.
+    """Return each state that a crash may leave, with the crashes that leave it.
 
     Args:
         operations: what was done.
-        start: what was there before, by name.
+        start: the initial files, by name.
         bounds: how much to derive.
-        unread: names of files whose contents nobody will read; they are given as empty.
+        unread: whether nobody will read a file of that name; its content is given as empty.
     """
     disk = _Disk(dict(sorted(start.items())))
     mark: object = None
@@ -483,7 +485,7 @@ def crash_states(
             if isinstance(operation, Mark):
                 mark = operation.value
             disk.do(operation)
-        # A mark takes no time: what may be found before it may be found after it.
+        # A mark takes no time: the states before it are the same, and are recorded after it.
         if done < len(operations) and isinstance(operations[done], Mark) and not is_mark:
             continue
         found.setdefault(disk.as_killed(unread), {})[Crash(True, mark)] = None

@@ -1,4 +1,4 @@
-"""A worker whose jobs run when the test says so."""
+"""A worker whose jobs run when the test tells it to."""
 
 from collections import deque
 
@@ -6,7 +6,7 @@ from kestrelmq.engine.worker import Done, InlineWorker, Job
 
 
 class HeldWorker:
-    """Keeps its jobs until `step` runs one, so that a test decides what happens meanwhile."""
+    """Keeps its jobs until `step` runs one, so that a test decides what happens before."""
 
     def __init__(self) -> None:
         self._jobs: deque[tuple[Job, Done]] = deque()
@@ -19,17 +19,17 @@ class HeldWorker:
         self._jobs.append((job, done))
 
     def step(self) -> bool:
-        """Run the oldest job and report it; False when there is none."""
+        """Run the oldest job and report its result; return False if there is none."""
         if not self._jobs:
             return False
         InlineWorker().run(*self._jobs.popleft())
         return True
 
     def let_go(self, items: deque[bytes]) -> None:
-        """Free them."""
+        """Free `items` at once."""
         items.clear()
 
     def close(self) -> None:
-        """Run what is left, as a thread that is waited for would; it reports to nobody."""
+        """Run the jobs that are left, without reporting their results."""
         while self._jobs:
             InlineWorker().run(self._jobs.popleft()[0], lambda _error: None)
