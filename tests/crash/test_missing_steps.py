@@ -57,7 +57,7 @@ UNSEEN = {
     "journal/files.py write_file: directory.remove(name)": TEMPORARY,
     "journal/writer.py FileJournal.forget: self.directory.remove(begun)": TEMPORARY,
     "journal/writer.py FileJournal.probe: self.directory.remove(name)": TEMPORARY,
-    "journal/writer.py Removal.replace: directory.remove(self._pack)": (
+    "journal/writer.py JournalRemoval.replace: directory.remove(self._pack)": (
         "only after a sync that failed; tests/unit/engine/test_rotation.py"
     ),
     "engine/queue.py Queue.forget: self._directory.remove(file)": TEMPORARY,
@@ -83,8 +83,8 @@ UNSEEN_SWAPS = {
     (f"{SHARED} < begin", "FileJournal.rotate: self.directory.rename(old, rotated)"): ENDED,
     ("sync_file(files.queue)", "rename(files.queue, rotated_name(files.queue, stamp))"): ENDED,
     ("sync_file(existing.files[-1])", "rename(queue, rotated_name(queue, timestamp))"): ENDED,
-    ("rename(plan.queue, rotated)", "_rotate: directory.sync()"): FOLLOWER,
-    ("save_tail: directory.sync()", "rename(plan.queue, rotated)"): "another sync follows",
+    ("rename(queue_files.queue, rotated)", "_rotate: directory.sync()"): FOLLOWER,
+    ("save_tail: directory.sync()", "rename(queue_files.queue, rotated)"): "another sync follows",
     ("remove(name)", "Replacement._remove_old: self._directory.sync()"): (
         "the pack is there until the sync, and while it is, an old file means nothing"
     ),

@@ -19,7 +19,7 @@ from kestrelmq.journal.dump import entries
 from kestrelmq.journal.exchange import rows
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.names import QueuePlan, plan
+from kestrelmq.journal.names import QueueFiles, group_files
 from kestrelmq.journal.pack import pack
 from kestrelmq.journal.records import (
     Add,
@@ -135,9 +135,9 @@ def tried(action: Callable[[], T]) -> T | Verdict:
 
 def by_server(path: Path) -> Verdict:
     """Load the queue as a server does, and see what became of the files."""
-    last = plan(DiskDirectory(path).names()).queues[NAME].files[-1]
+    last = group_files(DiskDirectory(path).names()).queues[NAME].files[-1]
     before = (path / last).stat().st_size
-    loaded = tried(lambda: load_queue(DiskDirectory(path), plans(path), None, FakeClock(NOW)))
+    loaded = tried(lambda: load_queue(DiskDirectory(path), queue_files(path), None, FakeClock(NOW)))
     if isinstance(loaded, Verdict):
         return loaded
     state = loaded.state
@@ -153,9 +153,9 @@ def by_server(path: Path) -> Verdict:
     return Verdict(torn=torn, contents=found)
 
 
-def plans(path: Path) -> QueuePlan:
-    """Return the plan of the queue."""
-    return plan(DiskDirectory(path).names()).queues[NAME]
+def queue_files(path: Path) -> QueueFiles:
+    """Return the files of the queue."""
+    return group_files(DiskDirectory(path).names()).queues[NAME]
 
 
 def check_tools(path: Path, server: Verdict) -> None:
@@ -214,7 +214,9 @@ def summaries(tasks: Sequence[SummaryTask]) -> list[SegmentSummary]:
 
 def check_pack(path: Path, server: Verdict) -> None:
     """Compare what is left after packing, offline."""
-    packed = tried(lambda: pack(DiskDirectory(path), plans(path), "documented", FakeClock(NOW)))
+    packed = tried(
+        lambda: pack(DiskDirectory(path), queue_files(path), "documented", FakeClock(NOW))
+    )
     if server.damaged is not None:
         assert packed == server
         return

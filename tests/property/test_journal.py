@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.names import plan
+from kestrelmq.journal.names import group_files
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import (
     Add,
@@ -238,7 +238,7 @@ def test_replay_with_little_memory(files: list[list[Record]], limit: int) -> Non
         for number, records in enumerate(files):
             (path / f"q.{number}").write_bytes(journal(*records))
         directory = DiskDirectory(path)
-        spool = plan(directory.names()).queues["q"]
+        spool = group_files(directory.names()).queues["q"]
         state = load_queue(directory, spool, limit, FakeClock(NOW)).state
         found = contents(list(state.memory))
         assert state.items == len(model.queue)
@@ -273,7 +273,7 @@ def test_any_cut_keeps_what_is_whole(records: list[Record], choices: st.DataObje
         path = Path(name)
         (path / "q").write_bytes(journal[:cut])
         directory = DiskDirectory(path)
-        spool = plan(directory.names()).queues["q"]
+        spool = group_files(directory.names()).queues["q"]
         state = load_queue(directory, spool, None, FakeClock(NOW)).state
         assert contents(list(state.memory)) == model.contents
         if is_ended:

@@ -16,10 +16,10 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine import upkeep
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
-from kestrelmq.journal.exchange import Row, import_rows, rows
+from kestrelmq.journal.exchange import ExportRow, import_rows, rows
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.names import plan
+from kestrelmq.journal.names import group_files
 from kestrelmq.journal.pack import pack
 from kestrelmq.journal.records import (
     Add,
@@ -131,7 +131,7 @@ def test_what_others_wrote(files: list[list[Record]], limit: int | None) -> None
             check_all_agree({NAME: output.read_bytes()}, expected)
         directory = DiskDirectory(path)
         state = load_queue(
-            directory, plan(directory.names()).queues[NAME], limit, FakeClock()
+            directory, group_files(directory.names()).queues[NAME], limit, FakeClock()
         ).state
         if state.behind is not None:
             state.behind.close()
@@ -168,10 +168,10 @@ def test_packed_files_and_what_follows(files: list[list[Record]], later: list[Re
         write(path, files)
         directory = DiskDirectory(path)
         for dialect in ("kestrel-2", *DIALECTS[:1]):
-            pack(directory, plan(directory.names()).queues[NAME], dialect, FakeClock(NOW))
+            pack(directory, group_files(directory.names()).queues[NAME], dialect, FakeClock(NOW))
             written = contents(path)
             check_all_agree(written, replayed(written, NAME, keeps_xid=True))
-        import_rows(directory, [Row(NAME, 0, b"more", NOW, 0)], FakeClock(NOW), append=True)
+        import_rows(directory, [ExportRow(NAME, 0, b"more", NOW, 0)], FakeClock(NOW), append=True)
         written = contents(path)
         check_all_agree(written, replayed(written, NAME, keeps_xid=True))
         for drawn in later:

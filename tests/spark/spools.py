@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from kestrelmq.clock import SystemClock
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.names import plan
+from kestrelmq.journal.names import group_files
 from kestrelmq.journal.records import (
     Add,
     AddX,
@@ -51,7 +51,7 @@ def load(spool: Path) -> dict[str, list[Loaded]]:
         directory = DiskDirectory(copy)
         return {
             queue: _items(load_queue(directory, found, None, SystemClock()).state)
-            for queue, found in plan(directory.names()).queues.items()
+            for queue, found in group_files(directory.names()).queues.items()
         }
 
 

@@ -10,7 +10,7 @@ from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue, remove_left_over
-from kestrelmq.journal.names import plan
+from kestrelmq.journal.names import group_files
 from kestrelmq.journal.records import item, item_data, unremove
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.recording import (
@@ -149,7 +149,7 @@ class Checker:
 def _load(directory: RecordingDirectory) -> _Loaded:
     """Load every queue as a server does, and add an item to each."""
     clock = FakeClock()
-    spool = plan(directory.names())
+    spool = group_files(directory.names())
     remove_left_over(directory, spool.dead)
     found: dict[str, Items] = {}
     journals = []
@@ -185,7 +185,7 @@ def _server(spool: Path) -> ServerConfig:
 def _check_nothing_is_lost(before: Contents, after: Contents) -> None:
     """What is cut off the end of a file must be in another one."""
     files = [data for name, data in after if not is_unread(name)]
-    dead = [name for queue in plan(dict(before)).queues.values() for name in queue.dead]
+    dead = [name for queue in group_files(dict(before)).queues.values() for name in queue.dead]
     for name, data in before:
         if "~~" in name or name in dead or any(one.startswith(data) for one in files):
             continue

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kestrelmq.journal.exchange import Row, import_rows
+from kestrelmq.journal.exchange import ExportRow, import_rows
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.pack import pack
 from kestrelmq.journal.records import Remove, RemoveTentative, StateDump, encode
@@ -70,12 +70,12 @@ def items(*numbers: int) -> Items:
 def packs(directory: RecordingDirectory | CrashingDirectory) -> None:
     """Pack the queue."""
     (one,) = select([directory.path])
-    pack(directory, one.plan, "documented", FakeClock())
+    pack(directory, one.all_files, "documented", FakeClock())
 
 
 def imports(directory: RecordingDirectory | CrashingDirectory) -> None:
     """Add two items to the queue."""
-    rows = [Row("jobs", number, b"%d" % number, NOW, 0) for number in (8, 9)]
+    rows = [ExportRow("jobs", number, b"%d" % number, NOW, 0) for number in (8, 9)]
     import_rows(directory, rows, FakeClock(), append=True)
 
 
@@ -88,7 +88,7 @@ def repairs(directory: RecordingDirectory | CrashingDirectory) -> None:
 def loads(directory: RecordingDirectory) -> None:
     """Load the queue and add an item, as a server does."""
     (one,) = select([directory.path])
-    loaded = load_queue(directory, one.plan, None, FakeClock())
+    loaded = load_queue(directory, one.all_files, None, FakeClock())
     loaded.journal.open()
     loaded.journal.append(numbered(9))
     loaded.journal.close()

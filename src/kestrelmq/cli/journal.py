@@ -21,8 +21,8 @@ from kestrelmq.journal.exchange import import_rows
 from kestrelmq.journal.files import DiskDirectory, QueuePathLock, is_locked, make_queue_path
 from kestrelmq.journal.pack import pack as pack_queue
 from kestrelmq.journal.repair import repair as repair_queue
-from kestrelmq.journal.selection import Selected, select, steady, whole_queues
-from kestrelmq.journal.verify import Report
+from kestrelmq.journal.selection import SelectedQueue, select, steady, whole_queues
+from kestrelmq.journal.verify import VerifyReport
 from kestrelmq.journal.verify import verify as verify_queue
 from kestrelmq.units import format_size
 
@@ -106,7 +106,7 @@ def dump(
                     failures.add(selected)
 
 
-def _dump_records(selected: Selected, *, data: bool, raw: bool, as_json: bool) -> None:
+def _dump_records(selected: SelectedQueue, *, data: bool, raw: bool, as_json: bool) -> None:
     for entry in dumping.entries(selected, with_data=data or raw or as_json):
         added = dumping.added_data(entry.record)
         if raw:
@@ -121,7 +121,7 @@ def _dump_records(selected: Selected, *, data: bool, raw: bool, as_json: bool) -
     sys.stdout.flush()
 
 
-def _print_summary(report: Report) -> None:
+def _print_summary(report: VerifyReport) -> None:
     records = sum(report.operations.values())
     print(
         f"{report.queue}: {records} records in {format_size(report.size)}; {report.items} items of "
@@ -193,7 +193,9 @@ def pack(
             for one in chosen:
                 size = one.size
                 with failures.of(one):
-                    done = pack_queue(DiskDirectory(path), one.plan, dialect.value, SystemClock())
+                    done = pack_queue(
+                        DiskDirectory(path), one.all_files, dialect.value, SystemClock()
+                    )
                     print(
                         f"{done.queue}: {done.items} items, {done.open_reads} open reads; "
                         f"{format_size(done.before)} before, {format_size(done.after)} after"
@@ -221,7 +223,7 @@ def export(
     """  # noqa: D301 # \b is for the help
     chosen = whole_queues(_chosen(paths, queue))
 
-    def everything(bar: "ByteProgress") -> Iterator[exchange.Row]:
+    def everything(bar: "ByteProgress") -> Iterator[exchange.ExportRow]:
         for one in chosen:
             size = one.size
             with steady(one):
@@ -261,7 +263,7 @@ def import_(
             print(f"{name}: {number} items")
 
 
-def _read(file: Path, now: int) -> Iterator[exchange.Row]:
+def _read(file: Path, now: int) -> Iterator[exchange.ExportRow]:
     if file.suffix == ".parquet":
         yield from exchange.read_parquet(file, now)
         return
@@ -276,7 +278,7 @@ def _read(file: Path, now: int) -> Iterator[exchange.Row]:
 
 def _chosen(
     paths: Sequence[Path], queues: list[str] | None, *, warn: bool = True
-) -> list[Selected]:
+) -> list[SelectedQueue]:
     chosen = select(paths, queues or [])
     if warn:
         for path in sorted({one.path for one in chosen}):
@@ -312,12 +314,12 @@ class _Failures:
         self._damaged: set[str] = set()
         self._unusable: set[str] = set()
 
-    def add(self, one: Selected) -> None:
+    def add(self, one: SelectedQueue) -> None:
         """Note that a queue is damaged."""
         self._damaged.add(str(one.path / one.queue))
 
     @contextmanager
-    def of(self, one: Selected) -> Iterator[None]:
+    def of(self, one: SelectedQueue) -> Iterator[None]:
         """Print an error about a queue that the `with` block raises, note it, and continue."""
         try:
             yield

@@ -17,7 +17,7 @@ from kestrelmq.journal.memory import limit_for_now
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.writer import FileJournal, Follower, NoJournal
+from kestrelmq.journal.writer import FileJournal, JournalFollower, NoJournal
 
 READ_AHEAD: Final = 256 << 10
 """Bytes of records read back from the journal at once: a short time even for tiny records."""
@@ -110,7 +110,7 @@ class Behind:
         self.reader.close()
 
 
-class Backlog(Follower):
+class Backlog(JournalFollower):
     """The waiting items. The hot path uses the attributes directly.
 
     Attributes:

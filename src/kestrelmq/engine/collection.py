@@ -31,7 +31,7 @@ from kestrelmq.journal.files import (
     make_queue_path,
 )
 from kestrelmq.journal.loading import Pace, load_queue, remove_left_over
-from kestrelmq.journal.names import LEFT, QueuePlan, plan, temporary_name
+from kestrelmq.journal.names import LEFT, QueueFiles, group_files, temporary_name
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.names import queue_name_error
@@ -86,10 +86,10 @@ class QueueCollection:
 
     def open(self) -> None:
         """Take the queue path and load every queue in it. Raises as `begin`."""
-        for queue_plan in self.begin():
-            self.admit(queue_plan.queue, self.load(queue_plan))
+        for queue_files in self.begin():
+            self.admit(queue_files.queue, self.load(queue_files))
 
-    def begin(self) -> list[QueuePlan]:
+    def begin(self) -> list[QueueFiles]:
         """Take the queue path; return the queues to `load` and then `admit`, in order.
 
         Raises:
@@ -98,19 +98,19 @@ class QueueCollection:
         """
         make_queue_path(self._directory.path)
         self._lock.acquire()
-        spool = plan(self._directory.names())
-        for warning in config_warnings(self.config, spool.queues):
+        found = group_files(self._directory.names())
+        for warning in config_warnings(self.config, found.queues):
             log.warning("%s", warning)
-        for name in spool.unknown:
+        for name in found.unknown:
             log.warning("%s is no journal; it is left alone", self._directory.path / name)
         for name in directory_names(self._directory.path):
             if queue_name_error(name) is None:
                 log.warning("%s is a directory, not a queue", self._directory.path / name)
-        remove_left_over(self._directory, spool.dead)
+        remove_left_over(self._directory, found.dead)
         write_directories.remove_all(self._directory.path)
-        for name in spool.queues:
+        for name in found.queues:
             self.loading.expect(name)
-        return in_order(self._directory.path, spool.queues.values())
+        return in_order(self._directory.path, found.queues.values())
 
     def check_path(self, names: Collection[str] | None = ()) -> None:
         """Check that the queue path, and files in it, still exist; see `PathGuard.check`."""
@@ -124,19 +124,19 @@ class QueueCollection:
     def _everything(self) -> list[Queue]:
         return [*self.queues.values(), *self._masked.values()]
 
-    def load(self, queue_plan: QueuePlan, pace: Pace | None = None) -> Queue | QueueUnavailable:
+    def load(self, queue_files: QueueFiles, pace: Pace | None = None) -> Queue | QueueUnavailable:
         """Load a queue from its files; return it, or why it cannot be loaded; from any thread.
 
         `pace` is called after each piece of work; an exception that it raises ends the loading.
         """
-        name = queue_plan.queue
+        name = queue_files.queue
         config = effective_settings(self.config, name)
         if not config.keep_journal:
             log.warning("queue %s keeps no journal; its files are left alone", name)
             return self._new_queue(name, config)
         try:
             memory = config.max_memory_size
-            found = load_queue(self._directory, queue_plan, memory, self._clock, pace)
+            found = load_queue(self._directory, queue_files, memory, self._clock, pace)
         except (JournalError, OSError) as error:
             return _cannot_be_loaded(name, error)
         # The journal is not open yet, so a change of its dialect has to wait.
@@ -598,7 +598,7 @@ class QueueCollection:
         first. Then the others are renamed, the newest first, each on disk before the next one: so a
         crash leaves an older state of the old journal.
         """
-        found = plan(self._directory.names()).queues.get(name)
+        found = group_files(self._directory.names()).queues.get(name)
         if found is None:
             return
         now = self._clock.now()

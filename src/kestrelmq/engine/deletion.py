@@ -21,7 +21,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import InlineWorker, Worker
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import UnnamedFiles
-from kestrelmq.journal.writer import Removal
+from kestrelmq.journal.writer import JournalRemoval
 
 Deleted = Callable[[JournalError | None], None]
 """Called with the reason why a queue was not deleted; with None if it was deleted."""
@@ -79,7 +79,7 @@ class Deletions:
             worker.run(removal.replace, partial(self._replaced, queue, removal, worker))
 
     def _replaced(
-        self, queue: Queue, removal: Removal, worker: Worker, error: BaseException | None
+        self, queue: Queue, removal: JournalRemoval, worker: Worker, error: BaseException | None
     ) -> None:
         if error is not None:
             self._failed(queue, error)
@@ -92,7 +92,7 @@ class Deletions:
             lambda _error: self._removed(queue, removal, unnamed),
         )
 
-    def _removed(self, queue: Queue, removal: Removal, unnamed: UnnamedFiles) -> None:
+    def _removed(self, queue: Queue, removal: JournalRemoval, unnamed: UnnamedFiles) -> None:
         if self._newest.get(queue.name) == removal.newest:
             del self._newest[queue.name]
         if unnamed:
@@ -105,7 +105,7 @@ class Deletions:
             self._stays(queue)
         self._tell(queue, failure)
 
-    def _end(self, queue: Queue, removal: Removal | None) -> None:
+    def _end(self, queue: Queue, removal: JournalRemoval | None) -> None:
         if removal is not None:
             self._newest[queue.name] = removal.newest
         queue.drop()

@@ -6,11 +6,11 @@ child that is still loading, because items added to the master must reach the ch
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.journal.names import QueuePlan
+from kestrelmq.journal.names import QueueFiles
 from kestrelmq.names import master_of
 
 
@@ -77,20 +77,19 @@ def family_of(name: str) -> str:
     return master_of(name) or name
 
 
-def in_order(path: Path, plans: Iterable[QueuePlan]) -> list[QueuePlan]:
+def in_order(path: Path, queues: Collection[QueueFiles]) -> list[QueueFiles]:
     """Return queues in the order of loading: short ones first, children before their master.
 
     A master and its children count as one, because they can only be used together.
     """
     size: Counter[str] = Counter()
-    queues = list(plans)
-    for plan in queues:
-        for name in plan.present:
+    for files in queues:
+        for name in files.present:
             with contextlib.suppress(OSError):  # loading it will report what is wrong
-                size[family_of(plan.queue)] += (path / name).stat().st_size
+                size[family_of(files.queue)] += (path / name).stat().st_size
 
-    def place(plan: QueuePlan) -> tuple[int, str, bool]:
-        family = family_of(plan.queue)
-        return size[family], family, plan.queue == family
+    def place(files: QueueFiles) -> tuple[int, str, bool]:
+        family = family_of(files.queue)
+        return size[family], family, files.queue == family
 
     return sorted(queues, key=place)

@@ -46,9 +46,9 @@ from kestrelmq.journal.records import (
     save_xid,
     unremove,
 )
-from kestrelmq.journal.replacement import FromMemory
+from kestrelmq.journal.replacement import MemorySource
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.writer import Dialect, FileJournal, NoJournal, Removal
+from kestrelmq.journal.writer import Dialect, FileJournal, JournalRemoval, NoJournal
 
 _ABORT_AGAIN: Final = 1.0
 """Seconds after a failure until overdue reads are given back again."""
@@ -1077,7 +1077,7 @@ class Queue(Committable):
         """What runs long work on the journal."""
         return self._commits.worker
 
-    def begin_removal(self) -> Removal | None:
+    def begin_removal(self) -> JournalRemoval | None:
         """Prepare to remove the journal, if there is one; the queue can still be used for now.
 
         Call `drop` or `removal_failed` afterwards. Raises OSError; then call `removal_failed`, too.
@@ -1135,7 +1135,7 @@ class Queue(Committable):
         self.write_now()
         reads, dialect = self.reads, config.journal_dialect
         name = temporary_name(self.name, NEXT, self._clock.now())
-        contents = FromMemory(
+        contents = MemorySource(
             dialect, reads.last_xid, tuple(reads.open.items()), self.backlog.memory
         )
         journal = FileJournal(directory, self.name, {}, dialect if reads.open else None)

@@ -14,7 +14,7 @@ from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.journal.names import QueuePlan
+from kestrelmq.journal.names import QueueFiles
 
 _PIECE: Final = 250e-6
 """Seconds of work between pauses while others serve; shorter pieces would mean mostly pauses."""
@@ -63,14 +63,15 @@ class StartUp:
             QueuePathLocked: another server uses it.
             OSError: it cannot be created or read.
         """
-        plans = self._collection.begin()
-        self._left = len(plans)
-        if not plans:
+        queues = self._collection.begin()
+        self._left = len(queues)
+        if not queues:
             self._done()
-        for plan in plans:
+        for queue_files in queues:
             found: list[Queue | QueueUnavailable] = []
             self._worker.run(
-                partial(self._load, plan, found), partial(self._loaded, plan.queue, found)
+                partial(self._load, queue_files, found),
+                partial(self._loaded, queue_files.queue, found),
             )
 
     def stop(self) -> None:
@@ -80,7 +81,9 @@ class StartUp:
 
     # --- in the thread ---
 
-    def _load(self, plan: QueuePlan, found: list[Queue | QueueUnavailable], pause: Pause) -> None:
+    def _load(
+        self, queue_files: QueueFiles, found: list[Queue | QueueUnavailable], pause: Pause
+    ) -> None:
         worked_from = self._clock.monotonic()
 
         def pace() -> bool:
@@ -92,7 +95,7 @@ class StartUp:
                 worked_from = self._clock.monotonic()
             return self.gently
 
-        found.append(self._collection.load(plan, pace))
+        found.append(self._collection.load(queue_files, pace))
 
     # --- in the owner's thread ---
 

@@ -50,14 +50,14 @@ from kestrelmq.engine.worker import InlineWorker, Worker
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import ADD_XID_HEADER, ADDX_HEADER
 from kestrelmq.journal.replacement import (
-    Expected,
-    FromFiles,
-    FromMemory,
-    Live,
+    ContentSource,
+    ExpectedContents,
+    FilesSource,
+    LiveContents,
+    MemorySource,
     Replacement,
-    Source,
 )
-from kestrelmq.journal.writer import FileJournal, Removal
+from kestrelmq.journal.writer import FileJournal, JournalRemoval
 
 log = logging.getLogger(__name__)
 
@@ -500,7 +500,7 @@ class Upkeep:
             return
         journal.rewrites += 1
         log.info("rewriting the journal of queue %s, %d bytes", self._name, journal.size)
-        source: Source
+        source: ContentSource
         if (
             self._trim_at is None
             and backlog.behind is None
@@ -509,21 +509,21 @@ class Upkeep:
         ):
             source = self._at_hand(tuple(backlog.memory))
         else:
-            expected = Expected(
+            expected = ExpectedContents(
                 len(backlog),
                 backlog.size,
                 frozenset(reads.open),
                 reads.last_xid if reads.dialect == "documented" else None,
             )
             files = list(journal.sizes)
-            source = FromFiles(journal.directory, files, reads.dialect, expected=expected)
+            source = FilesSource(journal.directory, files, reads.dialect, expected=expected)
         self._replace_all(source, cures=cures)
 
-    def _at_hand(self, items: tuple[bytes, ...]) -> FromMemory:
+    def _at_hand(self, items: tuple[bytes, ...]) -> MemorySource:
         reads = self._reads
-        return FromMemory(reads.dialect, reads.last_xid, tuple(reads.open.items()), items)
+        return MemorySource(reads.dialect, reads.last_xid, tuple(reads.open.items()), items)
 
-    def _replace_all(self, source: Source, *, cures: bool) -> None:
+    def _replace_all(self, source: ContentSource, *, cures: bool) -> None:
         """Begin to replace all files but the current one by `source`."""
         journal, backlog, reads = self._journal, self._backlog, self._reads
         if reads.dialect == "documented":
@@ -549,13 +549,13 @@ class Upkeep:
         if places is None or checkpoint is None:
             raise AssertionError("the policy packs only where a checkpoint was passed")
         early, fresh, place = places.live_places(), places.fresh, checkpoint.place
-        live = Live(
+        live = LiveContents(
             checkpoint.first_live(early, fresh),
             lambda index: place(index) >= fresh or place(index) in early,
             frozenset(xid for xid, at in checkpoint.opened.items() if at in early),
         )
         files = self._files_to(checkpoint.file)
-        source = FromFiles(journal.directory, files, self._reads.dialect, live=live)
+        source = FilesSource(journal.directory, files, self._reads.dialect, live=live)
         journal.rewrites += 1
         log.info("packing %d files of queue %s", len(files), self._name)
         # The pack leaves out items that later records remove: sync those records before it is used.
@@ -668,7 +668,7 @@ class Upkeep:
 
     # --- removing the journal ---
 
-    def begin_removal(self) -> Removal:
+    def begin_removal(self) -> JournalRemoval:
         """Cancel what is being done, and prepare to remove the journal's files. Raises OSError.
 
         From now on nothing else is done to the journal, until `removal_failed` is called.

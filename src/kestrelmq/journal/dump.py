@@ -24,12 +24,12 @@ from kestrelmq.journal.records import (
     Unremove,
 )
 from kestrelmq.journal.scanning import data_size, decode_whole, scan
-from kestrelmq.journal.selection import Selected
+from kestrelmq.journal.selection import SelectedQueue
 from kestrelmq.journal.walk import Walk, find_records
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DumpEntry:
     """A record and where it is.
 
     Attributes:
@@ -47,7 +47,7 @@ class Entry:
     is_replayed: bool
 
 
-def entries(selected: Selected, *, with_data: bool = True) -> Iterator[Entry]:
+def entries(selected: SelectedQueue, *, with_data: bool = True) -> Iterator[DumpEntry]:
     """Yield every record of the files, in order; with the data only if `with_data`.
 
     A record cut short at the end of the last file is left out, as are zeros there.
@@ -69,7 +69,7 @@ def entries(selected: Selected, *, with_data: bool = True) -> Iterator[Entry]:
                     for start, end in pairwise((*batch.starts, batch.end)):
                         yield _entry(name, buffer, start, end, with_data, is_replayed=not number)
                 if not number:
-                    walk.end(path)
+                    walk.checked_end(path)
 
 
 def _entry(
@@ -80,9 +80,9 @@ def _entry(
     with_data: bool,  # noqa: FBT001
     *,
     is_replayed: bool,
-) -> Entry:
+) -> DumpEntry:
     record = decode_whole(buffer, start, end, with_data=with_data)
-    return Entry(name, start, record, data_size(buffer, start, end), is_replayed)
+    return DumpEntry(name, start, record, data_size(buffer, start, end), is_replayed)
 
 
 def added_data(record: Record) -> bytes | None:
@@ -94,7 +94,7 @@ def added_data(record: Record) -> bytes | None:
             return None
 
 
-def describe(entry: Entry) -> str:
+def describe(entry: DumpEntry) -> str:
     """Return a record as one line, without its data."""
     told = _describe(entry.record, entry.size)
     return told if entry.is_replayed else f"{told} (not replayed)"
@@ -135,7 +135,7 @@ def _describe(record: Record, size: int) -> str:  # one case for each kind
             return f"REMOVE_TENTATIVE_XID {xid}"
 
 
-def as_json(queue: str, entry: Entry) -> str:
+def as_json(queue: str, entry: DumpEntry) -> str:
     """Return a record as a line of JSON; data that is not UTF-8 is in `data_base64`."""
     import base64  # noqa: PLC0415 # only here
 

@@ -23,14 +23,14 @@ from kestrelmq.journal.files import Directory, FileWriter, mapped
 from kestrelmq.journal.loading import fold, load_queue
 from kestrelmq.journal.names import (
     NEXT,
-    QueuePlan,
+    QueueFiles,
+    group_files,
     later_timestamp,
-    plan,
     rotated_name,
     temporary_name,
 )
 from kestrelmq.journal.records import item, item_add_time, item_data, item_expiry
-from kestrelmq.journal.selection import Selected
+from kestrelmq.journal.selection import SelectedQueue
 from kestrelmq.journal.walk import WINDOW
 from kestrelmq.names import queue_name_error
 
@@ -40,7 +40,7 @@ _MEMORY: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ExportRow:
     """An item of a queue."""
 
     queue: str
@@ -55,7 +55,7 @@ class Row:
         return item(self.add_time, self.expiry, self.data)
 
 
-def rows(selected: Selected) -> Iterator[Row]:
+def rows(selected: SelectedQueue) -> Iterator[ExportRow]:
     """Yield the items of a queue, as a server would load it.
 
     Raises:
@@ -79,7 +79,7 @@ def rows(selected: Selected) -> Iterator[Row]:
         if not records:
             break
         for record in records:
-            yield Row(
+            yield ExportRow(
                 selected.queue,
                 number,
                 item_data(record),
@@ -91,7 +91,7 @@ def rows(selected: Selected) -> Iterator[Row]:
         state.behind.close()
 
 
-def to_json(row: Row) -> str:
+def to_json(row: ExportRow) -> str:
     """Return a row as a line of JSON; data that is not UTF-8 is in `data_base64`."""
     fields: dict[str, object] = {"queue": row.queue, "position": row.position}
     try:
@@ -102,7 +102,7 @@ def to_json(row: Row) -> str:
     return json.dumps(fields, ensure_ascii=False)
 
 
-def from_json(line: str | bytes, number: int, now: int) -> Row:
+def from_json(line: str | bytes, number: int, now: int) -> ExportRow:
     """Return the row of line `number`; `add_time` (default `now`) and `expiry` are optional.
 
     Raises:
@@ -121,7 +121,7 @@ def from_json(line: str | bytes, number: int, now: int) -> Row:
         raise JournalError(f"line {number}: not a row of an export: {error!r}") from None
 
 
-def _row(queue: object, number: int, data: bytes, added: object, expiry: object) -> Row:
+def _row(queue: object, number: int, data: bytes, added: object, expiry: object) -> ExportRow:
     if not isinstance(queue, str):
         raise TypeError("the queue is no text")
     problem = queue_name_error(queue)
@@ -131,14 +131,14 @@ def _row(queue: object, number: int, data: bytes, added: object, expiry: object)
         raise TypeError("times are whole milliseconds")
     if not (0 <= added < 1 << 63 and 0 <= expiry < 1 << 63):
         raise ValueError("times are milliseconds since 1970")
-    return Row(queue, number, data, added, expiry)
+    return ExportRow(queue, number, data, added, expiry)
 
 
 # --- importing ---
 
 
 def import_rows(
-    directory: Directory, source: Iterable[Row], clock: Clock, *, append: bool = False
+    directory: Directory, source: Iterable[ExportRow], clock: Clock, *, append: bool = False
 ) -> dict[str, int]:
     """Add items to queues; return how many each got. Nobody else may use the queue path.
 
@@ -152,7 +152,7 @@ def import_rows(
         JournalError: a queue exists or is damaged, or a row is invalid; no queue got anything.
         OSError: a file could not be written; each queue got all of its items, or none.
     """
-    existing = plan(directory.names()).queues
+    existing = group_files(directory.names()).queues
     writers: dict[str, FileWriter] = {}
     counts: dict[str, int] = {}
     now = clock.now()
@@ -172,10 +172,10 @@ def import_rows(
         for queue in writers:
             if queue in existing:
                 _make_loadable(directory, existing[queue], clock)
-        directory.reached("import: written")
+        directory.crash_point("import: written")
         for queue, writer in writers.items():
             writer.close()
-            _put_in_place(directory, existing.get(queue, QueuePlan(queue)), writer.name, clock)
+            _put_in_place(directory, existing.get(queue, QueueFiles(queue)), writer.name, clock)
     except BaseException:
         for writer in writers.values():
             writer.close()
@@ -185,12 +185,12 @@ def import_rows(
     return counts
 
 
-def _check_new(queue: str, existing: Mapping[str, QueuePlan]) -> None:
+def _check_new(queue: str, existing: Mapping[str, QueueFiles]) -> None:
     if queue in existing:
         raise JournalError(f"queue {queue} is there already")
 
 
-def _make_loadable(directory: Directory, files: QueuePlan, clock: Clock) -> None:
+def _make_loadable(directory: Directory, files: QueueFiles, clock: Clock) -> None:
     """Set a torn tail aside, because no file may follow it. Raises JournalError if damaged."""
     if files.files:
         loaded = load_queue(directory, files, _MEMORY, clock)
@@ -198,20 +198,20 @@ def _make_loadable(directory: Directory, files: QueuePlan, clock: Clock) -> None
             loaded.state.behind.close()
 
 
-def _put_in_place(directory: Directory, files: QueuePlan, temporary: str, clock: Clock) -> None:
+def _put_in_place(directory: Directory, files: QueueFiles, temporary: str, clock: Clock) -> None:
     if (directory.path / files.queue).exists():  # loading may have rotated it
         stamp = later_timestamp(files.rotated, clock.now())
         directory.sync_file(files.queue)
         directory.rename(files.queue, rotated_name(files.queue, stamp))
-        directory.reached("import: current file rotated")
+        directory.crash_point("import: current file rotated")
     directory.rename(temporary, files.queue)
-    directory.reached("import: file named")
+    directory.crash_point("import: file named")
 
 
 # --- Parquet ---
 
 
-def write_parquet(source: Iterable[Row], file: Path) -> int:
+def write_parquet(source: Iterable[ExportRow], file: Path) -> int:
     """Write rows to a Parquet file; return how many. Raises JournalError without pyarrow."""
     arrow, parquet = _pyarrow()
     schema = arrow.schema(
@@ -237,7 +237,7 @@ def write_parquet(source: Iterable[Row], file: Path) -> int:
     return count
 
 
-def read_parquet(file: Path, now: int) -> Iterator[Row]:
+def read_parquet(file: Path, now: int) -> Iterator[ExportRow]:
     """Yield the rows of a Parquet file with the columns `queue` and `data`.
 
     The columns `add_time` (default `now`) and `expiry` are optional.

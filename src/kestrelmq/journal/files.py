@@ -7,7 +7,7 @@ Rules:
   latest before the next append. Nothing more is appended to a file that was cut: a program that
   follows it by its length may have read the bytes that were cut, and must not find others there.
 - To replace a file: write a temporary, sync it, rename it, sync the directory.
-- `reached` names the steps in between; crash tests stop there.
+- `crash_point` names the steps in between; crash tests stop there.
 - Only regular files are opened, and never through a symbolic link, which could lead anywhere. So
   the server never waits for a pipe or writes to a device.
 - If another directory takes the queue path's place, nothing is done in it. If another file takes
@@ -465,21 +465,22 @@ class Directory(Protocol):
     def refuse(self, reason: str | None) -> None:
         """Let every later operation fail with that reason; None allows them again."""
 
-    def reached(self, point: str) -> None:
+    def crash_point(self, point: str) -> None:
         """Called between two steps where a crash may come; `point` names the place."""
 
 
 class DiskFile:
     """An `AppendFile` on disk.
 
-    `OpenFiles` may take its descriptor away between two calls; the next call opens the file again,
-    if it is still the same one. A lock keeps the descriptor open while another thread syncs it.
+    `DescriptorPool` may take its descriptor away between two calls; the next call opens the file
+    again, if it is still the same one. A lock keeps the descriptor open while another thread syncs
+    it.
 
     Attributes:
         name: its name in the directory.
         size: bytes in it.
         is_torn: whether nothing can be appended any more.
-        used: whether it was appended to since `OpenFiles` last looked.
+        used: whether it was appended to since `DescriptorPool` last looked.
     """
 
     __slots__ = (
@@ -498,7 +499,7 @@ class DiskFile:
     )
 
     def __init__(
-        self, directory: "DiskDirectory", name: str, files: "OpenFiles | None" = None
+        self, directory: "DiskDirectory", name: str, files: "DescriptorPool | None" = None
     ) -> None:
         """Describe a file; `open` opens it.
 
@@ -667,7 +668,7 @@ class DiskFile:
         return True
 
 
-class OpenFiles:
+class DescriptorPool:
     """Limits how many append files hold a descriptor; those in use keep theirs.
 
     Only the one thread that appends to the files adds them here, so no file loses its descriptor
@@ -746,7 +747,7 @@ class DiskDirectory:
     def __init__(self, path: Path, max_open: int = MAX_OPEN) -> None:
         """Describe the directory; at most `max_open` append files keep a descriptor."""
         self.path = path
-        self._files = OpenFiles(max_open)
+        self._files = DescriptorPool(max_open)
         # Why nothing may be done in the directory now; None if it may be used.
         self._refusal: str | None = None
         self._held: int | None = None
@@ -860,7 +861,7 @@ class DiskDirectory:
         if reason is not None:
             self._files.release_all()
 
-    def reached(self, point: str) -> None:
+    def crash_point(self, point: str) -> None:
         """Do nothing: only test directories act here."""
 
 

@@ -22,7 +22,7 @@ from typing import Final
 from kestrelmq.clock import Clock, Pause
 from kestrelmq.journal.files import Directory, mapped, open_regular, write_file
 from kestrelmq.journal.names import (
-    QueuePlan,
+    QueueFiles,
     later_timestamp,
     parse_name,
     rotated_name,
@@ -38,7 +38,7 @@ from kestrelmq.journal.records import (
     item_add_time,
 )
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.walk import WINDOW, ZEROS, End, Ending, Walk, find_records
+from kestrelmq.journal.walk import ONLY_ZEROS, WINDOW, EndKind, Walk, WalkEnd, find_records
 from kestrelmq.journal.writer import FileJournal
 
 _TINY_BATCH: Final = 16 << 10
@@ -75,16 +75,16 @@ class LoadedQueue:
 
 def load_queue(
     directory: Directory,
-    plan: QueuePlan,
+    queue_files: QueueFiles,
     memory_limit: int | None,
     clock: Clock,
     pace: Pace | None = None,
 ) -> LoadedQueue:
-    """Replay the files of `plan`.
+    """Replay the files of one queue.
 
     Args:
         directory: where they are.
-        plan: which they are, and what to clean up before.
+        queue_files: the files, and what to clean up before.
         memory_limit: as for `Replay`.
         clock: tells the time.
         pace: for loading beside queues that serve. An exception that it raises ends the loading,
@@ -94,34 +94,34 @@ def load_queue(
         DamagedJournal: a file has bytes that are not a record; the error names the file.
         OSError: a file could not be read, or a clean-up failed.
     """
-    created = created_at(directory.path, plan.present, clock.now())
-    clean_up(directory, plan)
+    created = created_at(directory.path, queue_files.present, clock.now())
+    clean_up(directory, queue_files)
     state = Replay(
         memory_limit,
         lambda file, at: JournalReader(directory.path, file, at, open_file=directory.open),
     )
-    files = plan.files
-    progress = _Progress(directory, plan, clock, pace)
+    files = queue_files.files
+    progress = _Progress(directory, queue_files, clock, pace)
     sizes: dict[str, int] = {}
-    kind = End.WHOLE
+    kind = EndKind.WHOLE
     for index, name in enumerate(files):
         sizes[name], kind = _replay_file(
             directory, state, files[: index + 1], clock, progress, last=index + 1 == len(files)
         )
         progress.end(sizes[name])
-    dialect = state.dialect if plan.has_current else None
-    ends = plan.has_current and kind is not End.WHOLE
+    dialect = state.dialect if queue_files.has_current else None
+    ends = queue_files.has_current and kind is not EndKind.WHOLE
     if ends:
-        sizes[_rotate(directory, plan, state, clock)] = sizes.pop(plan.queue)
+        sizes[_rotate(directory, queue_files, state, clock)] = sizes.pop(queue_files.queue)
         dialect = None
     # The next current file must not reach the disk before the end of the last one.
-    if ends or kind is End.TORN:
+    if ends or kind is EndKind.TORN:
         name, size = list(sizes.items())[-1]
         directory.truncate(name, size)  # forces it to disk as well
-    elif files and not plan.has_current:
+    elif files and not queue_files.has_current:
         directory.sync_file(files[-1])
-    sizes.pop(plan.queue, None)
-    return LoadedQueue(state, FileJournal(directory, plan.queue, sizes, dialect), created)
+    sizes.pop(queue_files.queue, None)
+    return LoadedQueue(state, FileJournal(directory, queue_files.queue, sizes, dialect), created)
 
 
 def created_at(path: Path, files: Sequence[str], now: int) -> int:
@@ -163,15 +163,15 @@ def created_at(path: Path, files: Sequence[str], now: int) -> int:
     return min([now, *(time for time in known if YEAR_2000 <= time < YEAR_2100)])
 
 
-def _rotate(directory: Directory, plan: QueuePlan, state: Replay, clock: Clock) -> str:
+def _rotate(directory: Directory, queue_files: QueueFiles, state: Replay, clock: Clock) -> str:
     """Rotate the current file, so that nothing is appended to it; return its new name."""
-    rotated = rotated_name(plan.queue, later_timestamp(plan.rotated, clock.now()))
-    directory.rename(plan.queue, rotated)
+    rotated = rotated_name(queue_files.queue, later_timestamp(queue_files.rotated, clock.now()))
+    directory.rename(queue_files.queue, rotated)
     # Cut a torn end off only once the file has a name to which nothing is ever appended.
     directory.sync()
-    directory.reached("loading: current file rotated")
+    directory.crash_point("loading: current file rotated")
     if state.behind is not None:
-        state.behind.renamed(plan.queue, rotated)
+        state.behind.renamed(queue_files.queue, rotated)
     return rotated
 
 
@@ -179,10 +179,10 @@ class _Progress:
     """Logs the progress of loading a queue, and lets others run."""
 
     def __init__(
-        self, directory: Directory, plan: QueuePlan, clock: Clock, pace: Pace | None
+        self, directory: Directory, queue_files: QueueFiles, clock: Clock, pace: Pace | None
     ) -> None:
-        self._path = directory.path / plan.queue
-        self._total = sum((directory.path / name).lstat().st_size for name in plan.files)
+        self._path = directory.path / queue_files.queue
+        self._total = sum((directory.path / name).lstat().st_size for name in queue_files.files)
         self._clock = clock
         self._before = 0
         self._tell_at = clock.monotonic() + _TELL
@@ -202,25 +202,25 @@ class _Progress:
         return self._pace is not None and self._pace()
 
 
-def clean_up(directory: Directory, plan: QueuePlan) -> None:
+def clean_up(directory: Directory, queue_files: QueueFiles) -> None:
     """Remove temporaries and the files that a pack replaces, then rename the pack.
 
     Raises:
         OSError: a step failed. If the pack is not a regular file, nothing was removed.
     """
-    for old, _ in plan.rename:
+    for old, _ in queue_files.rename:
         os.close(directory.open(old))
-    for name in plan.dead:
+    for name in queue_files.dead:
         log.info("removing %s: a pack replaces it, or a crash left it", name)
         directory.remove(name)
-        directory.reached("clean-up: dead file removed")
-    if plan.dead and plan.rename:
+        directory.crash_point("clean-up: dead file removed")
+    if queue_files.dead and queue_files.rename:
         # Once the pack has its final name, it no longer replaces other files.
         directory.sync()
-    for old, new in plan.rename:
+    for old, new in queue_files.rename:
         directory.rename(old, new)
-        directory.reached("clean-up: pack renamed")
-    if plan.dead or plan.rename:
+        directory.crash_point("clean-up: pack renamed")
+    if queue_files.dead or queue_files.rename:
         directory.sync()
 
 
@@ -242,7 +242,7 @@ def _replay_file(
     progress: _Progress,
     *,
     last: bool,
-) -> tuple[int, End]:
+) -> tuple[int, EndKind]:
     """Fold in the last of `files`; return where it ends, and why.
 
     A torn end is saved, but not cut off yet.
@@ -260,8 +260,8 @@ def _replay_file(
         size = len(buffer)
         ending = fold(state, buffer, files, path, step, last=last)
         end = ending.position
-        if ending.kind is not End.TORN:
-            if ending.kind is End.STATE_DUMP:
+        if ending.kind is not EndKind.TORN:
+            if ending.kind is EndKind.STATE_DUMP:
                 log.info("%s: ends with the STATE_DUMP at byte %d of %d", path, end, size)
             return size, ending.kind
         aside = save_tail(directory, name, buffer, ending, clock.now())
@@ -272,7 +272,7 @@ def _replay_file(
         size - end,
         aside,
     )
-    return end, End.TORN
+    return end, EndKind.TORN
 
 
 @contextlib.contextmanager
@@ -327,7 +327,7 @@ def fold(
     step: Callable[[int], int],
     *,
     last: bool,
-) -> Ending:
+) -> WalkEnd:
     """Fold in the records of a file, in batches; return where they end, and why.
 
     Args:
@@ -344,20 +344,20 @@ def fold(
     walk = Walk(buffer, find_records, last=last, step=step, path=path)
     for batch in walk.batches():
         state.feed_batch(buffer, batch, files)
-    return walk.end(path)
+    return walk.checked_end(path)
 
 
-def save_tail(directory: Directory, name: str, buffer: Buffer, torn: Ending, now: int) -> str:
+def save_tail(directory: Directory, name: str, buffer: Buffer, torn: WalkEnd, now: int) -> str:
     """Copy what follows the last whole record of a torn file to a new file; return its name."""
     while (directory.path / (aside := temporary_name(name, "torn", now))).exists():
         now += 1
     end, size = torn.position, len(buffer)
     # The hole of a sparse file may be larger than the disk, so it is not copied as zeros.
-    copied = min(size, end + WINDOW) if torn.reason == ZEROS else size
+    copied = min(size, end + WINDOW) if torn.reason == ONLY_ZEROS else size
     tail = (bytes(buffer[at : min(copied, at + WINDOW)]) for at in range(end, copied, WINDOW))
     write_file(directory, aside, tail)
     if copied < size:
         directory.truncate(aside, size - end)
     directory.sync()
-    directory.reached("torn tail: saved")
+    directory.crash_point("torn tail: saved")
     return aside

@@ -5,7 +5,7 @@
     NAME.TIMESTAMP.pack   replaces every file of the queue up to TIMESTAMP; those are dead
     anything with ~~      temporary, or ours for another purpose; never replayed
 
-This module does no I/O: `plan` works on a list of names.
+This module does no I/O: `group_files` works on a list of names.
 """
 
 import re
@@ -39,7 +39,7 @@ class JournalName:
 
 
 @dataclass(frozen=True, slots=True)
-class QueuePlan:
+class QueueFiles:
     """The files of one queue, and what must be cleaned up before they are replayed.
 
     Attributes:
@@ -59,18 +59,18 @@ class QueuePlan:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files to replay, in order, once the plan's renames are done."""
+        """The files to replay, in order, once the renames are done."""
         return (*self.rotated, self.queue) if self.has_current else self.rotated
 
     @property
     def present(self) -> tuple[str, ...]:
-        """The files to replay, in order, by their names before the plan's renames are done."""
+        """The files to replay, in order, by their names before the renames are done."""
         old_names = {new: old for old, new in self.rename}
         return tuple(old_names.get(name, name) for name in self.files)
 
 
 @dataclass(frozen=True, slots=True)
-class SpoolPlan:
+class QueuePathFiles:
     """The files of a queue path, sorted by what they are.
 
     Attributes:
@@ -79,7 +79,7 @@ class SpoolPlan:
         dead: temporaries that a crash left, of queues that have no other file.
     """
 
-    queues: dict[str, QueuePlan]
+    queues: dict[str, QueueFiles]
     unknown: tuple[str, ...]
     dead: tuple[str, ...] = ()
 
@@ -123,7 +123,7 @@ def temporary_name(queue: str, purpose: str, timestamp: int) -> str:
     return f"{queue}{TEMPORARY_MARK}{purpose}-{timestamp}"
 
 
-def plan(names: Iterable[str]) -> SpoolPlan:
+def group_files(names: Iterable[str]) -> QueuePathFiles:
     """Sort the files of a queue path by what they are. `names` must not include directories."""
     found: dict[str, list[tuple[JournalName, str]]] = {}
     left_over: dict[str, list[str]] = {}
@@ -137,16 +137,16 @@ def plan(names: Iterable[str]) -> SpoolPlan:
         elif match := _LEFT_OVER.fullmatch(name):
             left_over.setdefault(match["queue"], []).append(name)
     queues = {
-        queue: _queue_plan(queue, files, left_over.pop(queue, []))
+        queue: _queue_files(queue, files, left_over.pop(queue, []))
         for queue, files in sorted(found.items())
     }
     dead = sorted(name for names in left_over.values() for name in names)
-    return SpoolPlan(queues, tuple(sorted(unknown)), tuple(dead))
+    return QueuePathFiles(queues, tuple(sorted(unknown)), tuple(dead))
 
 
-def _queue_plan(
+def _queue_files(
     queue: str, files: list[tuple[JournalName, str]], left_over: list[str]
-) -> QueuePlan:
+) -> QueueFiles:
     packs = [(parsed.timestamp or 0, name) for parsed, name in files if parsed.packed]
     newest_pack, pack = max(packs, default=(-1, None))
     dead = []
@@ -163,7 +163,7 @@ def _queue_plan(
         renamed = rotated_name(queue, newest_pack)
         rename = ((pack, renamed),)
         rotated.append((newest_pack, renamed))
-    return QueuePlan(
+    return QueueFiles(
         queue=queue,
         rotated=tuple(name for _, name in sorted(rotated)),
         has_current=any(parsed.timestamp is None for parsed, _ in files),

@@ -20,21 +20,21 @@ from kestrelmq.journal.files import Directory, write_file
 from kestrelmq.journal.loading import clean_up, load_queue
 from kestrelmq.journal.names import (
     PACK,
-    QueuePlan,
+    QueueFiles,
+    group_files,
     later_timestamp,
     pack_name,
-    plan,
     rotated_name,
     temporary_name,
 )
-from kestrelmq.journal.replacement import FromFiles
+from kestrelmq.journal.replacement import FilesSource
 from kestrelmq.journal.writer import Dialect
 
 _MEMORY: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackResult:
     """The result of packing a queue: what it holds, and the bytes in its files before and after."""
 
     queue: str
@@ -44,7 +44,7 @@ class Packed:
     after: int
 
 
-def take_place(directory: Directory, files: QueuePlan, file: str, now: int) -> str:
+def take_place(directory: Directory, files: QueueFiles, file: str, now: int) -> str:
     """Replace all of a queue's files by the file `file`. Nobody else may use the queue.
 
     Args:
@@ -65,16 +65,16 @@ def take_place(directory: Directory, files: QueuePlan, file: str, now: int) -> s
         old.append(rotated_name(queue, timestamp))
         directory.rename(queue, old[-1])
         directory.sync()
-        directory.reached("pack: current file rotated")
+        directory.crash_point("pack: current file rotated")
         timestamp += 1
     directory.rename(file, pack_name(queue, timestamp))
     directory.sync()
-    directory.reached("pack: in place")
-    clean_up(directory, plan([*old, pack_name(queue, timestamp)]).queues[queue])
+    directory.crash_point("pack: in place")
+    clean_up(directory, group_files([*old, pack_name(queue, timestamp)]).queues[queue])
     return rotated_name(queue, timestamp)
 
 
-def pack(directory: Directory, files: QueuePlan, dialect: Dialect, clock: Clock) -> Packed:
+def pack(directory: Directory, files: QueueFiles, dialect: Dialect, clock: Clock) -> PackResult:
     """Pack the journal of one queue. Nobody else may use it.
 
     Raises:
@@ -87,15 +87,15 @@ def pack(directory: Directory, files: QueuePlan, dialect: Dialect, clock: Clock)
     if state.behind is not None:
         state.behind.close()
     # Loading may have rotated the current file.
-    files = QueuePlan(queue, tuple(loaded.journal.sizes), (path / queue).exists())
+    files = QueueFiles(queue, tuple(loaded.journal.sizes), (path / queue).exists())
     before = sum((path / name).lstat().st_size for name in files.files)
     temporary = temporary_name(queue, PACK, clock.now())
     after = write_file(
-        directory, temporary, FromFiles(directory, files.files, dialect).pieces(no_pause)
+        directory, temporary, FilesSource(directory, files.files, dialect).pieces(no_pause)
     )
-    directory.reached("pack: temporary written")
+    directory.crash_point("pack: temporary written")
     placed = take_place(directory, files, temporary, clock.now())
     directory.rename(placed, queue)
-    directory.reached("pack: made the current file")
+    directory.crash_point("pack: made the current file")
     directory.sync()
-    return Packed(queue, state.items, len(state.open), before, after)
+    return PackResult(queue, state.items, len(state.open), before, after)

@@ -22,7 +22,7 @@ from kestrelmq.journal.records import (
     added_item,
     is_state_dump,
 )
-from kestrelmq.journal.scanning import WORTH, record_length, scan, uniform_run
+from kestrelmq.journal.scanning import MIN_RUN, record_length, scan, uniform_run
 
 CHUNK: Final = 16 << 10
 """Bytes that are read and scanned at once: this takes a short time even for records of one byte.
@@ -161,12 +161,12 @@ class JournalReader:
             if self._next >= self._found:
                 chunk = self._pread(_SKIPPED)
                 run, length = uniform_run(chunk, 0, len(chunk))
-                if run >= WORTH:
+                if run >= MIN_RUN:
                     passed = min(run, left)
                     self.position += passed * length
                     left -= passed
                     continue
-            passed = len(self.read(files, min(left, WORTH * WORTH), _SKIPPED))
+            passed = len(self.read(files, min(left, MIN_RUN * MIN_RUN), _SKIPPED))
             if not passed:
                 break
             left -= passed
@@ -227,7 +227,7 @@ class JournalReader:
     def _find_run(self, chunk: bytes) -> bool:
         """Use `chunk` if it begins with a run of equally long ADDX records."""
         run, length = uniform_run(chunk, 0, len(chunk)) if chunk[0] == ADDX else (0, 0)
-        if run < WORTH:
+        if run < MIN_RUN:
             return False
         self._chunk, self._chunk_at = chunk, self.position
         self._found, self._next, self._length = run, 0, length

@@ -12,15 +12,15 @@ from itertools import pairwise
 from kestrelmq.clock import Clock
 from kestrelmq.journal.files import Directory, mapped, write_file
 from kestrelmq.journal.names import PACK, temporary_name
-from kestrelmq.journal.salvage import Lost
-from kestrelmq.journal.selection import Selected
-from kestrelmq.journal.verify import Progress, Report, verify
+from kestrelmq.journal.salvage import LostRange
+from kestrelmq.journal.selection import SelectedQueue
+from kestrelmq.journal.verify import Progress, VerifyReport, verify
 
 _PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Repaired:
+class RepairResult:
     """The result of repairing a queue.
 
     Attributes:
@@ -28,16 +28,16 @@ class Repaired:
         kept: for each repaired file, the name of the file with its old content.
     """
 
-    report: Report
+    report: VerifyReport
     kept: dict[str, str]
 
 
 def repair(
     directory: Directory,
-    selected: Selected,
+    selected: SelectedQueue,
     clock: Clock,
     progress: Progress = lambda _bytes: None,
-) -> Repaired:
+) -> RepairResult:
     """Repair the files of a queue that need it. Nobody else may use them.
 
     Raises:
@@ -50,10 +50,10 @@ def repair(
         ranges = [one for one in lost if one.file == name]
         if ranges:
             kept[name] = _repair_file(directory, name, ranges, clock.now())
-    return Repaired(report, kept)
+    return RepairResult(report, kept)
 
 
-def _repair_file(directory: Directory, name: str, lost: Sequence[Lost], now: int) -> str:
+def _repair_file(directory: Directory, name: str, lost: Sequence[LostRange], now: int) -> str:
     temporary = temporary_name(name, PACK, now)
     aside = temporary_name(name, "damaged", now)
     source = directory.path / name
@@ -67,8 +67,8 @@ def _repair_file(directory: Directory, name: str, lost: Sequence[Lost], now: int
         write_file(directory, temporary, whole)
     directory.link(name, aside)
     directory.sync()
-    directory.reached("repair: old content kept")
+    directory.crash_point("repair: old content kept")
     directory.rename(temporary, name)
-    directory.reached("repair: file replaced")
+    directory.crash_point("repair: file replaced")
     directory.sync()
     return aside

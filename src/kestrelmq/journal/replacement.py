@@ -102,11 +102,11 @@ def in_pieces(records: Iterable[bytes]) -> Iterator[bytes]:
             count //= 2
 
 
-class Cancelled(Exception):  # noqa: N818 # says what it is
+class ReplacementCancelled(Exception):  # noqa: N818 # says what it is
     """The replacement was given up."""
 
 
-class Source(Protocol):
+class ContentSource(Protocol):
     """The contents to write in place of the files.
 
     Attributes:
@@ -119,7 +119,7 @@ class Source(Protocol):
         """Yield the records. Raises JournalError and OSError."""
 
 
-class FromMemory:
+class MemorySource:
     """Contents that are in memory."""
 
     def __init__(
@@ -142,7 +142,7 @@ class FromMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class LiveContents:
     """Which of the contents at the end of the files are still live after later records.
 
     Attributes:
@@ -157,7 +157,7 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedContents:
     """What the files must replay to; if they do not, they must not be replaced."""
 
     items: int
@@ -167,7 +167,7 @@ class Expected:
     """None if it is not to be compared."""
 
 
-class FromFiles:
+class FilesSource:
     """Contents that are read from the files themselves, however long the queue is.
 
     With `live`, later files have more records, some of which remove items of these files. A removed
@@ -180,8 +180,8 @@ class FromFiles:
         files: Sequence[str],
         dialect: Dialect,
         *,
-        expected: Expected | None = None,
-        live: Live | None = None,
+        expected: ExpectedContents | None = None,
+        live: LiveContents | None = None,
     ) -> None:
         self.written = 0
         self._directory = directory
@@ -214,7 +214,7 @@ class FromFiles:
         if expected is None:
             return
         last_xid = None if expected.last_xid is None else state.last_xid
-        found = Expected(state.items, state.size, frozenset(state.open), last_xid)
+        found = ExpectedContents(state.items, state.size, frozenset(state.open), last_xid)
         if found != expected:
             raise JournalError(
                 f"{self._directory.path / self._files[-1]}: the files hold {found.items} items, "
@@ -302,7 +302,7 @@ class Replacement:
         directory: Directory,
         queue: str,
         files: Sequence[str],
-        source: Source,
+        source: ContentSource,
         before: Callable[[], None] | None = None,
     ) -> None:
         """Describe a replacement; `place` and `clear` carry it out.
@@ -368,12 +368,12 @@ class Replacement:
                     self._directory.remove(self._temporary)
                 raise
         self._directory.sync()
-        self._directory.reached("replace: pack in place")
+        self._directory.crash_point("replace: pack in place")
 
     def _write(self, pause: Pause) -> None:
         def checked_pause() -> None:
             if self._cancelled:
-                raise Cancelled
+                raise ReplacementCancelled
             pause()
 
         self.marks = [(0, 0)]
@@ -391,7 +391,7 @@ class Replacement:
             self.size = file.size
         finally:
             file.close()
-        self._directory.reached("replace: temporary written")
+        self._directory.crash_point("replace: temporary written")
 
     def _rename(self) -> None:
         if self._before is not None:
@@ -399,10 +399,10 @@ class Replacement:
         self._directory.sync()
         with self._lock:
             if self._cancelled:
-                raise Cancelled
+                raise ReplacementCancelled
             self._directory.rename(self._temporary, self.pack)
             self._renamed = True
-        self._directory.reached("replace: pack named")
+        self._directory.crash_point("replace: pack named")
 
     def clear(self, pause: Pause) -> None:
         """Remove the old files and give the new one its name. Raises OSError, Cancelled."""
@@ -410,22 +410,22 @@ class Replacement:
             self._remove_old(pause)
             with self._lock:
                 if self._cancelled:
-                    raise Cancelled
+                    raise ReplacementCancelled
                 self._directory.rename(self.pack, self.name)
                 # The new file now has the name of the last old one: do not remove that name again.
                 self._ended = True
-            self._directory.reached("replace: pack renamed")
+            self._directory.crash_point("replace: pack renamed")
         self._directory.sync()
 
     def _remove_old(self, pause: Pause) -> None:
         for name in self.files:
             if self._cancelled:
-                raise Cancelled
+                raise ReplacementCancelled
             self._directory.remove(name)
-            self._directory.reached("replace: old file removed")
+            self._directory.crash_point("replace: old file removed")
             pause()
         self._directory.sync()
-        self._directory.reached("replace: old files gone")
+        self._directory.crash_point("replace: old files gone")
 
     def mark_before(self, item_number: int) -> tuple[int, int]:
         """Return the last mark at or before the waiting item `item_number`, counted from 0."""

@@ -50,7 +50,7 @@ from kestrelmq.journal.records import (
     next_xid,
     record_xid,
 )
-from kestrelmq.journal.walk import Batch
+from kestrelmq.journal.walk import RecordBatch
 
 ReaderFactory = Callable[[str, int], JournalReader]
 Item = TypeVar("Item")
@@ -59,7 +59,7 @@ _ADDING: Final = frozenset({ADD, ADD_XID, CONTINUE})
 """Opcodes of records that add an item, besides ADDX."""
 
 
-class OpenReads(Protocol[Opened_contra]):
+class OpenReadMap(Protocol[Opened_contra]):
     """Items of open reads by xid."""
 
     def __contains__(self, xid: object, /) -> bool:
@@ -79,7 +79,7 @@ class QueueState(Protocol[Item]):
     last_xid: int
 
     @property
-    def open(self) -> OpenReads[Item]:
+    def open(self) -> OpenReadMap[Item]:
         """The open reads."""
 
     def take(self) -> Item | None:
@@ -191,7 +191,7 @@ class Replay:
         """Bytes of data in the queue, without the open items."""
         return self.memory_bytes + self.behind_bytes
 
-    def feed_batch(self, buffer: Buffer, batch: Batch, files: Sequence[str]) -> None:
+    def feed_batch(self, buffer: Buffer, batch: RecordBatch, files: Sequence[str]) -> None:
         """Fold in a batch that a walk of `buffer` yielded; `files` as for `feed`."""
         starts = batch.starts
         if isinstance(starts, range):

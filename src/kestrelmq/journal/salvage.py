@@ -35,7 +35,7 @@ def _piece(_position: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostRange:
     """Bytes that replay cannot use: `file[start:end]`, and what is wrong at their start."""
 
     file: str

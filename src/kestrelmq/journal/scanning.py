@@ -47,7 +47,7 @@ from kestrelmq.journal.records import (
     is_state_dump,
 )
 
-WORTH: Final = 16
+MIN_RUN: Final = 16
 """Fewest records of a run that are worth processing together."""
 _TOLD_CONTINUE: Final = STATE_DUMP_SIZE + 8
 """Bytes from an opcode 8 to the end of the add time, which decides whether it is a CONTINUE."""
@@ -234,10 +234,10 @@ def uniform_run(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
         return 0, 0
     length = size + 5
     count = (end - position) // length
-    if count > WORTH:
+    if count > MIN_RUN:
         # The first few show in most cases that there is no run, and cost next to nothing to check.
-        few = _alike(buffer, position, WORTH, length)
-        if few < WORTH:
+        few = _alike(buffer, position, MIN_RUN, length)
+        if few < MIN_RUN:
             return few, length
     return _alike(buffer, position, count, length), length
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import file_names
-from kestrelmq.journal.names import QueuePlan, parse_name, plan
+from kestrelmq.journal.names import QueueFiles, group_files, parse_name
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.replay import Replay
 
@@ -15,25 +15,25 @@ _MEMORY = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Selected:
+class SelectedQueue:
     """One queue's files, or some of them.
 
     Attributes:
         path: the queue path.
-        plan: all of the queue's files.
+        all_files: all of the queue's files.
         files: those to read, in replay order, by their present names.
         is_copy: whether this is a single file with a name that no server gives or replaces.
     """
 
     path: Path
-    plan: QueuePlan
+    all_files: QueueFiles
     files: tuple[str, ...]
     is_copy: bool = False
 
     @property
     def queue(self) -> str:
         """The queue's name."""
-        return self.plan.queue
+        return self.all_files.queue
 
     @property
     def size(self) -> int:
@@ -42,7 +42,7 @@ class Selected:
 
     def is_last(self, name: str) -> bool:
         """Whether `name` is the last of all the queue's files, not only of `files`."""
-        return name == self.plan.present[-1]
+        return name == self.all_files.present[-1]
 
     def new_replay(self) -> Replay:
         """Return a replay that holds little in memory, however long the queue is."""
@@ -50,7 +50,7 @@ class Selected:
 
 
 @contextmanager
-def steady(selected: Selected) -> Iterator[None]:
+def steady(selected: SelectedQueue) -> Iterator[None]:
     """Check that the files that the `with` block reads belong together.
 
     A server may replace them meanwhile. Appends to the current file do not matter. Nothing is
@@ -59,7 +59,7 @@ def steady(selected: Selected) -> Iterator[None]:
     Raises:
         JournalError: the files were replaced; do not use what was read.
     """
-    if selected.is_copy or selected.files != selected.plan.present:
+    if selected.is_copy or selected.files != selected.all_files.present:
         yield
         return
     replaced = JournalError(
@@ -68,8 +68,8 @@ def steady(selected: Selected) -> Iterator[None]:
     try:
         before = _inodes(selected)
         yield
-        plans = {one.queue: one for one in _plans(selected.path)}
-        now = plans.get(selected.queue)
+        queues = {one.queue: one for one in _queues_in(selected.path)}
+        now = queues.get(selected.queue)
         if now is None or now.present != selected.files or _inodes(selected) != before:
             raise replaced
     except FileNotFoundError as error:
@@ -78,11 +78,11 @@ def steady(selected: Selected) -> Iterator[None]:
         raise
 
 
-def _inodes(selected: Selected) -> list[int]:
+def _inodes(selected: SelectedQueue) -> list[int]:
     return [(selected.path / name).lstat().st_ino for name in selected.files]
 
 
-def select(paths: Sequence[Path], queues: Sequence[str] = ()) -> list[Selected]:
+def select(paths: Sequence[Path], queues: Sequence[str] = ()) -> list[SelectedQueue]:
     """Return the files that `paths` and `queues` select.
 
     Args:
@@ -101,29 +101,29 @@ def select(paths: Sequence[Path], queues: Sequence[str] = ()) -> list[Selected]:
     return [one for one in chosen if one.queue in queues]
 
 
-def _select(path: Path) -> Iterator[Selected]:
+def _select(path: Path) -> Iterator[SelectedQueue]:
     if path.is_dir():
-        for one in _plans(path):
-            yield Selected(path, one, one.present)
+        for one in _queues_in(path):
+            yield SelectedQueue(path, one, one.present)
         return
     if not path.is_file():
         raise JournalError(f"{path}: there is no such file or directory")
     parsed = parse_name(path.name)
     if parsed is None:
         # A copy can be read whatever its name is.
-        alone = QueuePlan(path.name, has_current=True)
-        yield Selected(path.parent, alone, (path.name,), is_copy=True)
+        alone = QueueFiles(path.name, has_current=True)
+        yield SelectedQueue(path.parent, alone, (path.name,), is_copy=True)
         return
-    for one in _plans(path.parent):
+    for one in _queues_in(path.parent):
         if one.queue == parsed.queue:
-            yield Selected(path.parent, one, (path.name,))
+            yield SelectedQueue(path.parent, one, (path.name,))
 
 
-def _plans(path: Path) -> Iterable[QueuePlan]:
-    return plan(file_names(path)).queues.values()
+def _queues_in(path: Path) -> Iterable[QueueFiles]:
+    return group_files(file_names(path)).queues.values()
 
 
-def whole_queues(selected: Sequence[Selected]) -> list[Selected]:
+def whole_queues(selected: Sequence[SelectedQueue]) -> list[SelectedQueue]:
     """Return the same queues, with all of their files."""
-    found = {(one.path, one.queue): replace(one, files=one.plan.present) for one in selected}
+    found = {(one.path, one.queue): replace(one, files=one.all_files.present) for one in selected}
     return list(found.values())

@@ -8,9 +8,9 @@ from typing import Final
 from kestrelmq.journal.files import mapped
 from kestrelmq.journal.records import STATE_DUMP, STATE_DUMP_SIZE, Buffer
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.salvage import Lost
-from kestrelmq.journal.selection import Selected
-from kestrelmq.journal.walk import WINDOW, Batch, End, Walk, find_records
+from kestrelmq.journal.salvage import LostRange
+from kestrelmq.journal.selection import SelectedQueue
+from kestrelmq.journal.walk import WINDOW, EndKind, RecordBatch, Walk, find_records
 
 Progress = Callable[[int], None]
 """Told how many more bytes were checked."""
@@ -18,7 +18,7 @@ LEFT_OUT: Final = "behind a STATE_DUMP, which ends its file in replay"
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class VerifyReport:
     """The result of checking a queue.
 
     Attributes:
@@ -39,9 +39,9 @@ class Report:
     items: int
     item_bytes: int
     open_reads: int
-    left_out: tuple[Lost, ...]
-    torn: Lost | None
-    damaged: tuple[Lost, ...]
+    left_out: tuple[LostRange, ...]
+    torn: LostRange | None
+    damaged: tuple[LostRange, ...]
 
     @property
     def is_sound(self) -> bool:
@@ -49,11 +49,11 @@ class Report:
         return not self.damaged
 
 
-def verify(selected: Selected, progress: Progress = lambda _bytes: None) -> Report:
+def verify(selected: SelectedQueue, progress: Progress = lambda _bytes: None) -> VerifyReport:
     """Check a queue. Raises OSError: a file cannot be read."""
     state = selected.new_replay()
     operations: Counter[int] = Counter()
-    found: dict[End, list[Lost]] = {kind: [] for kind in End}
+    found: dict[EndKind, list[LostRange]] = {kind: [] for kind in EndKind}
     size = 0
     for index, name in enumerate(selected.files):
         files = selected.files[: index + 1]
@@ -63,27 +63,27 @@ def verify(selected: Selected, progress: Progress = lambda _bytes: None) -> Repo
                 found[kind].append(lost)
     if state.behind is not None:
         state.behind.close()
-    return Report(
+    return VerifyReport(
         selected.queue,
         size,
         dict(sorted(operations.items())),
         state.items,
         state.size,
         len(state.open),
-        left_out=tuple(lost for lost in found[End.STATE_DUMP] if lost.start < lost.end),
-        torn=next(iter(found[End.TORN]), None),
-        damaged=tuple(found[End.DAMAGED]),
+        left_out=tuple(lost for lost in found[EndKind.STATE_DUMP] if lost.start < lost.end),
+        torn=next(iter(found[EndKind.TORN]), None),
+        damaged=tuple(found[EndKind.DAMAGED]),
     )
 
 
 def _check(
-    selected: Selected,
+    selected: SelectedQueue,
     files: Sequence[str],
     buffer: Buffer,
     state: Replay,
     operations: Counter[int],
     progress: Progress,
-) -> Iterator[tuple[End, Lost]]:
+) -> Iterator[tuple[EndKind, LostRange]]:
     """Fold in the last of `files`; yield the byte ranges that replay cannot use, and why."""
     name, size = files[-1], len(buffer)
     done = position = 0
@@ -100,17 +100,20 @@ def _check(
         for batch in walk.batches(position):
             state.feed_batch(buffer, batch, files)
             _count(operations, buffer, batch)
-        ending = walk.reached
-        if ending.kind is End.STATE_DUMP:
+        ending = walk.end
+        if ending.kind is EndKind.STATE_DUMP:
             operations[STATE_DUMP] += 1
-            yield End.STATE_DUMP, Lost(name, ending.position + STATE_DUMP_SIZE, size, LEFT_OUT)
-        position = walk.resumed()
-        if ending.kind in {End.TORN, End.DAMAGED}:
-            yield ending.kind, Lost(name, ending.position, position, ending.reason)
+            yield (
+                EndKind.STATE_DUMP,
+                LostRange(name, ending.position + STATE_DUMP_SIZE, size, LEFT_OUT),
+            )
+        position = walk.resume_position()
+        if ending.kind in {EndKind.TORN, EndKind.DAMAGED}:
+            yield ending.kind, LostRange(name, ending.position, position, ending.reason)
     progress(size - done)
 
 
-def _count(operations: Counter[int], buffer: Buffer, batch: Batch) -> None:
+def _count(operations: Counter[int], buffer: Buffer, batch: RecordBatch) -> None:
     if batch.is_added:
         operations[buffer[batch.starts[0]]] += len(batch.starts)
     else:

@@ -33,7 +33,7 @@ from kestrelmq.journal.records import (
 )
 from kestrelmq.journal.salvage import Step, next_after_cut, next_record
 from kestrelmq.journal.scanning import (
-    WORTH,
+    MIN_RUN,
     added_run,
     is_cut_continue,
     record_length,
@@ -43,9 +43,9 @@ from kestrelmq.journal.scanning import (
 
 WINDOW: Final = 1 << 20
 """Bytes that are scanned at a time."""
-CUT: Final = "a record is cut short"
-ZEROS: Final = "nothing but zeros is left"
-FOLLOWED: Final = ", and another file follows"
+CUT_SHORT: Final = "a record is cut short"
+ONLY_ZEROS: Final = "nothing but zeros is left"
+FILE_FOLLOWS: Final = ", and another file follows"
 _FORGET: Final = 8 << 20
 """Bytes of a map that are released at a time, once they have been walked."""
 _LONG_RUN: Final = 16
@@ -54,7 +54,7 @@ _LONG_RUN: Final = 16
 Found_co = TypeVar("Found_co", covariant=True)
 
 
-class End(Enum):
+class EndKind(Enum):
     """Why the records of a file end."""
 
     WHOLE = "the file ends"
@@ -64,23 +64,23 @@ class End(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class WalkEnd:
     """Where and why the records of a file end.
 
     Attributes:
         kind: why.
         position: where: the end of the last whole record; for STATE_DUMP, where that begins.
         reason: for TORN and DAMAGED, what is wrong there.
-        resumed: where records continue after damage, if that is already known.
+        resumes_at: where records continue after damage, if that is already known.
     """
 
-    kind: End
+    kind: EndKind
     position: int
     reason: str = ""
-    resumed: int | None = None
+    resumes_at: int | None = None
 
 
-class Finder(Protocol[Found_co]):
+class RecordFinder(Protocol[Found_co]):
     """Finds whole records, and returns them in a form of its own."""
 
     def __call__(
@@ -104,7 +104,7 @@ class Walk(Generic[Found_co]):
     def __init__(
         self,
         buffer: Buffer,
-        find: Finder[Found_co],
+        find: RecordFinder[Found_co],
         *,
         last: bool,
         step: Step = _window,
@@ -121,7 +121,7 @@ class Walk(Generic[Found_co]):
             path: where the file is, if its holes are worth skipping.
             forgets: whether to release the memory of a map behind the walk.
         """
-        self._ending: Ending | None = None
+        self._end: WalkEnd | None = None
         self._buffer = buffer
         self._find = find
         self._last = last
@@ -132,14 +132,14 @@ class Walk(Generic[Found_co]):
         self._begin = 0
 
     def batches(self, position: int = 0) -> Iterator[Found_co]:
-        """Yield the records from `position` on, in batches. After the last, the ending is known."""
-        self._ending = None
+        """Yield the records from `position` on, in batches; after the last, `end` is known."""
+        self._end = None
         self._begin = position
         end = position
         for batch in _whole(self._buffer, self._find, position, self._step):
             end = batch[1]
             yield batch[0]
-        self._ending = self._classify(end)
+        self._end = self._classify(end)
 
     def sections(self) -> Iterator[tuple[int, Iterator[Found_co]]]:
         """Yield the sections of the file, which its STATE_DUMPs separate.
@@ -151,36 +151,36 @@ class Walk(Generic[Found_co]):
         begin = 0
         while True:
             yield begin, self.batches(begin)
-            if self.reached.kind is not End.STATE_DUMP:
+            if self.end.kind is not EndKind.STATE_DUMP:
                 break
-            begin = self.reached.position + STATE_DUMP_SIZE
+            begin = self.end.position + STATE_DUMP_SIZE
 
     @property
-    def reached(self) -> Ending:
+    def end(self) -> WalkEnd:
         """Where and why the records end; known once all batches are taken."""
-        if self._ending is None:
+        if self._end is None:
             raise RuntimeError("the walk is not at the end")
-        return self._ending
+        return self._end
 
-    def end(self, path: Path | str) -> Ending:
-        """Return the ending, once all batches are taken.
+    def checked_end(self, path: Path | str) -> WalkEnd:
+        """Return `end`, unless that is at damage.
 
         Raises:
             DamagedJournal: the records end at damage; the error names the file `path`.
         """
-        ending = self.reached
-        if ending.kind is End.DAMAGED:
-            raise DamagedJournal(ending.position, ending.reason, str(path))
-        return ending
+        end = self.end
+        if end.kind is EndKind.DAMAGED:
+            raise DamagedJournal(end.position, end.reason, str(path))
+        return end
 
-    def resumed(self) -> int:
-        """Return where records continue after the ending; the end of the file if they do not."""
-        ending = self.reached
-        if ending.kind is not End.DAMAGED:
+    def resume_position(self) -> int:
+        """Return where records continue after `end`; the end of the file if they do not."""
+        end = self.end
+        if end.kind is not EndKind.DAMAGED:
             return len(self._buffer)
-        if ending.resumed is None:
-            return next_record(self._buffer, ending.position, step=self._step)
-        return ending.resumed
+        if end.resumes_at is None:
+            return next_record(self._buffer, end.position, step=self._step)
+        return end.resumes_at
 
     def _step(self, position: int) -> int:
         if self._forgets:
@@ -190,30 +190,30 @@ class Walk(Generic[Found_co]):
                 self._forgotten = 0  # a second pass; releasing memory again costs nothing
         return self._given_step(position)
 
-    def _classify(self, position: int) -> Ending:
+    def _classify(self, position: int) -> WalkEnd:
         """Say what is at `position`, where no whole record begins, or a STATE_DUMP does."""
         buffer, size = self._buffer, len(self._buffer)
         if position == size:
-            return Ending(End.WHOLE, position)
+            return WalkEnd(EndKind.WHOLE, position)
         if self._is_zeros(position):
-            return self._torn(position, ZEROS)
+            return self._torn(position, ONLY_ZEROS)
         try:
             length = record_length(buffer, position, size)
         except DamagedJournal as damage:
-            return Ending(End.DAMAGED, position, damage.reason)
+            return WalkEnd(EndKind.DAMAGED, position, damage.reason)
         is_dump = length is not None and is_state_dump(buffer, position, length)
         if is_dump and not self._is_cut_continue(position):
-            return Ending(End.STATE_DUMP, position)
+            return WalkEnd(EndKind.STATE_DUMP, position)
         resumed = next_after_cut(buffer, position, step=self._step)
         if resumed < size:
             reason = f"a record reaches beyond the end, yet others follow it at byte {resumed}"
-            return Ending(End.DAMAGED, position, reason, resumed)
-        return self._torn(position, CUT)
+            return WalkEnd(EndKind.DAMAGED, position, reason, resumed)
+        return self._torn(position, CUT_SHORT)
 
-    def _torn(self, position: int, reason: str) -> Ending:
+    def _torn(self, position: int, reason: str) -> WalkEnd:
         if self._last:
-            return Ending(End.TORN, position, reason)
-        return Ending(End.DAMAGED, position, reason + FOLLOWED, len(self._buffer))
+            return WalkEnd(EndKind.TORN, position, reason)
+        return WalkEnd(EndKind.DAMAGED, position, reason + FILE_FOLLOWS, len(self._buffer))
 
     def _is_cut_continue(self, position: int) -> bool:
         """Whether what reads as a STATE_DUMP is a CONTINUE that the end of the file cuts short."""
@@ -248,7 +248,7 @@ class Walk(Generic[Found_co]):
 
 
 def _whole(
-    buffer: Buffer, find: Finder[Found_co], position: int, step: Step
+    buffer: Buffer, find: RecordFinder[Found_co], position: int, step: Step
 ) -> Iterator[tuple[Found_co, int]]:
     """Yield batches of whole records from `position` on, each with where its last record ends."""
     size = len(buffer)
@@ -280,7 +280,7 @@ def _whole_length(buffer: Buffer, position: int) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RecordBatch:
     """Consecutive whole records.
 
     Attributes:
@@ -294,21 +294,21 @@ class Batch:
     is_added: bool = False
 
 
-def find_records(buffer: Buffer, position: int, end: int, *, more: bool) -> tuple[Batch, int]:
-    """Find records, as a `Finder`. A run of equally long records may extend far beyond `end`."""
+def find_records(buffer: Buffer, position: int, end: int, *, more: bool) -> tuple[RecordBatch, int]:
+    """Find records, as a `RecordFinder`; a run of equally long ones may extend far beyond `end`."""
     size = len(buffer)
     reach = min(size, position + _LONG_RUN * (end - position)) if more else end
     count, length = uniform_run(buffer, position, reach)
-    if count >= WORTH:
+    if count >= MIN_RUN:
         stopped = position + count * length
-        return Batch(range(position, stopped, length), stopped, is_added=True), stopped
+        return RecordBatch(range(position, stopped, length), stopped, is_added=True), stopped
     starts: list[int] = []
     stopped = added_run(buffer, position, end, starts)
-    if len(starts) >= WORTH:
-        return Batch(starts, stopped, is_added=True), stopped
+    if len(starts) >= MIN_RUN:
+        return RecordBatch(starts, stopped, is_added=True), stopped
     starts = []
     try:
         stopped = scan(buffer, position, end, starts, more=more)
     except DamagedJournal as damage:
         stopped = damage.position
-    return Batch(starts, stopped), stopped
+    return RecordBatch(starts, stopped), stopped

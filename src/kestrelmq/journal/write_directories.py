@@ -39,7 +39,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class WriteOwner:
     """The process that a write belongs to.
 
     Attributes:
@@ -68,7 +68,7 @@ class Owner:
         return self.boot == boot and _started(self.process) == self.started
 
 
-def create(path: Path, owner: Owner) -> Path:
+def create(path: Path, owner: WriteOwner) -> Path:
     """Create a directory for a write in the queue path `path`. Raises OSError."""
     place = f"{owner.machine}-{owner.boot}-{owner.process}-{owner.started}"
     directory = path / f"{WRITE_MARK}{place}-{uuid4().hex[:16]}"
@@ -122,7 +122,9 @@ def _may_go_on(directory: Path, now: int) -> bool:
     match = _NAME.fullmatch(directory.name)
     if match is None or not directory.is_dir() or directory.is_symlink():
         return False
-    owner = Owner(match["machine"], match["boot"], int(match["process"]), int(match["started"]))
+    owner = WriteOwner(
+        match["machine"], match["boot"], int(match["process"]), int(match["started"])
+    )
     if owner.machine == _this_machine()[0]:
         return owner.may_run()
     return now / 1000 - _last_change(directory) < _LONGEST_SILENCE

@@ -60,7 +60,7 @@ class NoJournal:
         """Do nothing: no file is open."""
 
 
-class Follower:
+class JournalFollower:
     """Told about file changes that a reader of a growing journal must follow; ignores them."""
 
     __slots__ = ()
@@ -72,7 +72,7 @@ class Follower:
         """Take note that what would follow byte `end` of `name` begins the file `following`."""
 
 
-_NOBODY: Final = Follower()
+_NOBODY: Final = JournalFollower()
 
 
 class FileJournal:
@@ -147,7 +147,7 @@ class FileJournal:
         self.is_torn = self.suspect = False
         self.rewrites = self.rotations = self.syncs = 0
         self.begun_after = 0
-        self.follower: Follower = _NOBODY
+        self.follower: JournalFollower = _NOBODY
         self.directory = directory
         self._current: AppendFile | None = None
         self._name = queue
@@ -314,7 +314,7 @@ class FileJournal:
         except OSError:
             self.forget(name)
             raise
-        self.directory.reached("begin: record written")
+        self.directory.crash_point("begin: record written")
 
     def forget(self, begun: str) -> None:
         """Remove a file that `begin` made, unless it was removed or used already."""
@@ -352,14 +352,14 @@ class FileJournal:
             if rotated != old:
                 self.directory.rename(old, rotated)
                 self._current_renamed(current, rotated)
-                self.directory.reached("rotate: current file renamed")
+                self.directory.crash_point("rotate: current file renamed")
             self.directory.rename(temporary, self.queue)
         except OSError:
             new.close()
             self.forget(temporary)
             raise
         new.renamed(self.queue)
-        self.directory.reached("rotate: new file named")
+        self.directory.crash_point("rotate: new file named")
         with self._lock:
             self._names_changed = True
             self.sizes[rotated] = current.size
@@ -404,7 +404,7 @@ class FileJournal:
 
     # --- the end ---
 
-    def begin_removal(self, now: int, also: Iterable[str] = ()) -> "Removal":
+    def begin_removal(self, now: int, also: Iterable[str] = ()) -> "JournalRemoval":
         """Prepare to remove the queue's files, and those named `also`.
 
         Until it is closed, the journal continues in its current file and begins no other one. What
@@ -420,11 +420,11 @@ class FileJournal:
             self.directory.rename(self._name, rotated)
             self._current_renamed(current, rotated)
             self._names_changed = True
-            self.directory.reached("delete: current file renamed")
+            self.directory.crash_point("delete: current file renamed")
         newest = max(newest_timestamp(list(self.sizes)), newest_timestamp([self._name]))
         self.is_ending = True
         sizes = {**self.sizes, self._name: self.current_size}
-        return Removal(self.directory, self.queue, newest, sizes, also)
+        return JournalRemoval(self.directory, self.queue, newest, sizes, also)
 
     def _timestamp(self, now: int) -> int:
         """Return the timestamp (ms) of the next rotated file."""
@@ -439,7 +439,7 @@ class FileJournal:
         self.follower = _NOBODY  # breaks a reference cycle, which only the collector would free
 
 
-class Removal:
+class JournalRemoval:
     """Removes the files of a queue that is being deleted, by way of an empty pack.
 
     `replace` puts the empty pack in the place of all files, `remove` deletes these and then the
@@ -488,7 +488,7 @@ class Removal:
         except OSError:
             directory.remove(self._pack)
             raise
-        directory.reached("delete: empty pack in place")
+        directory.crash_point("delete: empty pack in place")
 
     def remove(self, unnamed: UnnamedFiles, _pause: Pause) -> None:
         """Delete the files, once they are replaced and the journal is closed.
@@ -502,10 +502,10 @@ class Removal:
         try:
             for name in (*self._sizes, *self._also):
                 directory.remove(name)
-                directory.reached("delete: file removed")
+                directory.crash_point("delete: file removed")
             directory.sync()
             directory.remove(self._pack)
-            directory.reached("delete: pack removed")
+            directory.crash_point("delete: pack removed")
             directory.sync()
         except OSError as error:
             log.warning("queue %s is deleted, but not all of its files: %s", self._queue, error)

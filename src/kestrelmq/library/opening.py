@@ -16,7 +16,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import ConfigError, InvalidQueueName
 from kestrelmq.journal.files import DiskDirectory, FileLock, QueuePathLock, make_queue_path
 from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.names import QueuePlan, plan
+from kestrelmq.journal.names import QueueFiles, group_files
 from kestrelmq.names import queue_name_error
 
 
@@ -66,7 +66,7 @@ def open_queue(
     make_queue_path(path)
     with _lock(path, name) as held:
         directory = DiskDirectory(path)
-        files = plan(directory.names()).queues.get(name, QueuePlan(name))
+        files = group_files(directory.names()).queues.get(name, QueueFiles(name))
         loaded = load_queue(directory, files, config.max_memory_size, clock)
         loaded.journal.open()
         queue = Queue(

@@ -19,7 +19,7 @@ from typing import Final, Self
 from kestrelmq.config import LISTENERS, ServerConfig
 from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.journal.files import file_names
-from kestrelmq.journal.names import plan
+from kestrelmq.journal.names import group_files
 
 PORT_STEP: Final = 10
 """The difference between the ports of one server and the next.
@@ -147,11 +147,11 @@ def _layout(queue_path: Path) -> tuple[list[str], dict[int, str]]:
             files.append(entry.name)
         elif match is not None and entry.is_dir() and _queues(entry):
             subs[int(match[1])] = entry.name
-    return list(plan(files).queues), dict(sorted(subs.items()))
+    return list(group_files(files).queues), dict(sorted(subs.items()))
 
 
 def _queues(path: Path) -> list[str]:
-    return list(plan(file_names(path)).queues)
+    return list(group_files(file_names(path)).queues)
 
 
 def _some(names: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kestrelmq.journal.records import ADD, ADD_HEADER, ADDX, ADDX_HEADER, REMOVE, Buffer
-from kestrelmq.journal.scanning import WORTH, scan
+from kestrelmq.journal.scanning import MIN_RUN, scan
 
 _FIRST_WINDOW: Final = 4 << 10
 _LARGEST_WINDOW: Final = 64 << 10
@@ -35,7 +35,7 @@ def boundaries(
     window = _FIRST_WINDOW
     while position < end:
         count, length = _run(buffer, position, end)
-        if count >= WORTH:
+        if count >= MIN_RUN:
             starts.append(position + length * np.arange(count, dtype=np.int64))
             position += count * length
             window = _FIRST_WINDOW

@@ -20,7 +20,13 @@ from pathlib import Path
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import clean_up
-from kestrelmq.journal.names import QueuePlan, later_timestamp, pack_name, plan, rotated_name
+from kestrelmq.journal.names import (
+    QueueFiles,
+    group_files,
+    later_timestamp,
+    pack_name,
+    rotated_name,
+)
 from kestrelmq.journal.pack import take_place
 from kestrelmq.spark.journal_parts import JournalPart, join_parts
 from kestrelmq.spark.scanning import open_view
@@ -46,7 +52,7 @@ class JournalCommit:
 
     def run(self, parts: Mapping[str, Sequence[JournalPart]]) -> None:
         """Commit the parts of each queue, given in their final order."""
-        found = plan(self._directory.names()).queues
+        found = group_files(self._directory.names()).queues
         for queue in sorted(parts):
             existing = found.get(queue)
             if existing is None:
@@ -67,20 +73,20 @@ class JournalCommit:
         directory.append_to(guard).close()
         directory.sync()
         for place, part in enumerate(parts, start=1):
-            directory.reached("part")
+            directory.crash_point("part")
             self._move_in(part.path, rotated_name(queue, timestamp + place), sync=False)
         directory.sync()
-        directory.reached("guarded")
+        directory.crash_point("guarded")
         opened = rotated_name(queue, timestamp)
         directory.rename(guard, opened)
         directory.sync()
-        directory.reached("committed")
+        directory.crash_point("committed")
         directory.remove(opened)
 
-    def _replace(self, existing: QueuePlan, parts: Sequence[JournalPart]) -> None:
+    def _replace(self, existing: QueueFiles, parts: Sequence[JournalPart]) -> None:
         take_place(self._directory, existing, self._inside(self._joined(parts)), self._now)
 
-    def _append(self, existing: QueuePlan, parts: Sequence[JournalPart]) -> None:
+    def _append(self, existing: QueueFiles, parts: Sequence[JournalPart]) -> None:
         directory, queue = self._directory, existing.queue
         timestamp = later_timestamp(existing.rotated, self._now)
         if existing.files:
@@ -92,7 +98,7 @@ class JournalCommit:
         if existing.has_current:
             directory.rename(queue, rotated_name(queue, timestamp))
             directory.sync()
-            directory.reached("rotated")
+            directory.crash_point("rotated")
         self._move_in(single, rotated_name(queue, timestamp + 1))
 
     def _joined(self, parts: Sequence[JournalPart]) -> Path:

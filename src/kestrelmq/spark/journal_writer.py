@@ -156,12 +156,12 @@ def _check_complete(by_queue: Mapping[str, Sequence[JournalPart]]) -> None:
             )
 
 
-def _driver() -> write_directories.Owner:
+def _driver() -> write_directories.WriteOwner:
     """Return the process that runs the job: the nearest ancestor that is not a Python worker."""
     process = write_directories.process_above(os.getpid())
     while process is not None and _is_python(process):
         process = write_directories.process_above(process)
-    return write_directories.Owner.of(process or os.getppid())
+    return write_directories.WriteOwner.of(process or os.getppid())
 
 
 def _is_python(process: int) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kestrelmq.journal.files import DiskDirectory, write_file
 from kestrelmq.journal.records import ADD_XID, ADDX_HEADER, CONTINUE, added_item
 from kestrelmq.journal.replacement import open_read_records
-from kestrelmq.journal.walk import Ending
+from kestrelmq.journal.walk import WalkEnd
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.planning import FileReadPlan, QueueReadPlan, file_read_plans, replay_in_order
 from kestrelmq.spark.queue_source import is_live
@@ -27,7 +27,7 @@ _ADDING_WITH_XID: Final = (ADD_XID, CONTINUE)
 
 def pack_files(
     files: Sequence[SpoolFile], output: Path, dialect: Dialect
-) -> tuple[int, int, Ending | None]:
+) -> tuple[int, int, WalkEnd | None]:
     """Write the packed journal of a queue's files to `output`, and sync it.
 
     A server that loads `output` has the same items and open reads, and, in the documented dialect,
@@ -61,7 +61,7 @@ def _records(plan: QueueReadPlan, dialect: Dialect, last_xid: int) -> Iterator[b
         yield from _rest(part)
 
 
-def _torn(file: SpoolFile) -> Ending | None:
+def _torn(file: SpoolFile) -> WalkEnd | None:
     view = open_view(file.path, file.size, file.inode)
     for _ in view.chunks(tail_may_be_torn=True):
         pass

@@ -27,7 +27,7 @@ from kestrelmq.journal.records import (
     STATE_DUMP_SIZE,
     Buffer,
 )
-from kestrelmq.journal.walk import End, Ending, Walk
+from kestrelmq.journal.walk import EndKind, Walk, WalkEnd
 from kestrelmq.spark.boundaries import boundaries
 from kestrelmq.spark.summarising import RecordRun
 
@@ -84,7 +84,7 @@ class FileView:
         """View `buffer`, which must hold at least `size` bytes and outlive the view."""
         self.buffer = buffer if len(buffer) == size else memoryview(buffer)[:size]
         self.size = size
-        self.torn: Ending | None = None
+        self.torn: WalkEnd | None = None
         self.bytes: NDArray[np.uint8] = np.frombuffer(buffer, dtype=np.uint8, count=size)
 
     def field(
@@ -125,13 +125,13 @@ class FileView:
             for starts, end in batches:
                 yield self._chunk(starts, end)
             if not begin:
-                self.torn = self._torn(walk.reached)
+                self.torn = self._torn(walk.end)
 
     @staticmethod
-    def _torn(ending: Ending) -> Ending | None:
-        if ending.kind is End.DAMAGED:
+    def _torn(ending: WalkEnd) -> WalkEnd | None:
+        if ending.kind is EndKind.DAMAGED:
             raise DamagedJournal(ending.position, ending.reason)
-        return ending if ending.kind is End.TORN else None
+        return ending if ending.kind is EndKind.TORN else None
 
     def _chunk(
         self, starts: list[NDArray[np.int64]], end: int, *, is_state_dump: bool = False

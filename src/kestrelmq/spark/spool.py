@@ -16,7 +16,7 @@ from stat import S_ISDIR
 from typing import Final
 
 from kestrelmq.errors import ConfigError, JournalError
-from kestrelmq.journal.names import TEMPORARY_MARK, QueuePlan, parse_name, plan
+from kestrelmq.journal.names import TEMPORARY_MARK, QueueFiles, group_files, parse_name
 
 _LOOK: Final = 64 << 10
 _LISTINGS: Final = 100
@@ -140,7 +140,7 @@ def _fixed_part(pattern: str) -> str:
 
 def _files_in(spool: str, only: frozenset[str] | None, root: str) -> Iterator[SpoolFile]:
     listed = _listed(spool)
-    for queue in plan(listed).queues.values():
+    for queue in group_files(listed).queues.values():
         names = _names_on_disk(queue)
         for name in names:
             if only is None or name in only:
@@ -172,7 +172,7 @@ def _names_in(spool: str) -> set[str]:
     return {name for name in os.listdir(spool) if TEMPORARY_MARK not in name}  # noqa: PTH208
 
 
-def _names_on_disk(queue: QueuePlan) -> list[str]:
+def _names_on_disk(queue: QueueFiles) -> list[str]:
     """Return the files to replay, by the names they have before the plan's renames."""
     before = {new: old for old, new in queue.rename}
     return [before.get(name, name) for name in queue.files]

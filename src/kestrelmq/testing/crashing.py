@@ -1,7 +1,7 @@
 """A queue path that crashes at a chosen step, and loses what was not forced to disk.
 
 `CrashingDirectory` does everything in a real directory and counts the steps: every change, and
-every point that the code under test names with `reached`. At the chosen step it raises
+every point that the code under test names with `crash_point`. At the chosen step it raises
 `SimulatedCrash`, which nothing catches by accident. `survive` then writes to another directory what
 a machine would find when it starts again:
 
@@ -185,7 +185,7 @@ class CrashingDirectory(RealDirectory):
         self.step("sync the directory")
         self._safe_names = dict(self._names)
 
-    def reached(self, point: str) -> None:
+    def crash_point(self, point: str) -> None:
         """Count a named point as a step that cannot fail."""
         fail, self.fail = self.fail, lambda _point: False
         try:

@@ -281,7 +281,7 @@ class RecordingDirectory(RealDirectory):
         self.check()
         self.note(SyncNames(**_where()))
 
-    def reached(self, point: str) -> None:
+    def crash_point(self, point: str) -> None:
         """Do nothing: a crash is derived after every operation anyway."""
 
     def abandon(self) -> None:

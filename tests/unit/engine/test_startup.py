@@ -10,7 +10,7 @@ from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.startup import StartUp
 from kestrelmq.engine.worker import at_once
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.journal.names import QueuePlan
+from kestrelmq.journal.names import QueueFiles
 from kestrelmq.journal.records import item, item_data
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.worker import HeldWorker
@@ -173,7 +173,7 @@ def test_reload_reaches_queues_that_load(starting: Starting) -> None:
     changed = config.model_copy(
         update={"default": QueueConfig(max_items=1, journal_dialect="kestrel-2")}
     )
-    found = starting.collection.load(QueuePlan("long", has_current=True))
+    found = starting.collection.load(QueueFiles("long", has_current=True))
     starting.collection.reload(changed)
     starting.collection.admit("long", found)
     assert not starting.collection.add("long", b"one too many")
@@ -195,13 +195,13 @@ def test_a_queue_that_is_there_and_masked_is_warned_about(
     )
     warned = [f"aliases.{name} masks the queue of that name" for name in ("both", "up", "damaged")]
     collection = QueueCollection(aliased, CLOCK)
-    plans = collection.begin()
+    queues = collection.begin()
     assert caplog.messages == warned
     caplog.clear()
     collection.reload(aliased)
     assert caplog.messages == warned
-    for queue_plan in plans:
-        collection.admit(queue_plan.queue, collection.load(queue_plan))
+    for queue_files in queues:
+        collection.admit(queue_files.queue, collection.load(queue_files))
     collection.reload(ServerConfig(queue_path=tmp_path))
     caplog.clear()
     collection.reload(aliased)

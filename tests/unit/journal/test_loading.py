@@ -10,7 +10,7 @@ import pytest
 from kestrelmq.errors import DamagedJournal, QueuePathLocked
 from kestrelmq.journal.files import DiskDirectory, QueuePathLock
 from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.names import QueuePlan, plan
+from kestrelmq.journal.names import QueueFiles, group_files
 from kestrelmq.journal.records import (
     Add,
     AddX,
@@ -38,7 +38,7 @@ DATA = Path(__file__).parents[2] / "data"
 
 def load(path: Path, limit: int | None = None) -> tuple[list[str], dict[int, str], int]:
     """Load the queue `q`; return its items, its open reads and the size of its journal."""
-    found = plan(DiskDirectory(path).names()).queues.get("q", QueuePlan("q"))
+    found = group_files(DiskDirectory(path).names()).queues.get("q", QueueFiles("q"))
     loaded = load_queue(DiskDirectory(path), found, limit, FakeClock(NOW))
     loaded.journal.open()
     size = loaded.journal.size
@@ -89,7 +89,7 @@ def test_directories_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "q").mkdir()
     (tmp_path / "q" / "q").write_bytes(journal("no"))
     (tmp_path / "q.5").write_bytes(journal("a"))
-    assert plan(DiskDirectory(tmp_path).names()).queues["q"].files == ("q.5",)
+    assert group_files(DiskDirectory(tmp_path).names()).queues["q"].files == ("q.5",)
 
 
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_loading_pauses_and_can_be_stopped(tmp_path: Path) -> None:
     (tmp_path / "q.5").write_bytes(journal(*("z" * size for size in sizes)))
     (tmp_path / "q").write_bytes(journal("last") + b"\x02")
     before = listing(tmp_path)
-    found = plan(DiskDirectory(tmp_path).names()).queues["q"]
+    found = group_files(DiskDirectory(tmp_path).names()).queues["q"]
     pauses = 0
 
     def pace() -> bool:
@@ -313,7 +313,7 @@ def test_what_takes_long_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     clock = FakeClock(NOW)
     (tmp_path / "q.5").write_bytes(journal("z" * (3 << 20)))
     (tmp_path / "q").write_bytes(journal(*["y" * (1 << 20)] * 4))
-    found = plan(DiskDirectory(tmp_path).names()).queues["q"]
+    found = group_files(DiskDirectory(tmp_path).names()).queues["q"]
 
     def pace() -> bool:
         clock.advance(3.0)

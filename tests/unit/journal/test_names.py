@@ -4,11 +4,11 @@ import pytest
 
 from kestrelmq.journal.names import (
     JournalName,
-    QueuePlan,
+    QueueFiles,
+    group_files,
     later_timestamp,
     pack_name,
     parse_name,
-    plan,
     rotated_name,
     temporary_name,
 )
@@ -73,25 +73,27 @@ def test_a_later_file_comes_later(timestamp: str) -> None:
     """Whatever the newest file is called, the name of the next one is known and sorts behind it."""
     before = f"cars.{timestamp}"
     after = rotated_name("cars", later_timestamp([before], 5))
-    assert plan([after, before]).queues["cars"].rotated == (before, after)
+    assert group_files([after, before]).queues["cars"].rotated == (before, after)
 
 
 def test_order_is_by_number() -> None:
     """Rotated files go by timestamp, not by text; the current one is last."""
-    found = plan(["cars.1000", "cars", "cars.999", "cars.20"]).queues["cars"]
+    found = group_files(["cars.1000", "cars", "cars.999", "cars.20"]).queues["cars"]
     assert found.files == ("cars.20", "cars.999", "cars.1000", "cars")
     assert (found.dead, found.rename) == ((), ())
 
 
 def test_without_a_current_file() -> None:
     """Only what is there is replayed."""
-    assert plan(["cars.5"]).queues["cars"].files == ("cars.5",)
+    assert group_files(["cars.5"]).queues["cars"].files == ("cars.5",)
 
 
 def test_pack_replaces_what_is_not_newer() -> None:
     """The example of the format: 904 and 950 are dead, 951 is still valid."""
-    found = plan(["cars", "cars.904", "cars.950", "cars.950.pack", "cars.951"]).queues["cars"]
-    assert found == QueuePlan(
+    found = group_files(["cars", "cars.904", "cars.950", "cars.950.pack", "cars.951"]).queues[
+        "cars"
+    ]
+    assert found == QueueFiles(
         queue="cars",
         rotated=("cars.950", "cars.951"),
         has_current=True,
@@ -102,14 +104,14 @@ def test_pack_replaces_what_is_not_newer() -> None:
 
 def test_of_two_packs_the_newer_counts() -> None:
     """An older pack is dead like any other file that the newer one stands for."""
-    found = plan(["cars.5.pack", "cars.9.pack", "cars.7", "cars.12"]).queues["cars"]
+    found = group_files(["cars.5.pack", "cars.9.pack", "cars.7", "cars.12"]).queues["cars"]
     assert found.files == ("cars.9", "cars.12")
     assert found.dead == ("cars.5.pack", "cars.7")
 
 
 def test_queues_are_kept_apart() -> None:
     """One queue's pack says nothing about another's files; unknown files are named."""
-    found = plan(["b.3", "a.9.pack", "a", "b", "~~lock", "b~~x", "README.md", "a+b.1"])
+    found = group_files(["b.3", "a.9.pack", "a", "b", "~~lock", "b~~x", "README.md", "a+b.1"])
     assert list(found.queues) == ["a", "a+b", "b"]
     assert found.queues["b"].files == ("b.3", "b")
     assert found.queues["b"].dead == ()
@@ -118,4 +120,4 @@ def test_queues_are_kept_apart() -> None:
 
 def test_empty_path() -> None:
     """No files, no queues."""
-    assert plan([]).queues == {}
+    assert group_files([]).queues == {}

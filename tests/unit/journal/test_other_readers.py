@@ -10,7 +10,7 @@ from kestrelmq.journal.dump import describe, entries
 from kestrelmq.journal.exchange import rows
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.names import plan
+from kestrelmq.journal.names import group_files
 from kestrelmq.journal.pack import pack
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import MAX_XID, MIN_XID, item
@@ -67,7 +67,7 @@ def test_a_state_dump_ends_its_file(cars: Path) -> None:
     packed.mkdir()
     for file in selected.files:
         shutil.copy(cars / file, packed)
-    done = pack(DiskDirectory(packed), select([packed])[0].plan, "documented", FakeClock(NOW))
+    done = pack(DiskDirectory(packed), select([packed])[0].all_files, "documented", FakeClock(NOW))
     assert (done.items, done.open_reads) == (1, 0)
     assert loaded(packed, "cars") == [b"B"]
     assert loaded(cars, "cars") == [b"B"]
@@ -105,7 +105,9 @@ def test_items_behind_a_state_dump_are_not_read(cars: Path, limit: int | None) -
     ]
     reader.close()
     directory = DiskDirectory(cars)
-    state = load_queue(directory, plan(directory.names()).queues["cars"], limit, FakeClock()).state
+    state = load_queue(
+        directory, group_files(directory.names()).queues["cars"], limit, FakeClock()
+    ).state
     found = list(state.memory)
     if state.behind is not None:
         found += state.behind.read(["cars.1700000000900", "cars"], state.behind_items, 999)

@@ -6,7 +6,7 @@ import pytest
 
 from kestrelmq.clock import no_pause
 from kestrelmq.journal.records import item
-from kestrelmq.journal.replacement import FromMemory, Replacement
+from kestrelmq.journal.replacement import MemorySource, Replacement
 from kestrelmq.testing.crashing import CrashingDirectory
 
 pytestmark = pytest.mark.compiled
@@ -20,7 +20,7 @@ def replacement(tmp_path: Path) -> tuple[CrashingDirectory, Replacement]:
     for name in ("jobs.1", "jobs.2"):
         (path / name).write_bytes(item(1, 0, b"old"))
     directory = CrashingDirectory(path, links)
-    source = FromMemory("documented", 0, [], [item(1, 0, b"live")])
+    source = MemorySource("documented", 0, [], [item(1, 0, b"live")])
     return directory, Replacement(directory, "jobs", ["jobs.1", "jobs.2"], source)
 
 

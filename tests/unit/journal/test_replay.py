@@ -45,7 +45,7 @@ def feed(state: Replay, journal: bytes, files: tuple[str, ...] = ("",)) -> None:
     walk = Walk(journal, find_records, last=False)
     for batch in walk.batches():
         state.feed_batch(journal, batch, files)
-    walk.end("")
+    walk.checked_end("")
 
 
 def render(state: Replay) -> State:

@@ -11,7 +11,7 @@ from kestrelmq.journal.dump import entries
 from kestrelmq.journal.exchange import rows
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import Pace, load_queue
-from kestrelmq.journal.names import plan
+from kestrelmq.journal.names import group_files
 from kestrelmq.journal.records import item
 from kestrelmq.journal.selection import select
 from kestrelmq.journal.verify import verify
@@ -35,7 +35,7 @@ def sparse(path: Path, begin: bytes, size: int) -> Path:
 def load(path: Path, pace: Pace | None = None) -> int:
     """Load the queue; return how many items it has."""
     directory = DiskDirectory(path)
-    found = plan(directory.names()).queues["q"]
+    found = group_files(directory.names()).queues["q"]
     state = load_queue(directory, found, 1 << 20, FakeClock(NOW), pace).state
     return state.items
 

@@ -8,10 +8,10 @@ import pytest
 from kestrelmq import PersistentQueue, QueueConfig
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.journal.exchange import Row, import_rows
+from kestrelmq.journal.exchange import ExportRow, import_rows
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.names import plan
+from kestrelmq.journal.names import group_files
 from kestrelmq.journal.records import AddX, Continue, Remove, StateDump, encode, item, item_data
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory, Loss
@@ -101,7 +101,9 @@ def test_what_is_rotated(tmp_path: Path, tail: bytes, *, rotates: bool) -> None:
     directory = DiskDirectory(tmp_path)
     expected = ["q.7", f"q.{NOW}"] if rotates else ["q.7"]
     for _ in range(2):
-        found = load_queue(directory, plan(directory.names()).queues["q"], None, FakeClock(NOW))
+        found = load_queue(
+            directory, group_files(directory.names()).queues["q"], None, FakeClock(NOW)
+        )
         found.journal.open()
         found.journal.close()
         assert list(found.journal.sizes) == expected
@@ -114,7 +116,7 @@ def test_an_empty_file_is_not_rotated(tmp_path: Path) -> None:
     (tmp_path / "q.7").write_bytes(DUMP)
     (tmp_path / "q").write_bytes(b"")
     directory = DiskDirectory(tmp_path)
-    found = load_queue(directory, plan(directory.names()).queues["q"], None, FakeClock(NOW))
+    found = load_queue(directory, group_files(directory.names()).queues["q"], None, FakeClock(NOW))
     assert list(found.journal.sizes) == ["q.7"]
 
 
@@ -122,7 +124,7 @@ def test_import_behind_it(tmp_path: Path) -> None:
     """What is imported comes behind the file, which loading rotated."""
     (tmp_path / "q").write_bytes(added(b"first") + DUMP)
     directory = DiskDirectory(tmp_path)
-    import_rows(directory, [Row("q", 0, b"second", NOW, 0)], FakeClock(NOW), append=True)
+    import_rows(directory, [ExportRow("q", 0, b"second", NOW, 0)], FakeClock(NOW), append=True)
     with PersistentQueue("q", tmp_path) as queue:
         assert [one.data for one in iter(queue.remove, None)] == [b"first", b"second"]
 
@@ -137,7 +139,7 @@ def test_crash_while_it_is_rotated(tmp_path: Path, step: int, loss: Loss) -> Non
     directory = CrashingDirectory(tmp_path / "queues", tmp_path / "links")
     directory.crash_at = step
     with pytest.raises(SimulatedCrash):
-        load_queue(directory, plan(directory.names()).queues["q"], None, FakeClock(NOW))
+        load_queue(directory, group_files(directory.names()).queues["q"], None, FakeClock(NOW))
     directory.survive(loss, tmp_path / "after")
     with PersistentQueue("q", tmp_path / "after") as queue:
         assert [one.data for one in iter(queue.remove, None)] == [b"first"]

@@ -13,7 +13,7 @@ from kestrelmq.clock import SystemClock
 from kestrelmq.config.model import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.journal.write_directories import (
-    Owner,
+    WriteOwner,
     create,
     process_above,
     remove,
@@ -45,8 +45,8 @@ def test_a_directory_stays_while_its_process_runs(
     tmp_path: Path, other: "subprocess.Popen[bytes]"
 ) -> None:
     """Another write leaves it alone, and removes it when the process was killed."""
-    directory = create(tmp_path, Owner.of(other.pid))
-    mine = create(tmp_path, Owner.of(os.getpid()))
+    directory = create(tmp_path, WriteOwner.of(other.pid))
+    mine = create(tmp_path, WriteOwner.of(os.getpid()))
     (directory / "part").write_bytes(b"x")
 
     remove_abandoned(tmp_path)
@@ -63,7 +63,7 @@ def test_a_directory_stays_while_its_process_runs(
 
 def test_an_id_that_is_used_again_is_another_process(tmp_path: Path) -> None:
     """So is one of before the machine was started again."""
-    me = Owner.of(os.getpid())
+    me = WriteOwner.of(os.getpid())
     create(tmp_path, replace(me, started=me.started - 1))
     create(tmp_path, replace(me, boot="00000000"))
     kept = create(tmp_path, me)
@@ -75,7 +75,7 @@ def test_an_id_that_is_used_again_is_another_process(tmp_path: Path) -> None:
 
 def test_a_write_of_another_machine_is_left_for_a_day(tmp_path: Path) -> None:
     """Whether its process runs cannot be told here; a file that changes says that it does."""
-    create(tmp_path, replace(Owner.of(os.getpid()), machine="00000000"))
+    create(tmp_path, replace(WriteOwner.of(os.getpid()), machine="00000000"))
     (written,) = tmp_path.iterdir()
     (written / "part").write_bytes(b"x")
     clock = FakeClock(now=SystemClock().now() + DAY_MS - 60_000)
@@ -109,7 +109,7 @@ def test_links_are_removed_and_not_followed(tmp_path: Path) -> None:
     spool.mkdir()
     (spool / "~~write-1").symlink_to(precious)
     (spool / "~~removed-1").symlink_to(precious)
-    (create(spool, Owner.of(os.getpid())) / "link").symlink_to(precious)
+    (create(spool, WriteOwner.of(os.getpid())) / "link").symlink_to(precious)
 
     remove_all(spool)
 
@@ -119,7 +119,7 @@ def test_links_are_removed_and_not_followed(tmp_path: Path) -> None:
 
 def test_a_server_start_removes_all(tmp_path: Path, other: "subprocess.Popen[bytes]") -> None:
     """A write is committed while no server runs: one that a start interrupts has to fail."""
-    create(tmp_path, Owner.of(other.pid))
+    create(tmp_path, WriteOwner.of(other.pid))
     (tmp_path / "~~write-0123456789abcdef").mkdir()
     (tmp_path / "~~write-0123456789abcdef" / "part").write_bytes(b"x")
     collection = QueueCollection(ServerConfig(queue_path=tmp_path), SystemClock())

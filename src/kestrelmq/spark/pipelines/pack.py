@@ -18,8 +18,8 @@ from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.journal import write_directories
 from kestrelmq.journal.files import DiskDirectory, QueuePathLock, mapped
 from kestrelmq.journal.loading import save_tail
-from kestrelmq.journal.walk import Ending
-from kestrelmq.journal.write_directories import Owner
+from kestrelmq.journal.walk import WalkEnd
+from kestrelmq.journal.write_directories import WriteOwner
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.journal_commit import JournalCommit
 from kestrelmq.spark.journal_parts import JournalPart
@@ -45,7 +45,7 @@ class _PackedJournal:
     packed: PackedQueue
     part: JournalPart
     last: SpoolFile
-    torn: Ending | None
+    torn: WalkEnd | None
 
 
 def pack(
@@ -83,7 +83,7 @@ def pack(
         work: dict[str, Path] = {}
         for spool in spools:
             write_directories.remove_abandoned(Path(spool))
-            work[spool] = write_directories.create(Path(spool), Owner.of(os.getpid()))
+            work[spool] = write_directories.create(Path(spool), WriteOwner.of(os.getpid()))
             locks.callback(write_directories.remove, work[spool])
         written = _pack_all(spark, queues, work, dialect)
         for spool, group in groupby(written, key=lambda one: one.packed.spool):
