@@ -303,7 +303,7 @@ Tokens = Annotated[
 OptionalTextList = Annotated[
     tuple[str, ...] | None,
     _LIST.or_none("everyone", "none", written="everyone").described(
-        "A list; an empty one is nobody. Or 'everyone'; 'none' is no list, and so everyone, too.",
+        "A list, of which an empty one allows nobody; or 'everyone'. 'none' means everyone, too.",
         {"type": "array", "items": {"type": "string", "minLength": 1}},
         {"const": "everyone"},
     ),

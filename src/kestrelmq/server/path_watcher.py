@@ -96,7 +96,7 @@ class PathWatcher(TurnConnection):
         """Report that there are events."""
         self._changed()
 
-    def on_events(self, mask: int) -> None:  # noqa: ARG002 # whatever it is
+    def on_events(self, mask: int) -> None:  # noqa: ARG002 # all events are reported alike
         """Report that there are events."""
         self._changed()
 
