@@ -154,7 +154,7 @@ class MemcacheSession(Session):
             if after <= 0:
                 return -after
         queue = self._queues.get(request.queue)
-        if queue is None or queue.restricted or not self._status.is_open:
+        if queue is None or queue.restricted or not self._status.all_allowed:
             self._new_put(request, data[body:body_end]).begin()
             return after
         self._counters.cmd_set += 1
@@ -169,7 +169,12 @@ class MemcacheSession(Session):
 
     def _get(self, request: Get) -> None:
         queue = self._queues.get(request.plain) if request.plain is not None else None
-        if queue is None or self._reads.by_queue or queue.restricted or not self._status.is_open:
+        if (
+            queue is None
+            or self._reads.by_queue
+            or queue.restricted
+            or not self._status.all_allowed
+        ):
             self._get_slowly(request)
             return
         try:
@@ -245,7 +250,7 @@ class MemcacheSession(Session):
     def _set_large(self, large: ArrivingLargeItem) -> None:
         request = large.request
         queue = self._queues.get(request.queue)
-        if queue is None or queue.restricted or not self._status.is_open:
+        if queue is None or queue.restricted or not self._status.all_allowed:
             self._new_put(request, large.data()).begin()
             return
         self._counters.cmd_set += 1

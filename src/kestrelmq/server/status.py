@@ -54,12 +54,12 @@ class Status(Enum):
         raise ValueError(f"unknown status; allowed: {_ALLOWED}")
 
     @property
-    def reads(self) -> bool:
+    def allows_reads(self) -> bool:
         """Whether items may be read."""
         return self in _READABLE
 
     @property
-    def writes(self) -> bool:
+    def allows_writes(self) -> bool:
         """Whether queues may be changed: added to, flushed, deleted."""
         return self in _WRITABLE
 
@@ -135,7 +135,7 @@ class ServerStatus:
         reads_allowed: whether reads are served now. Confirming, closing and aborting reads that
             were opened earlier is always allowed.
         writes_allowed: whether adds, flushes and deletes are served now.
-        is_open: whether both are; the hot path checks this.
+        all_allowed: whether both are; the hot path checks this.
         listeners: the functions to notify of changes, in this order.
     """
 
@@ -149,7 +149,7 @@ class ServerStatus:
         "_path",
         "_schedule",
         "_timer",
-        "is_open",
+        "all_allowed",
         "listeners",
         "reads_allowed",
         "since",
@@ -159,7 +159,7 @@ class ServerStatus:
 
     reads_allowed: bool
     writes_allowed: bool
-    is_open: bool
+    all_allowed: bool
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class ServerStatus:
         self.listeners: list[StatusListener] = []
         self.status = default
         self.since = clock.now()
-        self._allow(default.reads, default.writes)
+        self._allow(default.allows_reads, default.allows_writes)
 
     def load(self) -> None:
         """Restore the saved status and enforce it at once; listeners are not notified."""
@@ -237,7 +237,9 @@ class ServerStatus:
         self._cancel_timer()
         self.status = status
         self.since = self._clock.now()
-        self._allow(self.reads_allowed | status.reads, self.writes_allowed | status.writes)
+        self._allow(
+            self.reads_allowed | status.allows_reads, self.writes_allowed | status.allows_writes
+        )
         self._acting = acting = _Countdown(
             len(self.listeners), lambda: self._begin_grace(grace_period)
         )
@@ -267,16 +269,19 @@ class ServerStatus:
             self._enforce()
 
     def _enforced(self) -> bool:
-        return (self.reads_allowed, self.writes_allowed) == (self.status.reads, self.status.writes)
+        return (self.reads_allowed, self.writes_allowed) == (
+            self.status.allows_reads,
+            self.status.allows_writes,
+        )
 
     def _enforce(self) -> None:
         self._timer = None
-        self._allow(self.status.reads, self.status.writes)
+        self._allow(self.status.allows_reads, self.status.allows_writes)
 
     def _allow(self, reads: bool, writes: bool) -> None:  # noqa: FBT001
         self.reads_allowed = reads
         self.writes_allowed = writes
-        self.is_open = reads and writes
+        self.all_allowed = reads and writes
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

@@ -91,7 +91,7 @@ def test_what_each_status_allows(
     clock: FakeClock, status: Status, *, reads: bool, writes: bool, read_set: bool, write_set: bool
 ) -> None:
     """Each status says what is served and which server sets the server is in."""
-    assert (status.reads, status.writes) == (reads, writes)
+    assert (status.allows_reads, status.allows_writes) == (reads, writes)
     assert (status.in_read_set, status.in_write_set) == (read_set, write_set)
     server = make(clock, default=status)
     assert allowed(server) == (reads, writes)
