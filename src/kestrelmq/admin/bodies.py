@@ -62,7 +62,7 @@ class BodyReader:
                 408, "body_too_slow", f"the body did not come within {BODY_TIMEOUT:g} s"
             ) from None
         except (web.RequestPayloadError, HttpProcessingError):
-            raise ApiError(400, "invalid_body", "the body is no valid HTTP body") from None
+            raise ApiError(400, "invalid_body", "the body is not a valid HTTP body") from None
         if encoding in {"", "identity"} or not sent:
             return sent
         return await _inflated(sent, _window_bits(encoding, sent))
@@ -89,7 +89,7 @@ class BodyReader:
             raise ApiError(
                 503,
                 "too_many_bodies",
-                "too much is being received; try again",
+                "the server is receiving too many bodies at the same time; try again",
                 {"Retry-After": "1"},
             )
 

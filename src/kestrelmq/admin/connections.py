@@ -157,7 +157,7 @@ class HttpConnection(web.RequestHandler):
         if status >= 500 and not isinstance(exc, ConnectionError):
             log.error("%s %s failed", request.method, request.path, exc_info=exc)
         code, text = (
-            ("bad_request", "this is no valid HTTP request")
+            ("bad_request", "this is not a valid HTTP request")
             if status == 400
             else ("internal_error", "internal error; see the log")
         )

@@ -97,7 +97,9 @@ class QueueEvents:
         if len(present) >= MOST_WATCHERS:
             loser = displaced(peer, present, lambda one: one.peer, lambda _: True, own=False)
             if loser is None:
-                raise ApiError(503, "too_many_watchers", f"{MOST_WATCHERS} follow already")
+                raise ApiError(
+                    503, "too_many_watchers", f"there are {MOST_WATCHERS} watchers already"
+                )
             self._watchers.pop(loser, None)
             loser.drop()
         watcher = _Watcher(peer, request, task)

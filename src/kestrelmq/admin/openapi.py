@@ -118,13 +118,13 @@ def _events() -> dict[str, Any]:
         "tags": ["server"],
         "description": (
             "`rows`: queues that changed, each as name, items, bytes, put rate, get rate, when "
-            "the oldest item was added, open reads, waiters and state; `reset` says that what was "
-            "known is to be forgotten. `gone`: names of queues that went. `server`: the totals, "
-            "once a second. The stream does not end by itself."
+            "the oldest item was added, open reads, waiters and state. `reset`: forget all queues; "
+            "`rows` with all of them follow. `gone`: names of queues that were removed. `server`: "
+            "the totals, once a second. The stream does not end by itself."
         ),
         "responses": {
             "200": {"description": "A stream.", "content": {"text/event-stream": {}}},
-            "503": {"description": "Too many follow already."},
+            "503": {"description": "There are too many watchers already."},
         },
     }
 

@@ -38,12 +38,14 @@ app = typer.Typer(
 )
 
 _WHERE = "Which server"
-ProtocolFlag = Annotated[WireProtocol, typer.Option(help="What to speak.", rich_help_panel=_WHERE)]
+ProtocolFlag = Annotated[
+    WireProtocol, typer.Option(help="The protocol to use.", rich_help_panel=_WHERE)
+]
 ServerFlag = Annotated[
     str,
     typer.Option(
         metavar="HOST[:PORT]",
-        help="The server; without PORT, that of the protocol: 22133, 2222 or 2229.",
+        help="The server; PORT defaults to that of the protocol: 22133, 2222 or 2229.",
         rich_help_panel=_WHERE,
     ),
 ]
@@ -53,7 +55,7 @@ QueueFlag = Annotated[
 ]
 FlushFlag = Annotated[
     bool,
-    typer.Option("--flush", help="Discard what the queue holds.", rich_help_panel=_WHERE),
+    typer.Option("--flush", help="Flush the queue if it is not empty.", rich_help_panel=_WHERE),
 ]
 ClientsFlag = Annotated[int, typer.Option("--clients", "-c", min=1, help="How many clients.")]
 ItemsFlag = Annotated[int, typer.Option("--items", "-n", min=1, help="How many items in all.")]
@@ -76,7 +78,7 @@ def put_many(  # noqa: PLR0913 # one parameter a flag
     rollup: RollupFlag = 1,
     fanouts: Annotated[
         int,
-        typer.Option("--fanouts", "-f", min=0, help="Fanout queues that receive a copy of all."),
+        typer.Option("--fanouts", "-f", min=0, help="Fanout queues that each receive every item."),
     ] = 0,
     protocol: ProtocolFlag = WireProtocol.MEMCACHE,
     server: ServerFlag = "127.0.0.1",
@@ -116,7 +118,7 @@ def flood(  # noqa: PLR0913 # one parameter a flag
     size: SizeFlag = _SIZE,
     rollup: RollupFlag = 1,
     blocking: Annotated[
-        bool, typer.Option("--blocking", help="Wait for items, instead of asking again and again.")
+        bool, typer.Option("--blocking", help="Wait for items instead of polling.")
     ] = False,
     preload: Annotated[
         bool, typer.Option("--preload", "-P", help="Put everything before reading anything.")
@@ -145,7 +147,7 @@ def packing(  # noqa: PLR0913 # one parameter a flag
     size: SizeFlag = _SIZE,
     rollup: RollupFlag = 100,
     backlog: Annotated[
-        int, typer.Option(min=0, help="Items put first, which wait behind every cycle.")
+        int, typer.Option(min=0, help="Items put first; every cycle leaves as many in the queue.")
     ] = 0,
     protocol: ProtocolFlag = WireProtocol.MEMCACHE,
     server: ServerFlag = "127.0.0.1",
@@ -164,7 +166,7 @@ def leaky_reader(
     items: ItemsFlag = 10_000,
     size: SizeFlag = _SIZE,
     leak: Annotated[
-        int, typer.Option("--leak", "-l", min=2, help="Each reader gives up every so many reads.")
+        int, typer.Option("--leak", "-l", min=2, help="Leave one in this many reads unconfirmed.")
     ] = 100,
     protocol: ProtocolFlag = WireProtocol.MEMCACHE,
     server: ServerFlag = "127.0.0.1",

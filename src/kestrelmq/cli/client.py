@@ -34,7 +34,7 @@ _TIMEOUT_HELP: Final = "Wait this long for an item, such as 5 or 500ms."
 DelimiterFlag = Annotated[
     str | None,
     typer.Option(
-        help="What to write after each item; by default a line end when there may be several."
+        help="Text to write after each item; by default a line end if there may be several items."
     ),
 ]
 
@@ -42,7 +42,7 @@ CreateFlag = Annotated[
     bool,
     typer.Option(
         "--create",
-        help="Create a queue that is not there, such as a fanout queue before its first item.",
+        help="Create the queue if it does not exist, such as a fanout queue before its first item.",
     ),
 ]
 
@@ -58,13 +58,13 @@ def put(
         bool, typer.Option("--lines", help="Each line of standard input is an item of its own.")
     ] = False,
     expiry: Annotated[
-        str | None, typer.Option(help="Drop the item when nobody took it for so long, such as 1h.")
+        str | None, typer.Option(help="Drop the item if it is not read in this time, such as 1h.")
     ] = None,
     retry_unknown: Annotated[
         bool,
         typer.Option(
             "--retry-unknown",
-            help="Send again what may be stored already: rather twice than never.",
+            help="Send an item again if its reply was lost, at the risk of storing it twice.",
         ),
     ] = False,
     servers: ServersFlag = None,
@@ -101,12 +101,12 @@ def get(  # noqa: PLR0913 # one parameter a flag
     *,
     timeout: Annotated[str | None, typer.Option(help=_TIMEOUT_HELP)] = None,
     count: Annotated[
-        int, typer.Option(min=0, help="Take up to so many items; 0 takes all there are.")
+        int, typer.Option(min=0, help="Read up to this many items; 0 reads all of them.")
     ] = 1,
     confirm: Annotated[
         bool,
         typer.Option(
-            help="Confirm an item once it is written; without, it is gone as soon as it is sent."
+            help="Confirm an item after it is written; without, it is removed when it is sent."
         ),
     ] = True,
     create: CreateFlag = False,
@@ -168,7 +168,7 @@ def monitor(
     queue: QueueArgument,
     seconds: Annotated[str, typer.Argument(metavar="TIME", help="How long, such as 30 or 5m.")],
     max_items: Annotated[
-        int | None, typer.Argument(metavar="MAX", min=1, help="Stop after so many items.")
+        int | None, typer.Argument(metavar="MAX", min=1, help="Stop after this many items.")
     ] = None,
     *,
     create: CreateFlag = False,
@@ -243,7 +243,7 @@ def _put_lines(
             except ClientError as error:
                 stored += error.stored.count(True)
                 unknown = error.stored.count(None)
-                message = f"{error}; {stored} items put, {unknown} of the next unknown or not sent"
+                message = f"{error}; {stored} items put, {unknown} more may or may not be stored"
                 raise ClientError(message) from error
             stored += outcomes.count(True)
             if not all(outcomes):

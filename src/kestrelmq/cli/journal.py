@@ -43,7 +43,9 @@ class _JournalGroup(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_JournalGroup, no_args_is_help=True, help="Look at journals, check, save and move them."
+    cls=_JournalGroup,
+    no_args_is_help=True,
+    help="Inspect, check, repair, pack, export and import journals.",
 )
 
 PathsArgument = Annotated[
@@ -69,15 +71,17 @@ def dump(
     paths: PathsArgument,
     *,
     queue: QueueFlag = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only the summary.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only the summary.")] = False,
     data: Annotated[bool, typer.Option("-d", "--data", help="Show the items' data.")] = False,
     raw: Annotated[
-        bool, typer.Option("-A", "--raw", help="Only the data of added items, as it is.")
+        bool, typer.Option("-A", "--raw", help="Print only the data of added items, unchanged.")
     ] = False,
     count: Annotated[
-        bool, typer.Option("-c", "--count", help="Only how many items wait in each queue.")
+        bool, typer.Option("-c", "--count", help="Print only the number of items in each queue.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a record.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per record.")
+    ] = False,
 ) -> None:
     """Print the records of journals, one per line, and a summary of each queue.
 
@@ -248,7 +252,7 @@ def import_(
     ],
     *,
     append: Annotated[
-        bool, typer.Option("--append", help="Add to queues that are there already.")
+        bool, typer.Option("--append", help="Add to queues that already exist.")
     ] = False,
 ) -> None:
     """Write an export to journals for a server to load; no server may be using the queue path.
@@ -284,8 +288,8 @@ def _chosen(
         for path in sorted({one.path for one in chosen}):
             if is_locked(path):
                 print(
-                    f"kestrelmq: warning: a server is using {path}; what it writes meanwhile may "
-                    "look like a record cut short, and what it replaces is an error",
+                    f"kestrelmq: warning: a server is using {path}; a record that it is writing "
+                    "may look cut short, and a file that it replaces is reported as an error",
                     file=sys.stderr,
                 )
     return chosen
@@ -295,7 +299,7 @@ def _chosen(
 def _locked_path(path: Path) -> Iterator[None]:
     """Lock the queue path, so that no server can use it. Raises QueuePathLocked."""
     if not path.is_dir():
-        raise JournalError(f"{path} is no queue path")
+        raise JournalError(f"{path} is not a queue path")
     lock = QueuePathLock(path)
     lock.acquire()
     try:

@@ -58,7 +58,7 @@ MasterFlag = Annotated[
     ),
 ]
 OverwriteFlag = Annotated[
-    bool, typer.Option("--overwrite", help="Replace what the output has; otherwise it must be new.")
+    bool, typer.Option("--overwrite", help="Replace existing output, which is otherwise an error.")
 ]
 _LOCAL: Final = "local[*]"
 _POLL: Final = 1
@@ -162,12 +162,12 @@ def archive(  # noqa: PLR0913 # one for each flag
     output: OutputFlag,
     copy: Annotated[
         str | None,
-        typer.Option(metavar="CHILD", help="Copy through this fanout child; otherwise drain."),
+        typer.Option(metavar="CHILD", help="Copy through this fanout child instead of draining."),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until interrupted (SIGINT, SIGTERM).")
+        bool, typer.Option("--follow", "-f", help="Continue until interrupted (SIGINT, SIGTERM).")
     ] = False,
-    every: Annotated[str, typer.Option(help="With --follow: how often there is a batch.")] = (
+    every: Annotated[str, typer.Option(help="With --follow: the interval between batches.")] = (
         "10 seconds"
     ),
     batch_items: Annotated[
@@ -201,16 +201,16 @@ def archive(  # noqa: PLR0913 # one for each flag
 @app.command()
 def restore(  # noqa: PLR0913 # one for each flag
     source: Annotated[
-        str, typer.Argument(metavar="TABLE", help="What replay, history or archive wrote.")
+        str, typer.Argument(metavar="TABLE", help="The output of replay, history or archive.")
     ],
     *,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="DIR", help="A queue path that no server runs on."),
+        typer.Option("--output", "-o", metavar="DIR", help="A queue path that no server is using."),
     ] = None,
     live: Annotated[bool, typer.Option("--live", help="Add to queues of live servers.")] = False,
     queue: Annotated[
-        str | None, typer.Option(metavar="QUEUE", help="With --live: add everything to this one.")
+        str | None, typer.Option(metavar="QUEUE", help="With --live: add all items to this queue.")
     ] = None,
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only items added at this time or later.")

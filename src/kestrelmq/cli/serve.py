@@ -35,7 +35,7 @@ def serve(  # noqa: PLR0913 # one parameter a flag
     log_format: Annotated[str | None, _flag("log_format")] = None,
     log_level: Annotated[str | None, _flag("log_level")] = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Serve nobody before every queue is loaded.")
+        bool, typer.Option("--wait", help="Serve no client before every queue is loaded.")
     ] = False,
     processes: Annotated[
         int | None,

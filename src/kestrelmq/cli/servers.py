@@ -42,12 +42,12 @@ PathPrefixFlag = Annotated[
     typer.Option(
         "--path-prefix",
         metavar="PATH",
-        help="Where in ZooKeeper the servers are, in PATH/read and PATH/write.",
+        help="The path in ZooKeeper; the servers are in PATH/read and PATH/write.",
         rich_help_panel=_PANEL,
     ),
 ]
 YesFlag = Annotated[
-    bool, typer.Option("--yes", "-y", help="Do not ask; without a terminal nothing is asked.")
+    bool, typer.Option("--yes", "-y", help="Do not ask first, as is done on a terminal.")
 ]
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 

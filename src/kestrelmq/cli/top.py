@@ -61,11 +61,9 @@ class QueueLine:
 
 def top(
     *,
-    interval: Annotated[
-        str, typer.Option(help="Time between two looks, such as 2 or 500ms.")
-    ] = "2",
+    interval: Annotated[str, typer.Option(help="Time between updates, such as 2 or 500ms.")] = "2",
     once: Annotated[
-        bool, typer.Option("--once", help="Look twice, print once, and end: for scripts.")
+        bool, typer.Option("--once", help="Print once, after one interval, and exit.")
     ] = False,
     lines: Annotated[int, typer.Option(min=1, help="How many queues to show.")] = 40,
     servers: ServersFlag = None,

@@ -38,7 +38,7 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
         host, colon, port = text.partition(":")
         port, usable = (port, True) if colon else (str(default_port), True)
     if not usable or not host or any(c.isspace() for c in host) or not _is_port(port):
-        raise InvalidRequest(f"{text!r} is no server address such as 'localhost:{default_port}'")
+        raise InvalidRequest(f"{text!r} is not a server address like 'localhost:{default_port}'")
     return Address(host, int(port))
 
 

@@ -129,7 +129,7 @@ class AsyncConnection(asyncio.Protocol):
         """Give the data to the exchange; it is an error if none is in progress."""
         try:
             if self._exchange is None:
-                raise ProtocolError(f"{self.address}: a reply to no request")
+                raise ProtocolError(f"{self.address}: a reply without a request")
             if self._exchange.receive(data):
                 self._finish(self._exchange.result)
         except KestrelError as error:

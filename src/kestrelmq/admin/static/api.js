@@ -55,7 +55,7 @@ export async function call(method, path, body) {
       if (error.status !== 401) throw error;
       const wrong = sessionStorage.getItem(KEY) !== null;
       const token = await askToken(wrong);
-      if (token === null) throw new ApiError(401, "token_needed", "Nothing was done: no token.");
+      if (token === null) throw new ApiError(401, "token_needed", "Nothing was changed: no token was given.");
       sessionStorage.setItem(KEY, token);
     }
   }

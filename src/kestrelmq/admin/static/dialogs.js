@@ -42,7 +42,7 @@ export function confirm(title, what, label) {
 export async function askToken(wrong) {
   const input = h("input", { type: "password", id: "token", required: true, autocomplete: "current-password" });
   const body = h("div", {},
-    h("p", { text: wrong ? "The server did not accept that token." : "The server asks for an admin token before this." }),
+    h("p", { text: wrong ? "The server did not accept that token." : "This needs an admin token." }),
     h("label", { for: "token", text: "Admin token" }), input);
   return (await show("A token is needed", body, buttons("Continue"))) ? input.value.trim() : null;
 }

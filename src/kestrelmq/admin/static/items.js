@@ -51,7 +51,7 @@ export class Items {
     this.tabs = VIEWS.map(([key, label]) =>
       h("button", { type: "button", "data-view": key, "aria-pressed": "false", text: label, onclick: () => this.#show(key) }));
     this.list = h("ol", { class: "item-list" });
-    this.note = h("p", { class: "hint", role: "status", text: "Look at the first items; they stay in the queue." });
+    this.note = h("p", { class: "hint", role: "status", text: "Show the first items without removing them." });
     this.more = h("button", { type: "button", hidden: true, text: "Show more", onclick: () => {
       this.#limit = Math.min(100, this.#limit * 2.5);
       this.load();

@@ -10,7 +10,7 @@ import { store } from "./store.js";
 
 const MEANINGS = {
   UP: "everything is served",
-  WRITEAVOID: "the server leaves the set of those that take items, but still takes them",
+  WRITEAVOID: "the server leaves the write set, but still accepts items",
   READONLY: "adding, flushing and deleting are refused",
   QUIESCENT: "reading and adding are refused",
 };

@@ -103,7 +103,7 @@ export class Overview {
     if (name === null) return;
     try {
       const { created } = await call("POST", "/queues", { name });
-      toast(created ? `${name} was created.` : `${name} is there already.`);
+      toast(created ? `${name} was created.` : `${name} exists already.`);
       location.hash = `#/queue/${encodeURIComponent(name)}`;
     } catch (error) {
       toast(error.message, "error");
@@ -115,9 +115,9 @@ export class Overview {
     if (!totals) return;
     const { items, put, get, age, clients } = this.tiles;
     items.show(short(totals.items), bytes(totals.bytes));
-    put.show(rate(totals.put_rate), "items a second");
-    get.show(rate(totals.get_rate), "items a second");
-    age.show(totals.oldest ? duration(store.age(totals.oldest)) : "–", totals.oldest ? "at the head of a queue" : "nothing waits");
+    put.show(rate(totals.put_rate), "items per second");
+    get.show(rate(totals.get_rate), "items per second");
+    age.show(totals.oldest ? duration(store.age(totals.oldest)) : "–", totals.oldest ? "at the head of a queue" : "no items");
     clients.show(short(totals.connections), `${count(totals.open_reads, "open read")}, ${count(totals.waiters, "waiter")}`);
     this.table.update();
     this.#count();

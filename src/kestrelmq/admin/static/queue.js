@@ -11,12 +11,12 @@ import { fromApi, store } from "./store.js";
 const SPAN = 300_000;
 const EVERY = 2000; // ms between requests for the details that are not in the event stream
 const STATES = {
-  ok: "in order", behind: "read-behind: part of it is on disk only",
+  ok: "ok", behind: "read-behind: some items are only on disk",
   failing: "its journal cannot be written", damaged: "damaged: it could not be loaded", loading: "still loading",
 };
 const LATENCIES = {
-  set_latency_usec: "Serving an add", get_hit_latency_usec: "Serving a read", get_miss_latency_usec: "Serving a read of nothing",
-  delivery_latency_usec: "Waiting in the queue", get_timeout_usec: "Reads that waited in vain",
+  set_latency_usec: "Serving an add", get_hit_latency_usec: "Serving a read", get_miss_latency_usec: "Serving an empty read",
+  delivery_latency_usec: "Waiting in the queue", get_timeout_usec: "Waiting without an item",
 };
 
 function table(heads, rows, label) {
@@ -45,7 +45,7 @@ export class QueuePage {
     this.title = name;
     this.depth = new Chart({ title: "Depth", span: SPAN, format: short,
       series: [{ label: "items", className: "depth", read: (point) => point.items }] });
-    this.rates = new Chart({ title: "Items a second", span: SPAN, format: rate,
+    this.rates = new Chart({ title: "Items per second", span: SPAN, format: rate,
       series: [{ label: "in", className: "put", read: (point) => point.put }, { label: "out", className: "get", read: (point) => point.get }] });
     this.age = new Chart({ title: "Oldest item", span: SPAN, format: axisTime, top: niceTime,
       series: [{ label: "waiting", className: "age", read: (point, time) => (point.oldest ? Math.max(0, time - point.oldest) : 0) }] });
@@ -100,8 +100,8 @@ export class QueuePage {
       this.state.className = `badge ${queue.state}`;
       setText(this.state, STATES[queue.state]);
       setText(this.facts, [
-        count(queue.items, "item"), bytes(queue.bytes), `${rate(queue.put)} in and ${rate(queue.get)} out a second`,
-        queue.oldest ? `oldest ${duration(store.age(queue.oldest))}` : "nothing waits",
+        count(queue.items, "item"), bytes(queue.bytes), `${rate(queue.put)} in and ${rate(queue.get)} out per second`,
+        queue.oldest ? `oldest ${duration(store.age(queue.oldest))}` : "no oldest item",
         count(queue.open, "open read"), count(queue.waiters, "reader", "readers") + " waiting",
       ].join(" · "));
     }
@@ -119,7 +119,7 @@ export class QueuePage {
       this.#show(detail, reads);
     } catch (error) {
       this.problem.hidden = false;
-      setText(this.problem, error.status === 404 ? `There is no queue ${this.name}. It comes into being when something is put on it.` : error.message);
+      setText(this.problem, error.status === 404 ? `There is no queue ${this.name}. It is created when an item is put on it.` : error.message);
     } finally {
       this.#busy = false;
     }
@@ -151,20 +151,20 @@ export class QueuePage {
   }
 
   #reads({ total, open_reads: opened }) {
-    if (!total) return h("p", { class: "hint", text: "No item is out with a reader." });
+    if (!total) return h("p", { class: "hint", text: "No read is open." });
     const rows = opened.slice(0, 20).map((read) => [
       String(read.xid), bytes(read.size), moment(read.add_time),
       h("button", { type: "button", class: "small", "aria-label": `Requeue read ${read.xid}`, text: "Requeue", onclick: () => this.#requeue([read.xid]) }),
     ]);
     return [
-      h("p", { class: "panel-line" }, h("span", { text: `${count(total, "item")} out with readers${total > 20 ? ", the first 20 shown" : ""}.` }),
+      h("p", { class: "panel-line" }, h("span", { text: `${count(total, "open read")}${total > 20 ? ", the first 20 shown" : ""}.` }),
         h("button", { type: "button", text: "Requeue all", onclick: () => this.#requeue(null, total) })),
       table(["Read", "Size", "Added", "Action"], rows, "Open reads"),
     ];
   }
 
   #journal(files) {
-    if (!files.length) return h("p", { class: "hint", text: "It keeps no journal." });
+    if (!files.length) return h("p", { class: "hint", text: "This queue has no journal." });
     const total = files.reduce((sum, file) => sum + file.bytes, 0);
     return [
       h("p", { class: "hint", text: `${count(files.length, "file")}, ${bytes(total)}, in the order of replay.` }),
@@ -174,7 +174,7 @@ export class QueuePage {
 
   #latency(latencies) {
     const known = Object.entries(LATENCIES).filter(([key]) => latencies[key]?.count);
-    if (!known.length) return h("p", { class: "hint", text: "Nothing was measured yet." });
+    if (!known.length) return h("p", { class: "hint", text: "There are no measurements yet." });
     return table(["Time", "Median", "99 %", "Longest"], known.map(([key, label]) => {
       const { p50, p99, maximum } = latencies[key];
       return [label, micros(p50), micros(p99), micros(maximum)];
@@ -222,7 +222,7 @@ export class QueuePage {
   async #delete() {
     const items = await this.#waiting();
     if (items === null) return;
-    const what = `The queue ${this.name}, its journal and its ${count(items, "item")} will be gone for good.`;
+    const what = `The queue ${this.name}, its journal and its ${count(items, "item")} will be deleted permanently.`;
     if (!(await confirm(`Delete ${this.name}?`, what, `Delete ${this.name}`))) return;
     try {
       await call("DELETE", queuePath(this.name));
@@ -234,7 +234,7 @@ export class QueuePage {
   }
 
   async #requeue(xids, total = 1) {
-    const what = `${count(total, "item")} of ${this.name} will go back to its head. Whoever works on it can no longer confirm it, and somebody else will get it.`;
+    const what = `${count(total, "item")} of ${this.name} will go back to the head of the queue. A reader that still works on such an item can no longer confirm it, and another reader will get it.`;
     if (!(await confirm(`Requeue on ${this.name}?`, what, `Requeue on ${this.name}`))) return;
     const path = queuePath(this.name, "/open-reads/requeue");
     if (await this.#act(() => call("POST", path, { xids }), ({ requeued }) => `${count(requeued, "item")} back in ${this.name}.`)) this.items.load();

@@ -44,7 +44,7 @@ export class ServerPage {
     try {
       const server = await call("GET", "/server");
       setText(this.note, `kestrelmq ${server.version}, ${server.status.status} since ${moment(server.status.since)}. ${
-        server.changes_allowed ? (server.token_needed ? "Changes need an admin token." : "Changes are open to this machine.") : "Changes are refused: no admin_tokens are configured."}`);
+        server.changes_allowed ? (server.token_needed ? "Changes need an admin token." : "Clients on this machine may make changes.") : "Changes are refused: no admin_tokens are configured."}`);
       this.stats.replaceChildren(pairs(Object.entries(server.stats).map(([name, value]) => [name, shown(name, value)])));
       const damaged = Object.entries(server.damaged);
       this.damaged.replaceChildren(damaged.length ? pairs(damaged) : h("p", { class: "hint", text: server.loading.length ? `None so far: ${server.loading.length} still loading.` : "None: every queue could be loaded." }));
@@ -63,10 +63,10 @@ export class ServerPage {
   }
 
   async #reload() {
-    if (!(await confirm("Reload the configuration?", "The settings of queues and aliases are read again from the configuration file.", "Reload"))) return;
+    if (!(await confirm("Reload the configuration?", "The settings of queues and aliases will be read again from the configuration file.", "Reload"))) return;
     try {
       const { needs_restart: names } = await call("POST", "/reload");
-      toast(names.length ? `Reloaded. These take a restart: ${names.join(", ")}.` : "The configuration was reloaded.");
+      toast(names.length ? `Reloaded. These need a restart: ${names.join(", ")}.` : "The configuration was reloaded.");
       this.#configuration();
     } catch (error) {
       toast(error.message, "error");

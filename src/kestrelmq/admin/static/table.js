@@ -181,7 +181,7 @@ export class QueueTable {
     this.table.setAttribute("aria-rowcount", total + 1);
     this.empty.hidden = total > 0;
     if (total === 0) {
-      setText(this.empty, store.queues.size ? "No queue fits the filter." : store.totals ? "No queues yet. One comes into being when something is put on it." : "Waiting for the server…");
+      setText(this.empty, store.queues.size ? "No queue fits the filter." : store.totals ? "No queues yet. A queue is created when an item is put on it." : "Waiting for the server…");
     }
     const first = Math.max(0, Math.floor(box.scrollTop / height) - SPARE);
     const sight = Math.min(MOST, Math.ceil(box.clientHeight / height) + 2 * SPARE);
