@@ -91,7 +91,7 @@ class Observer:
             (upkeep.Upkeep, "_pack"),
             (upkeep.Upkeep, "_placed"),
             (upkeep.Upkeep, "_cleared"),
-            (backlog.Behind, "read"),
+            (backlog.ReadBehind, "read"),
         ):
             with suppress(TypeError):  # compiled classes cannot be patched
                 setattr(owner, name, self._noted(name.strip("_"), getattr(owner, name)))

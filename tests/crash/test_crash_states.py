@@ -22,7 +22,7 @@ REACHED = {
     "rewritten from files": {"rotate", "_remove_old"},
     "read behind": {"rotate", "_remove_old"},
     "read behind, rewritten": {"rotate", "_remove_old"},
-    "written ahead": {"rotate", "begin", "_remove_old"},
+    "written ahead": {"rotate", "write_ahead", "_remove_old"},
     "deleted": {"rotate", "replace", "remove"},
     "deleted beside a worker": {"rotate", "replace", "remove"},
     "behind beside a worker": {"rotate", "_remove_old"},

@@ -55,12 +55,12 @@ UNSEEN = {
     "journal/loading.py remove_left_over: directory.remove(name)": TEMPORARY,
     "journal/replacement.py Replacement.place: self._directory.remove(self._temporary)": TEMPORARY,
     "journal/files.py write_file: directory.remove(name)": TEMPORARY,
-    "journal/writer.py FileJournal.forget: self.directory.remove(begun)": TEMPORARY,
+    "journal/writer.py FileJournal.discard_file: self.directory.remove(name)": TEMPORARY,
     "journal/writer.py FileJournal.probe: self.directory.remove(name)": TEMPORARY,
     "journal/writer.py JournalRemoval.replace: directory.remove(self._pack)": (
         "only after a sync that failed; tests/unit/engine/test_rotation.py"
     ),
-    "engine/queue.py Queue.forget: self._directory.remove(file)": TEMPORARY,
+    "engine/queue.py Queue.discard_file: self._directory.remove(file)": TEMPORARY,
     "engine/queue.py Queue.begin_journal: directory.remove(name)": TEMPORARY,
     "journal/loading.py save_tail: directory.truncate(aside, size - end)": "a hole beyond 1 MiB",
     "journal/loading.py _rotate: directory.sync()": FOLLOWER,
@@ -80,7 +80,7 @@ UNSEEN_IN = {
 ENDED = "only the second rename makes another file the last one, and it comes after both"
 UNSEEN_SWAPS = {
     (f"{SHARED} < _sync_rest", "FileJournal.rotate: self.directory.rename(old, rotated)"): ENDED,
-    (f"{SHARED} < begin", "FileJournal.rotate: self.directory.rename(old, rotated)"): ENDED,
+    (f"{SHARED} < write_ahead", "FileJournal.rotate: self.directory.rename(old, rotated)"): ENDED,
     ("sync_file(files.queue)", "rename(files.queue, rotated_name(files.queue, stamp))"): ENDED,
     ("sync_file(existing.files[-1])", "rename(queue, rotated_name(queue, timestamp))"): ENDED,
     ("rename(queue_files.queue, rotated)", "_rotate: directory.sync()"): FOLLOWER,

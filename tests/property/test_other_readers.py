@@ -288,8 +288,8 @@ def test_what_a_server_writes(steps: list[tuple[str, int]], memory: int, at_hand
         max_journal_size=150,
         min_journal_compact_delay=0,
     )
-    before = upkeep.AT_HAND
-    upkeep.AT_HAND = at_hand  # type: ignore[misc] # put back below
+    before = upkeep.COPIED_ITEMS_LIMIT
+    upkeep.COPIED_ITEMS_LIMIT = at_hand  # type: ignore[misc] # put back below
     try:
         with TemporaryDirectory() as name:
             served = Served(Path(name), config)
@@ -298,7 +298,7 @@ def test_what_a_server_writes(steps: list[tuple[str, int]], memory: int, at_hand
                 served.check()
             served.collection.close()
     finally:
-        upkeep.AT_HAND = before  # type: ignore[misc] # as above
+        upkeep.COPIED_ITEMS_LIMIT = before  # type: ignore[misc] # as above
 
 
 def test_reads_of_a_rewritten_journal_are_opened_again() -> None:

@@ -87,9 +87,9 @@ class QueueMachine(RuleBasedStateMachine):
             disable_aggressive_rewrites=lazy,
             journal_dialect=dialect,
         )
-        self._at_hand, self._at_once = upkeep.AT_HAND, upkeep.AT_ONCE
-        upkeep.AT_HAND = at_hand  # type: ignore[misc] # put back by `teardown`
-        upkeep.AT_ONCE = at_once  # type: ignore[misc] # as above
+        self._at_hand, self._at_once = upkeep.COPIED_ITEMS_LIMIT, upkeep.INLINE_TRIM_LIMIT
+        upkeep.COPIED_ITEMS_LIMIT = at_hand  # type: ignore[misc] # put back by `teardown`
+        upkeep.INLINE_TRIM_LIMIT = at_once  # type: ignore[misc] # as above
         (self.root / "0").mkdir()
         self.come_up()
 
@@ -177,9 +177,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.number += 1
         entry = Entry(b"%d:" % self.number + b"x" * size, 0)
         record = item(self.clock.now(), 0, entry.data)
-        file = self.queue.new_file()
+        file = self.queue.new_file_name()
         try:
-            self.queue.begin(file, record, lambda: None)
+            self.queue.write_ahead(file, record, lambda: None)
         except OSError:
             assert self.broken
             return
@@ -191,10 +191,10 @@ class QueueMachine(RuleBasedStateMachine):
         """Add an item that was written."""
         entry, record, file = self.begun.popleft()
         try:
-            assert self.queue.add_begun(record, file)
+            assert self.queue.add_written_ahead(record, file)
         except (QueueUnavailable, JournalError):
             assert self.broken
-            self.queue.forget(file)
+            self.queue.discard_file(file)
             self.commit()
             return
         assert self.commit()
@@ -456,8 +456,8 @@ class QueueMachine(RuleBasedStateMachine):
             self.give_back_all()
             found = [item_data(record) for record in self.everything()]
             assert found == [entry.data for entry in self.waiting]
-            upkeep.AT_HAND = self._at_hand  # type: ignore[misc] # as above
-            upkeep.AT_ONCE = self._at_once  # type: ignore[misc] # as above
+            upkeep.COPIED_ITEMS_LIMIT = self._at_hand  # type: ignore[misc] # as above
+            upkeep.INLINE_TRIM_LIMIT = self._at_once  # type: ignore[misc] # as above
         rmtree(self.root)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import kestrelmq
-from kestrelmq.engine.durability import Committable, SyncRound, Syncs, sync_now
+from kestrelmq.engine.durability import Committable, SyncRound, SyncScheduler, sync_now
 from kestrelmq.errors import JournalError
 
 QUEUES: Final = 3
@@ -59,7 +59,7 @@ class Rounds(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.syncs = Syncs()
+        self.syncs = SyncScheduler()
         self.queues = [Disk() for _ in range(QUEUES)]
         self.waiting: list[Answer] = []
         self.has_run = False
@@ -155,7 +155,7 @@ def test_a_bug_of_one_queue_fails_no_other() -> None:
     """The round goes on, and says which failed and why."""
     queues = [Disk(), Disk(), Disk()]
     queues[0].broken, queues[1].broken = BROKEN[1:]
-    syncs = Syncs()
+    syncs = SyncScheduler()
     for queue in queues:
         queue.written += 1
     covering = syncs.request(set(queues))

@@ -50,7 +50,7 @@ def recorded(root: Path, name: str, dialect: str = "documented", *, synced: bool
     scenario, config, at_hand = SCENARIOS[name]
     path.mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(upkeep, "AT_HAND", at_hand)
+        patch.setattr(upkeep, "COPIED_ITEMS_LIMIT", at_hand)
         run = Run(
             RecordingDirectory(path),
             kestrel_2(config) if dialect == "kestrel-2" else config,

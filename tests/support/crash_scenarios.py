@@ -148,16 +148,16 @@ class Run:
         self.waiting.append(data)
         self.commit()
 
-    def add_begun(self) -> None:
+    def add_written_ahead(self) -> None:
         """Add an item that is written before."""
         data = b"%d large" % self.added
         self.added += 1
         record = item(self.clock.now(), 0, data)
-        file = self.queue.new_file()
-        self.queue.begin(file, record, lambda: None)
+        file = self.queue.new_file_name()
+        self.queue.write_ahead(file, record, lambda: None)
         self.waiting.append(data)
         self.note()
-        self.queue.add_begun(record, file)
+        self.queue.add_written_ahead(record, file)
         self.write()
 
     def remove(self) -> None:
@@ -283,14 +283,14 @@ def written_ahead(run: Run) -> None:
     """Has items written before they are added, in memory and behind, among others."""
     for number in range(8):
         run.add()
-        run.add_begun()
+        run.add_written_ahead()
         if number == 4:
             run.sync()
     held = run.open_read()
     for number in range(10):
         run.remove()
         if number % 3 == 0:
-            run.add_begun()
+            run.add_written_ahead()
     run.unremove(held)
     run.sync()
     while run.waiting:

@@ -1,6 +1,6 @@
 """The health check: whether the server can do its work."""
 
-from kestrelmq.engine.late import still_loading
+from kestrelmq.engine.loading_queues import still_loading
 from kestrelmq.server.context import ServerContext
 
 

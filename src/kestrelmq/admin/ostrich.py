@@ -128,7 +128,7 @@ class Ostrich:
                 snapshot.counters.update(_prefixed(prefix, read_counters(queue)))
                 snapshot.gauges.update(_prefixed(prefix, read_gauges(queue)))
                 snapshot.labels.update(_prefixed(prefix, queue_texts(queue)))
-                _add_metrics(snapshot, prefix, context.latencies.of(queue))
+                _add_metrics(snapshot, prefix, context.latencies.histograms_of(queue))
         return snapshot
 
 

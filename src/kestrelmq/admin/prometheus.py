@@ -130,7 +130,7 @@ class Exposition:
         measured = [
             (queue.name, histograms[Latency.DELIVERY])
             for queue in own
-            if Latency.DELIVERY in (histograms := latencies.of(queue))
+            if Latency.DELIVERY in (histograms := latencies.histograms_of(queue))
         ]
         for slice_, first in _slices(measured):
             family = _histogram(Latency.DELIVERY, "queue_", slice_)

@@ -34,7 +34,7 @@ from kestrelmq.admin.sampling import (
 )
 from kestrelmq.admin.slices import slices
 from kestrelmq.config import queue_settings
-from kestrelmq.engine.late import still_loading
+from kestrelmq.engine.loading_queues import still_loading
 from kestrelmq.engine.metrics import Histograms
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.stats import read_numbers
@@ -149,7 +149,7 @@ async def show_queue(call: Call) -> Answer:
             master=master_of(queue.name),
             children=[FanoutMember(name=child.name, items=len(child)) for child in queue.children],
             journal=files,
-            latencies=latency_summaries(context.latencies.of(queue)),
+            latencies=latency_summaries(context.latencies.histograms_of(queue)),
         )
     )
 

@@ -36,7 +36,7 @@ _COUNTED: Final = 100_000
 log = logging.getLogger(__name__)
 
 
-class Behind:
+class ReadBehind:
     """Items that are in the journal but not in memory.
 
     Attributes:
@@ -130,10 +130,10 @@ class Backlog(JournalFollower):
         self.memory = state.memory
         self.memory_bytes = state.memory_bytes
         self.memory_limit = self.memory_most = 0
-        self.behind: Behind | None = None
+        self.behind: ReadBehind | None = None
         self.refill_below = self.total_items = self.put_bytes = 0
         if state.behind is not None:
-            self.behind = Behind(state.behind, state.behind_items, state.behind_bytes)
+            self.behind = ReadBehind(state.behind, state.behind_items, state.behind_bytes)
         self.follow(journal)
 
     def follow(self, journal: FileJournal | NoJournal) -> None:
@@ -194,7 +194,7 @@ class Backlog(JournalFollower):
             held, items = self.memory_bytes, len(self.memory)
             self.refill_below = self.behind.refill_below(held, items, self.memory_limit)
 
-    def begin_behind(self, unwritten: int) -> None:
+    def enter_read_behind(self, unwritten: int) -> None:
         """Enter read-behind: items that are added from now on stay on disk only.
 
         `unwritten` is how many bytes will be written to the journal before the next item.
@@ -203,7 +203,7 @@ class Backlog(JournalFollower):
         assert isinstance(journal, FileJournal)  # noqa: S101 # without one, items are refused
         log.info("queue %s: memory is full, reading behind", self._name)
         position = journal.current_size + unwritten
-        self.behind = Behind(journal.reader(journal.current_name, position))
+        self.behind = ReadBehind(journal.reader(journal.current_name, position))
         self._plan_refill()
 
     def append(self, record: bytes, size: int) -> None:
@@ -241,17 +241,17 @@ class Backlog(JournalFollower):
         behind.items -= 1
         behind.bytes -= size
         if not behind.items:
-            self._leave_behind()
+            self._leave_read_behind()
 
     def drop_all(self) -> deque[bytes]:
         """Forget every item; return those that were in memory: there may be millions to free."""
         before, self.memory, self.memory_bytes = self.memory, deque(), 0
-        self._leave_behind()
+        self._leave_read_behind()
         return before
 
     # --- reading back ---
 
-    def recall(self) -> bool:
+    def read_back(self) -> bool:
         """Read items back into memory, if any are behind; return whether the head is there now.
 
         The head may still be missing although items are behind, if those are not written yet.
@@ -269,12 +269,12 @@ class Backlog(JournalFollower):
         memory.extend(items)
         self.memory_bytes += size
         if not behind.items:
-            self._leave_behind()
+            self._leave_read_behind()
         elif items:
             self._plan_refill()
         return bool(memory)
 
-    def recall_all(self) -> None:
+    def read_all_back(self) -> None:
         """Read all items back into memory. After a JournalError or OSError, nothing has changed."""
         behind = self.behind
         if behind is None:
@@ -290,9 +290,9 @@ class Backlog(JournalFollower):
             raise JournalError(f"queue {self._name}: {missing} items cannot be read")
         self.memory.extend(items)
         self.memory_bytes += behind.bytes
-        self._leave_behind()
+        self._leave_read_behind()
 
-    def _leave_behind(self) -> None:
+    def _leave_read_behind(self) -> None:
         """Leave read-behind: all items are in memory, or the rest is no longer wanted."""
         self.close()
         self.behind, self.refill_below = None, 0
@@ -335,7 +335,7 @@ class Backlog(JournalFollower):
         """
         journal = self._journal
         assert isinstance(journal, FileJournal)  # noqa: S101 # without one, there are no files
-        behind = self.behind or Behind(journal.reader(files[0], position))
+        behind = self.behind or ReadBehind(journal.reader(files[0], position))
         behind.move(files, position, skip)
         before = self.memory
         self.memory = deque(islice(before, kept))

@@ -7,8 +7,8 @@ plain remove is the item itself.
 
 In read-behind, items are taken at the head while older files of the journal still hold them. To
 pack those files, upkeep must know which of their items were taken since. So every item has a
-number, its place (`Places`): waiting items are numbered in order when the tracking begins, later
-ones as they are added. This takes only a few integers:
+number, its place: waiting items are numbered in order when the tracking begins, later ones as they
+are added. A `PlaceTracker` needs only a few integers for all of them:
 
     fresh    the first place that was never taken
     front    places that were given back, the head last
@@ -22,12 +22,12 @@ from dataclasses import dataclass
 
 from kestrelmq.clock import Clock
 from kestrelmq.engine.backlog import Backlog
-from kestrelmq.engine.reads import Reads
+from kestrelmq.engine.reads import OpenReads
 from kestrelmq.journal.records import ADDX, ADDX_HEADER, NamedItem, item_add_time
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class ReadOpened:
     """An item was opened under `xid`; `last_xid` is the last-used xid before that.
 
     `by_reader` is False for an expired item that was set aside.
@@ -40,7 +40,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmed:
+class ReadConfirmed:
     """An open read was confirmed."""
 
     xid: int
@@ -48,7 +48,7 @@ class Confirmed:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenBack:
+class ReadGivenBack:
     """An open read was given back to the head."""
 
     xid: int
@@ -56,13 +56,13 @@ class GivenBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class HeadDropped:
     """The head was dropped: no reader took it."""
 
     item: bytes
 
 
-Change = bytes | Opened | Confirmed | GivenBack | Dropped
+Change = bytes | ReadOpened | ReadConfirmed | ReadGivenBack | HeadDropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Checkpoint:
         return given_back + min([*candidates, max(fresh, self.fresh), self.end]) - self.fresh
 
 
-class Places:
+class PlaceTracker:
     """The places of the items of one queue.
 
     Attributes:
@@ -120,14 +120,14 @@ class Places:
         self.opened = {xid: -1 - number for number, xid in enumerate(open_reads)}
         self.checkpoints: list[Checkpoint] = []
 
-    def follow(self, changes: Sequence[Change]) -> None:
+    def apply_changes(self, changes: Sequence[Change]) -> None:
         """Update the places for changes that were committed, in order."""
         for change in changes:
-            if isinstance(change, bytes | Dropped):
+            if isinstance(change, bytes | HeadDropped):
                 self._take()
-            elif isinstance(change, Opened):
+            elif isinstance(change, ReadOpened):
                 self.opened[change.xid] = self._take()
-            elif isinstance(change, Confirmed):
+            elif isinstance(change, ReadConfirmed):
                 self.opened.pop(change.xid)
             else:
                 self.front.append(self.opened.pop(change.xid))
@@ -145,26 +145,28 @@ class Places:
             count -= 1
         self.fresh += count
 
-    def end(self, items: int) -> int:
+    def next_place(self, items: int) -> int:
         """Return the place of the next item to be added to the queue, which holds `items`."""
         return self.fresh + items - len(self.front)
 
-    def mark(self, file: str, items: int) -> None:
+    def add_checkpoint(self, file: str, items: int) -> None:
         """Make a checkpoint: `file` was just rotated, and the queue holds `items`."""
         self.checkpoints.append(
-            Checkpoint(file, self.fresh, tuple(self.front), dict(self.opened), self.end(items))
+            Checkpoint(
+                file, self.fresh, tuple(self.front), dict(self.opened), self.next_place(items)
+            )
         )
 
-    def passed(self, in_memory: int) -> Checkpoint | None:
+    def newest_passed(self, in_memory: int) -> Checkpoint | None:
         """Return the newest checkpoint whose items were all read back, if there is one.
 
         `in_memory` is how many items are in memory.
         """
-        reached = self.end(in_memory)
-        passed = [checkpoint for checkpoint in self.checkpoints if checkpoint.end <= reached]
+        read_up_to = self.next_place(in_memory)
+        passed = [checkpoint for checkpoint in self.checkpoints if checkpoint.end <= read_up_to]
         return passed[-1] if passed else None
 
-    def packed(self, checkpoint: Checkpoint) -> None:
+    def forget_packed(self, checkpoint: Checkpoint) -> None:
         """Forget `checkpoint` and those before it, because their files were packed."""
         index = self.checkpoints.index(checkpoint)
         del self.checkpoints[: index + 1]
@@ -192,7 +194,7 @@ class Changes:
         self.pending: list[bytes] = []
         self.undo: list[Change] = []
         self.prelude = prelude
-        self.places: Places | None = None
+        self.places: PlaceTracker | None = None
         # Header of the item that was read last, and when it was read.
         self._last_taken = b""
         self._last_taken_at = 0
@@ -214,7 +216,7 @@ class Changes:
         if undo:
             self._note_taken(clock)
             if self.places is not None:
-                self.places.follow(undo)
+                self.places.apply_changes(undo)
             undo.clear()
         self.pending.clear()
 
@@ -223,7 +225,7 @@ class Changes:
         for change in reversed(self.undo):
             if isinstance(change, bytes):
                 record = change
-            elif isinstance(change, Opened) and change.by_reader:
+            elif isinstance(change, ReadOpened) and change.by_reader:
                 record = change.item
             else:
                 continue
@@ -231,7 +233,7 @@ class Changes:
             self._last_taken_at = clock.now()
             return
 
-    def take_back(self, backlog: Backlog, reads: Reads) -> None:
+    def take_back(self, backlog: Backlog, reads: OpenReads) -> None:
         """Undo all changes, newest first."""
         pending, undo = self.pending, self.undo
         while pending:
@@ -248,21 +250,21 @@ class Changes:
         self.undo.clear()
 
 
-def _take_back(change: Change, backlog: Backlog, reads: Reads) -> None:
+def _take_back(change: Change, backlog: Backlog, reads: OpenReads) -> None:
     match change:
-        case Opened(xid, record, last_xid, by_reader):
+        case ReadOpened(xid, record, last_xid, by_reader):
             del reads.open[xid]
             reads.last_xid = last_xid
             backlog.put_back(record)
             if not by_reader:
                 reads.forget_aside(xid)
-        case Confirmed(xid, record):
+        case ReadConfirmed(xid, record):
             reads.open[xid] = record
-        case GivenBack(xid, record):
+        case ReadGivenBack(xid, record):
             if isinstance(backlog.take(), NamedItem):
                 reads.named.add(xid)
             reads.open[xid] = record
-        case Dropped(record):
+        case HeadDropped(record):
             backlog.put_back(record)
         case bytes():
             backlog.put_back(change)

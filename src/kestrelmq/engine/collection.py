@@ -2,7 +2,7 @@
 
 A queue is created when an add or a read first refers to it. A queue whose journal is damaged is
 known but unusable; its files are not touched. Queues may be loaded while others serve: see
-`startup` and `late`.
+`startup` and `loading_queues`.
 """
 
 import contextlib
@@ -14,13 +14,13 @@ from typing import Final
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig, ServerConfig, config_warnings, effective_settings
-from kestrelmq.engine.counters import Retired
-from kestrelmq.engine.deletion import Deleted, Deletions
-from kestrelmq.engine.durability import Commits
-from kestrelmq.engine.late import Late, family_of, in_order
+from kestrelmq.engine.counters import RetiredCounts
+from kestrelmq.engine.deletion import DeletionDone, Deletions
+from kestrelmq.engine.durability import GroupCommit
+from kestrelmq.engine.loading_queues import LoadingQueues, family_of, in_order
 from kestrelmq.engine.path_guard import PathGuard
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.worker import InlineWorker, at_once
+from kestrelmq.engine.worker import InlineWorker, run_to_end
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.journal import write_directories
 from kestrelmq.journal.files import (
@@ -62,17 +62,17 @@ class QueueCollection:
         clock: Clock,
         directory: Directory | None = None,
     ) -> None:
-        """Describe the collection; `open` or `begin` takes the queue path.
+        """Describe the collection; `open` or `take_path` takes the queue path.
 
         `directory` is the queue path; by default `config.queue_path` on disk.
         """
         self.config = config
         self.queues: dict[str, Queue] = {}
         self.damaged: dict[str, QueueUnavailable] = {}
-        self.loading = Late()
-        self.commits = Commits()
+        self.loading = LoadingQueues()
+        self.commits = GroupCommit()
         self.creates = self.deletes = self.expires = 0
-        self.retired = Retired()
+        self.retired = RetiredCounts()
         self.deletions = Deletions(self._deleted, self._stays)
         self._masked: dict[str, Queue] = {}
         # Names of fanout children, in order, by master.
@@ -85,12 +85,12 @@ class QueueCollection:
     # --- start and stop ---
 
     def open(self) -> None:
-        """Take the queue path and load every queue in it. Raises as `begin`."""
-        for queue_files in self.begin():
-            self.admit(queue_files.queue, self.load(queue_files))
+        """Take the queue path and load every queue in it. Raises as `take_path`."""
+        for queue_files in self.take_path():
+            self.add_loaded(queue_files.queue, self.load(queue_files))
 
-    def begin(self) -> list[QueueFiles]:
-        """Take the queue path; return the queues to `load` and then `admit`, in order.
+    def take_path(self) -> list[QueueFiles]:
+        """Take the queue path; return the queues to `load` and then `add_loaded`, in order.
 
         Raises:
             QueuePathLocked: another server uses it.
@@ -145,7 +145,7 @@ class QueueCollection:
             config = config.model_copy(update={"journal_dialect": dialect})
         return self._new_queue(name, config, found.journal, found.state, found.created)
 
-    def admit(self, name: str, found: Queue | QueueUnavailable) -> None:
+    def add_loaded(self, name: str, found: Queue | QueueUnavailable) -> None:
         """Make a queue that `load` returned usable, or record that it is damaged."""
         if isinstance(found, Queue):
             try:
@@ -159,7 +159,7 @@ class QueueCollection:
         else:
             log.error("%s", found)
             self.damaged[name] = found
-        self.loading.arrived(name)
+        self.loading.loaded(name)
 
     def close(self) -> None:
         """Commit all changes, close every queue, and release the queue path."""
@@ -229,7 +229,7 @@ class QueueCollection:
     def destinations(self, name: str) -> list[Queue]:
         """Return the loaded queues that an add to `name` is written to."""
         found = [self.queues[leaf] for leaf in self.leaves(name) if leaf in self.queues]
-        return [one for queue in found for one in queue.reached]
+        return [one for queue in found for one in queue.targets]
 
     def _create(self, name: str) -> Queue:
         config = effective_settings(self.config, name)
@@ -322,7 +322,7 @@ class QueueCollection:
         accepted = True
         for queue in queues:
             accepted &= queue.add(data)
-            for touched in queue.reached:
+            for touched in queue.targets:
                 touched.write_now()
         return accepted
 
@@ -383,7 +383,7 @@ class QueueCollection:
                 raise failure
         return True
 
-    def begin_delete(self, name: str, done: Deleted) -> bool:
+    def begin_delete(self, name: str, done: DeletionDone) -> bool:
         """Begin to delete a queue, which serves until it is gone; `done` is called at the end.
 
         Returns:
@@ -423,7 +423,7 @@ class QueueCollection:
 
     def sweep(self) -> None:
         """Do all of `sweeping`."""
-        at_once(self.sweeping())
+        run_to_end(self.sweeping())
 
     def sweeping(self) -> Generator[None, None, None]:
         """Expire items and queues, and give back overdue reads, one queue after the other."""
@@ -445,8 +445,10 @@ class QueueCollection:
                 self.deletions.begin(queue, done, is_empty=True)
                 self.expires += queue.is_closed
         except (JournalError, QueueUnavailable) as error:
-            late = self.loading and isinstance(error, QueueUnavailable)
-            log.log(logging.DEBUG if late else logging.ERROR, "queue %s: %s", queue.name, error)
+            is_loading = self.loading and isinstance(error, QueueUnavailable)
+            log.log(
+                logging.DEBUG if is_loading else logging.ERROR, "queue %s: %s", queue.name, error
+            )
         except Exception:
             # A bug in one queue must not keep all others from being swept for ever.
             log.exception("queue %s was not swept", queue.name)
@@ -464,7 +466,7 @@ class QueueCollection:
 
     def tick(self) -> None:
         """Do all of `ticking`."""
-        at_once(self.ticking())
+        run_to_end(self.ticking())
 
     def ticking(self) -> Generator[None, None, None]:
         """Do the upkeep of journals that is due by time, one queue after the other."""
@@ -482,16 +484,16 @@ class QueueCollection:
                 log.exception("the journal of queue %s was not looked after", queue.name)
             yield
 
-    def abort_overdue(self) -> None:
+    def give_back_overdue(self) -> None:
         """Give back the open reads whose time is up."""
-        for queue in list(self.commits.timed):
+        for queue in list(self.commits.with_deadlines):
             try:
-                others = queue.end_overdue()
+                others = queue.check_deadlines()
             except Exception:
                 log.exception("overdue reads of a queue stay open")
                 continue
             if not others:
-                self.commits.timed.discard(queue)
+                self.commits.with_deadlines.discard(queue)
 
     def flush_expired(self, name: str) -> int:
         """Drop the expired items at the head of a queue; return how many. Raises as `flush`."""
@@ -530,7 +532,7 @@ class QueueCollection:
 
     def reload(self, config: ServerConfig) -> list[str]:
         """Do all of `reloading`."""
-        return at_once(self.reloading(config))
+        return run_to_end(self.reloading(config))
 
     def reloading(self, config: ServerConfig) -> Generator[None, None, list[str]]:
         """Put the settings of queues and aliases in force, one queue after the other.

@@ -18,7 +18,7 @@ class Counters:
 
 
 @dataclass(slots=True)
-class Retired:
+class RetiredCounts:
     """Sums of what deleted queues had counted."""
 
     total_items: int = 0

@@ -23,7 +23,7 @@ from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import UnnamedFiles
 from kestrelmq.journal.writer import JournalRemoval
 
-Deleted = Callable[[JournalError | None], None]
+DeletionDone = Callable[[JournalError | None], None]
 """Called with the reason why a queue was not deleted; with None if it was deleted."""
 
 
@@ -39,7 +39,7 @@ class Deletions:
         self.worker: Worker = InlineWorker()
         self._gone = gone
         self._stays = stays
-        self._asked: dict[Queue, list[Deleted]] = {}
+        self._asked: dict[Queue, list[DeletionDone]] = {}
         self._newest: dict[str, int] = {}
 
     def __contains__(self, queue: object) -> bool:
@@ -51,7 +51,12 @@ class Deletions:
         return self._newest.get(name, 0)
 
     def begin(
-        self, queue: Queue, done: Deleted, worker: Worker | None = None, *, is_empty: bool = False
+        self,
+        queue: Queue,
+        done: DeletionDone,
+        worker: Worker | None = None,
+        *,
+        is_empty: bool = False,
     ) -> None:
         """Delete a queue.
 

@@ -1,12 +1,12 @@
 """When a change is on disk: written by the commit, synced by a round of fsyncs.
 
-Operations change a queue in memory and collect journal records. `Commits.commit` writes them, with
-one write for each queue that changed, and only then may replies be sent. A queue whose write fails
-takes back every operation since its last commit, and is among the failures.
+Operations change a queue in memory and collect journal records. `GroupCommit.commit` writes them,
+with one write for each queue that changed, and only then may replies be sent. A queue whose write
+fails takes back every operation since its last commit, and is among the failures.
 
-If the settings ask for it, the written records are then synced, in rounds; see `Syncs`. This module
-has no threads, locks or loops. Its three drivers do: the server (`server.turns`), the library for
-threads (`library.access`) and the library for asyncio (`library.aio`).
+If the settings ask for it, the written records are then synced, in rounds; see `SyncScheduler`.
+This module has no threads, locks or loops. Its three drivers do: the server (`server.turns`), the
+library for threads (`library.access`) and the library for asyncio (`library.aio`).
 """
 
 import logging
@@ -34,7 +34,7 @@ class Committable:
         """Return the error to report for a failure outside of `commit`."""
         raise NotImplementedError
 
-    def end_overdue(self) -> bool:
+    def check_deadlines(self) -> bool:
         """Give back the open reads whose time is up; return whether others have a deadline."""
         raise NotImplementedError
 
@@ -80,7 +80,7 @@ class SyncRound:
         self.has_ended = True
 
 
-class Syncs:
+class SyncScheduler:
     """Schedules rounds of fsyncs.
 
     One round runs at a time. What is written meanwhile is covered by the next one:
@@ -165,28 +165,28 @@ class Syncs:
         return running
 
 
-class Commits:
+class GroupCommit:
     """The queues that changed since the last commit, in the order in which they first changed.
 
     Attributes:
         dirty: the queues; a queue adds itself with its first change.
         failures: queues whose changes were taken back since the last `commit`, and why.
         syncs: schedules the syncs of what was written.
-        timed: queues with open reads that have deadlines.
-        on_timed: called when something has to happen later; see `is_timed`.
-        begun: how many files were begun so far for items that are added later; it numbers them.
+        with_deadlines: queues with open reads that have deadlines.
+        on_timer_needed: called when something has to happen later; see `needs_timer`.
+        new_files: how many names for new files the queues have asked for; it numbers those.
         worker: runs long work on the journals.
     """
 
     __slots__ = (
         "_joined",
         "_records",
-        "begun",
         "dirty",
         "failures",
-        "on_timed",
+        "new_files",
+        "on_timer_needed",
         "syncs",
-        "timed",
+        "with_deadlines",
         "worker",
     )
 
@@ -198,11 +198,11 @@ class Commits:
         self.worker: Worker = worker or InlineWorker()
         self._records: list[bytes] = []
         self._joined = b""
-        self.begun = 0
+        self.new_files = 0
         self.dirty: list[Committable] = []
-        self.syncs = Syncs()
-        self.timed: set[Committable] = set()
-        self.on_timed: Callable[[], object] = _nobody
+        self.syncs = SyncScheduler()
+        self.with_deadlines: set[Committable] = set()
+        self.on_timer_needed: Callable[[], object] = _nobody
         self.failures: dict[Committable, JournalError] = {}
 
     def commit(self) -> dict[Committable, JournalError]:
@@ -235,20 +235,20 @@ class Commits:
     # --- as time goes by ---
 
     @property
-    def is_timed(self) -> bool:
-        """Whether `end_overdue` or `Syncs.take_due` will have something to do."""
-        return bool(self.timed) or self.syncs.has_due
+    def needs_timer(self) -> bool:
+        """Whether `check_deadlines` or `SyncScheduler.take_due` will have something to do."""
+        return bool(self.with_deadlines) or self.syncs.has_due
 
-    def end_later(self, queue: Committable) -> None:
-        """Let `end_overdue` of `queue` be called regularly, until no open read has a deadline."""
-        if queue not in self.timed:
-            self.timed.add(queue)
-            self.on_timed()
+    def watch_deadlines(self, queue: Committable) -> None:
+        """Let `check_deadlines` of `queue` be called regularly, while open reads have deadlines."""
+        if queue not in self.with_deadlines:
+            self.with_deadlines.add(queue)
+            self.on_timer_needed()
 
     def sync_later(self, queue: Committable, due: float) -> None:
         """Let `queue` be synced at `due` (monotonic seconds), unless it will be synced earlier."""
         if self.syncs.sync_by(queue, due):
-            self.on_timed()
+            self.on_timer_needed()
 
 
 def sync_now(queue: Committable) -> JournalError | None:

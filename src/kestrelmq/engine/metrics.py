@@ -183,24 +183,24 @@ class Latencies:
 
     Attributes:
         server: the histograms of all queues together.
-        looked: the millisecond in which `look` was last called; the loop calls it once in each.
-        missed: a queue that a read found empty since the last call of `look`.
+        last_look: when `choose_sample` was last called (ms); the loop calls it once a millisecond.
+        missed: a queue that a read found empty since the last call of `choose_sample`.
     """
 
     def __init__(self) -> None:
         self.server: Histograms = {}
-        self.looked = 0
+        self.last_look = 0
         self.missed: Queue | None = None
         self._number = 0
 
-    def look(self, now: int, dirty: Sequence[Committable]) -> Sample | None:
+    def choose_sample(self, now: int, dirty: Sequence[Committable]) -> Sample | None:
         """Choose an operation of this turn to measure, before the commit; None if there is none.
 
         Args:
             now: the time in milliseconds.
             dirty: the queues that were changed in this turn.
         """
-        self.looked = now
+        self.last_look = now
         missed, self.missed = self.missed, None
         self._number = number = self._number + 1
         if dirty:
@@ -213,7 +213,7 @@ class Latencies:
                     return Sample(queue, Latency.GET_HIT)
         return Sample(missed, Latency.GET_MISS) if missed is not None else None
 
-    def measured(self, sample: Sample, microseconds: int) -> None:
+    def record_sample(self, sample: Sample, microseconds: int) -> None:
         """Record the time of a chosen operation, up to its reply."""
         self.record(sample.queue, sample.kind, microseconds)
         if sample.kind is Latency.GET_HIT:
@@ -225,16 +225,16 @@ class Latencies:
 
     def record(self, queue: Queue, kind: Latency, microseconds: int) -> None:
         """Record a time, for the queue and for the server."""
-        for place in (self.server, self.of(queue)):
+        for place in (self.server, self.histograms_of(queue)):
             histogram = place.get(kind)
             if histogram is None:
                 histogram = place[kind] = Histogram()
             histogram.record(microseconds)
 
     @staticmethod
-    def of(queue: Queue) -> Histograms:
+    def histograms_of(queue: Queue) -> Histograms:
         """Return a queue's histograms."""
-        histograms = queue.measured
+        histograms = queue.histograms
         if not isinstance(histograms, dict):
-            histograms = queue.measured = {}
+            histograms = queue.histograms = {}
         return histograms

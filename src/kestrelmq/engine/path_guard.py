@@ -14,7 +14,7 @@ from kestrelmq.journal.files import Directory
 log = logging.getLogger(__name__)
 
 
-class Lock(Protocol):
+class PathLock(Protocol):
     """The lock of a queue path."""
 
     @property
@@ -31,7 +31,7 @@ class PathGuard:
             call checks all of them.
     """
 
-    def __init__(self, directory: Directory, lock: Lock) -> None:
+    def __init__(self, directory: Directory, lock: PathLock) -> None:
         self.lost: str | None = None
         self.watched = False
         self._directory = directory

@@ -22,11 +22,11 @@ from typing import Final
 from kestrelmq.clock import Clock, Pause, no_pause
 from kestrelmq.config import QueueConfig
 from kestrelmq.engine.backlog import Backlog
-from kestrelmq.engine.changes import Changes, Confirmed, Dropped, GivenBack, Opened
-from kestrelmq.engine.durability import Commits, Committable
-from kestrelmq.engine.reads import Reads
+from kestrelmq.engine.changes import Changes, HeadDropped, ReadConfirmed, ReadGivenBack, ReadOpened
+from kestrelmq.engine.durability import Committable, GroupCommit
+from kestrelmq.engine.reads import OpenReads
 from kestrelmq.engine.upkeep import Upkeep
-from kestrelmq.engine.waiters import Waiter, Waiters, Wanted
+from kestrelmq.engine.waiters import ReadMode, Waiter, Waiters
 from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.dump import describe_records
@@ -71,7 +71,7 @@ Returns False or raises a KestrelError if it cannot be added now.
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class QueueLimits:
     """What an add must check. A queue whose limits are all at their defaults adds unchecked.
 
     A new limit needs a field here, whose default is no limit, and a check in `Queue._admit`.
@@ -93,7 +93,7 @@ class Limits:
     memory_only: bool = False
 
     @classmethod
-    def of(cls, config: QueueConfig, *, memory_only: bool) -> "Limits":
+    def of(cls, config: QueueConfig, *, memory_only: bool) -> "QueueLimits":
         """Return the limits of a queue with these settings."""
         return cls(
             max_items=config.max_items,
@@ -114,12 +114,12 @@ class Queue(Committable):
         journal: where the items are written.
         backlog, reads, changes, waiters: its parts.
         children: fanout queues that receive every item added here.
-        reached: the queues whose journals an add must be written to: the children, and this queue.
+        targets: the queues whose journals an add must be written to: the children, and this queue.
         create_time: when it was created (ms), as far as its files can tell.
         restricted: whether only some clients may use it.
         is_draining: whether it takes no more items, and its journal is to be removed once it is
             empty.
-        measured: how long its operations took; managed by `metrics`.
+        histograms: how long its operations took; managed by `metrics`.
         failure: why the last attempt to write the journal failed; None if it succeeded.
         get_hits, get_misses, discarded, expired_items, total_flushes, transactions,
             canceled_transactions: counted since the queue was loaded or created.
@@ -130,7 +130,7 @@ class Queue(Committable):
         name: str,
         config: QueueConfig,
         clock: Clock,
-        commits: Commits,
+        commits: GroupCommit,
         *,
         journal: FileJournal | NoJournal | None = None,
         state: Replay | None = None,
@@ -153,14 +153,14 @@ class Queue(Committable):
         # In the journal these reads are still open. The first write adds that they are given back.
         self.changes = Changes(b"".join(map(unremove, given_back)))
         self.backlog = Backlog(name, journal, state)
-        self.reads = Reads(state.last_xid, dialect)
+        self.reads = OpenReads(state.last_xid, dialect)
         self.waiters = Waiters()
         self._upkeep: Upkeep | None = None
         # Where the journal's files are, or were.
         self._directory = journal.directory if isinstance(journal, FileJournal) else None
         self.children: tuple[Queue, ...] = ()
-        self.reached: tuple[Queue, ...] = (self,)
-        self.measured: object = None
+        self.targets: tuple[Queue, ...] = (self,)
+        self.histograms: object = None
         self.create_time = clock.now() if created is None else created
         self.failure: JournalError | None = None
         self.get_hits = self.get_misses = self.discarded = self.expired_items = 0
@@ -194,8 +194,8 @@ class Queue(Committable):
             or config.allowed_client_ids_for_enqueue is not None
         )
         self.is_draining = config.fanout_only and isinstance(journal, FileJournal)
-        self._limits = Limits.of(config, memory_only=isinstance(journal, NoJournal))
-        self._is_limited = self._limits != Limits()
+        self._limits = QueueLimits.of(config, memory_only=isinstance(journal, NoJournal))
+        self._is_limited = self._limits != QueueLimits()
         if self._limits.max_age is not None:
             self._expiring = True
         self._timeout = config.open_transaction_timeout
@@ -251,13 +251,13 @@ class Queue(Committable):
         )
 
     def _set_careful(self) -> None:
-        """Set whether operations must check anything; see `Limits`."""
+        """Set whether operations must check anything; see `QueueLimits`."""
         self._careful = self._expiring or self._closed or self._is_limited
 
     def connect(self, children: tuple["Queue", ...]) -> None:
         """Make `children` receive every item that is added here from now on."""
         self.children = children
-        self.reached = (*children, self)
+        self.targets = (*children, self)
 
     # --- contents ---
 
@@ -426,7 +426,7 @@ class Queue(Committable):
         """Append an item to the backlog; its record is not collected yet."""
         backlog = self.backlog
         if backlog.behind is None and not backlog.has_room(size):
-            backlog.begin_behind(self.changes.size)
+            backlog.enter_read_behind(self.changes.size)
         backlog.append(record, size)
 
     def _admit(self, record: bytes, size: int) -> bytes | None:
@@ -483,8 +483,8 @@ class Queue(Committable):
     # --- adding an item that was written ahead ---
 
     @property
-    def writes_ahead(self) -> bool:
-        """Whether an item may be written by `begin` before `add_begun` adds it.
+    def can_write_ahead(self) -> bool:
+        """Whether an item may be written by `write_ahead` before `add_written_ahead` adds it.
 
         Other clients then do not wait while a large item is written.
         """
@@ -497,16 +497,16 @@ class Queue(Committable):
             and not self._limits.fanout_only
         )
 
-    def new_file(self) -> str:
-        """Return a new temporary name for a file, for `begin`."""
-        self._commits.begun += 1
-        return temporary_name(self.name, AHEAD, self._commits.begun)
+    def new_file_name(self) -> str:
+        """Return a new temporary name for a file, for `write_ahead`."""
+        self._commits.new_files += 1
+        return temporary_name(self.name, AHEAD, self._commits.new_files)
 
-    def begin(self, file: str, record: bytes, pause: Pause) -> None:
+    def write_ahead(self, file: str, record: bytes, pause: Pause) -> None:
         """Write the record of a large item to a file before it is added; from any thread.
 
         Args:
-            file: the file's name; pass it to `add_begun` or `forget`.
+            file: the file's name; pass it to `add_written_ahead` or `discard_file`.
             record: the item.
             pause: called after each short piece.
 
@@ -516,24 +516,24 @@ class Queue(Committable):
         journal = self.journal
         if isinstance(journal, NoJournal):
             raise OSError(f"queue {self.name} keeps no journal any more")
-        journal.begin(file, record, pause)
+        journal.write_ahead(file, record, pause)
 
-    def forget(self, file: str) -> None:
-        """Remove a file that `begin` made, unless it was removed or used already."""
+    def discard_file(self, file: str) -> None:
+        """Remove a file that `write_ahead` made, unless it was removed or used already."""
         if self._directory is not None:
             with contextlib.suppress(OSError):
                 self._directory.remove(file)
 
-    def add_begun(self, record: bytes, file: str, expiry: int = 0) -> bool:
-        """Do what `add_record` does, for a record that `begin` wrote to `file`.
+    def add_written_ahead(self, record: bytes, file: str, expiry: int = 0) -> bool:
+        """Do what `add_record` does, for a record that `write_ahead` wrote to `file`.
 
-        The file becomes the journal's current one. If the item is not added, call `forget`.
+        The file becomes the journal's current one. If the item is not added, call `discard_file`.
 
         Raises:
             JournalError: the journal could not be written; the item was not added.
         """
-        if not self.writes_ahead:
-            self.forget(file)
+        if not self.can_write_ahead:
+            self.discard_file(file)
             return self.add_record(record, expiry)
         size = len(record) - ADDX_HEADER
         if (self._careful or expiry) and self._admit(record, size) is None:
@@ -542,7 +542,7 @@ class Queue(Committable):
         self.write_now()
         self._append(record, size)
         journal = self.journal
-        assert isinstance(journal, FileJournal)  # noqa: S101 # see `writes_ahead`
+        assert isinstance(journal, FileJournal)  # noqa: S101 # see `can_write_ahead`
         try:
             journal.rotate(self._clock.now(), file)
         except OSError as error:
@@ -601,15 +601,15 @@ class Queue(Committable):
         xid = self._open(record, by_reader=True)
         timeout = self._timeout if timeout is None else timeout
         if timeout is not None:
-            self._end_read_after(xid, record, timeout)
+            self._set_deadline(xid, record, timeout)
         return xid, record
 
     def _open(self, record: bytes, *, by_reader: bool) -> int:
         """Open a read of `record`, which was the head; return its xid."""
         last = self.reads.last_xid
-        xid, told = self.reads.begin(record)
+        xid, told = self.reads.open_read(record)
         self._collect(told)
-        self.changes.undo.append(Opened(xid, record, last, by_reader))
+        self.changes.undo.append(ReadOpened(xid, record, last, by_reader))
         return xid
 
     def _take(self) -> bytes | None:
@@ -619,7 +619,7 @@ class Queue(Committable):
         if backlog.behind is not None and backlog.memory_bytes < backlog.refill_below:
             # Before the item is taken: this may write the collected records, and the item's is not
             # among them yet.
-            self._recall()
+            self._read_back()
             if not backlog.memory:
                 return None
         self.get_hits += 1
@@ -641,9 +641,9 @@ class Queue(Committable):
                 self.discard_expired(None)
                 if self._held_up or self._moving:
                     return False
-        return bool(self.backlog.memory) or self._recall()
+        return bool(self.backlog.memory) or self._read_back()
 
-    def _recall(self) -> bool:
+    def _read_back(self) -> bool:
         """Read items back into memory; return whether any are there.
 
         Raises:
@@ -653,9 +653,9 @@ class Queue(Committable):
         if backlog.behind is None:
             return False
         try:
-            if not backlog.recall():
+            if not backlog.read_back():
                 self.write_now()  # what is left has not been written yet
-                backlog.recall()
+                backlog.read_back()
         except (OSError, JournalError) as error:
             if backlog.memory:
                 return True  # those come first; a later read gets the error
@@ -664,7 +664,7 @@ class Queue(Committable):
 
     def _drop_head(self) -> bool:
         """Drop the head; return False if the queue is empty."""
-        if not self.backlog.memory and not self._recall():
+        if not self.backlog.memory and not self._read_back():
             return False
         self._drop(self.backlog.take())
         return True
@@ -672,7 +672,7 @@ class Queue(Committable):
     def _drop(self, record: bytes) -> None:
         """Collect the change that drops `record`, which was the head and is already taken."""
         self._collect(REMOVE_RECORD)
-        self.changes.undo.append(Dropped(record))
+        self.changes.undo.append(HeadDropped(record))
 
     # --- ending reads ---
 
@@ -682,7 +682,7 @@ class Queue(Committable):
         if record is None:
             return False
         self._collect(confirm_remove(xid))
-        self.changes.undo.append(Confirmed(xid, record))
+        self.changes.undo.append(ReadConfirmed(xid, record))
         return True
 
     def unremove(self, xid: int) -> bool:
@@ -696,13 +696,13 @@ class Queue(Committable):
         """
         count = 0
         for xid in reversed(xids):
-            record = self.reads.end(xid)
+            record = self.reads.give_back(xid)
             if record is None:
                 continue
             count += 1
             self.backlog.put_back(self.reads.as_waiting(xid, record))
             self._collect(unremove(xid))
-            self.changes.undo.append(GivenBack(xid, record))
+            self.changes.undo.append(ReadGivenBack(xid, record))
         self.canceled_transactions += count
         if count and self.waiters.line:
             self._serve()
@@ -713,14 +713,14 @@ class Queue(Committable):
         record = self.reads.open.get(xid)
         if record is None:
             return False
-        self._end_read_after(xid, record, timeout)
+        self._set_deadline(xid, record, timeout)
         return True
 
-    def _end_read_after(self, xid: int, record: bytes, seconds: float) -> None:
-        self.reads.end_at(xid, record, self._clock.monotonic() + seconds)
-        self._commits.end_later(self)
+    def _set_deadline(self, xid: int, record: bytes, seconds: float) -> None:
+        self.reads.set_deadline(xid, record, self._clock.monotonic() + seconds)
+        self._commits.watch_deadlines(self)
 
-    def abort_overdue(self) -> int:
+    def give_back_overdue(self) -> int:
         """Give back the open reads whose time is up, and write that; return how many.
 
         If the write fails, they stay open, the commit reports it, and it is tried again a second
@@ -737,7 +737,7 @@ class Queue(Committable):
             self.write_now()
         except JournalError:
             for xid, record in held:
-                reads.end_at(xid, record, now + _ABORT_AGAIN)
+                reads.set_deadline(xid, record, now + _ABORT_AGAIN)
             return 0
         return count
 
@@ -746,9 +746,9 @@ class Queue(Committable):
         """When the next open read may have to be given back (monotonic seconds)."""
         return self.reads.next_deadline
 
-    def end_overdue(self) -> bool:
+    def check_deadlines(self) -> bool:
         """Give back the open reads whose time is up; return whether others have a deadline."""
-        self.abort_overdue()
+        self.give_back_overdue()
         return self.reads.has_deadlines
 
     # --- expiry ---
@@ -767,7 +767,7 @@ class Queue(Committable):
         count = 0
         before, expired = len(backlog), self.expired_items
         while limit is None or count < limit:
-            if not backlog.memory and not self._recall():
+            if not backlog.memory and not self._read_back():
                 # Items of open reads, or of changes that may be taken back, may still expire.
                 self._expiring = self._limits.max_age is not None or bool(
                     self.reads.open or self.changes.undo
@@ -879,7 +879,7 @@ class Queue(Committable):
         while line and not self._moving and (backlog.memory or backlog.behind is not None):
             waiter = self.waiters.pop()
             try:
-                record, xid = self.take_as(waiter.wanted)
+                record, xid = self.take_as(waiter.mode)
             except Exception as error:  # noqa: BLE001 # the reader is told, and it is logged there
                 waiter.fail(error)
                 continue
@@ -889,14 +889,14 @@ class Queue(Committable):
                 return
             waiter.serve(record, xid)
 
-    def take_as(self, wanted: Wanted) -> tuple[bytes | None, int]:
+    def take_as(self, mode: ReadMode) -> tuple[bytes | None, int]:
         """Remove, open or peek at the head; return the item and its xid (0 unless opened)."""
-        match wanted:
-            case Wanted.REMOVE:
+        match mode:
+            case ReadMode.REMOVE:
                 return self.remove(), 0
-            case Wanted.PEEK:
+            case ReadMode.PEEK:
                 return self.peek(), 0
-            case Wanted.OPEN:
+            case ReadMode.OPEN:
                 opened = self.open_read()
                 return (None, 0) if opened is None else (opened[1], opened[0])
 
@@ -970,7 +970,7 @@ class Queue(Committable):
         """Write records, all or none; to a new file if the current one is torn. Raises OSError."""
         journal = self.journal
         if journal.is_torn and isinstance(journal, FileJournal):
-            journal.append_to_new_file(records, self.new_file(), self._clock.now())
+            journal.append_to_new_file(records, self.new_file_name(), self._clock.now())
         else:
             journal.append(records)
 
@@ -986,7 +986,7 @@ class Queue(Committable):
         self.journal.sync()
 
     def failed(self, error: OSError) -> JournalError:
-        """Return the error to report for a failed `sync` or `begin`."""
+        """Return the error to report for a failed `sync` or `write_ahead`."""
         return self._fail(error)
 
     def _fail(self, error: OSError) -> JournalError:
@@ -1000,7 +1000,7 @@ class Queue(Committable):
     # --- periodic work ---
 
     @property
-    def is_timed(self) -> bool:
+    def has_background_work(self) -> bool:
         """Whether `sweep` or `tick` may have something to do, now or later."""
         return self.needs_sweep or self.is_draining or self.upkeep_waits
 
@@ -1012,7 +1012,7 @@ class Queue(Committable):
     def sweep(self) -> None:
         """Give back overdue reads, and drop or move expired items."""
         if self.reads.has_deadlines:
-            self.abort_overdue()
+            self.give_back_overdue()
         self.expire(self.config.max_expire_sweep)
 
     def expire(self, limit: int | None = None) -> int:
@@ -1068,7 +1068,7 @@ class Queue(Committable):
                 log.info("queue %s: REMOVE, %d times", self.name, count)
             if self.changes.places is not None:
                 self.changes.places.drop(count)
-            self._commits.worker.let_go(self.backlog.drop_all())
+            self._commits.worker.free(self.backlog.drop_all())
         self.total_flushes += 1
         return count
 
@@ -1092,7 +1092,7 @@ class Queue(Committable):
 
     def drop(self) -> None:
         """Close the queue because it is deleted: forget its items, reads and changes."""
-        self._commits.worker.let_go(self.backlog.drop_all())
+        self._commits.worker.free(self.backlog.drop_all())
         self.changes.forget()
         self.reads.clear()
         self.close()
@@ -1116,7 +1116,7 @@ class Queue(Committable):
             self._upkeep = None
         self.journal.close()
         # These refer to the queue itself: without them, it is freed without the cycle collector.
-        self.children = self.reached = ()
+        self.children = self.targets = ()
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -1171,7 +1171,7 @@ class Queue(Committable):
                 f"{memory_size}"
             )
         try:
-            self.backlog.recall_all()
+            self.backlog.read_all_back()
             removal = self.begin_removal()
             if removal is not None:
                 removal.replace(no_pause)

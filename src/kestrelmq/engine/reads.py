@@ -24,7 +24,7 @@ _SLACK: Final = 64
 """How many deadlines of ended reads to keep, beyond one for each open read."""
 
 
-class Reads:
+class OpenReads:
     """The open reads.
 
     Attributes:
@@ -52,7 +52,7 @@ class Reads:
 
     # --- opening and giving back ---
 
-    def begin(self, record: bytes) -> tuple[int, bytes]:
+    def open_read(self, record: bytes) -> tuple[int, bytes]:
         """Open a read of the item `record`, which was the head.
 
         Returns:
@@ -75,7 +75,7 @@ class Reads:
         self.open[xid] = record
         return xid, told
 
-    def end(self, xid: int) -> bytes | None:
+    def give_back(self, xid: int) -> bytes | None:
         """End the read `xid`, to give its item back, and return the item; None if no reader's."""
         if self.aside and xid in self.aside:
             return None
@@ -103,7 +103,7 @@ class Reads:
         """The earliest deadline (monotonic seconds); it may belong to a read that has ended."""
         return self._deadlines[0][0] if self._deadlines else None
 
-    def end_at(self, xid: int, record: bytes, deadline: float) -> None:
+    def set_deadline(self, xid: int, record: bytes, deadline: float) -> None:
         """Set the deadline of the read `xid` of `record` (monotonic seconds)."""
         reads = self.open
         if len(self._deadlines) > 2 * len(reads) + _SLACK:

@@ -63,7 +63,7 @@ class StartUp:
             QueuePathLocked: another server uses it.
             OSError: it cannot be created or read.
         """
-        queues = self._collection.begin()
+        queues = self._collection.take_path()
         self._left = len(queues)
         if not queues:
             self._done()
@@ -111,11 +111,11 @@ class StartUp:
             log.error("queue %s cannot be loaded", name, exc_info=error)
             found.append(QueueUnavailable(f"queue {name} cannot be loaded: {error!r}"))
         try:
-            self._collection.admit(name, found[0])
+            self._collection.add_loaded(name, found[0])
         except Exception as failure:
             log.exception("queue %s cannot be loaded", name)
             broken = QueueUnavailable(f"queue {name} cannot be loaded: {failure!r}")
-            self._collection.admit(name, broken)
+            self._collection.add_loaded(name, broken)
         self._left -= 1
         if not self._left:
             self._done()

@@ -44,8 +44,8 @@ from typing import Final
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig
 from kestrelmq.engine.backlog import Backlog
-from kestrelmq.engine.changes import Changes, Checkpoint, Places
-from kestrelmq.engine.reads import Reads
+from kestrelmq.engine.changes import Changes, Checkpoint, PlaceTracker
+from kestrelmq.engine.reads import OpenReads
 from kestrelmq.engine.worker import InlineWorker, Worker
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import ADD_XID_HEADER, ADDX_HEADER
@@ -66,13 +66,13 @@ RETRY: Final = 1.0
 """Seconds until a failed step is tried again."""
 RETRY_UNREADABLE: Final = 60.0
 """The same, if the files are not what they should be."""
-AT_HAND: Final = 50_000
+COPIED_ITEMS_LIMIT: Final = 50_000
 """Most items to copy from memory for a rewrite; if there are more, the journal is read instead."""
-AT_HAND_BYTES: Final = 16 << 20
+COPIED_BYTES_LIMIT: Final = 16 << 20
 """Most bytes of such items, because the copied items are kept until they are written."""
-REST: Final = 256 << 10
+ROTATION_SYNC_LIMIT: Final = 256 << 10
 """Most bytes to sync in a rotation, while the queue waits; if more, the worker syncs first."""
-AT_ONCE: Final = 256 << 10
+INLINE_TRIM_LIMIT: Final = 256 << 10
 """Most bytes of a journal that is rewritten at once, without the worker, to trim memory."""
 _STEPS: Final = 16
 _OPENED: Final = ADD_XID_HEADER - ADDX_HEADER + 1
@@ -112,7 +112,7 @@ class JournalState:
         since_rewrite: seconds since the last rewrite began; None before the first.
         packable: of the files up to the newest passed checkpoint.
         packed: about that of the pack that would replace them.
-        unmarked: of the rotated files that are not covered by a checkpoint yet.
+        uncheckpointed: of the rotated files that are not covered by a checkpoint yet.
     """
 
     size: int
@@ -123,7 +123,7 @@ class JournalState:
     since_rewrite: float | None = None
     packable: int = 0
     packed: int = 0
-    unmarked: int = 0
+    uncheckpointed: int = 0
 
 
 def decide(state: JournalState, config: QueueConfig) -> Action:
@@ -171,7 +171,7 @@ def decide(state: JournalState, config: QueueConfig) -> Action:
             and 16 * dead >= 15 * state.size
         ):
             return Action.REWRITE
-    grown = state.current_size + (state.unmarked if state.read_behind else 0)
+    grown = state.current_size + (state.uncheckpointed if state.read_behind else 0)
     if grown > config.max_memory_size:
         return Action.ROTATE
     return Action.NOTHING
@@ -251,7 +251,7 @@ class Retrying:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class Removing:
     """The journal is being removed, and nothing else is done to it.
 
     Attributes:
@@ -261,7 +261,7 @@ class Ending:
     given_up: Placing | Clearing | None
 
 
-State = Idle | Syncing | Placing | Clearing | Retrying | Ending
+State = Idle | Syncing | Placing | Clearing | Retrying | Removing
 
 
 class Upkeep:
@@ -277,7 +277,7 @@ class Upkeep:
         self,
         journal: FileJournal,
         backlog: Backlog,
-        reads: Reads,
+        reads: OpenReads,
         changes: Changes,
         worker: Worker,
         clock: Clock,
@@ -310,15 +310,15 @@ class Upkeep:
         self._rewrote_at: float | None = None
         self.state: State = Idle()
         self.attend_at = self.attend_empty_at = 0
-        self._look_again(0)
+        self._set_thresholds(0)
 
     def configure(self, config: QueueConfig) -> None:
         """Put other settings in force."""
         self._config = config
         if isinstance(self.state, Idle):
-            self._look_again(0)
+            self._set_thresholds(0)
 
-    def _look_again(self, size: int) -> None:
+    def _set_thresholds(self, size: int) -> None:
         """Let `attend` be called when the journal is a little larger than `size`."""
         config = self._config
         least = min(config.default_journal_size, config.max_journal_size, config.max_memory_size)
@@ -336,13 +336,13 @@ class Upkeep:
         self.attend_at = self.attend_empty_at = NEVER
         match state:
             case Idle():
-                self._look_again(0)
+                self._set_thresholds(0)
             case Syncing():
                 sync = self._journal.sync_current
                 self._worker.run(lambda _pause: sync(), lambda error: self._synced(state, error))
             case Placing(work):
                 # If the journal is short, trim memory at once, when the settings are put in force.
-                is_short = self._trim_at is not None and self._journal.size <= AT_ONCE
+                is_short = self._trim_at is not None and self._journal.size <= INLINE_TRIM_LIMIT
                 worker = InlineWorker() if is_short else self._worker
                 worker.run(work.replacement.place, lambda error: self._placed(state, error))
             case Clearing(work):
@@ -403,7 +403,7 @@ class Upkeep:
             return
         match action:
             case Action.NOTHING:
-                self._look_again(self._journal.size)
+                self._set_thresholds(self._journal.size)
             case Action.START_EMPTY:
                 self._start_empty()
             case Action.ROTATE:
@@ -418,7 +418,7 @@ class Upkeep:
         backlog, journal, places = self._backlog, self._journal, self._changes.places
         reads = sum(map(len, self._reads.open.values())) + _OPENED * len(self._reads.open)
         packable = packed = 0
-        checkpoint = places.passed(len(backlog.memory)) if places is not None else None
+        checkpoint = places.newest_passed(len(backlog.memory)) if places is not None else None
         if places is not None and checkpoint is not None:
             packable = sum(journal.sizes[name] for name in self._files_to(checkpoint.file))
             packed = reads + backlog.memory_bytes + ADDX_HEADER * len(backlog.memory)
@@ -435,7 +435,7 @@ class Upkeep:
             since_rewrite=since,
             packable=packable,
             packed=packed,
-            unmarked=journal.begun_after,
+            uncheckpointed=journal.rotated_ahead,
         )
 
     def _files_to(self, name: str) -> list[str]:
@@ -448,11 +448,11 @@ class Upkeep:
         """Whether little of the current file is left to sync; if not, let the worker sync it.
 
         If much is written during that sync, the worker syncs again. So the queue never waits for
-        the sync of more than `REST` bytes.
+        the sync of more than `ROTATION_SYNC_LIMIT` bytes.
         """
-        if self._journal.unsynced > REST:
+        if self._journal.unsynced > ROTATION_SYNC_LIMIT:
             self._enter(Syncing())
-        return isinstance(self.state, Idle) and self._journal.unsynced <= REST
+        return isinstance(self.state, Idle) and self._journal.unsynced <= ROTATION_SYNC_LIMIT
 
     def _synced(self, state: Syncing, error: BaseException | None) -> None:
         if self.state is not state:
@@ -482,16 +482,16 @@ class Upkeep:
             return
         changes, backlog = self._changes, self._backlog
         if changes.places is None and backlog.behind is not None:
-            changes.places = Places(self._reads.open)
+            changes.places = PlaceTracker(self._reads.open)
         if changes.places is not None:
-            changes.places.mark(rotated, len(backlog))
-        self._look_again(self._journal.size)
+            changes.places.add_checkpoint(rotated, len(backlog))
+        self._set_thresholds(self._journal.size)
 
     # --- beginning to replace files ---
 
     def _start_empty(self) -> None:
         if self._rotate() is not None:
-            self._replace_all(self._at_hand(()), cures=False)
+            self._replace_all(self._memory_source(()), cures=False)
 
     def _rewrite(self) -> None:
         journal, backlog, reads = self._journal, self._backlog, self._reads
@@ -504,10 +504,10 @@ class Upkeep:
         if (
             self._trim_at is None
             and backlog.behind is None
-            and len(backlog.memory) <= AT_HAND
-            and backlog.memory_bytes <= AT_HAND_BYTES
+            and len(backlog.memory) <= COPIED_ITEMS_LIMIT
+            and backlog.memory_bytes <= COPIED_BYTES_LIMIT
         ):
-            source = self._at_hand(tuple(backlog.memory))
+            source = self._memory_source(tuple(backlog.memory))
         else:
             expected = ExpectedContents(
                 len(backlog),
@@ -519,7 +519,7 @@ class Upkeep:
             source = FilesSource(journal.directory, files, reads.dialect, expected=expected)
         self._replace_all(source, cures=cures)
 
-    def _at_hand(self, items: tuple[bytes, ...]) -> MemorySource:
+    def _memory_source(self, items: tuple[bytes, ...]) -> MemorySource:
         reads = self._reads
         return MemorySource(reads.dialect, reads.last_xid, tuple(reads.open.items()), items)
 
@@ -545,7 +545,7 @@ class Upkeep:
     def _pack(self) -> None:
         """Begin to replace the files up to the newest passed checkpoint."""
         journal, places = self._journal, self._changes.places
-        checkpoint = places.passed(len(self._backlog.memory)) if places is not None else None
+        checkpoint = places.newest_passed(len(self._backlog.memory)) if places is not None else None
         if places is None or checkpoint is None:
             raise AssertionError("the policy packs only where a checkpoint was passed")
         early, fresh, place = places.live_places(), places.fresh, checkpoint.place
@@ -614,7 +614,7 @@ class Upkeep:
             case Rewrite(cures=True):
                 journal.suspect = False
             case Pack(checkpoint=checkpoint) if places is not None:
-                places.packed(checkpoint)
+                places.forget_packed(checkpoint)
         self._enter(Idle())
 
     # --- trimming memory ---
@@ -663,7 +663,7 @@ class Upkeep:
         number, position = work.replacement.mark_before(first)
         files = self._journal.files
         files = files[files.index(work.replacement.pack) :]
-        self._worker.let_go(backlog.trim(kept, files, position, first - number))
+        self._worker.free(backlog.trim(kept, files, position, first - number))
         return True
 
     # --- removing the journal ---
@@ -674,7 +674,7 @@ class Upkeep:
         From now on nothing else is done to the journal, until `removal_failed` is called.
         """
         given_up = self.cancel()
-        self._enter(Ending(given_up))
+        self._enter(Removing(given_up))
         left = given_up.work.replacement.names if given_up is not None else ()
         return self._journal.begin_removal(self._clock.now(), left)
 
@@ -682,7 +682,7 @@ class Upkeep:
         """Resume the upkeep, because the queue was not removed."""
         state = self.state
         self._journal.is_ending = False
-        if not isinstance(state, Ending):
+        if not isinstance(state, Removing):
             return
         given_up = state.given_up
         if given_up is None or not given_up.work.replacement.is_placed:

@@ -14,7 +14,7 @@ from kestrelmq.errors import KestrelError, QueueUnavailable
 log = logging.getLogger(__name__)
 
 
-class Wanted(Enum):
+class ReadMode(Enum):
     """What a waiting reader wants done with the item."""
 
     REMOVE = auto()
@@ -26,21 +26,21 @@ class Waiter:
     """A waiting reader.
 
     Attributes:
-        wanted: what to do with the item.
+        mode: what to do with the item.
         callback: called with the item and its xid (0 unless opened); with None if the queue was
             closed.
         failed: called instead, with the reason, if the item could not be taken.
     """
 
-    __slots__ = ("callback", "failed", "wanted")
+    __slots__ = ("callback", "failed", "mode")
 
     def __init__(
         self,
-        wanted: Wanted,
+        mode: ReadMode,
         callback: Callable[[bytes | None, int], None],
         failed: Callable[[KestrelError], None],
     ) -> None:
-        self.wanted = wanted
+        self.mode = mode
         self.callback = callback
         self.failed = failed
 

@@ -30,7 +30,7 @@ class Worker(Protocol):
     def run(self, job: Job, done: Done) -> None:
         """Run `job`, now or later; then call `done` in the owner's thread with its exception."""
 
-    def let_go(self, items: deque[bytes]) -> None:
+    def free(self, items: deque[bytes]) -> None:
         """Free items that are no longer needed; there may be millions."""
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class InlineWorker:
             error = failure
         done(error)
 
-    def let_go(self, items: deque[bytes]) -> None:
+    def free(self, items: deque[bytes]) -> None:
         """Free `items` at once."""
         items.clear()
 
@@ -82,7 +82,7 @@ class ThreadWorker:
         """
         self._call = call
         self._name = name
-        self._initializer = _interrupt_nobody if in_background else None
+        self._initializer = _use_batch_scheduling if in_background else None
         self._executor: ThreadPoolExecutor | None = None
         self._useless: deque[deque[bytes]] = deque()
         self._worked_from = 0.0
@@ -106,7 +106,7 @@ class ThreadWorker:
             self._executor = ThreadPoolExecutor(1, self._name, self._initializer)
         return self._executor.submit(self._work, job)
 
-    def let_go(self, items: deque[bytes]) -> None:
+    def free(self, items: deque[bytes]) -> None:
         """Free `items` in the thread, in the pauses of its jobs."""
         if len(items) > _FREED:
             self._useless.append(items)
@@ -145,14 +145,14 @@ class ThreadWorker:
                 self._useless.popleft()
 
 
-def _interrupt_nobody() -> None:
+def _use_batch_scheduling() -> None:
     """Tell the system not to preempt other threads whenever this one wakes."""
     if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def at_once(work: Generator[object, None, Result]) -> Result:
+def run_to_end(work: Generator[object, None, Result]) -> Result:
     """Run a generator to its end, without letting others run at its yields; return its result."""
     while True:
         try:

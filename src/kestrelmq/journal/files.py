@@ -403,7 +403,7 @@ class AppendFile(Protocol):
     def append(self, data: bytes) -> None:
         """Write all of `data` at the end, or raise OSError and leave the file as it was."""
 
-    def settle(self) -> None:
+    def cut_failed_write(self) -> None:
         """Make sure that the file ends after the last append that succeeded. Raises OSError."""
 
     def sync(self) -> None:
@@ -574,7 +574,7 @@ class DiskFile:
             raise
         self.size += length
 
-    def settle(self) -> None:
+    def cut_failed_write(self) -> None:
         """Make sure that the file ends after the last append that succeeded. Raises OSError."""
         descriptor = self._reopen() if self._descriptor is None else self._descriptor
         if self._dirty:

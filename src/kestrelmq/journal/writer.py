@@ -94,8 +94,8 @@ class FileJournal:
             oldest, were written to one file that replaced them.
         rotations: how often a new current file was begun.
         syncs: how often the journal was forced to disk.
-        begun_after: bytes in the rotated files that were followed by a file made by `begin`, since
-            the last `end_file`.
+        rotated_ahead: bytes in the rotated files that were followed by a file that `write_ahead`
+            made, since the last `end_file`.
     """
 
     __slots__ = (
@@ -105,7 +105,6 @@ class FileJournal:
         "_name",
         "_names_changed",
         "_synced",
-        "begun_after",
         "dialect",
         "directory",
         "follower",
@@ -113,6 +112,7 @@ class FileJournal:
         "is_torn",
         "queue",
         "rewrites",
+        "rotated_ahead",
         "rotations",
         "size",
         "sizes",
@@ -146,7 +146,7 @@ class FileJournal:
         self.dialect = dialect
         self.is_torn = self.suspect = False
         self.rewrites = self.rotations = self.syncs = 0
-        self.begun_after = 0
+        self.rotated_ahead = 0
         self.follower: JournalFollower = _NOBODY
         self.directory = directory
         self._current: AppendFile | None = None
@@ -192,12 +192,12 @@ class FileJournal:
         the temporary `name`, which then becomes the current file. So a failure leaves the files as
         they were, and attempts on a full disk do not each leave a file.
         """
-        self.begin(name, records, no_pause)
+        self.write_ahead(name, records, no_pause)
         old, end = self._name, self.current_size
         try:
             rotated = self.rotate(now, name)
         except OSError:
-            self.forget(name)
+            self.discard_file(name)
             raise
         log.info("queue %s goes on in a new file: the end of %s was cut off", self.queue, old)
         self.follower.file_ended(rotated, end, self._name)
@@ -266,7 +266,7 @@ class FileJournal:
         if self.suspect:
             raise OSError("an earlier sync failed; the journal is being written anew")
         if self._current is not None:
-            self._current.settle()
+            self._current.cut_failed_write()
             self.is_torn = self._current.is_torn
         name = temporary_name(self.queue, NEXT, now)
         file = self.directory.create(name)
@@ -283,18 +283,18 @@ class FileJournal:
 
         Rotates the current file, unless it is empty and follows a rotated one. Raises OSError.
         """
-        self.begun_after = 0
+        self.rotated_ahead = 0
         if self.sizes and not self.current_size:
             return list(self.sizes)[-1]
         return self.rotate(now)
 
-    def begin(self, name: str, record: bytes, pause: Pause) -> None:
+    def write_ahead(self, name: str, record: bytes, pause: Pause) -> None:
         """Write `record` to a new file that is not part of the journal yet; from any thread.
 
         The new file is synced, and so is the current one, so that `rotate` has little left to sync.
 
         Args:
-            name: a temporary name for the file; pass it to `rotate` or `forget`.
+            name: a temporary name for the file; pass it to `rotate` or `discard_file`.
             record: what the file begins with.
             pause: called after each short piece.
 
@@ -312,16 +312,16 @@ class FileJournal:
                 file.close()
             self.sync_current()
         except OSError:
-            self.forget(name)
+            self.discard_file(name)
             raise
-        self.directory.crash_point("begin: record written")
+        self.directory.crash_point("write ahead: record written")
 
-    def forget(self, begun: str) -> None:
-        """Remove a file that `begin` made, unless it was removed or used already."""
+    def discard_file(self, name: str) -> None:
+        """Remove a file that `write_ahead` made, unless it was removed or used already."""
         with contextlib.suppress(OSError):
-            self.directory.remove(begun)
+            self.directory.remove(name)
 
-    def rotate(self, now: int, begun: str | None = None) -> str:
+    def rotate(self, now: int, next_file: str | None = None) -> str:
         """Begin a new current file; return the new name of the one that was current until now.
 
         The name has the timestamp `now` (ms), or a later one if the clock stepped back. The
@@ -330,8 +330,8 @@ class FileJournal:
 
         Args:
             now: see above.
-            begun: a file that `begin` made. It becomes the current one, and its record comes after
-                all others.
+            next_file: a file that `write_ahead` made. It becomes the current one, and its record
+                comes after all others.
 
         Raises:
             OSError: the journal continues in its current file, whose name may have changed.
@@ -341,11 +341,11 @@ class FileJournal:
             raise OSError("the journal is closed")
         if self.is_ending:
             raise OSError("the queue is being deleted")
-        current.settle()
+        current.cut_failed_write()
         timestamp = self._timestamp(now)
         old = self._name
         rotated = rotated_name(self.queue, timestamp) if old == self.queue else old
-        temporary = begun or temporary_name(self.queue, NEXT, timestamp)
+        temporary = next_file or temporary_name(self.queue, NEXT, timestamp)
         new = self.directory.append_to(temporary)
         try:
             self._sync_rest()
@@ -356,7 +356,7 @@ class FileJournal:
             self.directory.rename(temporary, self.queue)
         except OSError:
             new.close()
-            self.forget(temporary)
+            self.discard_file(temporary)
             raise
         new.renamed(self.queue)
         self.directory.crash_point("rotate: new file named")
@@ -364,9 +364,9 @@ class FileJournal:
             self._names_changed = True
             self.sizes[rotated] = current.size
             self._current = new
-            self._synced = new.size  # that is what `begin` wrote
-            if begun is not None:
-                self.begun_after += current.size
+            self._synced = new.size  # that is what `write_ahead` wrote
+            if next_file is not None:
+                self.rotated_ahead += current.size
             self.size += new.size
         current.close()
         self._name = self.queue

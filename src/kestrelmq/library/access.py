@@ -2,7 +2,7 @@
 
 `QueueAccess.change` holds the lock while it applies an operation and writes its records. If an
 fsync is needed, it happens after the lock is released: the first of the threads that wait for one
-syncs for all of them (see `durability.Syncs`). Readers that the operation served are woken last.
+syncs for all of them (see `SyncScheduler`). Readers that the operation served are woken last.
 
 The upkeep of a journal runs in a thread of its own and reports its results. Reports are processed
 under the same lock, by whichever thread holds it. The upkeep thread never waits for the lock, so a
@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from kestrelmq.engine.durability import Commits, Committable, SyncRound
+from kestrelmq.engine.durability import Committable, GroupCommit, SyncRound
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import Waiter, Wanted
+from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.library.items import Item
 
@@ -39,8 +39,8 @@ class WaitingThread:
         queue: the queue.
     """
 
-    def __init__(self, access: "QueueAccess", queue: Queue, wanted: Wanted) -> None:
-        self.waiter = Waiter(wanted, self._serve, self._fail)
+    def __init__(self, access: "QueueAccess", queue: Queue, mode: ReadMode) -> None:
+        self.waiter = Waiter(mode, self._serve, self._fail)
         self.woken = threading.Event()
         self.queue = queue
         self._access = access
@@ -76,13 +76,13 @@ class WaitingThread:
 
 
 class QueueAccess:
-    """Gives threads access to the queues that share one `Commits`.
+    """Gives threads access to the queues that share one `GroupCommit`.
 
     Attributes:
         served: the waiting threads that the current operation has served.
     """
 
-    def __init__(self, commits: Commits) -> None:
+    def __init__(self, commits: GroupCommit) -> None:
         self.served: list[WaitingThread] = []
         self._commits = commits
         self._syncs = commits.syncs

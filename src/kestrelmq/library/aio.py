@@ -1,7 +1,7 @@
 """`AsyncPersistentQueue`: a durable queue for the tasks of one event loop.
 
 Journal writes are short and happen on the event loop. If an fsync is needed, it happens in a
-thread and serves all tasks that wait for one (see `durability.Syncs`). Journals are rewritten and
+thread and serves all tasks that wait for one (see `SyncScheduler`). Journals are rewritten and
 packed in another thread. Both threads start when they are first needed and end with `close`.
 
 A task that is cancelled while it waits for an item removes none: until the task has the item, it is
@@ -19,9 +19,9 @@ from typing import Self, TypeVar
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.durability import Commits, Committable
+from kestrelmq.engine.durability import Committable, GroupCommit
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import Waiter, Wanted
+from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.library.access import UPKEEP_PERIOD
@@ -71,7 +71,7 @@ class AsyncPersistentQueue:
         self._name = name
         self._path = Path(path)
         self._clock = clock or SystemClock()
-        self._commits = Commits()
+        self._commits = GroupCommit()
         self._opened: Queue | None = None
         self._lock: ExitStack | None = None
         self._served: list[_Delivery] = []
@@ -152,21 +152,21 @@ class AsyncPersistentQueue:
 
     async def peek(self) -> Item | None:
         """Return the item at the head without removing it; None if the queue is empty."""
-        return await self._take(Wanted.PEEK)
+        return await self._take(ReadMode.PEEK)
 
     async def remove(self, *, transaction: bool = False) -> Item | None:
         """Remove the head item, as `PersistentQueue.remove` does; None if the queue is empty."""
-        return await self._take(Wanted.OPEN if transaction else Wanted.REMOVE)
+        return await self._take(ReadMode.OPEN if transaction else ReadMode.REMOVE)
 
-    async def _take(self, wanted: Wanted) -> Item | None:
+    async def _take(self, mode: ReadMode) -> Item | None:
         queue = self._queue()
-        (record, xid), syncing = self._apply(queue, lambda _: queue.take_as(wanted))
+        (record, xid), syncing = self._apply(queue, lambda _: queue.take_as(mode))
         if syncing is not None:
-            await self._hand_over(queue, wanted, xid, syncing)
+            await self._hand_over(queue, mode, xid, syncing)
         return None if record is None else Item.of(record, xid)
 
     async def _hand_over(
-        self, queue: Queue, wanted: Wanted, xid: int, syncing: asyncio.Future[None]
+        self, queue: Queue, mode: ReadMode, xid: int, syncing: asyncio.Future[None]
     ) -> None:
         """Wait for the sync of a read, without losing the item if the task is cancelled.
 
@@ -177,9 +177,9 @@ class AsyncPersistentQueue:
         try:
             await asyncio.shield(syncing)
         except asyncio.CancelledError:
-            if wanted is Wanted.OPEN:
+            if mode is ReadMode.OPEN:
                 self._give_back(queue, xid)
-            if wanted is not Wanted.REMOVE or task is None or syncing.cancelled():
+            if mode is not ReadMode.REMOVE or task is None or syncing.cancelled():
                 raise
             while not syncing.done():
                 with suppress(asyncio.CancelledError):
@@ -204,11 +204,11 @@ class AsyncPersistentQueue:
         Tasks are served in the order in which they began to wait. With a `timeout` of None the wait
         is unlimited; if the queue is closed meanwhile, it ends with QueueUnavailable.
         """
-        return await self._wait(Wanted.OPEN if transaction else Wanted.REMOVE, timeout)
+        return await self._wait(ReadMode.OPEN if transaction else ReadMode.REMOVE, timeout)
 
     async def wait_peek(self, timeout: float | None = None) -> Item | None:
         """Do as `peek`, but wait for an item; see `wait_remove`."""
-        return await self._wait(Wanted.PEEK, timeout)
+        return await self._wait(ReadMode.PEEK, timeout)
 
     async def flush(self) -> int:
         """Drop all waiting items, but not those of open reads; return how many there were."""
@@ -234,14 +234,14 @@ class AsyncPersistentQueue:
 
     # --- waiting ---
 
-    async def _wait(self, wanted: Wanted, timeout: float | None) -> Item | None:
-        item = await self._take(wanted)
+    async def _wait(self, mode: ReadMode, timeout: float | None) -> Item | None:
+        item = await self._take(mode)
         if item is not None or (timeout is not None and timeout <= 0):
             return item
         queue = self._queue()
         served: _ServedFuture = asyncio.get_running_loop().create_future()
         waiter = Waiter(
-            Wanted.PEEK if wanted is Wanted.PEEK else Wanted.OPEN,
+            ReadMode.PEEK if mode is ReadMode.PEEK else ReadMode.OPEN,
             lambda record, xid: self._served.append((served, record, xid)),
             lambda error: _fail(served, error),
         )
@@ -257,10 +257,10 @@ class AsyncPersistentQueue:
             raise
         if record is None:
             raise QueueUnavailable(f"queue {self._name} was closed")
-        if wanted is Wanted.REMOVE:
+        if mode is ReadMode.REMOVE:
             _, syncing = self._apply(queue, lambda _: queue.confirm(xid))
             if syncing is not None:
-                await self._hand_over(queue, wanted, xid, syncing)
+                await self._hand_over(queue, mode, xid, syncing)
             xid = 0
         return Item.of(record, xid)
 
@@ -367,14 +367,14 @@ class AsyncPersistentQueue:
     def _abort_overdue(self, queue: Queue) -> None:
         self._abort_timer = None
         try:
-            self._apply(queue, lambda _: queue.abort_overdue())
+            self._apply(queue, lambda _: queue.give_back_overdue())
         except Exception:
             log.exception("queue %s: overdue reads stay open", self._name)
             self._schedule_abort(queue)
 
     def _schedule_upkeep(self, queue: Queue) -> None:
         """Schedule upkeep in about a second, if the queue has anything that depends on time."""
-        if self._upkeep_timer is None and queue.is_timed:
+        if self._upkeep_timer is None and queue.has_background_work:
             loop = asyncio.get_running_loop()
             self._upkeep_timer = loop.call_later(UPKEEP_PERIOD, self._do_upkeep, queue)
 

@@ -18,9 +18,9 @@ from typing import Self, TypeVar
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.durability import Commits, sync_now
+from kestrelmq.engine.durability import GroupCommit, sync_now
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import Wanted
+from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, Ticker, WaitingThread
@@ -63,11 +63,11 @@ class BlockingQueue(ABC):
     def _change(self, operation: Callable[[Queue], T]) -> T:
         def apply() -> tuple[Queue, T]:
             queue = self._queue()
-            queue.abort_overdue()
+            queue.give_back_overdue()
             try:
                 return queue, operation(queue)
             finally:
-                if queue.is_timed:
+                if queue.has_background_work:
                     self._start_upkeep()
 
         (queue, result), failures = self._access.change(apply)
@@ -88,7 +88,7 @@ class BlockingQueue(ABC):
 
     def peek(self) -> Item | None:
         """Return the item at the head without removing it; None if the queue is empty."""
-        return self._take(Wanted.PEEK)
+        return self._take(ReadMode.PEEK)
 
     def remove(self, *, transaction: bool = False) -> Item | None:
         """Remove the item at the head; None if the queue is empty.
@@ -97,10 +97,10 @@ class BlockingQueue(ABC):
         it. It goes back to the head with `unremove`, after the `open_transaction_timeout`, or when
         the queue is set up again.
         """
-        return self._take(Wanted.OPEN if transaction else Wanted.REMOVE)
+        return self._take(ReadMode.OPEN if transaction else ReadMode.REMOVE)
 
-    def _take(self, wanted: Wanted) -> Item | None:
-        record, xid = self._change(lambda queue: queue.take_as(wanted))
+    def _take(self, mode: ReadMode) -> Item | None:
+        record, xid = self._change(lambda queue: queue.take_as(mode))
         return None if record is None else Item.of(record, xid)
 
     def unremove(self, xid: int) -> bool:
@@ -119,20 +119,20 @@ class BlockingQueue(ABC):
         Threads are served in the order in which they began to wait. With a `timeout` of None the
         wait is unlimited; if the queue is closed meanwhile, it ends with QueueUnavailable.
         """
-        return self._wait(Wanted.OPEN if transaction else Wanted.REMOVE, timeout)
+        return self._wait(ReadMode.OPEN if transaction else ReadMode.REMOVE, timeout)
 
     def wait_peek(self, timeout: float | None = None) -> Item | None:
         """Do as `peek`, but wait for an item; see `wait_remove`."""
-        return self._wait(Wanted.PEEK, timeout)
+        return self._wait(ReadMode.PEEK, timeout)
 
-    def _wait(self, wanted: Wanted, timeout: float | None) -> Item | None:
+    def _wait(self, mode: ReadMode, timeout: float | None) -> Item | None:
         deadline = None if timeout is None else time.monotonic() + timeout
 
         def begin(queue: Queue) -> Item | WaitingThread:
-            record, xid = queue.take_as(wanted)
+            record, xid = queue.take_as(mode)
             if record is not None:
                 return Item.of(record, xid)
-            waiting = WaitingThread(self._access, queue, wanted)
+            waiting = WaitingThread(self._access, queue, mode)
             queue.wait(waiting.waiter)
             return waiting
 
@@ -214,7 +214,7 @@ class PersistentQueue(BlockingQueue):
         """
         self._config = config or QueueConfig()
         check_queue(name, self._config)
-        self._commits = Commits()
+        self._commits = GroupCommit()
         super().__init__(name, QueueAccess(self._commits), clock or SystemClock())
         self._path = Path(path)
         self._opened: Queue | None = None
@@ -239,7 +239,7 @@ class PersistentQueue(BlockingQueue):
             self.name, self._path, self._config, self._clock, self._commits
         )
         self._tickers = [Ticker(UPKEEP_PERIOD, self._do_upkeep, f"kestrelmq-upkeep-{self.name}")]
-        if self._opened.is_timed:
+        if self._opened.has_background_work:
             self._start_upkeep()
         if self._config.sync_journal:
             sync = Ticker(self._config.sync_journal, self._sync, f"kestrelmq-sync-{self.name}")

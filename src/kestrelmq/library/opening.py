@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.durability import Commits
+from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import ConfigError, InvalidQueueName
 from kestrelmq.journal.files import DiskDirectory, FileLock, QueuePathLock, make_queue_path
@@ -52,7 +52,7 @@ def _lock(path: Path, name: str) -> ExitStack:
 
 
 def open_queue(
-    name: str, path: Path, config: QueueConfig, clock: Clock, commits: Commits
+    name: str, path: Path, config: QueueConfig, clock: Clock, commits: GroupCommit
 ) -> tuple[Queue, ExitStack]:
     """Lock and load a queue; return it, and a stack that releases the locks when it is closed.
 

@@ -292,13 +292,13 @@ class Server:
         """End open reads whose time is up, and do syncs that are due; wait if there are neither."""
         commits, loop = self._collection.commits, asyncio.get_running_loop()
         timed = asyncio.Event()
-        commits.on_timed = timed.set
+        commits.on_timer_needed = timed.set
         while True:
-            if not commits.is_timed:
+            if not commits.needs_timer:
                 timed.clear()
                 await timed.wait()
             await asyncio.sleep(_TIMER_PERIOD)
-            self._collection.abort_overdue()
+            self._collection.give_back_overdue()
             self._turns.sync(commits.syncs.take_due(loop.time()))
 
     async def _do_upkeep(self) -> None:

@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import Wanted
+from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.protocol import memcache
@@ -117,27 +117,27 @@ class MemcacheGet(ReadHandler):
         if key.peek:
             context.counters.cmd_peek += 1
         opens = key.open or self._several
-        wanted = Wanted.PEEK if key.peek else Wanted.OPEN if opens else Wanted.REMOVE
+        mode = ReadMode.PEEK if key.peek else ReadMode.OPEN if opens else ReadMode.REMOVE
         queue = context.queue_to_read(key.queue)
         if queue is not None:
-            record, xid = queue.take_as(wanted)
+            record, xid = queue.take_as(mode)
             if record is not None:
                 self._add_to_reply(key, queue, record, xid)
                 return True
         if key.timeout:
-            self.wait(key, queue, wanted)
+            self.wait(key, queue, mode)
             return False
         self._miss(key, queue)
         return True
 
-    def wait(self, key: Key, queue: Queue | None, wanted: Wanted) -> None:
+    def wait(self, key: Key, queue: Queue | None, mode: ReadMode) -> None:
         """Wait for an item for `key`; `queue` is empty now, and None for an alias."""
         seconds = (key.timeout or 0) / 1000
         for _, taken, xid, _ in self._taken:
             # The items taken already must not be given back during the wait.
             if taken.config.open_transaction_timeout is not None:
                 taken.extend(xid, seconds + _GRACE)
-        PendingRead(self._connection, self._context, self, key.queue, wanted, seconds).wait(queue)
+        PendingRead(self._connection, self._context, self, key.queue, mode, seconds).wait(queue)
 
     def take(self, queue: Queue, record: bytes, xid: int) -> bool:
         """Take the item that the current key waited for; answer if it is the only key."""
@@ -269,7 +269,7 @@ class MemcacheMonitor(ReadHandler):
         room = context.config.max_monitor_transactions - self._reads.count(request.queue)
         most = room if request.max_items is None else min(request.max_items, room)
         PendingRead(
-            self._connection, context, self, request.queue, Wanted.OPEN, request.seconds, most
+            self._connection, context, self, request.queue, ReadMode.OPEN, request.seconds, most
         ).begin()
 
     def take(self, queue: Queue, record: bytes, xid: int) -> bool:

@@ -8,7 +8,7 @@ whose journals must be written before the reply may be sent.
 from typing import Final
 
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import Wanted
+from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER, LATEST
 from kestrelmq.protocol import memcache
@@ -164,7 +164,7 @@ class MemcacheSession(Session):
             self._refuse_set(request, error)
             return after
         if not request.noreply:
-            self._replies.add(STORED if stored else NOT_STORED, queue.reached)
+            self._replies.add(STORED if stored else NOT_STORED, queue.targets)
         return after
 
     def _get(self, request: Get) -> None:
@@ -185,7 +185,7 @@ class MemcacheSession(Session):
         if record is None:
             if request.keys[0].timeout:
                 get = MemcacheGet(self._connection, self._context, self._reads, request)
-                get.wait(request.keys[0], queue, Wanted.REMOVE)
+                get.wait(request.keys[0], queue, ReadMode.REMOVE)
                 return
             queue.get_misses += 1
             self._context.latencies.missed = queue
@@ -256,7 +256,7 @@ class MemcacheSession(Session):
         self._counters.cmd_set += 1
         expiry = request.expiry and self._expiry(request.expiry)
         record = large.record(self._context.turns.clock.now(), expiry)
-        if request.size >= WRITE_AHEAD_SIZE and queue.writes_ahead:
+        if request.size >= WRITE_AHEAD_SIZE and queue.can_write_ahead:
             self._new_put(request, record).write_ahead(queue, (record,))
             return
         try:
@@ -264,7 +264,7 @@ class MemcacheSession(Session):
         except _FAILURES as error:
             self._refuse_set(request, error)
             return
-        self._answer_set(request, queue.reached, stored=stored)
+        self._answer_set(request, queue.targets, stored=stored)
 
     def _refuse(self, request: RefusedRequest, data: bytes, body: int) -> int:
         if request.size is None:

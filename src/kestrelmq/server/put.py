@@ -99,7 +99,7 @@ class PendingPut(PendingRequest):
             self._refuse(error)
             return
         queue = context.collection.queues.get(name)
-        if queue is not None and queue.writes_ahead:
+        if queue is not None and queue.can_write_ahead:
             now = context.turns.clock.now()
             large = [
                 records.item(now, self._expiry, data)
@@ -115,11 +115,11 @@ class PendingPut(PendingRequest):
         """Have a thread write the records of the large items; then add all items.
 
         Args:
-            queue: the queue of the items; its `writes_ahead` is true.
+            queue: the queue of the items; its `can_write_ahead` is true.
             large: the records of all items of `WRITE_AHEAD_SIZE` bytes or more.
         """
         self._queue, self._records = queue, large
-        self._files = [queue.new_file() for _ in large]
+        self._files = [queue.new_file_name() for _ in large]
         self._is_writing = True
         self._connection.wait_for_work(self)
         self._context.writer.run(self._write_files, self._files_written)
@@ -128,7 +128,7 @@ class PendingPut(PendingRequest):
         """Write the large items; runs in the thread. Raises OSError."""
         assert self._queue is not None  # noqa: S101 # `write_ahead` sets it
         for file, record in zip(self._files, self._records, strict=True):
-            self._queue.begin(file, record, pause)
+            self._queue.write_ahead(file, record, pause)
 
     def _files_written(self, error: BaseException | None) -> None:
         """Add the items, even when the client is gone."""
@@ -194,7 +194,9 @@ class PendingPut(PendingRequest):
         if self._queue is not None and len(data) >= WRITE_AHEAD_SIZE:
             place = self._large_added
             self._large_added += 1
-            return self._queue.add_begun(self._records[place], self._files[place], self._expiry)
+            return self._queue.add_written_ahead(
+                self._records[place], self._files[place], self._expiry
+            )
         return context.collection.add(self._name, data, self._expiry)
 
     def _fail(self, error: KestrelError) -> None:
@@ -218,5 +220,5 @@ class PendingPut(PendingRequest):
     def _finish(self) -> None:
         if self._queue is not None:
             for file in self._files:
-                self._queue.forget(file)  # the file of an item that was added has a new name
+                self._queue.discard_file(file)  # the file of an item that was added has a new name
         self._connection.request_done()

@@ -14,7 +14,7 @@ from collections import deque
 from typing import Final
 
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import Waiter, Wanted
+from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.server.connection import Connection, PendingRequest
@@ -63,12 +63,12 @@ class PendingRead(PendingRequest):
         "_handler",
         "_is_waiting",
         "_left",
+        "_mode",
         "_name",
         "_queue",
         "_taken",
         "_timer",
         "_waiter",
-        "_wanted",
     )
 
     def __init__(
@@ -77,7 +77,7 @@ class PendingRead(PendingRequest):
         context: ServerContext,
         handler: ReadHandler,
         name: str,
-        wanted: Wanted,
+        mode: ReadMode,
         seconds: float,
         most: int = 1,
         most_bytes: int = sys.maxsize,
@@ -89,7 +89,7 @@ class PendingRead(PendingRequest):
             context: what the sessions share.
             handler: takes the items and sends the answer.
             name: the name of the queue, or of an alias, which never has items.
-            wanted: what is done with the items: peek, open or remove.
+            mode: what is done with the items: peek, open or remove.
             seconds: the longest time to wait, from now on.
             most: the most items to take; if they are removed, all are taken in one turn.
             most_bytes: after so many bytes of data, no more items are taken.
@@ -98,7 +98,7 @@ class PendingRead(PendingRequest):
         self._context = context
         self._handler = handler
         self._name = name
-        self._wanted = wanted
+        self._mode = mode
         self._deadline = context.loop.time() + seconds
         self._left = most
         self._bytes = most_bytes
@@ -137,7 +137,7 @@ class PendingRead(PendingRequest):
                 if self._taken and self._must_pause():
                     self._connection.resume_later(self)
                     return
-                record, xid = queue.take_as(self._wanted)
+                record, xid = queue.take_as(self._mode)
                 if record is None:
                     break
             self._taken += 1
@@ -157,7 +157,7 @@ class PendingRead(PendingRequest):
         """
         if (
             self._taken % _CHECK_EVERY == 0
-            and self._wanted is not Wanted.REMOVE
+            and self._mode is not ReadMode.REMOVE
             and self._context.turns.slow_share_is_over()
         ):
             self._connection.yield_turn()
@@ -177,7 +177,7 @@ class PendingRead(PendingRequest):
             if self._timer is None:
                 self._timer = self._context.loop.call_later(remaining, self._time_out)
             if queue is not None:
-                self._waiter = Waiter(self._wanted, self._item_arrived, self._item_failed)
+                self._waiter = Waiter(self._mode, self._item_arrived, self._item_failed)
                 try:
                     queue.wait(self._waiter)
                 except KestrelError as error:

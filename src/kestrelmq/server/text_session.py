@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import Final
 
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import Wanted
+from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import JournalError, KestrelError
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.protocol import text
@@ -183,7 +183,7 @@ class TextRead(ReadHandler):
     The end of a `monitor` is "*", which is also the reply when there is no item.
     """
 
-    __slots__ = ("_command", "_connection", "_context", "_reads", "_wanted")
+    __slots__ = ("_command", "_connection", "_context", "_mode", "_reads")
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class TextRead(ReadHandler):
         self._context = context
         self._reads = reads
         self._command = command
-        self._wanted = Wanted.PEEK if isinstance(command, Peek) else Wanted.OPEN
+        self._mode = ReadMode.PEEK if isinstance(command, Peek) else ReadMode.OPEN
 
     def begin(self) -> None:
         """Take the items that are there, and wait if more are wanted.
@@ -218,7 +218,7 @@ class TextRead(ReadHandler):
             raise KestrelError("too many transactions open")
         queue = context.queue_to_read(command.queue)
         if queue is not None:
-            record, xid = queue.take_as(self._wanted)
+            record, xid = queue.take_as(self._mode)
             if record is not None:
                 self.take(queue, record, xid)
                 return
@@ -226,7 +226,7 @@ class TextRead(ReadHandler):
 
     def _collect(self, most: int) -> PendingRead:
         name, seconds = self._command.queue, self._command.timeout / 1000
-        return PendingRead(self._connection, self._context, self, name, self._wanted, seconds, most)
+        return PendingRead(self._connection, self._context, self, name, self._mode, seconds, most)
 
     def _confirm_previous(self) -> None:
         taken = self._reads.take_oldest(self._command.queue)
@@ -238,12 +238,12 @@ class TextRead(ReadHandler):
         """Send an item; return False when it completes the reply, or cannot be sent."""
         item = record[ADDX_HEADER:]
         if not text.can_carry(item):
-            if self._wanted is Wanted.OPEN:
+            if self._mode is ReadMode.OPEN:
                 queue.unremove(xid)
             message = "the item holds a linefeed, which the text protocol cannot carry"
             self._connection.push(text.error_reply(message), queue)
             return False
-        if self._wanted is Wanted.OPEN:
+        if self._mode is ReadMode.OPEN:
             self._reads.add(queue, xid, record)
         self._connection.push(text.value_reply(item), queue)
         if isinstance(self._command, Monitor):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import Wanted
+from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.protocol import thrift
@@ -121,12 +121,12 @@ class ThriftGet(ReadHandler):
         "_get",
         "_header",
         "_items",
+        "_mode",
         "_most",
         "_own",
         "_queue",
         "_refuse",
         "_shared",
-        "_wanted",
     )
 
     def __init__(
@@ -166,7 +166,7 @@ class ThriftGet(ReadHandler):
         self._queue: Queue | None = None
         # A read that is answered at once can remove its items without opening them.
         at_once = not get.auto_abort and get.timeout <= 0 and self._most <= _AT_ONCE
-        self._wanted = Wanted.REMOVE if at_once else Wanted.OPEN
+        self._mode = ReadMode.REMOVE if at_once else ReadMode.OPEN
 
     def begin(self) -> None:
         """Take the items that are there, and wait if more are wanted."""
@@ -178,7 +178,7 @@ class ThriftGet(ReadHandler):
             self._context,
             self,
             name,
-            self._wanted,
+            self._mode,
             self._get.timeout / 1000,
             self._most,
             MAX_BYTES,
@@ -231,7 +231,7 @@ class ThriftGet(ReadHandler):
     def _is_time_over(self) -> bool:
         """Whether others must be served first; not when items were removed: they could be lost."""
         return (
-            self._wanted is not Wanted.REMOVE
+            self._mode is not ReadMode.REMOVE
             and len(self._encoded) % _CHECK_EVERY == _CHECK_EVERY - 1
             and self._context.turns.slow_share_is_over()
         )
@@ -250,7 +250,7 @@ class ThriftGet(ReadHandler):
 
     def _confirmed(self, queue: Queue) -> list[bytes]:
         """Confirm reads that are not to stay open; return the encoded items of reads not ended."""
-        if self._wanted is Wanted.REMOVE:
+        if self._mode is ReadMode.REMOVE:
             return self._encoded
         if self._get.auto_abort:
             return [encoded for encoded in self._encoded if encoded]

@@ -11,7 +11,7 @@ without returning to asyncio until a timer is due, another descriptor is ready, 
 callback was scheduled (see `event_loop.ServerEventLoop`).
 
 Connections hold the replies that wait for a sync. A thread runs the rounds of fsyncs, one at a time
-(see `durability.Syncs`).
+(see `SyncScheduler`).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from kestrelmq.clock import TurnClock
-from kestrelmq.engine.durability import Commits, Committable
+from kestrelmq.engine.durability import Committable, GroupCommit
 from kestrelmq.engine.metrics import Latencies
 from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import JournalError
@@ -105,7 +105,7 @@ class TurnLoop:
         turn_count: how many turns had something to write or to send.
     """
 
-    def __init__(self, clock: TurnClock, commits: Commits) -> None:
+    def __init__(self, clock: TurnClock, commits: GroupCommit) -> None:
         self.selector = TurnSelector(self.run_turns)
         self.clock = clock
         self.replying: list[TurnConnection] = []
@@ -239,7 +239,11 @@ class TurnLoop:
         if not (replying or commits.dirty or commits.failures or self._after_commit):
             return
         now = self.clock.now()
-        sample = self.latencies.look(now, commits.dirty) if now != self.latencies.looked else None
+        sample = (
+            self.latencies.choose_sample(now, commits.dirty)
+            if now != self.latencies.last_look
+            else None
+        )
         failures = commits.commit()
         unsynced = self._syncs.unsynced
         sync = self.sync(self._syncs.take_unsynced()) if unsynced else 0
@@ -252,7 +256,7 @@ class TurnLoop:
                     self._held[connection] = None
         if sample is not None:
             took = time.perf_counter() - self._began
-            self.latencies.measured(sample, int(took * 1e6))
+            self.latencies.record_sample(sample, int(took * 1e6))
         if self._after_commit:
             callbacks, self._after_commit = self._after_commit, []
             for callback in callbacks:

@@ -26,9 +26,9 @@ class RealFile:
         """Whether nothing can be appended any more, because a failed write had to be cut off."""
         return self.file.is_torn
 
-    def settle(self) -> None:
+    def cut_failed_write(self) -> None:
         """Make sure that the file ends after the last append that succeeded."""
-        self.file.settle()
+        self.file.cut_failed_write()
 
     def renamed(self, name: str) -> None:
         """Take note that the file is called `name` now."""

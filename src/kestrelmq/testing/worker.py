@@ -25,7 +25,7 @@ class HeldWorker:
         InlineWorker().run(*self._jobs.popleft())
         return True
 
-    def let_go(self, items: deque[bytes]) -> None:
+    def free(self, items: deque[bytes]) -> None:
         """Free `items` at once."""
         items.clear()
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.durability import Commits
+from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import Waiter, Wanted
+from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, KestrelError
 from kestrelmq.journal.records import item_data
 from kestrelmq.server.background import kept_running
@@ -24,7 +24,7 @@ class Reader:
     """A reader that waits, and what it was told."""
 
     def __init__(
-        self, queue: Queue, wanted: Wanted = Wanted.REMOVE, *, broken: bool = False
+        self, queue: Queue, wanted: ReadMode = ReadMode.REMOVE, *, broken: bool = False
     ) -> None:
         self.told: list[object] = []
         self._broken = broken
@@ -82,14 +82,14 @@ def test_overdue_reads_that_cannot_be_written_are_given_back_later(tmp_path: Pat
     queue = disk.queue()
     disk.crashing.fail = lambda point: point.startswith("append")
     disk.clock.advance(6)
-    disk.collection.abort_overdue()
+    disk.collection.give_back_overdue()
     assert isinstance(disk.collection.commits.commit()[queue], JournalError)
     assert list(queue.open) == xids
     disk.crashing.fail = lambda _point: False
-    disk.collection.abort_overdue()
+    disk.collection.give_back_overdue()
     assert list(queue.open) == xids, "it is not tried again at once"
     disk.clock.advance(1)
-    disk.collection.abort_overdue()
+    disk.collection.give_back_overdue()
     disk.commit()
     assert [item_data(record) for record in queue.browse(9)] == [b"0", b"1"]
     disk.close()
@@ -105,7 +105,7 @@ def test_reads_that_are_overdue_together_come_back_oldest_first(tmp_path: Path) 
         assert queue.open_read(seconds) is not None
     readers = [Reader(queue) for _ in range(3)]
     disk.clock.advance(4)
-    disk.collection.abort_overdue()
+    disk.collection.give_back_overdue()
     assert [reader.told for reader in readers] == [[b"0"], [b"1"], [b"2"]]
     disk.close()
 
@@ -124,11 +124,11 @@ def test_a_queue_that_fails_does_not_keep_others_from_their_upkeep(tmp_path: Pat
 
     disk.crashing.fail = second_fails
     disk.clock.advance(6)
-    disk.collection.abort_overdue()
+    disk.collection.give_back_overdue()
     assert len(disk.collection.commits.commit()) == 1
     assert sorted(len(queue) for queue in disk.collection.queues.values()) == [0, 1, 1]
     disk.clock.advance(1)
-    disk.collection.abort_overdue()
+    disk.collection.give_back_overdue()
     disk.commit()
     assert [len(queue) for queue in disk.collection.queues.values()] == [1, 1, 1]
     disk.close()
@@ -142,7 +142,7 @@ def failing_queue(error: Exception) -> Queue:
 
     clock = FakeClock()
     config = QueueConfig(expire_to_queue="other")
-    return Queue("jobs", config, clock, Commits(), expire_to=expire_to)
+    return Queue("jobs", config, clock, GroupCommit(), expire_to=expire_to)
 
 
 def test_a_waiting_reader_is_told_that_it_cannot_be_served(
@@ -150,7 +150,7 @@ def test_a_waiting_reader_is_told_that_it_cannot_be_served(
 ) -> None:
     """So is the next one; whoever added the item does not see the error."""
     queue = failing_queue(ValueError("a bug"))
-    readers = [Reader(queue), Reader(queue, Wanted.OPEN)]
+    readers = [Reader(queue), Reader(queue, ReadMode.OPEN)]
     assert queue.add(b"x", 1)
     assert [str(told) for reader in readers for told in reader.told] == ["internal error"] * 2
     assert all(isinstance(told, KestrelError) for reader in readers for told in reader.told)
@@ -161,7 +161,7 @@ def test_a_reader_that_cannot_be_answered_hurts_nobody_else(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The next one gets the next item."""
-    queue = Queue("jobs", QueueConfig(), FakeClock(), Commits())
+    queue = Queue("jobs", QueueConfig(), FakeClock(), GroupCommit())
     readers = [Reader(queue, broken=True), Reader(queue)]
     assert queue.add(b"0")
     assert queue.add(b"1")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.engine.backlog import READ_AHEAD, READY, Behind
+from kestrelmq.engine.backlog import READ_AHEAD, READY, ReadBehind
 from kestrelmq.journal.reader import JournalReader
 
 pytestmark = pytest.mark.compiled
@@ -26,6 +26,6 @@ MIB = 1 << 20
 )
 def test_how_much_is_kept_ahead(rest: int, held: int, items: int, limit: int, below: int) -> None:
     """A little, whatever the items; all of the rest when memory has room for it."""
-    behind = Behind(JournalReader(Path(), "jobs", 0), 1, rest)
+    behind = ReadBehind(JournalReader(Path(), "jobs", 0), 1, rest)
     got = behind.refill_below(held, items, limit)
     assert got == pytest.approx(below, abs=200)

@@ -16,7 +16,7 @@ def opened(path: Path, clock: FakeClock, **settings: object) -> tuple[QueueColle
     config = ServerConfig(queue_path=path, default=QueueConfig.model_validate(settings))
     collection = QueueCollection(config, clock)
     calls: list[str] = []
-    collection.commits.on_timed = lambda: calls.append("timed")
+    collection.commits.on_timer_needed = lambda: calls.append("timed")
     collection.open()
     return collection, calls
 
@@ -28,7 +28,7 @@ def test_nothing_is_timed(tmp_path: Path) -> None:
     collection.obtain("work").open_read()
     collection.commits.commit()
     assert calls == []
-    assert not collection.commits.is_timed
+    assert not collection.commits.needs_timer
     collection.close()
 
 
@@ -42,11 +42,11 @@ def test_open_read_is_timed(tmp_path: Path) -> None:
     queue.open_read()
     queue.open_read()
     assert calls == ["timed"]
-    before = collection.commits.is_timed
+    before = collection.commits.needs_timer
     clock.advance(5)
-    collection.abort_overdue()
+    collection.give_back_overdue()
     assert len(queue) == 2
-    assert (before, collection.commits.is_timed) == (True, False)
+    assert (before, collection.commits.needs_timer) == (True, False)
     collection.close()
 
 
@@ -60,7 +60,7 @@ def test_periodic_sync_is_timed(tmp_path: Path) -> None:
     assert calls == ["timed"]
     assert collection.commits.syncs.take_due(clock.monotonic()) == set()
     assert collection.commits.syncs.take_due(clock.monotonic() + 1) == {collection.obtain("work")}
-    assert not collection.commits.is_timed
+    assert not collection.commits.needs_timer
     collection.close()
 
 

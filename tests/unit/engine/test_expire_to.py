@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
-from kestrelmq.engine.waiters import Waiter, Wanted
-from kestrelmq.engine.worker import at_once
+from kestrelmq.engine.waiters import ReadMode, Waiter
+from kestrelmq.engine.worker import run_to_end
 from kestrelmq.journal.records import item_data
 from kestrelmq.testing.queues import LocalQueues
 
@@ -90,7 +90,7 @@ def test_a_damaged_target_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptur
     queue = spool.queue()
     told: list[bytes | None] = []
     with caplog.at_level(logging.WARNING):
-        queue.wait(Waiter(Wanted.REMOVE, lambda record, _: told.append(record), _unexpected))
+        queue.wait(Waiter(ReadMode.REMOVE, lambda record, _: told.append(record), _unexpected))
         for number in range(3):
             assert queue.add(b"%d" % number, 1)
         assert told == []
@@ -98,7 +98,7 @@ def test_a_damaged_target_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptur
         assert [record and item_data(record) for record in told] == [b"live"]
         spool.put(b"other", name="another")
         spool.clock.advance(2)
-        assert at_once(spool.collection.expiring()) == 1
+        assert run_to_end(spool.collection.expiring()) == 1
     spool.commit()
     assert queue.set_aside == 3
     lines = [record.getMessage() for record in caplog.records if "set aside" in record.getMessage()]

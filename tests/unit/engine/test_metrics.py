@@ -102,11 +102,11 @@ def test_an_add_is_sampled_as_a_set(collection: QueueCollection) -> None:
     latencies = Latencies()
     queue = collection.obtain("a")
     queue.add(b"x")
-    sample = latencies.look(1, collection.commits.dirty)
+    sample = latencies.choose_sample(1, collection.commits.dirty)
     assert sample is not None
     collection.commits.commit()
-    latencies.measured(sample, 120)
-    assert latencies.of(queue)[Latency.SET].count == 1
+    latencies.record_sample(sample, 120)
+    assert latencies.histograms_of(queue)[Latency.SET].count == 1
     assert latencies.server[Latency.SET].total == 120
 
 
@@ -118,12 +118,12 @@ def test_a_read_is_sampled_with_its_delivery(collection: QueueCollection, clock:
     collection.commits.commit()
     clock.advance(2.5)
     queue.remove()
-    sample = latencies.look(1, collection.commits.dirty)
+    sample = latencies.choose_sample(1, collection.commits.dirty)
     assert sample is not None
     collection.commits.commit()
-    latencies.measured(sample, 80)
-    assert latencies.of(queue)[Latency.GET_HIT].total == 80
-    assert latencies.of(queue)[Latency.DELIVERY].total == 2_500_000
+    latencies.record_sample(sample, 80)
+    assert latencies.histograms_of(queue)[Latency.GET_HIT].total == 80
+    assert latencies.histograms_of(queue)[Latency.DELIVERY].total == 2_500_000
 
 
 def test_a_miss_is_sampled_when_nothing_changed(collection: QueueCollection) -> None:
@@ -131,11 +131,11 @@ def test_a_miss_is_sampled_when_nothing_changed(collection: QueueCollection) -> 
     latencies = Latencies()
     queue = collection.obtain("a")
     latencies.missed = queue
-    sample = latencies.look(1, [])
+    sample = latencies.choose_sample(1, [])
     assert sample is not None
-    latencies.measured(sample, 7)
-    assert latencies.of(queue)[Latency.GET_MISS].total == 7
-    assert latencies.look(2, []) is None
+    latencies.record_sample(sample, 7)
+    assert latencies.histograms_of(queue)[Latency.GET_MISS].total == 7
+    assert latencies.choose_sample(2, []) is None
 
 
 def test_a_read_that_waited_in_vain_is_counted(collection: QueueCollection) -> None:
@@ -143,13 +143,13 @@ def test_a_read_that_waited_in_vain_is_counted(collection: QueueCollection) -> N
     latencies = Latencies()
     queue = collection.obtain("a")
     latencies.timed_out(queue, 0.25)
-    assert latencies.of(queue)[Latency.GET_TIMEOUT].total == 250_000
+    assert latencies.histograms_of(queue)[Latency.GET_TIMEOUT].total == 250_000
 
 
 def test_histograms_end_with_their_queue(collection: QueueCollection) -> None:
     """A queue that is deleted takes its histograms along."""
     latencies = Latencies()
     latencies.timed_out(collection.obtain("a"), 1)
-    assert len(latencies.of(collection.obtain("a"))) == 1
+    assert len(latencies.histograms_of(collection.obtain("a"))) == 1
     collection.delete("a")
-    assert latencies.of(collection.obtain("a")) == {}
+    assert latencies.histograms_of(collection.obtain("a")) == {}

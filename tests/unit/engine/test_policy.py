@@ -85,7 +85,7 @@ def test_a_file_longer_than_memory_is_rotated(read_behind: bool, is_empty: bool)
 
 def test_large_items_have_files_of_their_own_and_count_together_in_read_behind() -> None:
     """There, what was written since the last checkpoint matters; elsewhere, the current file."""
-    behind = state(900, 800, read_behind=True, current_size=8 * MIB, unmarked=121 * MIB)
+    behind = state(900, 800, read_behind=True, current_size=8 * MIB, uncheckpointed=121 * MIB)
     assert decide(behind, LIMITS) is Action.ROTATE
     assert decide(replace(behind, read_behind=False), LIMITS) is Action.NOTHING
 

@@ -75,7 +75,7 @@ def test_nothing_is_looked_for_in_time_once_all_has_expired(
     for _ in range(3):
         queue.add(b"x", clock.now() + 1000)
     assert not collection.commits.commit()
-    is_timed = [queue.is_timed]
+    has_work = [queue.has_background_work]
     clock.advance(2)
     if by_reading:
         assert queue.remove() is None
@@ -84,6 +84,6 @@ def test_nothing_is_looked_for_in_time_once_all_has_expired(
     assert not collection.commits.commit()
     assert queue.expired_items == 3
     collection.sweep()
-    is_timed.append(queue.is_timed)
-    assert is_timed == [True, False]
+    has_work.append(queue.has_background_work)
+    assert has_work == [True, False]
     collection.close()

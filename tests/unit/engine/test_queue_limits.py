@@ -8,7 +8,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.queue import Limits
+from kestrelmq.engine.queue import QueueLimits
 from kestrelmq.journal.records import item_data, item_expiry
 from kestrelmq.testing.clock import FakeClock
 
@@ -42,7 +42,7 @@ def stored(path: Path, settings: dict[str, object]) -> list[tuple[bytes, bool]]:
 
 def test_every_limit_is_tested_here() -> None:
     """A new one needs a case below."""
-    assert set(SETTINGS) == {field.name for field in fields(Limits)}
+    assert set(SETTINGS) == {field.name for field in fields(QueueLimits)}
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_a_rotation_waits_for_the_last_records_only(
     directory: RecordingDirectory, monkeypatch: pytest.MonkeyPatch, held: int
 ) -> None:
     """All that came before them is synced by the worker, which takes its time."""
-    monkeypatch.setattr(upkeep, "REST", REST)
+    monkeypatch.setattr(upkeep, "ROTATION_SYNC_LIMIT", REST)
     collection = opened(directory)
     worker = collection.commits.worker = HeldWorker()
     queue = collection.obtain("jobs")
@@ -96,7 +96,7 @@ def test_a_worker_that_falls_behind_puts_a_rotation_off(
     directory: RecordingDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was written while it synced is synced by it again, if that is much."""
-    monkeypatch.setattr(upkeep, "REST", REST)
+    monkeypatch.setattr(upkeep, "ROTATION_SYNC_LIMIT", REST)
     collection = opened(directory)
     worker = collection.commits.worker = LateWorker()
     queue = collection.obtain("jobs")
@@ -122,10 +122,10 @@ def test_a_large_item_is_synced_before_it_is_added(directory: RecordingDirectory
     for number in range(3):
         queue.add(bytes(3000))
         assert not collection.commits.commit()
-        record, file = item(1000, 0, bytes(5000)), queue.new_file()
-        queue.begin(file, record, lambda: None)
+        record, file = item(1000, 0, bytes(5000)), queue.new_file_name()
+        queue.write_ahead(file, record, lambda: None)
         queue.add(b"%d between" % number)
-        assert queue.add_begun(record, file)
+        assert queue.add_written_ahead(record, file)
         assert not collection.commits.commit()
     collection.close()
     assert in_rotations(directory) == [30, 30, 30]

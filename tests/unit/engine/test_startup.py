@@ -8,7 +8,7 @@ import pytest
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.startup import StartUp
-from kestrelmq.engine.worker import at_once
+from kestrelmq.engine.worker import run_to_end
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.names import QueueFiles
 from kestrelmq.journal.records import item, item_data
@@ -104,11 +104,11 @@ def test_a_queue_that_loads_is_not_made_anew(starting: Starting) -> None:
 def test_flush_all_says_that_not_all_were_flushed(starting: Starting) -> None:
     """Queues that are up are flushed, and those that load are an error."""
     with pytest.raises(QueueUnavailable, match="is still loading"):
-        at_once(starting.collection.flushing())
+        run_to_end(starting.collection.flushing())
     assert starting.items("short") == []
     starting.finish()
     assert starting.items("long") == [b"4" * 1000]
-    at_once(starting.collection.flushing())
+    run_to_end(starting.collection.flushing())
     assert starting.items("long") == []
 
 
@@ -175,7 +175,7 @@ def test_reload_reaches_queues_that_load(starting: Starting) -> None:
     )
     found = starting.collection.load(QueueFiles("long", has_current=True))
     starting.collection.reload(changed)
-    starting.collection.admit("long", found)
+    starting.collection.add_loaded("long", found)
     assert not starting.collection.add("long", b"one too many")
     assert starting.collection.queues["long"].reads.dialect == "kestrel-2"
 
@@ -195,13 +195,13 @@ def test_a_queue_that_is_there_and_masked_is_warned_about(
     )
     warned = [f"aliases.{name} masks the queue of that name" for name in ("both", "up", "damaged")]
     collection = QueueCollection(aliased, CLOCK)
-    queues = collection.begin()
+    queues = collection.take_path()
     assert caplog.messages == warned
     caplog.clear()
     collection.reload(aliased)
     assert caplog.messages == warned
     for queue_files in queues:
-        collection.admit(queue_files.queue, collection.load(queue_files))
+        collection.add_loaded(queue_files.queue, collection.load(queue_files))
     collection.reload(ServerConfig(queue_path=tmp_path))
     caplog.clear()
     collection.reload(aliased)

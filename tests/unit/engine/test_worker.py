@@ -47,12 +47,12 @@ def test_millions_of_items_are_freed_bit_by_bit() -> None:
     lengths: list[int] = []
 
     def watch(pause: Pause) -> None:
-        worker.let_go(second)
+        worker.free(second)
         while second:
             lengths.append(len(second))
             pause()
 
-    worker.let_go(first)
+    worker.free(first)
     done = Event()
     worker.run(watch, lambda _error: done.set())
     assert done.wait(LONG)

@@ -42,8 +42,8 @@ def collection(directory: CrashingDirectory) -> Iterator[QueueCollection]:
 
 def begin(queue: Queue, data: bytes) -> tuple[bytes, str]:
     """Write an item; return its record and file."""
-    record, file = item(1000, 0, data), queue.new_file()
-    queue.begin(file, record, lambda: None)
+    record, file = item(1000, 0, data), queue.new_file_name()
+    queue.write_ahead(file, record, lambda: None)
     return record, file
 
 
@@ -60,7 +60,7 @@ def test_the_file_becomes_the_journals_current_one(
     record, file = begin(queue, b"large")
     assert files(directory) == ["jobs", file]
     queue.add(b"before")
-    assert queue.add_begun(record, file)
+    assert queue.add_written_ahead(record, file)
     queue.add(b"after")
     assert not collection.commits.commit()
     (rotated,) = queue.journal.sizes  # type: ignore[union-attr]
@@ -85,8 +85,8 @@ def test_a_refused_item_leaves_its_file_to_be_forgotten(
     queue = collection.obtain("full")
     queue.add(b"one")
     record, file = begin(queue, b"two")
-    assert not queue.add_begun(record, file)
-    queue.forget(file)
+    assert not queue.add_written_ahead(record, file)
+    queue.discard_file(file)
     assert not collection.commits.commit()
     assert (files(directory), len(queue)) == (["full"], 1)
 
@@ -101,11 +101,11 @@ def test_a_failure_changes_nothing(
     queue.add(b"before")
     directory.fail = lambda point: point.startswith(step)
     with pytest.raises(JournalError):
-        queue.add_begun(record, file)
+        queue.add_written_ahead(record, file)
     assert step in str(queue.failure)
     assert (len(queue), queue.total_items) == (1, 1)
     directory.fail = lambda _point: False
-    queue.forget(file)
+    queue.discard_file(file)
     queue.add(b"after")
     assert not collection.commits.commit()
     assert queue.failure is None
@@ -131,7 +131,7 @@ def test_a_queue_that_got_fanout_children_meanwhile(
     queue = collection.obtain("jobs")
     record, file = begin(queue, b"large")
     child = collection.obtain("jobs+copy")
-    assert queue.add_begun(record, file)
+    assert queue.add_written_ahead(record, file)
     assert not collection.commits.commit()
     assert (len(queue), len(child)) == (1, 1)
     assert files(directory) == ["jobs", "jobs+copy"]
@@ -145,7 +145,7 @@ def test_a_queue_that_was_deleted_meanwhile(
     record, file = begin(queue, b"large")
     collection.delete("jobs")
     with pytest.raises(QueueUnavailable):
-        queue.add_begun(record, file)
+        queue.add_written_ahead(record, file)
     assert files(directory) == []
 
 
@@ -153,8 +153,8 @@ def test_which_queues_take_no_such_item(
     collection: QueueCollection, directory: CrashingDirectory
 ) -> None:
     """Those that may have to change its expiry."""
-    assert collection.obtain("jobs").writes_ahead
-    assert not collection.obtain("aged").writes_ahead
+    assert collection.obtain("jobs").can_write_ahead
+    assert not collection.obtain("aged").can_write_ahead
 
 
 def test_its_reply_waits_for_a_sync(
@@ -162,7 +162,7 @@ def test_its_reply_waits_for_a_sync(
 ) -> None:
     """When the settings say that replies do."""
     queue = collection.obtain("synced")
-    assert queue.add_begun(*begin(queue, b"large"))
+    assert queue.add_written_ahead(*begin(queue, b"large"))
     assert not collection.commits.commit()
     assert collection.commits.syncs.take_unsynced() == {queue}
 
@@ -171,6 +171,6 @@ def test_two_queues_of_one_name_begin_different_files(
     collection: QueueCollection, directory: CrashingDirectory
 ) -> None:
     """One may still be written when the other begins."""
-    first = collection.obtain("jobs").new_file()
+    first = collection.obtain("jobs").new_file_name()
     collection.delete("jobs")
-    assert collection.obtain("jobs").new_file() != first
+    assert collection.obtain("jobs").new_file_name() != first

@@ -344,7 +344,7 @@ ONE_PLACE: Final = {
     "changes which request goes on": (r"\.pending\s*=[^=]", "connection.py"),
     "waits for an item": (r"\bWaiter\(", "reads.py"),
     "decides how much a client may have to read": (r"produced\s*[+>]", "connection.py"),
-    "adds what was written ahead": (r"\.add_begun\(", "put.py"),
+    "adds what was written ahead": (r"\.add_written_ahead\(", "put.py"),
 }
 
 

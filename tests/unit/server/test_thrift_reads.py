@@ -3,7 +3,7 @@
 import pytest
 
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.durability import Commits
+from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.queue import Queue
 from kestrelmq.server.thrift_reads import ThriftOpenReads
 from kestrelmq.testing.clock import FakeClock
@@ -19,7 +19,7 @@ def reads() -> ThriftOpenReads:
 
 def a_queue() -> Queue:
     """Return a queue in memory, with many items."""
-    queue = Queue("q", QueueConfig(), FakeClock(), Commits())
+    queue = Queue("q", QueueConfig(), FakeClock(), GroupCommit())
     for number in range(2000):
         queue.add(b"%d" % number)
     return queue

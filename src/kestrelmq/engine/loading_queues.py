@@ -14,7 +14,7 @@ from kestrelmq.journal.names import QueueFiles
 from kestrelmq.names import master_of
 
 
-class Late:
+class LoadingQueues:
     """The queues that are still to be loaded."""
 
     __slots__ = ("_expected", "_families", "_names")
@@ -48,7 +48,7 @@ class Late:
         self._expected.add(name)
         self._names.update((name, family))
 
-    def arrived(self, name: str) -> None:
+    def loaded(self, name: str) -> None:
         """Take note that `name` is loaded, or damaged; a master comes after its children."""
         family = family_of(name)
         self._families[family] -= 1
