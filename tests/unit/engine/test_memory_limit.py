@@ -74,7 +74,7 @@ def test_the_queue_goes_on_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int, added: int
 ) -> None:
     """Items are added, taken and given back while the journal is looked through."""
-    monkeypatch.setattr(upkeep, "AT_ONCE", 0)
+    monkeypatch.setattr(upkeep, "INLINE_TRIM_LIMIT", 0)
     worker = HeldWorker()
     spool = Spool(tmp_path, worker)
     spool.grow(20)
