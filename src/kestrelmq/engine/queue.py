@@ -1145,8 +1145,10 @@ class Queue(Committable):
             directory.sync()
             journal.open()
         except OSError as error:
+            # Also the journal: the next start would find in it what is gone by then.
             with contextlib.suppress(OSError):
                 directory.remove(name)
+                directory.remove(self.name)
             raise JournalError(f"queue {self.name}: {error}") from error
         self.journal, self._directory = journal, directory
         self.backlog.follow(journal)

@@ -185,3 +185,78 @@ def test_a_crash_while_the_journal_is_turned_on_or_off(
         if is_done:
             break
     assert len(points) > 4
+
+
+def fail_at(directory: CrashingDirectory, beginning: str, number: int) -> None:
+    """Let the step fail that is the `number`th, from 1 on, of those that begin so."""
+    seen = count(1)
+    directory.fail = lambda point: point.startswith(beginning) and next(seen) == number
+
+
+def heal(directory: CrashingDirectory) -> None:
+    """Let no step fail any more."""
+    directory.fail = lambda _point: False
+
+
+@pytest.mark.parametrize(
+    "step", ["create", "append", "sync jobs~~", "rename", "sync the directory", "open"]
+)
+def test_a_journal_that_cannot_begin_leaves_no_file(tmp_path: Path, step: str) -> None:
+    """It would be found at the next start, with items that are gone by then."""
+    directory = CrashingDirectory.within(tmp_path)
+    spool = Spool(directory.path, directory, keep_journal=False)
+    spool.fill()
+    fail_at(directory, step, 1)
+    (refused,) = spool.change()
+    heal(directory)
+    assert refused.startswith("keep_journal of queue jobs stays as it is: queue jobs: ")
+    assert not spool.queue().config.keep_journal
+    assert spool.files == set()
+    spool.add(b"3")
+    assert spool.change() == []
+    spool.close()
+    assert items_on_disk(directory.path) == [*EVERYTHING, b"3"]
+
+
+@pytest.mark.parametrize(
+    ("step", "number"),
+    [("rename", 1), ("create", 1), ("sync the", 1), ("rename", 2), ("sync the", 2)],
+)
+def test_a_journal_that_cannot_end_goes_on(tmp_path: Path, step: str, number: int) -> None:
+    """What is added later is there at the next start, too; the next reload ends it."""
+    directory = CrashingDirectory.within(tmp_path)
+    spool = Spool(directory.path, directory, max_memory_size=3)
+    spool.fill()
+    fail_at(directory, step, number)
+    (refused,) = spool.change(keep_journal=False)
+    heal(directory)
+    assert refused.startswith("keep_journal of queue jobs stays as it is: queue jobs: ")
+    assert spool.queue().config.keep_journal
+    spool.add(b"3")
+    assert spool.items() == [*EVERYTHING[1:], b"3"]
+    spool.config = spool.settings()
+    spool.restart()
+    assert spool.items() == [*EVERYTHING, b"3"]
+    assert spool.change(keep_journal=False) == []
+    assert spool.files == set()
+    spool.close()
+
+
+def test_a_journal_that_cannot_be_read_does_not_end(tmp_path: Path) -> None:
+    """Neither where files are gone, nor where they are shorter than they were."""
+    spool = Spool(tmp_path, max_memory_size=1)
+    spool.add(b"0", b"1", b"2")
+    (journal,) = tmp_path.glob("jobs.*")
+    journal.rename(tmp_path / "away")
+    (refused,) = spool.change(keep_journal=False)
+    assert "No such file" in refused
+    (tmp_path / "away").rename(journal)
+    whole = journal.read_bytes()
+    with journal.open("r+b") as file:
+        file.truncate(len(whole) - 1)
+    (refused,) = spool.change(keep_journal=False)
+    assert refused.endswith("queue jobs: 1 items cannot be read")
+    journal.write_bytes(whole)
+    assert spool.queue().config.keep_journal
+    assert spool.drain() == [b"0", b"1", b"2"]
+    spool.close()
