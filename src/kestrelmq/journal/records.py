@@ -208,7 +208,7 @@ def encode(record: Record) -> bytes:  # one case for each opcode
             return _STATE_DUMP.pack(STATE_DUMP, xid, open_reads)
         case Continue(xid, add_time, expiry, data):
             return _ADD_XID.pack(STATE_DUMP, xid, len(data) + 16, add_time, expiry) + data
-        case RemoveTentativeXid(xid):
+        case RemoveTentativeXid(xid):  # pragma: no branch: mypy sees that no kind is missing
             return _XID.pack(REMOVE_TENTATIVE_XID, xid)
 
 
