@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.testing.recording import Bounds
+from kestrelmq.testing.recording import StateBounds
 from tests.support.crash_checks import STATUS, Checker
 from tests.support.crash_recordings import DEEP, QUICK, recorded
 from tests.support.crash_scenarios import SCENARIOS
@@ -53,14 +53,14 @@ def test_a_tool_leaves_a_queue_as_it_was_or_as_it_will_be(root: Path, name: str)
     """Whatever is lost besides; what it was may have an unsynced end, which may be lost."""
     recording = recorded(root, name, synced=False)
     checker = Checker(root / "left", QUICK, nested_every=3)
-    checker.check(recording.states(Bounds()), recording.allowed)
+    checker.check(recording.states(StateBounds()), recording.allowed)
     assert checker.states > 1
 
 
 def test_a_small_file_is_replaced_whole(root: Path) -> None:
     """It has its old content or the new one, and the new one once it was replaced."""
     recording = recorded(root, STATUS, synced=False)
-    Checker(root / "left").check(recording.states(Bounds()), recording.allowed)
+    Checker(root / "left").check(recording.states(StateBounds()), recording.allowed)
 
 
 @pytest.mark.soak

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.testing.recording import (
-    Cut,
     Link,
-    Mark,
     Operation,
     Remove,
     Rename,
+    ScenarioMark,
     SyncFile,
     SyncNames,
+    Truncate,
 )
 from tests.support.crash_checks import STATUS, Checker, WrongState
 from tests.support.crash_recordings import QUICK, Recording, States, recorded
@@ -108,7 +108,7 @@ UNSEEN_SWAPS = {
 def name_of(operation: Operation) -> str | None:
     """Return what a step is called: by its place in the source."""
     if not operation.site or not isinstance(
-        operation, SyncFile | SyncNames | Rename | Link | Remove | Cut
+        operation, SyncFile | SyncNames | Rename | Link | Remove | Truncate
     ):
         return None
     name = site(operation.site)
@@ -192,10 +192,12 @@ class Suite:
 
 def _neighbours(operations: Sequence[Operation]) -> Iterable[tuple[int, int, str, str]]:
     """Yield where two steps follow each other of which one syncs, and what they are called."""
-    places = [at for at, step in enumerate(operations) if not isinstance(step, Mark)]
+    places = [at for at, step in enumerate(operations) if not isinstance(step, ScenarioMark)]
     for at, after in pairwise(places):
         first, second = name_of(operations[at]), name_of(operations[after])
-        syncs = [isinstance(operations[one], SyncFile | SyncNames | Cut) for one in (at, after)]
+        syncs = [
+            isinstance(operations[one], SyncFile | SyncNames | Truncate) for one in (at, after)
+        ]
         if first is not None and second is not None and first != second and sum(syncs) == 1:
             yield at, after, first, second
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.journal.records import Remove, RemoveTentative, encode
-from kestrelmq.testing.crashing import CrashingDirectory, Loss
+from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
 from kestrelmq.testing.journals import numbered
 from kestrelmq.testing.queues import LocalQueues, queue_settings
 from kestrelmq.testing.real import SimulatedCrash
@@ -78,7 +78,7 @@ def test_a_tool_that_is_killed_leaves_the_queue_as_it_was_or_as_it_will_be(
             expected: list[object] = [old, new]
         else:
             expected = [new]
-        for loss in Loss:
+        for loss in CrashLoss:
             directory.survive(loss, root / loss.name)
             assert contents(root / loss.name) in expected, (directory.crashed, loss)
         directory.abandon()

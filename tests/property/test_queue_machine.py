@@ -23,7 +23,7 @@ from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.records import item, item_data
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory, Loss
+from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
 from kestrelmq.testing.worker import HeldWorker
 from tests.support.examples import examples
 from tests.support.readings import replayed
@@ -384,10 +384,10 @@ class QueueMachine(RuleBasedStateMachine):
         self.come_up()
         self.history = [self.state()]
 
-    @rule(loss=st.sampled_from(Loss))
-    def crash(self, loss: Loss) -> None:
+    @rule(loss=st.sampled_from(CrashLoss))
+    def crash(self, loss: CrashLoss) -> None:
         """Crash, lose what may be lost, and come up with a state that may be."""
-        expected = self.history[-1:] if loss is Loss.KILLED else self.history
+        expected = self.history[-1:] if loss is CrashLoss.KILLED else self.history
         self.generation += 1
         self.directory.survive(loss, self.root / str(self.generation))
         self.collection._lock.release()

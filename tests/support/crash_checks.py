@@ -14,18 +14,18 @@ from kestrelmq.journal.names import group_files
 from kestrelmq.journal.records import item, item_data, unremove
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.recording import (
-    Bounds,
     Contents,
-    Crash,
+    CrashCause,
     Operation,
     RecordingDirectory,
+    StateBounds,
     crash_states,
 )
 
 Items = tuple[bytes, ...]
 Queues = tuple[tuple[str, Items], ...]
 """What a server finds: the items of each queue, by name."""
-Allowed = Callable[[Crash, Contents, Queues], bool]
+Allowed = Callable[[CrashCause, Contents, Queues], bool]
 """Whether a crash may leave this, and a server find that in it."""
 ONE_MORE = b"one more"
 STATUS = "~~status"
@@ -59,12 +59,12 @@ class Checker:
     """
 
     spool: Path
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: StateBounds = field(default_factory=StateBounds)
     nested_every: int = 1
     states: int = 0
     _cache: dict[Contents, Queues] = field(default_factory=dict)
 
-    def check(self, found: Mapping[Contents, Iterable[Crash]], allowed: Allowed) -> None:
+    def check(self, found: Mapping[Contents, Iterable[CrashCause]], allowed: Allowed) -> None:
         """Load each state. Raises WrongState."""
         for contents, crashes in found.items():
             queues = self._load(contents)

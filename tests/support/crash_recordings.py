@@ -9,22 +9,22 @@ import pytest
 from kestrelmq.engine import upkeep
 from kestrelmq.journal.files import replace_file
 from kestrelmq.testing.recording import (
-    Bounds,
     Contents,
-    Crash,
+    CrashCause,
     Operation,
     RecordingDirectory,
+    StateBounds,
     crash_states,
 )
 from tests.support.crash_checks import STATUS, Allowed, Queues, is_unread
 from tests.support.crash_scenarios import SCENARIOS, Promise, Run, kestrel_2
 from tests.support.crash_tools import TOOLS, Anything, Phase, record
 
-QUICK = Bounds(cuts=lambda size: sorted({1, size // 2}), name_sets=16, mixtures=24)
+QUICK = StateBounds(cuts=lambda size: sorted({1, size // 2}), name_sets=16, mixtures=24)
 """For `make test`."""
-DEEP = Bounds(cuts=lambda size: range(1, min(size, 64)), name_sets=2000, mixtures=5000)
+DEEP = StateBounds(cuts=lambda size: range(1, min(size, 64)), name_sets=2000, mixtures=5000)
 """For the soak test."""
-States = dict[Contents, dict[Crash, None]]
+States = dict[Contents, dict[CrashCause, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Recording:
     operations: tuple[Operation, ...]
     allowed: Allowed
 
-    def states(self, bounds: Bounds) -> States:
+    def states(self, bounds: StateBounds) -> States:
         """Return what crashes may leave."""
         return crash_states(self.operations, {}, bounds, unread=is_unread)
 
@@ -59,7 +59,7 @@ def recorded(root: Path, name: str, dialect: str = "documented", *, synced: bool
         scenario(run)
         run.kill()
 
-    def allowed(crash: Crash, _contents: Contents, queues: Queues) -> bool:
+    def allowed(crash: CrashCause, _contents: Contents, queues: Queues) -> bool:
         promise = crash.mark
         if not isinstance(promise, Promise):
             return not queues
@@ -69,7 +69,7 @@ def recorded(root: Path, name: str, dialect: str = "documented", *, synced: bool
     return Recording(tuple(run.directory.operations), allowed)
 
 
-def _in_phase(kept: bytes, crash: Crash, contents: Contents, queues: Queues) -> bool:
+def _in_phase(kept: bytes, crash: CrashCause, contents: Contents, queues: Queues) -> bool:
     phase = crash.mark
     if not isinstance(phase, Phase):
         return not queues
@@ -88,7 +88,7 @@ def _recorded_status(path: Path) -> Recording:
         replace_file(directory, STATUS, b"%d" % number)
         directory.mark((number + 1, number + 1))
 
-    def allowed(crash: Crash, contents: Contents, _queues: Queues) -> bool:
+    def allowed(crash: CrashCause, contents: Contents, _queues: Queues) -> bool:
         first, last = crash.mark if isinstance(crash.mark, tuple) else (0, 0)
         return dict(contents).get(STATUS) in [None, b"0", b"1", b"2"][first : last + 1]
 

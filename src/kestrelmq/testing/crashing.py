@@ -26,7 +26,7 @@ from kestrelmq.journal.files import DiskFile, link_new
 from kestrelmq.testing.real import RealDirectory, RealFile, SimulatedCrash
 
 
-class Loss(Enum):
+class CrashLoss(Enum):
     """How much a crash loses."""
 
     KILLED = auto()
@@ -193,10 +193,10 @@ class CrashingDirectory(RealDirectory):
         finally:
             self.fail = fail
 
-    def survive(self, loss: Loss, target: Path) -> None:
+    def survive(self, loss: CrashLoss, target: Path) -> None:
         """Write to the new directory `target` what the crash left."""
         target.mkdir()
-        names = self._safe_names if loss is Loss.POWER_LOST else self._names
+        names = self._safe_names if loss is CrashLoss.POWER_LOST else self._names
         for name, inode in names.items():
             data = inode.link.read_bytes()
-            (target / name).write_bytes(data if loss is Loss.KILLED else data[: inode.synced])
+            (target / name).write_bytes(data if loss is CrashLoss.KILLED else data[: inode.synced])

@@ -14,7 +14,7 @@ on the guarantees of POSIX and no others:
   order. A rename is atomic.
 - Each file, and the names, lose operations independently of each other.
 
-`Bounds` limits where an append may be cut, how many sets of names there are, and how many
+`StateBounds` limits where an append may be cut, how many sets of names there are, and how many
 combinations of file contents. Beyond the limits, evenly chosen ones are left out. Not derived:
 zeros in the middle of an append, and pages that are written out of order, which a format without
 checksums cannot distinguish from data.
@@ -65,7 +65,7 @@ class Append(Operation):
 
 
 @dataclass(frozen=True, slots=True)
-class Cut(Operation):
+class Truncate(Operation):
     """A file is cut to so many bytes."""
 
     file: int
@@ -108,7 +108,7 @@ class SyncNames(Operation):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark(Operation):
+class ScenarioMark(Operation):
     """No change: a value that the test scenario records, for instance which reply was sent."""
 
     value: object
@@ -120,7 +120,7 @@ Contents = tuple[tuple[str, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Crash:
+class CrashCause:
     """A crash that leaves a given state.
 
     Attributes:
@@ -133,7 +133,7 @@ class Crash:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class StateBounds:
     """Limits on how many states are derived.
 
     Attributes:
@@ -208,7 +208,7 @@ class RecordingDirectory(RealDirectory):
 
     def mark(self, value: object) -> None:
         """Record a value of the test scenario."""
-        self.note(Mark(value))
+        self.note(ScenarioMark(value))
 
     def _new(self, name: str, where: _Where) -> int:
         number = self._numbers[name] = self._count
@@ -268,7 +268,7 @@ class RecordingDirectory(RealDirectory):
         number = self._number(name, _where())
         with (self.path / name).open("r+b") as file:
             file.truncate(size)
-        self.note(Cut(number, size, **_where()))
+        self.note(Truncate(number, size, **_where()))
         self.note(SyncFile(number, **_where()))
 
     def sync_file(self, name: str) -> None:
@@ -407,7 +407,7 @@ class _Disk:
         match operation:
             case Append(file, data):
                 self.files[file].change(self.files[file].now + data)
-            case Cut(file, size):
+            case Truncate(file, size):
                 self.files[file].change(self.files[file].now[:size])
             case SyncFile(file):
                 self.files[file].sync()
@@ -426,7 +426,9 @@ class _Disk:
             self.names, {number: file.now for number, file in enumerate(self.files)}, unread
         )
 
-    def after_power_loss(self, bounds: Bounds, unread: Callable[[str], bool]) -> Iterator[Contents]:
+    def after_power_loss(
+        self, bounds: StateBounds, unread: Callable[[str], bool]
+    ) -> Iterator[Contents]:
         for written in _name_sets(self._unsafe, bounds.name_sets):
             names = dict(self._safe_names)
             for at in written:
@@ -462,10 +464,10 @@ def _nothing_is_unread(_name: str) -> bool:
 def crash_states(
     operations: Sequence[Operation],
     start: Mapping[str, bytes],
-    bounds: Bounds,
+    bounds: StateBounds,
     *,
     unread: Callable[[str], bool] = _nothing_is_unread,
-) -> dict[Contents, dict[Crash, None]]:
+) -> dict[Contents, dict[CrashCause, None]]:
     """Return each state that a crash may leave, with the crashes that leave it.
 
     Args:
@@ -476,19 +478,19 @@ def crash_states(
     """
     disk = _Disk(dict(sorted(start.items())))
     mark: object = None
-    found: dict[Contents, dict[Crash, None]] = {}
+    found: dict[Contents, dict[CrashCause, None]] = {}
     is_mark = False
     for done in range(len(operations) + 1):
         if done:
             operation = operations[done - 1]
-            is_mark = isinstance(operation, Mark)
-            if isinstance(operation, Mark):
+            is_mark = isinstance(operation, ScenarioMark)
+            if isinstance(operation, ScenarioMark):
                 mark = operation.value
             disk.do(operation)
         # A mark takes no time: the states before it are the same, and are recorded after it.
-        if done < len(operations) and isinstance(operations[done], Mark) and not is_mark:
+        if done < len(operations) and isinstance(operations[done], ScenarioMark) and not is_mark:
             continue
-        found.setdefault(disk.as_killed(unread), {})[Crash(True, mark)] = None
+        found.setdefault(disk.as_killed(unread), {})[CrashCause(True, mark)] = None
         for contents in disk.after_power_loss(bounds, unread):
-            found.setdefault(contents, {})[Crash(False, mark)] = None
+            found.setdefault(contents, {})[CrashCause(False, mark)] = None
     return found

@@ -15,7 +15,7 @@ from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.records import item_data
 from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory, Loss
+from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
 from kestrelmq.testing.real import SimulatedCrash
 from tests.support.following import Follower
 from tests.support.limits import largest_file
@@ -250,8 +250,8 @@ def test_what_follows_a_torn_end_is_in_another_file(path: Path, follower: Follow
         assert contents(collection.obtain(NAME)) == [b"first", b"second"]
 
 
-@pytest.mark.parametrize("loss", Loss)
-def test_a_crash_while_a_torn_end_is_cut_off(tmp_path: Path, loss: Loss) -> None:
+@pytest.mark.parametrize("loss", CrashLoss)
+def test_a_crash_while_a_torn_end_is_cut_off(tmp_path: Path, loss: CrashLoss) -> None:
     """Wherever it comes: the next start appends nothing to a file that was longer once."""
     for step in range(1, 100):
         base = tmp_path / str(step)

@@ -10,7 +10,7 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.journal.files import Directory
 from kestrelmq.journal.records import item, item_data
 from kestrelmq.journal.writer import FileJournal
-from kestrelmq.testing.crashing import CrashingDirectory, Loss
+from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
 from kestrelmq.testing.queues import LocalQueues, items_on_disk
 from kestrelmq.testing.real import SimulatedCrash
 
@@ -170,7 +170,7 @@ def test_a_crash_while_the_journal_is_turned_on_or_off(
         except SimulatedCrash:
             points.append(directory.crashed)
         is_done = directory.crashed is None
-        for loss in Loss:
+        for loss in CrashLoss:
             target = here / loss.name
             directory.survive(loss, target)
             found = items_on_disk(target)

@@ -14,7 +14,7 @@ from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import group_files
 from kestrelmq.journal.records import AddX, Continue, Remove, StateDump, encode, item, item_data
 from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory, Loss
+from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
 from kestrelmq.testing.real import SimulatedCrash
 
 pytestmark = pytest.mark.compiled
@@ -129,9 +129,9 @@ def test_import_behind_it(tmp_path: Path) -> None:
         assert [one.data for one in iter(queue.remove, None)] == [b"first", b"second"]
 
 
-@pytest.mark.parametrize("loss", list(Loss))
+@pytest.mark.parametrize("loss", list(CrashLoss))
 @pytest.mark.parametrize("step", [1, 2, 3])
-def test_crash_while_it_is_rotated(tmp_path: Path, step: int, loss: Loss) -> None:
+def test_crash_while_it_is_rotated(tmp_path: Path, step: int, loss: CrashLoss) -> None:
     """The queue is whole, also with a rotated file and no current one."""
     for name in ("queues", "links"):
         (tmp_path / name).mkdir()
