@@ -117,7 +117,7 @@ class Backlog(JournalFollower):
         memory: the items in memory, the head first.
         memory_bytes: bytes of data in them, without open reads.
         memory_limit: bytes of data that memory may hold until the limit is computed again.
-        memory_most: bytes of data that memory may hold at most (`max_memory_size`).
+        max_memory_bytes: bytes of data that memory may hold at most (`max_memory_size`).
         behind: the items that are on disk only; None if there are none.
         refill_below: read more back when memory holds fewer bytes of data than this.
         total_items: items added since the queue was loaded or created.
@@ -129,7 +129,7 @@ class Backlog(JournalFollower):
         self._name = name
         self.memory = state.memory
         self.memory_bytes = state.memory_bytes
-        self.memory_limit = self.memory_most = 0
+        self.memory_limit = self.max_memory_bytes = 0
         self.behind: ReadBehind | None = None
         self.refill_below = self.total_items = self.put_bytes = 0
         if state.behind is not None:
@@ -167,9 +167,9 @@ class Backlog(JournalFollower):
     # --- adding and taking ---
 
     def limit_memory(self, most: int) -> bool:
-        """Set `memory_most`; return whether it was lowered below what memory holds."""
-        lowered = most < self.memory_most
-        self.memory_limit = self.memory_most = most
+        """Set `max_memory_bytes`; return whether it was lowered below what memory holds."""
+        lowered = most < self.max_memory_bytes
+        self.memory_limit = self.max_memory_bytes = most
         self._measure()
         return lowered and self.memory_bytes > most
 
@@ -183,7 +183,7 @@ class Backlog(JournalFollower):
     def _measure(self) -> None:
         """Compute `memory_limit` again from how full memory is."""
         if isinstance(self._journal, FileJournal):
-            most, held = self.memory_most, self.memory_bytes
+            most, held = self.max_memory_bytes, self.memory_bytes
             self.memory_limit = limit_for_now(most, held, len(self.memory))
             if not self.refill_below:
                 self._plan_refill()
@@ -318,7 +318,7 @@ class Backlog(JournalFollower):
         held = count = 0
         for record in islice(self.memory, _COUNTED):
             held += len(record) - ADDX_HEADER
-            if count and held > self.memory_most:
+            if count and held > self.max_memory_bytes:
                 break
             count += 1
         return count
@@ -367,7 +367,7 @@ class Backlog(JournalFollower):
     def file_ended(self, name: str, end: int, following: str) -> None:
         """Take note that what would follow byte `end` of `name` begins the file `following`."""
         if self.behind is not None and self.behind.reader.file == name:
-            self.behind.reader.carried(end, following)
+            self.behind.reader.file_ended(end, following)
 
     def move_reader(self, files: Sequence[str], position: int, skip: int) -> None:
         """Read the next items from `files`, from `skip` items after `position` on.

@@ -39,12 +39,12 @@ class Deletions:
         self.worker: Worker = InlineWorker()
         self._gone = gone
         self._stays = stays
-        self._asked: dict[Queue, list[DeletionDone]] = {}
+        self._callbacks: dict[Queue, list[DeletionDone]] = {}
         self._newest: dict[str, int] = {}
 
     def __contains__(self, queue: object) -> bool:
         """Whether a queue is being deleted, so that it serves only until its files are replaced."""
-        return queue in self._asked
+        return queue in self._callbacks
 
     def newest(self, name: str) -> int:
         """Return the timestamp (ms) up to which files with a queue's name are being removed."""
@@ -66,10 +66,10 @@ class Deletions:
             worker: used instead of `self.worker`.
             is_empty: whether the queue is empty and must be gone at once.
         """
-        if queue in self._asked:
-            self._asked[queue].append(done)
+        if queue in self._callbacks:
+            self._callbacks[queue].append(done)
             return
-        self._asked[queue] = [done]
+        self._callbacks[queue] = [done]
         worker = worker or self.worker
         try:
             removal = queue.begin_removal()
@@ -117,5 +117,5 @@ class Deletions:
         self._gone(queue)
 
     def _tell(self, queue: Queue, failure: JournalError | None = None) -> None:
-        for done in self._asked.pop(queue):
+        for done in self._callbacks.pop(queue):
             done(failure)

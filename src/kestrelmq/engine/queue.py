@@ -172,7 +172,7 @@ class Queue(Committable):
         self._closed = False
         # Whether an expired item is being moved to another queue; whether one can neither be moved
         # nor be set aside, so that the items behind it cannot be read.
-        self._moving = self._held_up = False
+        self._moving = self._is_blocked = False
         self._tell_at = 0.0
         # Whether any item that waits, or that may wait again, can expire.
         self._expiring = self.backlog.behind is not None or any(
@@ -205,7 +205,7 @@ class Queue(Committable):
         holds_too_much = self.backlog.limit_memory(config.max_memory_size)
         if isinstance(journal, FileJournal):
             self._configure_journal(journal, config)
-        self._set_careful()
+        self._set_needs_checks()
         if holds_too_much and self._upkeep is not None:
             with contextlib.suppress(JournalError):  # if it fails, memory is trimmed later
                 self.write_now()
@@ -250,9 +250,9 @@ class Queue(Committable):
             self.write_now,
         )
 
-    def _set_careful(self) -> None:
+    def _set_needs_checks(self) -> None:
         """Set whether operations must check anything; see `QueueLimits`."""
-        self._careful = self._expiring or self._closed or self._is_limited
+        self._needs_checks = self._expiring or self._closed or self._is_limited
 
     def connect(self, children: tuple["Queue", ...]) -> None:
         """Make `children` receive every item that is added here from now on."""
@@ -372,7 +372,7 @@ class Queue(Committable):
         backlog = self.backlog
         behind = backlog.behind
         if (
-            self._careful
+            self._needs_checks
             or expiry
             or self.children
             or (behind is None and backlog.memory_bytes + size > backlog.memory_limit)
@@ -409,7 +409,7 @@ class Queue(Committable):
     def accept(self, record: bytes, expiry: int = 0) -> bool:
         """Add an item's record, which several queues may share, to this queue only; as `add`."""
         size = len(record) - ADDX_HEADER
-        if self._careful or expiry:
+        if self._needs_checks or expiry:
             if self._limits.fanout_only:
                 return True
             admitted = self._admit(record, size)
@@ -450,7 +450,7 @@ class Queue(Committable):
             if expiry == 0 or expiry > added + max_age:
                 record = item(added, added + max_age, record[ADDX_HEADER:])
         if record[13:21] != NO_EXPIRY:
-            self._expiring = self._careful = True
+            self._expiring = self._needs_checks = True
         return record
 
     def has_room(self, size: int) -> bool:
@@ -536,7 +536,7 @@ class Queue(Committable):
             self.discard_file(file)
             return self.add_record(record, expiry)
         size = len(record) - ADDX_HEADER
-        if (self._careful or expiry) and self._admit(record, size) is None:
+        if (self._needs_checks or expiry) and self._admit(record, size) is None:
             return False
         # All earlier records must be in earlier files.
         self.write_now()
@@ -566,7 +566,7 @@ class Queue(Committable):
             QueueUnavailable: the queue was closed, or its items could not be read.
         """
         backlog = self.backlog
-        if self._careful or backlog.memory_bytes < backlog.refill_below or not backlog.memory:
+        if self._needs_checks or backlog.memory_bytes < backlog.refill_below or not backlog.memory:
             record = self._take()
             if record is None:
                 return None
@@ -607,8 +607,8 @@ class Queue(Committable):
     def _open(self, record: bytes, *, by_reader: bool) -> int:
         """Open a read of `record`, which was the head; return its xid."""
         last = self.reads.last_xid
-        xid, told = self.reads.open_read(record)
-        self._collect(told)
+        xid, records = self.reads.open_read(record)
+        self._collect(records)
         self.changes.undo.append(ReadOpened(xid, record, last, by_reader))
         return xid
 
@@ -635,11 +635,11 @@ class Queue(Committable):
         Raises:
             QueueUnavailable: as `remove`.
         """
-        if self._careful:
+        if self._needs_checks:
             self._check_usable()
             if self._expiring:
                 self.discard_expired(None)
-                if self._held_up or self._moving:
+                if self._is_blocked or self._moving:
                     return False
         return bool(self.backlog.memory) or self._read_back()
 
@@ -763,7 +763,7 @@ class Queue(Committable):
             return 0
         now = self._clock.now()
         backlog = self.backlog
-        self._held_up = False
+        self._is_blocked = False
         count = 0
         before, expired = len(backlog), self.expired_items
         while limit is None or count < limit:
@@ -772,12 +772,12 @@ class Queue(Committable):
                 self._expiring = self._limits.max_age is not None or bool(
                     self.reads.open or self.changes.undo
                 )
-                self._set_careful()
+                self._set_needs_checks()
                 break
             if count == before or not self._is_expired(backlog.memory[0], now):
                 break
             if not self._expire_head():
-                self._held_up = True
+                self._is_blocked = True
                 break
             count += 1
         return self.expired_items - expired
@@ -803,7 +803,7 @@ class Queue(Committable):
             self.expired_items += 1
             return True
         size = len(record) - ADDX_HEADER
-        if reads.aside_bytes + size > max(_LEAST_ASIDE, backlog.memory_most // 4):
+        if reads.aside_bytes + size > max(_LEAST_ASIDE, backlog.max_memory_bytes // 4):
             backlog.put_back(record)
             return False
         reads.set_aside(self._open(record, by_reader=False), record)
@@ -963,8 +963,8 @@ class Queue(Committable):
 
     def _trace(self, records: bytes) -> None:
         """Log what an operation wrote."""
-        for told in describe_records(records):
-            log.info("queue %s: %s", self.name, told)
+        for line in describe_records(records):
+            log.info("queue %s: %s", self.name, line)
 
     def _write_records(self, records: bytes) -> None:
         """Write records, all or none; to a new file if the current one is torn. Raises OSError."""
@@ -1106,7 +1106,7 @@ class Queue(Committable):
         """Close the queue and tell waiting readers. All changes must have been committed."""
         if self._closed:
             return
-        self._closed = self._careful = True
+        self._closed = self._needs_checks = True
         while self.waiters.line:
             self.waiters.pop().serve(None, 0)
         self.backlog.close()

@@ -62,18 +62,18 @@ class OpenReads:
         kept = record.xid if isinstance(record, NamedItem) else None
         xid = opened_xid(kept, last, self.open)
         if self.dialect == "kestrel-2":
-            told = remove_tentative_xid(xid)
+            records = remove_tentative_xid(xid)
             self.last_xid = xid
         elif kept is not None:
             # The item was once added with ADD_XID. Readers of the format may disagree whether such
             # an item keeps its xid when it is opened a second time. Set the counter so that both
             # interpretations give the same xid.
-            told = save_xid(xid_before(xid)) + REMOVE_TENTATIVE_RECORD + save_xid(last)
+            records = save_xid(xid_before(xid)) + REMOVE_TENTATIVE_RECORD + save_xid(last)
         else:
-            told = REMOVE_TENTATIVE_RECORD
+            records = REMOVE_TENTATIVE_RECORD
             self.last_xid = xid
         self.open[xid] = record
-        return xid, told
+        return xid, records
 
     def give_back(self, xid: int) -> bytes | None:
         """End the read `xid`, to give its item back, and return the item; None if no reader's."""

@@ -96,8 +96,8 @@ def added_data(record: Record) -> bytes | None:
 
 def describe(entry: DumpEntry) -> str:
     """Return a record as one line, without its data."""
-    told = _describe(entry.record, entry.size)
-    return told if entry.is_replayed else f"{told} (not replayed)"
+    line = _describe(entry.record, entry.size)
+    return line if entry.is_replayed else f"{line} (not replayed)"
 
 
 def describe_records(records: bytes) -> Iterator[str]:

@@ -277,7 +277,7 @@ class JournalReader:
         if self.file == old:
             self.file = new
 
-    def carried(self, end: int, file: str) -> None:
+    def file_ended(self, end: int, file: str) -> None:
         """Take note that what would follow byte `end` of the file being read begins `file`."""
         if self.position > end:
             position = self.position - end

@@ -83,9 +83,9 @@ def open_read_records(
     taken = dict(reads)
     for xid, record in taken.items():
         # The counter never gives 0, but a read of the other dialect may have that xid.
-        told = xid or next_xid(0, taken)
-        added = record if followed else add_xid(told, record)
-        yield save_xid(xid_before(told)) + added + REMOVE_TENTATIVE_RECORD
+        read_xid = xid or next_xid(0, taken)
+        added = record if followed else add_xid(read_xid, record)
+        yield save_xid(xid_before(read_xid)) + added + REMOVE_TENTATIVE_RECORD
     yield save_xid(last_xid)
 
 
