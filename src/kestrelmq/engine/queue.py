@@ -1172,20 +1172,19 @@ class Queue(Committable):
                 f"queue {self.name}: its items have {self.size} bytes, and memory may hold "
                 f"{memory_size}"
             )
+        upkeep = self._upkeep
+        assert upkeep is not None  # noqa: S101 # else there is no journal to end
         try:
             self.backlog.read_all_back()
-            removal = self.begin_removal()
-            if removal is not None:
-                removal.replace(no_pause)
+            removal = upkeep.begin_removal()
+            removal.replace(no_pause)
         except OSError as error:
-            if self._upkeep is not None:
-                self._upkeep.removal_failed()
+            upkeep.removal_failed()
             raise JournalError(f"queue {self.name}: {error}") from error
         self.journal.close()
-        if removal is not None:
-            unnamed = UnnamedFiles()
-            removal.remove(unnamed, no_pause)
-            self._commits.worker.run(unnamed.free, lambda _error: None)
+        unnamed = UnnamedFiles()
+        removal.remove(unnamed, no_pause)
+        self._commits.worker.run(unnamed.free, lambda _error: None)
         self.journal, self._upkeep, self.failure = NoJournal(), None, None
         self.backlog.follow(self.journal)
         self.reads.named.clear()
