@@ -545,8 +545,10 @@ class Queue(Committable):
         assert isinstance(journal, FileJournal)  # noqa: S101 # see `can_write_ahead`
         try:
             journal.rotate(self._clock.now(), file)
-        except OSError as error:
+        except BaseException as error:
             self.backlog.drop_last(size)
+            if not isinstance(error, OSError):
+                raise
             raise self._fail(error) from error
         self.failure = None
         if self._is_traced:
@@ -735,9 +737,11 @@ class Queue(Committable):
         count = self.give_back(overdue)
         try:
             self.write_now()
-        except JournalError:
+        except BaseException as error:
             for xid, record in held:
                 reads.set_deadline(xid, record, now + _ABORT_AGAIN)
+            if not isinstance(error, JournalError):
+                raise
             return 0
         return count
 
@@ -949,10 +953,12 @@ class Queue(Committable):
                 self._write_records(
                     pending[0] if len(pending) == 1 else self._commits.join(pending)
                 )
-        except OSError as error:
-            failure = self._fail(error)
+        except BaseException as error:
+            # Whatever it is: what stayed collected would never be written.
             changes.take_back(self.backlog, self.reads)
-            return failure
+            if not isinstance(error, OSError):
+                raise
+            return self._fail(error)
         self.failure = None
         if self._is_traced:
             for records in pending:

@@ -565,9 +565,9 @@ class DiskFile:
                 written += os.write(descriptor, data[written:] if written else data)
                 if written >= length:
                     break
-        except OSError:
-            # A failed write may still have left bytes in the file. If cutting them off fails too,
-            # the next append tries it again.
+        except BaseException:
+            # A write may have reached the file though it failed, or was interrupted. If not even
+            # the cut succeeds, the next append tries it again.
             self._dirty = True
             with contextlib.suppress(OSError):
                 self._cut(descriptor)

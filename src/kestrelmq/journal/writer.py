@@ -180,7 +180,7 @@ class FileJournal:
             raise OSError("the journal is closed")
         try:
             current.append(data)
-        except OSError:
+        except BaseException:
             self.is_torn = current.is_torn
             raise
         self.size += len(data)

@@ -85,6 +85,12 @@ def write_and_fail(descriptor: int, data: bytes) -> int:
     raise OSError(errno.EIO, "lost the server")
 
 
+def write_half_and_stop(descriptor: int, data: bytes) -> int:
+    """Write half of it until Ctrl-C is pressed."""
+    os.pwrite(descriptor, data[: len(data) // 2], os.fstat(descriptor).st_size)
+    raise KeyboardInterrupt
+
+
 def cut_nothing(descriptor: int, size: int) -> None:  # as `os.ftruncate`
     """Fail as where a file may only grow."""
     raise OSError(errno.EPERM, "it may only grow")
@@ -118,6 +124,23 @@ def test_a_write_that_failed_though_it_wrote_everything(
         with monkeypatch.context() as patch:
             patch.setattr("os.write", write_and_fail)
             assert not add(collection, b"refused")
+        assert add(collection, b"taken")
+        follower.look()
+    with queues(path) as collection:
+        assert contents(collection.obtain(NAME)) == [b"first", b"taken"]
+
+
+def test_a_write_that_was_interrupted(
+    path: Path, follower: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The item was not added; the next one is, and nothing stands between it and the first."""
+    with queues(path) as collection:
+        assert add(collection, b"first")
+        with monkeypatch.context() as patch:
+            patch.setattr("os.write", write_half_and_stop)
+            with pytest.raises(KeyboardInterrupt):
+                add(collection, b"refused")
+        assert len(collection.obtain(NAME)) == 1
         assert add(collection, b"taken")
         follower.look()
     with queues(path) as collection:

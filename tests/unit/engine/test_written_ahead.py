@@ -113,6 +113,25 @@ def test_a_failure_changes_nothing(
     assert len(files(directory)) <= 2
 
 
+def test_an_interruption_changes_nothing(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """An item that is not in the journal is not in the queue, either."""
+    queue = collection.obtain("jobs")
+    record, file = begin(queue, b"large")
+
+    def interrupt(_point: str) -> bool:
+        raise KeyboardInterrupt
+
+    directory.fail = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        queue.add_written_ahead(record, file)
+    directory.fail = lambda _point: False
+    assert (len(queue), queue.total_items) == (0, 0)
+    queue.discard_file(file)
+    assert files(directory) == ["jobs"]
+
+
 def test_a_disk_that_is_full_leaves_no_file(
     collection: QueueCollection, directory: CrashingDirectory
 ) -> None:

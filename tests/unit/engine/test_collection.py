@@ -1,0 +1,275 @@
+"""What is done to all queues of a collection, and what the trouble of one means to the others."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
+from kestrelmq.engine.worker import run_to_end
+from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
+from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.testing.queues import LocalQueues
+
+pytestmark = pytest.mark.compiled
+
+
+class Spool(LocalQueues):
+    """Queues on a disk that fails when the test wants it, and an alias `all` of three of them."""
+
+    def __init__(self, path: Path, **settings: object) -> None:
+        self.disk = CrashingDirectory.within(path)
+        super().__init__(self.settings(**settings), self.disk)
+
+    def settings(self, **settings: object) -> ServerConfig:
+        """Return settings that all queues have."""
+        return ServerConfig(
+            queue_path=self.disk.path,
+            default=QueueConfig.model_validate(settings),
+            aliases={"all": AliasConfig(destination_queues=["a", "b", "c"])},
+        )
+
+    def break_disk(self, *beginnings: str) -> None:
+        """Let steps that begin so fail."""
+        self.disk.fail = lambda point: point.startswith(beginnings)
+
+    def have_bug(self, name: str) -> None:
+        """Let steps on files of that name end with an error that nobody expects."""
+
+        def fail(point: str) -> bool:
+            if name in point.split():
+                raise ValueError("a bug")
+            return False
+
+        self.disk.fail = fail
+
+    def mend_disk(self) -> None:
+        """Let all steps succeed."""
+        self.disk.fail = lambda _point: False
+
+    def contents(self, *names: str) -> list[list[bytes]]:
+        """Return the items of queues."""
+        return [self.items(name) for name in names]
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
+    """Queues with an item each, by way of the alias."""
+    opened = Spool(tmp_path)
+    opened.add(b"x", name="all")
+    yield opened
+    opened.mend_disk()
+    opened.close()
+
+
+def test_what_is_no_journal_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file whose name no journal has is told of once, and stays."""
+    (tmp_path / "queues").mkdir()
+    other = tmp_path / "queues" / "jobs.backup"
+    other.write_bytes(b"mine")
+    Spool(tmp_path).close()
+    assert caplog.messages == [f"{other} is no journal; it is left alone"]
+    assert other.read_bytes() == b"mine"
+
+
+def test_a_queue_whose_journal_cannot_be_opened_is_damaged(tmp_path: Path) -> None:
+    """It is known, and refused; its files are as they were, and the others serve."""
+    spool = Spool(tmp_path)
+    spool.add(b"x", name="all")
+    spool.close()
+    before = (spool.disk.path / "b").read_bytes()
+    spool.break_disk("open b")
+    spool.open()
+    assert sorted(spool.collection.queues) == ["a", "c"]
+    with pytest.raises(QueueUnavailable, match=r"queue b cannot be loaded: .*No space"):
+        spool.collection.add("b", b"y")
+    spool.mend_disk()
+    assert (spool.disk.path / "b").read_bytes() == before
+    spool.close()
+
+
+def test_a_queue_that_cannot_be_created_is_not_there(spool: Spool) -> None:
+    """Whoever wants it gets an error, and may try again."""
+    spool.break_disk("open new")
+    with pytest.raises(QueueUnavailable, match=r"queue new cannot be created: .*No space"):
+        spool.collection.add("new", b"x")
+    assert "new" not in spool.collection.queues
+    creates = spool.collection.creates
+    spool.mend_disk()
+    spool.add(b"x", name="new")
+    assert (spool.items("new"), spool.collection.creates) == ([b"x"], creates + 1)
+
+
+def test_an_alias_is_no_queue(spool: Spool) -> None:
+    """It cannot be read, holds nothing that could be dropped, and cannot be deleted."""
+    with pytest.raises(InvalidQueueName, match="all is an alias"):
+        spool.queue("all")
+    assert (spool.collection.flush("all"), spool.collection.flush_expired("all")) == (0, 0)
+    assert not spool.collection.delete("all")
+    assert spool.contents("a", "b", "c") == [[b"x"]] * 3
+
+
+def test_an_alias_adds_where_it_can(spool: Spool) -> None:
+    """A destination that is not available is an error, but keeps no other from the item."""
+    spool.collection.delete("b")
+    spool.break_disk("open b")
+    with pytest.raises(QueueUnavailable, match="queue b cannot be created"):
+        spool.collection.add("all", b"y")
+    spool.commit()
+    assert spool.contents("a", "c") == [[b"x", b"y"]] * 2
+
+
+def test_all_queues_are_flushed_though_one_cannot_be_written(spool: Spool) -> None:
+    """What could not be dropped is still there, and the error says so."""
+    spool.break_disk("append to b")
+    with pytest.raises(JournalError, match=r"queue b: .*No space"):
+        run_to_end(spool.collection.flushing())
+    assert spool.contents("a", "b", "c") == [[], [b"x"], []]
+
+
+def test_what_goes_meanwhile_is_passed_over(spool: Spool) -> None:
+    """A queue that is deleted while others are flushed, or looked after, in turn."""
+    flushing = spool.collection.flushing()
+    next(flushing)
+    spool.collection.delete("b")
+    assert run_to_end(flushing) is None
+    assert spool.contents("a", "c") == [[], []]
+    ticking = spool.collection.ticking()
+    next(ticking)
+    spool.collection.delete("c")
+    assert run_to_end(ticking) is None
+    assert sorted(spool.collection.queues) == ["a"]
+
+
+def test_one_queue_after_the_other_is_rid_of_what_expired(spool: Spool) -> None:
+    """Only the head of the queue that was asked for."""
+    now = spool.clock.now()
+    for name in ("a", "b"):
+        spool.collection.flush(name)
+        spool.add(b"old", b"older", name=name, expiry=now + 1000)
+        spool.add(b"live", name=name)
+    spool.clock.advance(2)
+    assert spool.collection.flush_expired("a") == 2
+    spool.commit()
+    assert spool.contents("a", "b") == [[b"live"], [b"old", b"older", b"live"]]
+    assert spool.collection.flush_expired("nothing") == 0
+
+
+def fill_behind(spool: Spool, name: str) -> Path:
+    """Fill a queue with expired items, of which one is in memory; return a file of the others."""
+    expiry = spool.clock.now() + 1000
+    spool.add(b"1" * 50, b"2" * 50, b"3" * 50, name=name, expiry=expiry)
+    (journal,) = spool.disk.path.glob(f"{name}.*")
+    return journal
+
+
+def test_a_queue_that_cannot_be_read_is_the_only_one_that_keeps_expired_items(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its error is that of `flush_all_expired`; the sweep logs it, and goes on with the others."""
+    spool = Spool(tmp_path, max_memory_size=60)
+    journal = fill_behind(spool, "b")
+    for name in ("a", "c"):
+        spool.add(b"old", name=name, expiry=spool.clock.now() + 1000)
+    journal.rename(tmp_path / "away")
+    spool.clock.advance(2)
+    with pytest.raises(QueueUnavailable, match=r"queue b cannot be read: .*No such file"):
+        run_to_end(spool.collection.expiring())
+    spool.commit()
+    for name in ("a", "c"):
+        spool.add(b"old", name=name, expiry=1)
+    spool.collection.sweep()
+    spool.commit()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert caplog.messages[0].startswith("queue b: queue b cannot be read: ")
+    assert [len(spool.queue(name)) for name in ("a", "b", "c")] == [0, 2, 0]
+    (tmp_path / "away").rename(journal)
+    spool.collection.sweep()
+    spool.commit()
+    assert len(spool.queue("b")) == 0
+    spool.close()
+
+
+def test_a_bug_that_one_queue_shows_does_not_stop_what_is_done_to_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others get their overdue reads back, are swept, and their journals looked after."""
+    spool = Spool(tmp_path, open_transaction_timeout=5)
+    spool.add(b"x", name="all")
+    names = ("a", "b", "c")
+    for name in names:
+        spool.open_read(name)
+    spool.have_bug("b")
+    spool.clock.advance(6)
+    spool.collection.give_back_overdue()
+    assert caplog.messages == ["overdue reads of a queue stay open"]
+    assert [spool.queue(name).open_reads for name in names] == [0, 1, 0]
+    spool.mend_disk()
+    spool.clock.advance(1)
+    spool.collection.give_back_overdue()
+    assert spool.contents(*names) == [[b"x"]] * 3
+    for name in names:
+        spool.open_read(name)
+    caplog.clear()
+    spool.have_bug("b")
+    spool.clock.advance(6)
+    spool.collection.sweep()
+    assert caplog.messages == ["queue b was not swept"]
+    assert [spool.queue(name).open_reads for name in names] == [0, 1, 0]
+    spool.close()
+
+
+def test_an_operation_that_shows_a_bug_is_taken_back(
+    spool: Spool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It alone: what follows is written again, and is there at the next start."""
+    spool.have_bug("b")
+    spool.collection.add("all", b"refused")
+    failures = spool.collection.commits.commit()
+    assert [str(error) for error in failures.values()] == ["internal error: ValueError('a bug')"]
+    assert caplog.messages == ["a queue was not committed"]
+    spool.mend_disk()
+    spool.add(b"y", name="all")
+    spool.restart()
+    assert spool.contents("a", "b") == [[b"x", b"refused", b"y"], [b"x", b"y"]]
+
+
+def test_a_journal_whose_upkeep_fails_keeps_no_other_from_it(
+    spool: Spool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither for a bug, nor because it cannot be removed yet."""
+    spool.break_disk("append")
+    spool.collection.add("all", b"refused")
+    assert len(spool.collection.commits.commit()) == 3
+    caplog.clear()
+    spool.have_bug(f"b~~next-{spool.clock.now()}")
+    spool.collection.tick()
+    assert caplog.messages == ["the journal of queue b was not looked after"]
+    assert [spool.queue(name).failure is None for name in ("a", "b", "c")] == [True, False, True]
+    spool.mend_disk()
+    assert spool.reload(spool.settings(fanout_only=True)) == []
+    caplog.clear()
+    spool.break_disk("rename b")
+    assert [spool.drain(name) for name in ("a", "b", "c")] == [[b"x"]] * 3
+    spool.collection.tick()
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("the journal of queue b stays: queue b: ")
+    journals = [name for name in spool.disk.names() if "~~" not in name]
+    assert journals == ["b"]
+    spool.mend_disk()
+    spool.collection.tick()
+    assert [name for name in spool.disk.names() if "~~" not in name] == []
+
+
+def test_settings_reach_every_queue_though_one_shows_a_bug(
+    spool: Spool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reload says which one it did not reach."""
+    spool.have_bug("b")
+    with caplog.at_level(logging.ERROR):
+        refused = spool.collection.reload(spool.settings(journal_dialect="kestrel-2"))
+    assert refused == ["the settings of queue b stay as they are: ValueError('a bug')"]
+    assert "the settings of queue b were not put in force" in caplog.messages
+    dialects = [spool.queue(name).reads.dialect for name in ("a", "b", "c")]
+    assert dialects == ["kestrel-2", "documented", "kestrel-2"]
