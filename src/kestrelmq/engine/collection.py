@@ -444,11 +444,8 @@ class QueueCollection:
                 done = partial(_log_failure, queue.name)
                 self.deletions.begin(queue, done, is_empty=True)
                 self.expires += queue.is_closed
-        except (JournalError, QueueUnavailable) as error:
-            is_loading = self.loading and isinstance(error, QueueUnavailable)
-            log.log(
-                logging.DEBUG if is_loading else logging.ERROR, "queue %s: %s", queue.name, error
-            )
+        except QueueUnavailable as error:
+            log.error("queue %s: %s", queue.name, error)  # noqa: TRY400 # it says it all
         except Exception:
             # A bug in one queue must not keep all others from being swept for ever.
             log.exception("queue %s was not swept", queue.name)

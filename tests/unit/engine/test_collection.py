@@ -191,6 +191,20 @@ def test_a_queue_that_cannot_be_read_is_the_only_one_that_keeps_expired_items(
     spool.close()
 
 
+def test_what_is_wrong_with_a_queue_is_logged_while_others_load(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has nothing to do with their loading."""
+    spool = Spool(tmp_path, max_memory_size=60)
+    journal = fill_behind(spool, "b")
+    journal.rename(tmp_path / "away")
+    spool.clock.advance(2)
+    spool.collection.loading.expect("late")
+    spool.collection.sweep()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    spool.close()
+
+
 def test_a_bug_that_one_queue_shows_does_not_stop_what_is_done_to_all(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
