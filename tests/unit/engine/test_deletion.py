@@ -179,6 +179,46 @@ def test_an_expired_queue_takes_nothing_along(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_settings_that_cannot_be_put_in_force_for_a_queue_that_stays(
+    spool: Spool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are told in the log: the reload, which it was to be deleted at, is long over."""
+    spool.add(b"x" * 10)
+    assert spool.delete()
+    assert (
+        spool.reload(queue_settings(spool.disk.path, keep_journal=False, max_memory_size=9)) == []
+    )
+    spool.disk.fail = lambda point: point.startswith("rename jobs~~delete")
+    assert spool.deleting.step()
+    spool.disk.fail = lambda _point: False
+    refused = "keep_journal of queue jobs stays as it is: queue jobs: its items have 10 bytes"
+    assert any(message.startswith(refused) for message in caplog.messages)
+    assert spool.collection.queues["jobs"].config.keep_journal
+    assert spool.found() == [b"x" * 10]
+
+
+def test_queues_of_one_name_that_expire_one_after_the_other(tmp_path: Path) -> None:
+    """Files of the third are not taken for those of the second, which are still to be removed."""
+    spool = Spool(tmp_path, max_queue_age="1s", max_memory_size=300)
+    for _ in range(2):
+        spool.add(b"x")
+        spool.take()
+        spool.clock.advance(2)
+        spool.collection.sweep()
+    assert (spool.found(), spool.collection.expires) == (None, 2)
+    for _ in range(3):
+        assert spool.deleting.step()
+    added = [b"%d" % number + bytes(200) for number in range(5)]
+    for data in added:
+        spool.add(data)
+    while spool.deleting.step():
+        pass
+    assert spool.collection.queues["jobs"].journal.rotations
+    assert spool.after_restart() is not None
+    assert spool.drain() == added
+    spool.close()
+
+
 def test_an_expired_queue_whose_files_stay_comes_back_with_nothing_of_its_own(
     tmp_path: Path,
 ) -> None:

@@ -117,6 +117,22 @@ def test_files_of_another_time_are_not_taken_for_the_journal(tmp_path: Path) -> 
     assert item_data((tmp_path / kept).read_bytes()) == b"old"
 
 
+def test_of_the_files_of_another_time_those_that_a_pack_replaced_are_not_kept(
+    tmp_path: Path,
+) -> None:
+    """A crash before left them; what the pack says is kept, and is still what the journal was."""
+    for name in ("jobs.100", "jobs.200.pack", "jobs"):
+        (tmp_path / name).write_bytes(item(0, 0, name.encode()))
+    spool = Spool(tmp_path, keep_journal=False)
+    spool.add(b"new")
+    assert spool.change() == []
+    spool.close()
+    assert items_on_disk(tmp_path) == [b"new"]
+    kept = {name.split("~~")[0] for name in spool.files if "~~left" in name}
+    assert kept == {"jobs.200.pack", "jobs"}
+    assert spool.files - {name for name in spool.files if "~~left" in name} == {"jobs"}
+
+
 def test_fanout_only_takes_no_more_and_drains(tmp_path: Path) -> None:
     """What is there stays readable, and in the journal, which goes with the last item."""
     spool = Spool(tmp_path)

@@ -8,11 +8,12 @@ import pytest
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.startup import StartUp
-from kestrelmq.engine.worker import run_to_end
+from kestrelmq.engine.worker import Done, Job, run_to_end
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.names import QueueFiles
-from kestrelmq.journal.records import item, item_data
+from kestrelmq.journal.records import REMOVE_RECORD, item, item_data
 from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.worker import HeldWorker
 
 pytestmark = pytest.mark.compiled
@@ -253,3 +254,116 @@ def test_a_stop_leaves_every_journal_as_it_was(starting: Starting, tmp_path: Pat
         {},
     )
     again.close()
+
+
+def test_a_queue_path_without_queues_is_ready_at_once(tmp_path: Path) -> None:
+    """There is nothing to wait for."""
+    starting = Starting(ServerConfig(queue_path=tmp_path))
+    assert starting.done == 1
+    starting.collection.close()
+
+
+class SlowClock(FakeClock):
+    """A clock by which a millisecond passes between two looks."""
+
+    def monotonic(self) -> float:
+        """Return a later time than before."""
+        self.advance(0.001)
+        return super().monotonic()
+
+
+class PausedWorker(HeldWorker):
+    """Counts the pauses of its jobs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses = 0
+
+    def run(self, job: Job, done: Done) -> None:
+        """Keep `job` for later."""
+        super().run(lambda _pause: job(self._pause), done)
+
+    def _pause(self) -> None:
+        self.pauses += 1
+
+
+@pytest.mark.parametrize("gently", [False, True])
+def test_loading_pauses_while_clients_are_served(tmp_path: Path, *, gently: bool) -> None:
+    """Only then: otherwise everybody waits for it."""
+    put(tmp_path, "jobs", *[bytes(1000)] * 1000)
+    collection, worker, clock = (
+        QueueCollection(ServerConfig(queue_path=tmp_path), CLOCK),
+        PausedWorker(),
+        SlowClock(),
+    )
+    start_up = StartUp(collection, worker, clock, lambda: None)
+    start_up.begin()
+    start_up.gently = gently
+    assert worker.step()
+    assert (worker.pauses > 0) == gently
+    assert len(collection.queues["jobs"]) == 1000
+    collection.close()
+
+
+class LateWorker(HeldWorker):
+    """Does its work at once; `report` tells of it, also when it was closed meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reports: list[tuple[Done, BaseException | None]] = []
+
+    def run(self, job: Job, done: Done) -> None:
+        """Do `job`."""
+        super().run(job, lambda error: self.reports.append((done, error)))
+        self.step()
+
+    def report(self) -> None:
+        """Tell of all jobs."""
+        for done, error in self.reports:
+            done(error)
+
+
+def test_a_queue_that_was_loaded_when_the_server_stops_is_closed(tmp_path: Path) -> None:
+    """Its journal, part of which was being read back, too; whatever became of the others."""
+    long = [item(NOW, 0, b"%d" % number) for number in range(9)]
+    (tmp_path / "long").write_bytes(b"".join(long) + REMOVE_RECORD * 3)
+    (tmp_path / "damaged").write_bytes(b"\xff" * 9)
+    config = ServerConfig(queue_path=tmp_path, default=QueueConfig(max_memory_size=2))
+    descriptors = Path("/proc/self/fd")
+    collection, worker = QueueCollection(config, CLOCK), LateWorker()
+    before = len(list(descriptors.iterdir()))
+    start_up = StartUp(collection, worker, CLOCK, lambda: None)
+    start_up.begin()
+    held = len(list(descriptors.iterdir()))
+    start_up.stop()
+    worker.report()
+    assert len(list(descriptors.iterdir())) == held - 1
+    collection.close()
+    assert (collection.queues, collection.damaged) == ({}, {})
+    assert len(list(descriptors.iterdir())) - before <= 1, "but the directory's"
+
+
+def test_a_queue_that_cannot_be_let_in_is_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the reason is; the others are let in, and the loading ends."""
+    directory = CrashingDirectory.within(tmp_path)
+    for name in ("a", "b", "c"):
+        put(directory.path, name, b"x")
+
+    def fail(point: str) -> bool:
+        if point == "open b":
+            raise ValueError("a bug")
+        return False
+
+    directory.fail = fail
+    collection, worker = QueueCollection(ServerConfig(), CLOCK, directory), HeldWorker()
+    done: list[None] = []
+    StartUp(collection, worker, CLOCK, lambda: done.append(None)).begin()
+    while worker.step():
+        pass
+    assert sorted(collection.queues) == ["a", "c"]
+    assert str(collection.damaged["b"]) == "queue b cannot be loaded: ValueError('a bug')"
+    assert caplog.messages[0] == "queue b cannot be loaded"
+    assert len(done) == 1
+    collection.close()
