@@ -104,7 +104,12 @@ class ThreadWorker:
     def _submit(self, job: Job) -> Future[None]:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, self._name, self._initializer)
-        return self._executor.submit(self._work, job)
+        try:
+            return self._executor.submit(self._work, job)
+        except RuntimeError:
+            # The job waits for a thread all the same, and would run before the next one.
+            self._executor = None
+            raise
 
     def free(self, items: deque[bytes]) -> None:
         """Free `items` in the thread, in the pauses of its jobs."""

@@ -5,7 +5,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from threading import Event
+from threading import Event, Thread
 
 import pytest
 
@@ -59,6 +59,43 @@ def test_millions_of_items_are_freed_bit_by_bit() -> None:
     worker.close()
     assert (len(first), len(second)) == (0, 0)
     assert len(lengths) > 40
+
+
+def test_a_job_for_which_there_is_no_thread_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asked for it is told that, and may ask again when the system has room."""
+    reports: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    seen: list[str] = []
+    worker = ThreadWorker(reports.put)
+
+    def no_room(_thread: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Thread, "start", no_room)
+        worker.run(lambda _pause: seen.append("first"), lambda error: seen.append(str(error)))
+        worker.free(deque([b"x"] * 5000))
+    reports.get(timeout=LONG)()
+    worker.run(lambda _pause: seen.append("second"), lambda error: seen.append(str(error)))
+    reports.get(timeout=LONG)()
+    worker.close()
+    assert seen == ["can't start new thread", "second", "None"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a policy for each thread")
+def test_whoever_yields_to_others_already_stays_so() -> None:
+    """The thread of a server that runs at idle priority runs at that, too."""
+    policies: list[int] = []
+
+    def own() -> None:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        worker = ThreadWorker(lambda report: report())
+        worker.run(lambda _pause: policies.append(os.sched_getscheduler(0)), lambda _error: None)
+        worker.close()
+
+    owner = Thread(target=own)
+    owner.start()
+    owner.join(LONG)
+    assert policies == [os.SCHED_IDLE]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a policy for each thread")
