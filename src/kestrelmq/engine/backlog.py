@@ -252,7 +252,7 @@ class Backlog(JournalFollower):
     # --- reading back ---
 
     def read_back(self) -> bool:
-        """Read items back into memory, if any are behind; return whether the head is there now.
+        """Read items that are behind back into memory; return whether it holds the head now.
 
         The head may still be missing although items are behind, if those are not written yet.
 
@@ -261,8 +261,7 @@ class Backlog(JournalFollower):
             OSError: the journal cannot be read; nothing has changed.
         """
         behind, memory = self.behind, self.memory
-        if behind is None:
-            return bool(memory)
+        assert behind is not None  # noqa: S101 # the caller looked
         self._measure()
         wanted = max(1, min(READ_AHEAD, self.memory_limit - self.memory_bytes))
         items, size = behind.read(self._files, wanted, brief=bool(memory))
@@ -376,5 +375,6 @@ class Backlog(JournalFollower):
             JournalError: the files are damaged; the reader stays where it was.
             OSError: the files cannot be read; the reader stays where it was.
         """
-        if self.behind is not None:
-            self.behind.move(files, position, skip)
+        behind = self.behind
+        assert behind is not None  # noqa: S101 # else no file is read
+        behind.move(files, position, skip)

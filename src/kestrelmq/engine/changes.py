@@ -266,5 +266,5 @@ def _take_back(change: Change, backlog: Backlog, reads: OpenReads) -> None:
             reads.open[xid] = record
         case HeadDropped(record):
             backlog.put_back(record)
-        case bytes():
+        case bytes():  # pragma: no branch: there is no other kind of change
             backlog.put_back(change)

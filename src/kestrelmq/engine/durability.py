@@ -19,7 +19,7 @@ from kestrelmq.errors import JournalError
 log = logging.getLogger(__name__)
 
 
-class Committable:
+class Committable:  # pragma: no cover: it only declares what a queue does
     """Something that collects changes."""
 
     def commit(self) -> JournalError | None:

@@ -520,9 +520,10 @@ class Queue(Committable):
 
     def discard_file(self, file: str) -> None:
         """Remove a file that `write_ahead` made, unless it was removed or used already."""
-        if self._directory is not None:
-            with contextlib.suppress(OSError):
-                self._directory.remove(file)
+        directory = self._directory
+        assert directory is not None  # noqa: S101 # `write_ahead` wrote there
+        with contextlib.suppress(OSError):
+            directory.remove(file)
 
     def add_written_ahead(self, record: bytes, file: str, expiry: int = 0) -> bool:
         """Do what `add_record` does, for a record that `write_ahead` wrote to `file`.
@@ -619,11 +620,7 @@ class Queue(Committable):
             return None
         backlog = self.backlog
         if backlog.behind is not None and backlog.memory_bytes < backlog.refill_below:
-            # Before the item is taken: this may write the collected records, and the item's is not
-            # among them yet.
             self._read_back()
-            if not backlog.memory:
-                return None
         self.get_hits += 1
         return backlog.take()
 
@@ -900,7 +897,7 @@ class Queue(Committable):
                 return self.remove(), 0
             case ReadMode.PEEK:
                 return self.peek(), 0
-            case ReadMode.OPEN:
+            case ReadMode.OPEN:  # pragma: no branch: there is no other mode
                 opened = self.open_read()
                 return (None, 0) if opened is None else (opened[1], opened[0])
 
