@@ -110,6 +110,43 @@ def test_reads_that_are_overdue_together_come_back_oldest_first(tmp_path: Path) 
     disk.close()
 
 
+def test_a_read_that_is_over_does_not_come_back(tmp_path: Path) -> None:
+    """When its time would be up; one that was extended comes back later."""
+    disk = Disk(tmp_path, open_transaction_timeout=5)
+    done, extended = disk.opened("jobs", 2)
+    queue = disk.queue()
+    assert queue.confirm(done)
+    assert queue.extend(extended, 9)
+    assert not queue.extend(done, 9)
+    for seconds, expected in ((6, []), (4, [b"1"])):
+        disk.clock.advance(seconds)
+        disk.collection.give_back_overdue()
+        disk.commit()
+        assert disk.items() == expected
+    assert not disk.collection.commits.needs_timer
+    disk.close()
+
+
+def test_reads_that_are_over_take_no_memory_until_their_time_is_up(tmp_path: Path) -> None:
+    """And those that are open still end in time."""
+    disk = Disk(tmp_path)
+    queue = disk.queue()
+    disk.add(b"open")
+    assert queue.open_read(3600) is not None
+    for _ in range(1000):
+        queue.add(b"x")
+        opened = queue.open_read(7200)
+        assert opened is not None
+        queue.confirm(opened[0])
+        disk.commit()
+    assert len(queue.reads._deadlines) < 100
+    disk.clock.advance(3600)
+    disk.collection.give_back_overdue()
+    disk.commit()
+    assert disk.items() == [b"open"]
+    disk.close()
+
+
 def test_a_queue_that_fails_does_not_keep_others_from_their_upkeep(tmp_path: Path) -> None:
     """Overdue reads of the others come back, and the failure is reported by the commit."""
     disk = Disk(tmp_path, open_transaction_timeout=5)
@@ -155,6 +192,33 @@ def test_a_waiting_reader_is_told_that_it_cannot_be_served(
     assert [str(told) for reader in readers for told in reader.told] == ["internal error"] * 2
     assert all(isinstance(told, KestrelError) for reader in readers for told in reader.told)
     assert "a bug" in caplog.text
+
+
+def test_a_reader_that_cannot_be_told_of_an_error_hurts_nobody_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next one is told that the items cannot be read."""
+    disk = Disk(tmp_path, max_memory_size=1)
+    disk.add(b"0", b"1")
+    queue = disk.queue()
+    assert disk.take() == b"0"
+    (journal,) = disk.crashing.path.glob("jobs.*")
+    journal.rename(tmp_path / "away")
+    told: list[KestrelError] = []
+
+    def broken(_error: KestrelError) -> None:
+        raise ValueError("a bug of the reader's")
+
+    queue.wait(Waiter(ReadMode.REMOVE, _nobody, broken))
+    queue.wait(Waiter(ReadMode.REMOVE, _nobody, told.append))
+    queue.add(b"2")
+    assert [str(error).startswith("queue jobs cannot be read: ") for error in told] == [True]
+    assert "a bug of the reader's" in caplog.text
+    disk.close()
+
+
+def _nobody(record: bytes | None, _xid: int) -> None:
+    raise AssertionError(record)
 
 
 def test_a_reader_that_cannot_be_answered_hurts_nobody_else(

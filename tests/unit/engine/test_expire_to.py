@@ -9,7 +9,8 @@ from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import run_to_end
 from kestrelmq.journal.records import item_data
-from kestrelmq.testing.queues import LocalQueues
+from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.testing.queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 
@@ -192,4 +193,112 @@ def test_setting_aside_that_is_not_written_is_taken_back(tmp_path: Path) -> None
     queue.journal.close()
     assert queue in spool.collection.commits.commit()
     assert (queue.set_aside, len(queue), len(queue.open)) == (0, 1, 0)
+    spool.close()
+
+
+def test_a_reader_may_confirm_one_whose_xid_it_guessed(tmp_path: Path) -> None:
+    """Then it is gone, and the target does not get it."""
+    spool = Spool(tmp_path, max_items=1)
+    fill_target(spool)
+    spool.put(b"a", b"b")
+    spool.pass_time()
+    queue = spool.queue()
+    first, second = queue.open
+    assert queue.is_set_aside(first)
+    assert queue.confirm(first)
+    spool.drain(LATER)
+    spool.pass_time()
+    assert (queue.set_aside, queue.is_set_aside(second)) == (0, False)
+    assert spool.drain(LATER) == [b"b"]
+    spool.close()
+
+
+def test_one_that_could_not_be_forgotten_is_not_moved_again_and_again(tmp_path: Path) -> None:
+    """It is in the target once; and once more when the disk works, for nobody knows better."""
+    disk = CrashingDirectory.within(tmp_path)
+    config = ServerConfig(queue_path=disk.path, queues={"jobs": QueueConfig(expire_to_queue=LATER)})
+    spool = LocalQueues(config, disk)
+    queue = spool.queue()
+    spool.add(b"a", expiry=spool.clock.now() + 1000)
+    disk.fail = lambda point: point == "append to jobs"
+    spool.clock.advance(1)
+    for _ in range(3):
+        spool.collection.sweep()
+        spool.collection.commits.commit()
+    assert spool.items(LATER) == [b"a"]
+    assert len(queue) == 1
+    disk.fail = lambda _point: False
+    spool.collection.tick()
+    spool.collection.sweep()
+    spool.commit()
+    assert spool.items(LATER) == [b"a", b"a"]
+    assert (len(queue), queue.set_aside) == (0, 0)
+    spool.close()
+
+
+def test_one_that_was_set_aside_stays_so_while_the_disk_is_full(tmp_path: Path) -> None:
+    """Its read is open as before, and is ended when that can be written."""
+    disk = CrashingDirectory.within(tmp_path)
+    queues = {
+        "jobs": QueueConfig(expire_to_queue=LATER),
+        LATER: QueueConfig(max_items=1),
+    }
+    spool = LocalQueues(ServerConfig(queue_path=disk.path, queues=queues), disk)
+    spool.add(b"full", name=LATER)
+    spool.add(b"a", expiry=spool.clock.now() + 1000)
+    spool.clock.advance(1)
+    spool.collection.sweep()
+    spool.commit()
+    queue = spool.queue()
+    assert spool.drain(LATER) == [b"full"]
+    disk.fail = lambda point: point == "append to jobs"
+    spool.collection.sweep()
+    assert list(spool.collection.commits.commit()) == [queue]
+    assert (queue.set_aside, len(queue.open), queue.expired_items) == (1, 1, 0)
+    disk.fail = lambda _point: False
+    assert spool.drain(LATER) == [b"a"]
+    spool.collection.tick()
+    spool.collection.sweep()
+    spool.commit()
+    assert (queue.set_aside, len(queue.open), queue.expired_items) == (0, 0, 1)
+    spool.close()
+
+
+def test_an_alias_takes_none_that_is_too_large_for_one_of_its_queues(tmp_path: Path) -> None:
+    """It would be in the others again and again."""
+    spool = Spool(tmp_path, max_item_size=1)
+    spool.put(b"large", b"1", name="other")
+    for _ in range(3):
+        spool.pass_time()
+    assert (spool.drain("free"), spool.drain(LATER)) == ([b"1"], [b"1"])
+    assert spool.queue("other").set_aside == 1
+    spool.close()
+
+
+def test_items_may_expire_to_the_queue_that_they_are_in(tmp_path: Path) -> None:
+    """They go to its end, and stay there."""
+    config = queue_settings(tmp_path, expire_to_queue="jobs")
+    spool = LocalQueues(config)
+    spool.add(b"old", b"older", expiry=spool.clock.now() + 1000)
+    spool.add(b"live")
+    spool.clock.advance(1)
+    spool.collection.sweep()
+    spool.commit()
+    assert (spool.items(), spool.queue().expired_items) == ([b"live", b"old", b"older"], 2)
+    spool.close()
+
+
+def test_a_sweep_takes_no_more_than_it_may(tmp_path: Path) -> None:
+    """The others have to wait for the next one, unless somebody reads."""
+    spool = LocalQueues(queue_settings(tmp_path, max_expire_sweep=2))
+    spool.add(*[b"old"] * 7, expiry=spool.clock.now() + 1000)
+    spool.clock.advance(1)
+    left = []
+    for _ in range(2):
+        spool.collection.sweep()
+        spool.commit()
+        left.append(len(spool.queue()))
+    assert left == [5, 3]
+    assert spool.take() is None
+    assert spool.queue().expired_items == 7
     spool.close()

@@ -89,6 +89,21 @@ def test_a_difference_counts_what_came_between() -> None:
     assert before.count == 1
 
 
+def test_a_difference_has_no_empty_cells() -> None:
+    """Only what was counted in between; without an earlier copy, that is everything."""
+    histogram = Histogram()
+    histogram.record(10)
+    assert histogram.since(None).cells == {cell_of(10): 1}
+    before = histogram.copy()
+    histogram.record(5000)
+    assert histogram.since(before).cells == {cell_of(5000): 1}
+
+
+def test_every_latency_says_what_it_is() -> None:
+    """Each something else."""
+    assert len({kind.meaning for kind in Latency}) == len(Latency)
+
+
 def test_counts_up_to_bounds_rise() -> None:
     """Cumulative counts never count a value that may lie above the bound."""
     histogram = Histogram()

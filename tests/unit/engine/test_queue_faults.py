@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.stats import stats_of
+from kestrelmq.engine.stats import damaged_queues, stats_of
+from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import REMOVE_TENTATIVE, REMOVE_TENTATIVE_XID
 from kestrelmq.journal.scanning import scan
 from kestrelmq.testing.crashing import CrashingDirectory
@@ -147,12 +148,63 @@ def test_a_read_that_could_not_be_given_back_keeps_its_xid(tmp_path: Path) -> No
     assert items_on_disk(tmp_path / "queues") == []
 
 
+def test_a_read_that_could_not_be_confirmed_is_open_again(tmp_path: Path) -> None:
+    """Its reader may confirm it once more, and only then is the item gone."""
+    fixture = Fixture(tmp_path)
+    fixture.add(b"x")
+    xid = fixture.open_read()
+    fixture.break_disk("append")
+    assert fixture.queue().confirm(xid)
+    assert fixture.collection.commits.commit()
+    fixture.mend_disk()
+    assert fixture.queue().open_reads == 1
+    assert fixture.queue().confirm(xid)
+    fixture.commit()
+    fixture.close()
+    assert items_on_disk(tmp_path / "queues") == []
+
+
+def test_what_follows_a_failed_write_in_the_same_turn_is_not_done(tmp_path: Path) -> None:
+    """All its replies are errors, though the disk works again by then."""
+    fixture = Fixture(tmp_path)
+    queue = fixture.queue()
+    fixture.break_disk("append")
+    queue.add(b"refused")
+    with pytest.raises(JournalError):
+        queue.write_now()
+    fixture.mend_disk()
+    queue.add(b"refused, too")
+    assert list(fixture.collection.commits.commit()) == [queue]
+    fixture.add(b"taken")
+    assert fixture.items() == [b"taken"]
+    fixture.close()
+    assert items_on_disk(tmp_path / "queues") == [b"taken"]
+
+
+def test_no_journal_is_written_anew_in_the_middle_of_a_turn(tmp_path: Path) -> None:
+    """What is to be written yet would be in it twice."""
+    fixture = Fixture(tmp_path)
+    fixture.add(b"old")
+    fixture.break_disk("sync jobs")
+    with pytest.raises(OSError, match="sync jobs"):
+        fixture.queue().sync()
+    fixture.mend_disk()
+    fixture.queue().add(b"new")
+    fixture.collection.tick()
+    fixture.commit()
+    fixture.collection.tick()
+    assert fixture.queue().journal.rewrites == 1
+    fixture.close()
+    assert items_on_disk(tmp_path / "queues") == [b"old", b"new"]
+
+
 def test_the_statistics_show_what_is_damaged(tmp_path: Path) -> None:
     """The queue has no other statistic."""
     (tmp_path / "queues").mkdir()
     (tmp_path / "queues" / "bad").write_bytes(b"no journal")
     fixture = Fixture(tmp_path)
     found = [(name, str(text)) for name, text in stats_of(fixture.collection, "bad")]
+    assert list(damaged_queues(fixture.collection).items()) == [("bad", found[0][1])]
     fixture.close()
     assert [name for name, _ in found] == ["failure"]
     assert "queue bad cannot be loaded" in found[0][1]

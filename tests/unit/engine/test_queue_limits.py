@@ -11,6 +11,7 @@ from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import QueueLimits
 from kestrelmq.journal.records import item_data, item_expiry
 from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 
@@ -61,6 +62,18 @@ def test_a_limit_holds_though_it_is_the_only_one(
 ) -> None:
     """None of them needs another one to be looked at."""
     assert stored(tmp_path, SETTINGS[limit]) == expected
+
+
+def test_the_newest_item_is_taken_though_it_alone_is_too_much(tmp_path: Path) -> None:
+    """Where older ones are dropped for it, all of them are, also those on disk only."""
+    spool = LocalQueues(
+        queue_settings(tmp_path, max_size=6, max_memory_size=4, discard_old_when_full=True)
+    )
+    spool.add(b"a1", b"a2", b"a3")
+    assert spool.queue().read_behind
+    spool.add(b"7 bytes")
+    assert (spool.items(), spool.queue().discarded) == ([b"7 bytes"], 3)
+    spool.close()
 
 
 def test_a_queue_without_limits_takes_everything(tmp_path: Path) -> None:

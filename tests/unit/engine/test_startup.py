@@ -77,6 +77,8 @@ def starting(tmp_path: Path) -> Iterator[Starting]:
 def test_short_queues_come_first(starting: Starting) -> None:
     """The least family is loaded first, children before their master; then all is done."""
     assert list(starting.collection.queues) == ["short"]
+    assert "short" not in starting.collection.loading
+    assert "long" in starting.collection.loading
     starting.finish()
     assert list(starting.collection.queues) == ["short", "orders+audit", "orders", "long"]
     assert starting.collection.queues["orders"].children == (

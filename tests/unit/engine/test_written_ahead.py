@@ -8,6 +8,7 @@ import pytest
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.records import item, item_data
 from kestrelmq.testing.clock import FakeClock
@@ -166,6 +167,39 @@ def test_a_queue_that_was_deleted_meanwhile(
     with pytest.raises(QueueUnavailable):
         queue.add_written_ahead(record, file)
     assert files(directory) == []
+
+
+def test_a_queue_whose_journal_was_turned_off_meanwhile(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """It takes the item in memory, and no file is left; a new one is not written."""
+    queue = collection.obtain("jobs")
+    record, file = begin(queue, b"large")
+    default = QueueConfig(keep_journal=False)
+    assert collection.reload(collection.config.model_copy(update={"default": default})) == []
+    with pytest.raises(OSError, match="queue jobs keeps no journal any more"):
+        begin(queue, b"another")
+    assert queue.add_written_ahead(record, file)
+    assert not collection.commits.commit()
+    assert [item_data(record) for record in queue.browse(9)] == [b"large"]
+    assert files(directory) == []
+
+
+def test_a_waiting_reader_gets_it(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """As any other item."""
+    queue = collection.obtain("jobs")
+    told: list[bytes | None] = []
+    queue.wait(Waiter(ReadMode.REMOVE, lambda record, _: told.append(record), _unexpected))
+    record, file = begin(queue, b"large")
+    assert queue.add_written_ahead(record, file)
+    assert not collection.commits.commit()
+    assert (told, len(queue)) == ([record], 0)
+
+
+def _unexpected(error: Exception) -> None:
+    raise AssertionError(error)
 
 
 def test_which_queues_take_no_such_item(
