@@ -191,11 +191,10 @@ def _check_new(queue: str, existing: Mapping[str, QueueFiles]) -> None:
 
 
 def _make_loadable(directory: Directory, files: QueueFiles, clock: Clock) -> None:
-    """Set a torn tail aside, because no file may follow it. Raises JournalError if damaged."""
-    if files.files:
-        loaded = load_queue(directory, files, _MEMORY, clock)
-        if loaded.state.behind is not None:
-            loaded.state.behind.close()
+    """Set a torn tail aside: no other file may follow it. Raises JournalError: it is damaged."""
+    loaded = load_queue(directory, files, _MEMORY, clock)
+    if loaded.state.behind is not None:
+        loaded.state.behind.close()
 
 
 def _put_in_place(directory: Directory, files: QueueFiles, temporary: str, clock: Clock) -> None:
