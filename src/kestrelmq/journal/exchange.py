@@ -34,7 +34,6 @@ from kestrelmq.journal.selection import SelectedQueue
 from kestrelmq.journal.walk import WINDOW
 from kestrelmq.names import queue_name_error
 
-_READ: Final = 1 << 20
 _ROWS: Final = 4096
 _MEMORY: Final = 8 << 20
 
@@ -60,6 +59,7 @@ def rows(selected: SelectedQueue) -> Iterator[ExportRow]:
 
     Raises:
         DamagedJournal: the journal is damaged.
+        JournalError: a file was cut short meanwhile.
         OSError: a file cannot be read.
     """
     state = selected.new_replay()
@@ -71,24 +71,10 @@ def rows(selected: SelectedQueue) -> Iterator[ExportRow]:
     for xid in sorted(state.open, reverse=True):
         state.unremove(xid)
     number = 0
-    while True:
-        records = [state.memory.popleft() for _ in range(min(len(state.memory), _ROWS))]
-        if not records and state.behind is not None and state.behind_items:
-            records = state.behind.read(selected.files, state.behind_items, _READ)
-            state.behind_items -= len(records)
-        if not records:
-            break
-        for record in records:
-            yield ExportRow(
-                selected.queue,
-                number,
-                item_data(record),
-                item_add_time(record),
-                item_expiry(record),
-            )
-            number += 1
-    if state.behind is not None:
-        state.behind.close()
+    while (record := state.take()) is not None:
+        data, added, expiry = item_data(record), item_add_time(record), item_expiry(record)
+        yield ExportRow(selected.queue, number, data, added, expiry)
+        number += 1
 
 
 def to_json(row: ExportRow) -> str:
@@ -117,7 +103,7 @@ def from_json(line: str | bytes, number: int, now: int) -> ExportRow:
         )
         added, expiry = fields.get("add_time", now), fields.get("expiry", 0)
         return _row(fields["queue"], number, data, added, expiry)
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise JournalError(f"line {number}: not a row of an export: {error!r}") from None
 
 
