@@ -169,13 +169,29 @@ def test_a_queue_that_is_there_must_be_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [10, 5 << 20])
 def test_an_import_may_be_appended(tmp_path: Path, size: int) -> None:
     """It comes after the items that are there, however many; a file of the future is no harm."""
-    old = [b"old" + bytes(size), b"older" + bytes(size), b"last"]
-    (tmp_path / f"jobs.{NOW + 5}").write_bytes(journal(AddX(NOW, 0, old[0])))
-    (tmp_path / "jobs").write_bytes(journal(*(AddX(NOW, 0, data) for data in old[1:])))
+    old = [AddX(NOW, 0, b"%d" % n + bytes(size)) for n in range(5)]
+    (tmp_path / f"jobs.{NOW + 5}").write_bytes(journal(*old[:2]))
+    (tmp_path / "jobs").write_bytes(journal(*old[2:], Remove(), Remove()))
     counts = import_rows(DiskDirectory(tmp_path), [row(b"new")], FakeClock(NOW), append=True)
     assert counts == {"jobs": 1}
-    assert items_on_disk(tmp_path) == [*old, b"new"]
     assert open_below(tmp_path) == []
+    assert items_on_disk(tmp_path) == [*(one.data for one in old[2:]), b"new"]
+
+
+def test_the_file_before_is_safe_before_another_follows(tmp_path: Path) -> None:
+    """A killed server leaves what it did not sync; only the last file may lose its end."""
+    (tmp_path / "queues").mkdir()
+    (tmp_path / "queues" / "jobs").write_bytes(journal("old"))
+    directory = CrashingDirectory.within(tmp_path)
+    points: list[str] = []
+
+    def note(point: str) -> bool:
+        points.append(point)
+        return False
+
+    directory.fail = note
+    import_rows(directory, [row(b"new")], FakeClock(NOW), append=True)
+    assert points.index("sync jobs") < points.index("rename jobs")
 
 
 def test_an_import_may_be_appended_to_rotated_files_alone(tmp_path: Path) -> None:
