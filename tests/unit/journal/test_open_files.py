@@ -47,3 +47,40 @@ def test_journals_go_on_when_others_have_all_descriptors(
     for file in files:
         file.close()
     assert all((tmp_path / f"q{number}").read_bytes() == b"x" for number in range(few_descriptors))
+
+
+def test_without_any_descriptor_a_journal_waits_for_one(
+    tmp_path: Path, few_descriptors: int
+) -> None:
+    """No other journal can do without; once a client goes, it can be opened."""
+    directory = DiskDirectory(tmp_path)
+    directory.sync()  # it has its own descriptor now
+    others = take_all(Path(__file__))
+    with pytest.raises(OSError, match="Too many open files"):
+        directory.append_to("jobs")
+    os.close(others.pop())
+    directory.append_to("jobs").close()
+    for other in others:
+        os.close(other)
+
+
+def test_a_file_that_is_synced_keeps_its_descriptor(
+    tmp_path: Path, few_descriptors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one gives its own to the file that needs one."""
+    directory = DiskDirectory(tmp_path)
+    synced, idle, late = (directory.append_to(name) for name in ("synced", "idle", "late"))
+    assert late.release()
+    others = take_all(tmp_path / "idle")
+
+    def append(descriptor: int) -> None:
+        late.append(b"x")
+        os.fstat(descriptor)  # fails, if it was given away
+
+    monkeypatch.setattr("os.fsync", append)
+    synced.sync()
+    for other in others:
+        os.close(other)
+    assert (tmp_path / "late").read_bytes() == b"x"
+    for file in (synced, idle, late):
+        file.close()

@@ -1,0 +1,80 @@
+"""The lock of a queue path: who has it, and what a tool sees of it."""
+
+import errno
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.errors import QueuePathLocked
+from kestrelmq.journal.files import FileLock, QueuePathLock, is_locked
+from tests.support.descriptors import open_below
+
+pytestmark = pytest.mark.compiled
+
+
+def test_a_tool_sees_whether_a_server_has_a_queue_path(tmp_path: Path) -> None:
+    """It creates nothing to find out, and lets the server take its lock all the same."""
+    assert not is_locked(tmp_path)
+    assert not is_locked(tmp_path / "missing")
+    assert list(tmp_path.iterdir()) == []
+    lock = QueuePathLock(tmp_path)
+    lock.acquire()
+    assert is_locked(tmp_path)
+    lock.release()
+    assert not is_locked(tmp_path)
+    lock.acquire()
+    lock.release()
+    assert open_below(tmp_path) == []
+
+
+def test_users_of_single_queues_share_a_queue_path(tmp_path: Path) -> None:
+    """They keep a server out, and none of them is named; to a tool they are no server."""
+    first, second = (QueuePathLock(tmp_path, shared=True) for _ in range(2))
+    first.acquire()
+    second.acquire()
+    assert not is_locked(tmp_path)
+    with pytest.raises(QueuePathLocked, match=r"in use by another server$"):
+        QueuePathLock(tmp_path).acquire()
+    first.release()
+    second.release()
+
+
+def test_a_file_system_without_locks_is_no_other_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says what is wrong, and the file is closed again."""
+
+    def refuse(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    lock = QueuePathLock(tmp_path)
+    with pytest.raises(OSError, match="No locks available"):
+        lock.acquire()
+    with pytest.raises(OSError, match="No locks available"):
+        is_locked(tmp_path)
+    assert open_below(tmp_path) == []
+    monkeypatch.undo()
+    lock.acquire()
+    lock.release()
+
+
+def test_a_lock_file_that_was_removed_or_replaced_is_noticed(tmp_path: Path) -> None:
+    """Others may lock what is there now. Who holds no lock misses none."""
+    path = tmp_path / "lock"
+    lock, other = FileLock(path, "in use"), FileLock(path, "in use")
+
+    def in_place() -> list[bool]:
+        return [lock.is_in_place, other.is_in_place]
+
+    assert in_place() == [True, True]
+    lock.acquire()
+    assert in_place() == [True, True]
+    path.unlink()
+    assert in_place() == [False, True]
+    other.acquire()
+    assert in_place() == [False, True]
+    lock.release()
+    other.release()
+    assert in_place() == [True, True]
