@@ -540,9 +540,8 @@ class DiskFile:
         except OSError as error:
             if error.errno not in {errno.EMFILE, errno.ENFILE} or self._files is None:
                 raise
-            # Clients use all the other descriptors; another journal can do without its own for now.
-            if not self._files.make_room():
-                raise
+            # Clients have all the rest; another journal can do without for now.
+            self._files.make_room()
             return self._directory.open_file(self.name, flags)
 
     def _hold(self, descriptor: int) -> None:
@@ -695,14 +694,13 @@ class DescriptorPool:
                     oldest.used = False
                     self._files[oldest] = None
 
-    def make_room(self) -> bool:
-        """Make one file give up its descriptor; return False if none can."""
+    def make_room(self) -> None:
+        """Have one file give its descriptor up, if one can."""
         with self._lock:
             for file in self._files:
                 if file.release():
                     del self._files[file]
-                    return True
-        return False
+                    return
 
     def recheck(self, names: Collection[str] | None) -> None:
         """Close the descriptor of each file that was removed or replaced.
