@@ -24,14 +24,9 @@ _ADD_XID: Final = re.compile(rb"[\x07\x08].{4}.{3}[\x00-\x7f].{5}[\x00-\x03]\x00
 _FOLLOWERS: Final = 16
 """How many positions from the found record on must hold records."""
 _LONGEST_MATCH: Final = 17
-_PIECE: Final = 1 << 20
 
 Step = Callable[[int], int]
 """Given a position, returns how many bytes to search from there; an exception ends the search."""
-
-
-def _piece(_position: int) -> int:
-    return _PIECE
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +42,8 @@ class LostRange:
         return f"{self.file}: bytes {self.start} to {self.end} ({self.reason})"
 
 
-def next_after_cut(buffer: Buffer, cut: int, *, step: Step = _piece) -> int:
-    """Return where records continue after one that extends beyond the end; the end if nowhere.
+def next_after_cut(buffer: Buffer, cut: int, *, step: Step) -> int:
+    """Return where records go on after one that reaches beyond the end; the end if they do not.
 
     A crash leaves a record that is cut short, and its data may itself contain journal records, if
     somebody puts journals into a queue. Those were written before their item was added. So only
@@ -62,8 +57,8 @@ def next_after_cut(buffer: Buffer, cut: int, *, step: Step = _piece) -> int:
     return next_record(buffer, cut, max(added, YEAR_2000), step=step)
 
 
-def next_record(buffer: Buffer, damage: int, since: int = YEAR_2000, *, step: Step = _piece) -> int:
-    """Return where records continue after `damage`; the end of the buffer if they do not.
+def next_record(buffer: Buffer, damage: int, since: int = YEAR_2000, *, step: Step) -> int:
+    """Return where records go on after `damage`; the end of the buffer when they do not.
 
     Args:
         buffer: the file.
