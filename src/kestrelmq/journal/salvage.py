@@ -22,7 +22,7 @@ _TIME: Final = Struct("<q")
 _ADDX: Final = re.compile(rb"\x02.{3}[\x00-\x7f].{5}[\x00-\x03]\x00\x00", re.DOTALL)
 _ADD_XID: Final = re.compile(rb"[\x07\x08].{4}.{3}[\x00-\x7f].{5}[\x00-\x03]\x00\x00", re.DOTALL)
 _FOLLOWERS: Final = 16
-"""How many positions from the found record on must hold records."""
+"""So many records in a row, the found one among them, are enough to believe it."""
 _LONGEST_MATCH: Final = 17
 
 Step = Callable[[int], int]
