@@ -24,7 +24,7 @@ from kestrelmq.journal.files import Directory, mapped, open_regular, write_file
 from kestrelmq.journal.names import (
     QueueFiles,
     later_timestamp,
-    parse_name,
+    newest_timestamp,
     rotated_name,
     temporary_name,
 )
@@ -155,9 +155,7 @@ def created_at(path: Path, files: Sequence[str], now: int) -> int:
         os.close(descriptor)
     known += [os.lstat(f"{folder}/{name}").st_mtime_ns // _NANOSECONDS for name in files[1:]]
     if "." in files[0]:
-        oldest = parse_name(files[0])
-        if oldest is not None and oldest.timestamp is not None:
-            known.append(oldest.timestamp)
+        known.append(newest_timestamp(files[:1]))
     if len(first) == ADDX_HEADER and first[0] == ADDX:
         known.append(item_add_time(first))
     return min([now, *(time for time in known if YEAR_2000 <= time < YEAR_2100)])
