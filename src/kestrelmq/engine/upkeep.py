@@ -643,7 +643,7 @@ class Upkeep:
         self._trim_at = None if done else self._clock.monotonic() + RETRY_UNREADABLE
 
     def _drop_newest(self, work: Rewrite) -> bool:
-        """Drop the newest items from memory; return False if the new file does not have them.
+        """Drop the newest items that memory holds; False if it still holds more than it may.
 
         Items are numbered in the order of the new file; the numbers of items that were added since
         continue from there, in the files after it. Items that were given back since may be at the
@@ -652,9 +652,12 @@ class Upkeep:
         self._write_now()
         backlog = self._backlog
         in_memory, given_back = len(backlog.memory), self._reads.given_back - work.given_back
-        kept = max(backlog.fitting_items(), given_back)
-        if kept >= in_memory:
+        fitting = backlog.fitting_items()
+        if fitting >= in_memory:
             return True
+        kept = max(fitting, given_back)
+        if kept >= in_memory:
+            return False
         end = work.waiting + backlog.total_items - work.total_items - backlog.behind_items
         first = min(end - (in_memory - kept), work.waiting)
         kept = in_memory - (end - first)
@@ -664,7 +667,7 @@ class Upkeep:
         files = self._journal.files
         files = files[files.index(work.replacement.pack) :]
         self._worker.free(backlog.trim(kept, files, position, first - number))
-        return True
+        return kept <= fitting
 
     # --- removing the journal ---
 

@@ -1,7 +1,9 @@
 """A worker whose jobs run when the test tells it to."""
 
 from collections import deque
+from functools import partial
 
+from kestrelmq.clock import Pause
 from kestrelmq.engine.worker import Done, InlineWorker, Job
 
 
@@ -33,3 +35,20 @@ class HeldWorker:
         """Run the jobs that are left, without reporting their results."""
         while self._jobs:
             InlineWorker().run(self._jobs.popleft()[0], lambda _error: None)
+
+
+class LateWorker(HeldWorker):
+    """Runs each job at once, and keeps the report until `step`."""
+
+    def run(self, job: Job, done: Done) -> None:
+        """Run `job`; report it later."""
+        InlineWorker().run(job, lambda error: self._keep(error, done))
+
+    def _keep(self, error: BaseException | None, done: Done) -> None:
+        super().run(partial(_end_with, error), done)
+
+
+def _end_with(error: BaseException | None, _pause: Pause) -> None:
+    """End as a job did that ran before. Raises its error."""
+    if error is not None:
+        raise error

@@ -6,7 +6,7 @@ import pytest
 
 from kestrelmq.engine import upkeep
 from kestrelmq.testing.queues import LocalQueues, queue_settings
-from kestrelmq.testing.worker import HeldWorker
+from kestrelmq.testing.worker import HeldWorker, LateWorker
 
 pytestmark = pytest.mark.compiled
 
@@ -95,4 +95,82 @@ def test_the_queue_goes_on_meanwhile(
     numbers += spool.shrink(left)
     assert sorted(numbers) == list(range(20 + added))
     assert numbers[taken:] == [0, 1, *range(2 + taken, 20 + added)]
+    spool.close()
+
+
+def test_a_journal_of_which_much_is_not_synced_is_synced_first(tmp_path: Path) -> None:
+    """By the worker; memory holds less once that, and the rest, is done."""
+    worker = HeldWorker()
+    spool = Spool(tmp_path, worker)
+    spool.lower(1_000_000)
+    spool.grow(10_000)
+    spool.lower(200)
+    assert spool.queue().journal.rotations == 0
+    assert spool.held() == (10_000, 100_000, False)
+    while worker.step():
+        spool.collection.tick()
+    assert spool.held() == (20, 200, True)
+    assert spool.shrink(10_000) == list(range(10_000))
+    spool.close()
+
+
+@pytest.mark.parametrize("again", [0, 3, 20])
+def test_reads_that_come_and_go_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: int
+) -> None:
+    """Nobody knows where their items stand in the new file; a minute later all of it is done."""
+    monkeypatch.setattr(upkeep, "AT_ONCE", 0)
+    worker = HeldWorker()
+    spool = Spool(tmp_path, worker)
+    spool.grow(20)
+    spool.lower(50)
+    reads = [spool.open_read() for _ in range(20)]
+    spool.grow(5)
+    assert spool.queue().give_back(reads) == 20
+    spool.commit()
+    for xid in reversed([spool.open_read() for _ in range(again)]):
+        assert spool.queue().unremove(xid)
+        spool.commit()
+    assert spool.held() == (25, 250, False)
+    while worker.step():
+        spool.commit()
+    if again:
+        assert spool.held() == (25, 250, False)
+    spool.clock.advance(60)
+    spool.collection.tick()
+    while worker.step():
+        spool.commit()
+    assert spool.held() == (5, 50, True)
+    assert spool.shrink(25) == list(range(25))
+    spool.close()
+
+
+@pytest.mark.parametrize("size", [None, 100])
+def test_a_new_file_that_cannot_be_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    size: int | None,
+) -> None:
+    """Another program removed it, or cut it: memory holds what it held, and it is tried again."""
+    monkeypatch.setattr(upkeep, "AT_ONCE", 0)
+    worker = LateWorker()
+    spool = Spool(tmp_path, worker)
+    spool.grow(20)
+    spool.lower(50)
+    (pack,) = tmp_path.glob("*.pack")
+    whole = pack.read_bytes()
+    pack.unlink() if size is None else pack.write_bytes(whole[:size])
+    assert worker.step()
+    renamed = pack.with_suffix("")
+    (renamed if renamed.exists() else pack).write_bytes(whole)
+    assert spool.held() == (20, 200, False)
+    assert any("queue jobs still holds more in memory: " in text for text in caplog.messages)
+    for _ in range(4):
+        while worker.step():
+            pass
+        spool.clock.advance(60)
+        spool.collection.tick()
+    assert spool.held() == (5, 50, True)
+    assert spool.shrink(20) == list(range(20))
     spool.close()

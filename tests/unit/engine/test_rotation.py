@@ -4,17 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.clock import Pause
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine import upkeep
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.worker import Done, InlineWorker, Job
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import item, item_data
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.recording import Append, RecordingDirectory, Rename, SyncFile
-from kestrelmq.testing.worker import HeldWorker
+from kestrelmq.testing.worker import HeldWorker, LateWorker
 from tests.support.crash_sites import function
 
 REST = 1000
@@ -28,18 +26,6 @@ def directory(tmp_path: Path) -> RecordingDirectory:
     """Return a directory that records what is synced."""
     (tmp_path / "queues").mkdir()
     return RecordingDirectory(tmp_path / "queues")
-
-
-class LateWorker(HeldWorker):
-    """Does its work at once, and tells late that it is done."""
-
-    def run(self, job: Job, done: Done) -> None:
-        """Do `job`; `step` reports it."""
-        InlineWorker().run(job, lambda _error: super(LateWorker, self).run(_nothing, done))
-
-
-def _nothing(_pause: Pause) -> None:
-    """What is left to do."""
 
 
 def opened(directory: RecordingDirectory | CrashingDirectory) -> QueueCollection:
