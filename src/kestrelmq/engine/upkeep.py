@@ -410,7 +410,7 @@ class Upkeep:
                 self._rotate_full()
             case Action.PACK:
                 self._pack()
-            case Action.REWRITE:
+            case Action.REWRITE:  # pragma: no branch: there is no other action
                 self._rewrote_at = self._clock.monotonic()
                 self._rewrite()
 
@@ -546,8 +546,9 @@ class Upkeep:
         """Begin to replace the files up to the newest passed checkpoint."""
         journal, places = self._journal, self._changes.places
         checkpoint = places.newest_passed(len(self._backlog.memory)) if places is not None else None
-        if places is None or checkpoint is None:
-            raise AssertionError("the policy packs only where a checkpoint was passed")
+        # The policy packs only where a checkpoint was passed.
+        assert places is not None  # noqa: S101
+        assert checkpoint is not None  # noqa: S101
         early, fresh, place = places.live_places(), places.fresh, checkpoint.place
         live = LiveContents(
             checkpoint.first_live(early, fresh),
@@ -622,12 +623,11 @@ class Upkeep:
     def trim_memory(self) -> None:
         """Drop the newest items from memory, down to what the settings allow; keep them on disk.
 
-        Positions in the journal are not recorded for items in memory. So the journal is rewritten:
-        then the position of every item in the new file is known.
+        Nobody knows where in the journal an item in memory stands. So the journal is rewritten,
+        and then it is known of every item in the new file. Everything must have been committed.
         """
         self._trim_at = self._clock.monotonic()
-        if not self._changes.pending:
-            self.attend()
+        self.attend()
 
     @property
     def _is_trim_due(self) -> bool:
