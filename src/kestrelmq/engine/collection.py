@@ -440,7 +440,7 @@ class QueueCollection:
         try:
             queue.sweep()
             if self._is_expired(queue, self._clock.now()) and queue not in self.deletions:
-                log.info("queue %s is empty and past its age, deleting it", queue.name)
+                log.info("deleting queue %s: it is empty and older than max_queue_age", queue.name)
                 done = partial(_log_failure, queue.name)
                 self.deletions.begin(queue, done, is_empty=True)
                 self.expires += queue.is_closed
@@ -476,9 +476,9 @@ class QueueCollection:
                 if queue.is_draining:
                     self._end_if_drained(queue)
             except JournalError as error:
-                log.warning("the journal of queue %s stays: %s", queue.name, error)
+                log.warning("the journal of queue %s cannot be removed: %s", queue.name, error)
             except Exception:
-                log.exception("the journal of queue %s was not looked after", queue.name)
+                log.exception("the upkeep of the journal of queue %s failed", queue.name)
             yield
 
     def give_back_overdue(self) -> None:
@@ -487,7 +487,7 @@ class QueueCollection:
             try:
                 others = queue.check_deadlines()
             except Exception:
-                log.exception("overdue reads of a queue stay open")
+                log.exception("overdue reads of a queue could not be given back")
                 continue
             if not others:
                 self.commits.with_deadlines.discard(queue)
@@ -607,7 +607,9 @@ class QueueCollection:
             self._directory.sync()
         for file in reversed(found.present):
             aside = temporary_name(file, LEFT, now)
-            log.warning("queue %s begins a journal; %s is kept as %s", name, file, aside)
+            log.warning(
+                "queue %s begins a new journal; its old file %s is kept as %s", name, file, aside
+            )
             self._directory.rename(file, aside)
             self._directory.sync()
 

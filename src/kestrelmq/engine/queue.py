@@ -234,7 +234,7 @@ class Queue(Committable):
         try:
             journal.end_file(self._clock.now())
         except OSError as error:
-            log.warning("the journal of queue %s stays in its dialect: %s", self.name, error)
+            log.warning("the journal of queue %s keeps its dialect: %s", self.name, error)
             return False
         return True
 

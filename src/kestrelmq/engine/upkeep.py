@@ -638,7 +638,11 @@ class Upkeep:
         try:
             done = self._drop_newest(work)
         except (OSError, JournalError) as error:
-            log.warning("queue %s still holds more in memory: %s", self._name, error)
+            log.warning(
+                "queue %s holds more than max_memory_size in memory until this can be done: %s",
+                self._name,
+                error,
+            )
             done = False
         self._trim_at = None if done else self._clock.monotonic() + RETRY_UNREADABLE
 

@@ -109,14 +109,14 @@ def from_json(line: str | bytes, number: int, now: int) -> ExportRow:
 
 def _row(queue: object, number: int, data: bytes, added: object, expiry: object) -> ExportRow:
     if not isinstance(queue, str):
-        raise TypeError("the queue is no text")
+        raise TypeError("the queue name is not a string")
     problem = queue_name_error(queue)
     if problem is not None:
         raise ValueError(problem)
     if not isinstance(added, int) or not isinstance(expiry, int):
-        raise TypeError("times are whole milliseconds")
+        raise TypeError("times must be whole milliseconds")
     if not (0 <= added < 1 << 63 and 0 <= expiry < 1 << 63):
-        raise ValueError("times are milliseconds since 1970")
+        raise ValueError("times must be milliseconds since 1970, from 0 to 2^63 - 1")
     return ExportRow(queue, number, data, added, expiry)
 
 

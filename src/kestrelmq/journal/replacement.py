@@ -316,7 +316,7 @@ class Replacement:
         """
         parsed = parse_name(files[-1])
         if parsed is None or parsed.timestamp is None:
-            raise ValueError(f"{files[-1]} is no rotated file")
+            raise ValueError(f"{files[-1]} is not a rotated file")
         self.files = tuple(files)
         self.name = files[-1].removesuffix(".pack")
         self.pack = pack_name(queue, parsed.timestamp)

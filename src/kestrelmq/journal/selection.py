@@ -97,7 +97,7 @@ def select(paths: Sequence[Path], queues: Sequence[str] = ()) -> list[SelectedQu
         return chosen
     missing = set(queues) - {one.queue for one in chosen}
     if missing:
-        raise JournalError(f"no journal of queue {', '.join(sorted(missing))} there")
+        raise JournalError(f"there is no journal of queue {', '.join(sorted(missing))}")
     return [one for one in chosen if one.queue in queues]
 
 

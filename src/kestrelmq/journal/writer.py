@@ -199,7 +199,7 @@ class FileJournal:
         except OSError:
             self.discard_file(name)
             raise
-        log.info("queue %s goes on in a new file: the end of %s was cut off", self.queue, old)
+        log.info("queue %s continues in a new file: the end of %s was cut off", self.queue, old)
         self.follower.file_ended(rotated, end, self._name)
 
     @property
@@ -224,7 +224,7 @@ class FileJournal:
         with self._lock:
             names_changed, self._names_changed = self._names_changed, False
         if self.suspect:
-            raise OSError("an earlier sync failed; the journal is being written anew")
+            raise OSError("an earlier sync failed; the journal is being rewritten")
         try:
             self.sync_current()
             if names_changed:
@@ -264,7 +264,7 @@ class FileJournal:
     def probe(self, now: int) -> None:
         """Test the disk: write and remove a small file. Raises OSError."""
         if self.suspect:
-            raise OSError("an earlier sync failed; the journal is being written anew")
+            raise OSError("an earlier sync failed; the journal is being rewritten")
         if self._current is not None:
             self._current.cut_failed_write()
             self.is_torn = self._current.is_torn
