@@ -615,10 +615,10 @@ class QueueCollection:
 
     @staticmethod
     def _end_if_drained(queue: Queue) -> None:
-        """Remove the journal of a queue that takes no more items, once it holds none.
+        """Remove the journal of a draining queue if the queue is empty.
 
         Raises:
-            JournalError: it stays.
+            JournalError: the journal could not be removed.
         """
         if not len(queue) and not queue.open:
             queue.end_journal(queue.config.max_memory_size)

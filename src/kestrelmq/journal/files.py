@@ -56,9 +56,9 @@ def open_regular(path: str | Path, flags: int, dir_fd: int | None = None) -> int
     """Open a regular file. Can serve as the `opener` of Python's `open`.
 
     Args:
-        path: the file; relative to the directory `dir_fd`, if that is given.
+        path: the file.
         flags: as for `os.open`. A new file is readable by its owner and group only.
-        dir_fd: see above.
+        dir_fd: descriptor of the directory to which `path` is relative.
 
     Raises:
         OSError: it is not a regular file, or cannot be opened.

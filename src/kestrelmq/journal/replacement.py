@@ -355,7 +355,7 @@ class Replacement:
         """Write the file and put it in place.
 
         Raises:
-            Cancelled: it was cancelled, and left nothing behind.
+            ReplacementCancelled: it was cancelled, and left nothing behind.
             JournalError: the files cannot be read.
             OSError: the new file could not be written or put in place.
         """
@@ -405,7 +405,12 @@ class Replacement:
         self._directory.crash_point("replace: pack named")
 
     def clear(self, pause: Pause) -> None:
-        """Remove the old files and give the new one its name. Raises OSError, Cancelled."""
+        """Remove the old files and give the new one its final name.
+
+        Raises:
+            ReplacementCancelled: it was cancelled; some of the old files may be left.
+            OSError: a file could not be removed or renamed.
+        """
         if not self._ended:
             self._remove_old(pause)
             with self._lock:

@@ -43,7 +43,7 @@ class LostRange:
 
 
 def next_after_cut(buffer: Buffer, cut: int, *, step: Step) -> int:
-    """Return where records go on after one that reaches beyond the end; the end if they do not.
+    """Return where records continue after a record that extends beyond the end; else the end.
 
     A crash leaves a record that is cut short, and its data may itself contain journal records, if
     somebody puts journals into a queue. Those were written before their item was added. So only
@@ -58,7 +58,7 @@ def next_after_cut(buffer: Buffer, cut: int, *, step: Step) -> int:
 
 
 def next_record(buffer: Buffer, damage: int, since: int = YEAR_2000, *, step: Step) -> int:
-    """Return where records go on after `damage`; the end of the buffer when they do not.
+    """Return where records continue after `damage`; the end of the buffer if they do not.
 
     Args:
         buffer: the file.

@@ -324,12 +324,13 @@ class FileJournal:
     def rotate(self, now: int, next_file: str | None = None) -> str:
         """Begin a new current file; return the new name of the one that was current until now.
 
-        The name has the timestamp `now` (ms), or a later one if the clock stepped back. The
-        `unsynced` part of the old file is forced to disk first: only the last file of a queue may
-        end in a record that is cut short, and the system writes names and contents in any order.
+        The `unsynced` part of the old file is forced to disk first: only the last file of a queue
+        may end in a record that is cut short, and the system writes names and contents in any
+        order.
 
         Args:
-            now: see above.
+            now: the timestamp (ms) of the rotated file; it gets a later one if the clock stepped
+                back.
             next_file: a file that `write_ahead` made. It becomes the current one, and its record
                 comes after all others.
 
@@ -463,7 +464,7 @@ class JournalRemoval:
         Args:
             directory: where the files are.
             queue: the queue's name.
-            newest: see above.
+            newest: the timestamp (ms) up to which files belong to the deleted queue.
             sizes: the size in bytes of each file.
             also: names of more files to remove.
         """

@@ -66,7 +66,7 @@ class Append(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Truncate(Operation):
-    """A file is cut to so many bytes."""
+    """A file is cut to `size` bytes."""
 
     file: int
     size: int
