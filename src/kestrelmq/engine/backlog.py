@@ -21,16 +21,16 @@ from kestrelmq.journal.writer import FileJournal, JournalFollower, NoJournal
 
 READ_AHEAD: Final = 256 << 10
 """Bytes of records read back from the journal at once: a short time even for tiny records."""
-READY: Final = 8 << 20
+READY_BYTES: Final = 8 << 20
 """Bytes of records that are kept in memory ahead of the readers.
 
 It is small so that items are still in the processor's caches when they are taken, and a pack has
 little to copy. It is large enough that a long run of records without items can be skipped before
 readers have used it up.
 """
-_BRIEF: Final = 8 << 10
+_BRIEF_BYTES: Final = 8 << 10
 """Bytes of records without items that are skipped in a short time."""
-_COUNTED: Final = 100_000
+_COUNT_LIMIT: Final = 100_000
 """Items that are counted in a few milliseconds."""
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class ReadBehind:
         """
         reader = self.reader
         before = reader.item_bytes
-        items = reader.read(files, self.items, wanted, _BRIEF if brief else None)
+        items = reader.read(files, self.items, wanted, _BRIEF_BYTES if brief else None)
         size = reader.item_bytes - before - ADDX_HEADER * len(items)
         self.items -= len(items)
         self.bytes -= size
@@ -83,7 +83,7 @@ class ReadBehind:
             limit: bytes of data that memory may hold.
         """
         half = limit // 2
-        ready = READY * held // max(1, held + ADDX_HEADER * items)
+        ready = READY_BYTES * held // max(1, held + ADDX_HEADER * items)
         if held + self.bytes <= half:
             # All the rest fits in memory. Read it faster than it is taken, but not all at once.
             ready = max(ready, held - READ_AHEAD // 2)
@@ -315,7 +315,7 @@ class Backlog(JournalFollower):
         If there are very many, the result may be too low, because only some are counted.
         """
         held = count = 0
-        for record in islice(self.memory, _COUNTED):
+        for record in islice(self.memory, _COUNT_LIMIT):
             held += len(record) - ADDX_HEADER
             if count and held > self.max_memory_bytes:
                 break

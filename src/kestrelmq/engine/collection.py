@@ -36,7 +36,7 @@ from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.names import queue_name_error
 
-_IDLE: Final = 500
+_IDLE_AT_ONCE: Final = 500
 """Most queues to check in one piece of a sweep, if they have nothing to do."""
 
 log = logging.getLogger(__name__)
@@ -428,7 +428,7 @@ class QueueCollection:
     def sweeping(self) -> Generator[None, None, None]:
         """Expire items and queues, and give back overdue reads, one queue after the other."""
         for number, queue in enumerate(list(self.queues.values())):
-            if not number % _IDLE:
+            if not number % _IDLE_AT_ONCE:
                 yield
             if (
                 queue.needs_sweep or queue.config.max_queue_age is not None

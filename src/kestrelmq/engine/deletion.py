@@ -79,7 +79,7 @@ class Deletions:
         if removal is None or is_empty:
             self._end(queue, removal)
         if removal is None:
-            self._tell(queue)
+            self._report(queue)
         else:
             worker.run(removal.replace, partial(self._replaced, queue, removal, worker))
 
@@ -102,13 +102,13 @@ class Deletions:
             del self._newest[queue.name]
         if unnamed:
             queue.worker.run(unnamed.free, lambda _error: None)
-        self._tell(queue)
+        self._report(queue)
 
     def _failed(self, queue: Queue, error: BaseException) -> None:
         failure = queue.removal_failed(error)
         if not queue.is_closed:
             self._stays(queue)
-        self._tell(queue, failure)
+        self._report(queue, failure)
 
     def _end(self, queue: Queue, removal: JournalRemoval | None) -> None:
         if removal is not None:
@@ -116,6 +116,6 @@ class Deletions:
         queue.drop()
         self._gone(queue)
 
-    def _tell(self, queue: Queue, failure: JournalError | None = None) -> None:
+    def _report(self, queue: Queue, failure: JournalError | None = None) -> None:
         for done in self._callbacks.pop(queue):
             done(failure)

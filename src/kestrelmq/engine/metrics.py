@@ -21,7 +21,7 @@ from kestrelmq.journal.records import ADDX, REMOVE, REMOVE_TENTATIVE, REMOVE_TEN
 _PARTS: Final = 8
 """Cells for each power of two, so that a cell is at most 12.5 % wide."""
 _PART_BITS: Final = 4  # bits of a value that select its cell: the leading 1 and the part number
-_MOST: Final = 2**40 - 1  # 12 days
+_MAX_VALUE: Final = 2**40 - 1  # 12 days
 
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0, 99.9)
 _READS: Final = frozenset({REMOVE, REMOVE_TENTATIVE, REMOVE_TENTATIVE_XID})
@@ -67,7 +67,7 @@ class Histogram:
 
     def record(self, value: int) -> None:
         """Count `value`; less than 0 counts as 0, and more than 2^40 - 1 as 2^40 - 1."""
-        value = min(max(value, 0), _MOST)
+        value = min(max(value, 0), _MAX_VALUE)
         cell = cell_of(value)
         self.cells[cell] = self.cells.get(cell, 0) + 1
         self.total += value

@@ -50,15 +50,15 @@ from kestrelmq.journal.replacement import MemorySource
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import Dialect, FileJournal, JournalRemoval, NoJournal
 
-_ABORT_AGAIN: Final = 1.0
+_GIVE_BACK_RETRY: Final = 1.0
 """Seconds after a failure until overdue reads are given back again."""
-_LEAST_ASIDE: Final = 1 << 20
+_MIN_ASIDE_LIMIT: Final = 1 << 20
 """Bytes of memory that items set aside may take, however small `max_memory_size` is."""
-_TRIED_AGAIN: Final = 500
+_MAX_MOVES: Final = 500
 """Most items set aside that one sweep tries to move."""
-_REFUSED: Final = 16
+_MAX_REFUSALS: Final = 16
 """Refusals after which a sweep stops trying to move items."""
-_TELL_AGAIN: Final = 60.0
+_LOG_INTERVAL: Final = 60.0
 """Seconds between log lines about items that are set aside."""
 
 log = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ class Queue(Committable):
         # Whether an expired item is being moved to another queue; whether one can neither be moved
         # nor be set aside, so that the items behind it cannot be read.
         self._moving = self._is_blocked = False
-        self._tell_at = 0.0
+        self._log_at = 0.0
         # Whether any item that waits, or that may wait again, can expire.
         self._expiring = self.backlog.behind is not None or any(
             record[13:21] != NO_EXPIRY for record in self.backlog.memory
@@ -734,11 +734,9 @@ class Queue(Committable):
         count = self.give_back(overdue)
         try:
             self.write_now()
-        except BaseException as error:
+        except BaseException:
             for xid, record in held:
-                reads.set_deadline(xid, record, now + _ABORT_AGAIN)
-            if not isinstance(error, JournalError):
-                raise
+                reads.set_deadline(xid, record, now + _GIVE_BACK_RETRY)
             return 0
         return count
 
@@ -804,7 +802,7 @@ class Queue(Committable):
             self.expired_items += 1
             return True
         size = len(record) - ADDX_HEADER
-        if reads.aside_bytes + size > max(_LEAST_ASIDE, backlog.max_memory_bytes // 4):
+        if reads.aside_bytes + size > max(_MIN_ASIDE_LIMIT, backlog.max_memory_bytes // 4):
             backlog.put_back(record)
             return False
         reads.set_aside(self._open(record, by_reader=False), record)
@@ -827,8 +825,8 @@ class Queue(Committable):
         finally:
             self._moving = False
         now = self._clock.monotonic()
-        if now >= self._tell_at:
-            self._tell_at = now + _TELL_AGAIN
+        if now >= self._log_at:
+            self._log_at = now + _LOG_INTERVAL
             log.warning(
                 "queue %s: expired items cannot go to %s: %s; they are set aside (%d so far) and "
                 "tried again",
@@ -844,7 +842,7 @@ class Queue(Committable):
         reads = self.reads
         moved = []
         refused = 0
-        most = min(self.config.max_expire_sweep or _TRIED_AGAIN, _TRIED_AGAIN)
+        most = min(self.config.max_expire_sweep or _MAX_MOVES, _MAX_MOVES)
         for xid, record in list(islice(reads.aside.items(), most)):
             if reads.open.get(xid) is not record:
                 reads.forget_aside(xid)  # a client that guessed its xid confirmed it
@@ -855,7 +853,7 @@ class Queue(Committable):
                 del reads.aside[xid]
                 reads.aside[xid] = record
                 refused += 1
-                if refused == _REFUSED:
+                if refused == _MAX_REFUSALS:
                     break
         for xid in moved:
             self.confirm(xid)

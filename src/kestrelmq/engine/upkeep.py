@@ -75,7 +75,7 @@ ROTATION_SYNC_LIMIT: Final = 256 << 10
 INLINE_TRIM_LIMIT: Final = 256 << 10
 """Most bytes of a journal that is rewritten at once, without the worker, to trim memory."""
 _STEPS: Final = 16
-_OPENED: Final = ADD_XID_HEADER - ADDX_HEADER + 1
+_OPEN_READ_OVERHEAD: Final = ADD_XID_HEADER - ADDX_HEADER + 1
 """Bytes that an open read at the start of a file takes besides its item, in either dialect."""
 
 
@@ -416,7 +416,9 @@ class Upkeep:
 
     def _journal_state(self) -> JournalState:
         backlog, journal, places = self._backlog, self._journal, self._changes.places
-        reads = sum(map(len, self._reads.open.values())) + _OPENED * len(self._reads.open)
+        reads = sum(map(len, self._reads.open.values())) + _OPEN_READ_OVERHEAD * len(
+            self._reads.open
+        )
         packable = packed = 0
         checkpoint = places.newest_passed(len(backlog.memory)) if places is not None else None
         if places is not None and checkpoint is not None:

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 _PAUSE: Final = 100e-6
 """Seconds; long enough for a thread that waits for the interpreter to get it."""
 _LONGEST_PAUSE: Final = 1e-3
-_FREED: Final = 1000
+_FREED_AT_ONCE: Final = 1000
 """Items that are freed at once; that takes a negligible time."""
 
 
@@ -113,7 +113,7 @@ class ThreadWorker:
 
     def free(self, items: deque[bytes]) -> None:
         """Free `items` in the thread, in the pauses of its jobs."""
-        if len(items) > _FREED:
+        if len(items) > _FREED_AT_ONCE:
             self._useless.append(items)
             # Without a thread, they are freed in the pauses of the next job.
             with contextlib.suppress(RuntimeError):
@@ -144,7 +144,7 @@ class ThreadWorker:
     def _free_some(self) -> None:
         if self._useless:
             items = self._useless[0]
-            for _ in range(min(len(items), _FREED)):
+            for _ in range(min(len(items), _FREED_AT_ONCE)):
                 items.popleft()
             if not items:
                 self._useless.popleft()

@@ -39,12 +39,12 @@ MAX_OPEN: Final = 1024
 
 The limit is never more than half of the process's descriptors: clients and readers need some too.
 """
-_SAFE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_APPEND: Final = os.O_WRONLY | os.O_APPEND
+_SAFE_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_APPEND_FLAGS: Final = os.O_WRONLY | os.O_APPEND
 _FILE_MODE: Final = 0o640
 _QUEUE_PATH_MODE: Final = 0o750
 _PIECE: Final = 1 << 20
-_NOTE: Final = 200
+_MAX_NOTE: Final = 200
 """Most bytes to read of a lock file's note about its holder."""
 _CHANGED: Final = "the file was changed by another program"
 _REPLACED: Final = "the file was replaced by another program"
@@ -64,7 +64,7 @@ def open_regular(path: str | Path, flags: int, dir_fd: int | None = None) -> int
         OSError: it is not a regular file, or cannot be opened.
     """
     try:
-        descriptor = os.open(path, flags | _SAFE, _FILE_MODE, dir_fd=dir_fd)
+        descriptor = os.open(path, flags | _SAFE_FLAGS, _FILE_MODE, dir_fd=dir_fd)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
@@ -103,7 +103,7 @@ def directory_names(path: str | Path) -> list[str]:
 
 def sync_path(path: Path) -> None:
     """Force a file, or the names in a directory, to disk. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | _SAFE)
+    descriptor = os.open(path, os.O_RDONLY | _SAFE_FLAGS)
     try:
         os.fsync(descriptor)
     finally:
@@ -323,7 +323,7 @@ class FileLock:
     def holder(self) -> str:
         """Return the file's note about the last holder of the lock. Raises OSError."""
         with open_stream(self._path, "rb") as file:
-            return file.read(_NOTE).decode(errors="replace").strip()
+            return file.read(_MAX_NOTE).decode(errors="replace").strip()
 
     @property
     def is_in_place(self) -> bool:
@@ -527,7 +527,7 @@ class DiskFile:
 
     def open(self, flags: int = 0) -> Self:
         """Open the file; it is created if it does not exist. Raises OSError."""
-        descriptor = self._open(_APPEND | os.O_CREAT | flags)
+        descriptor = self._open(_APPEND_FLAGS | os.O_CREAT | flags)
         status = os.fstat(descriptor)
         self._device, self._inode = status.st_dev, status.st_ino
         self.size = status.st_size
@@ -591,7 +591,7 @@ class DiskFile:
         """Open the file again; it must exist and be unchanged. Raises OSError."""
         if self._ended:
             raise OSError(errno.EBADF, "the file is closed", str(self.path))
-        descriptor, size = self._open_same(_APPEND)
+        descriptor, size = self._open_same(_APPEND_FLAGS)
         if size != self.size and not self._dirty:
             os.close(descriptor)
             raise OSError(errno.EIO, _CHANGED, str(self.path))

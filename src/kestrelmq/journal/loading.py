@@ -49,7 +49,7 @@ _AHEAD: Final = 1 << 20
 """Bytes that are read ahead of the map."""
 _NANOSECONDS: Final = 1_000_000
 """Nanoseconds in a millisecond."""
-_TELL: Final = 5.0
+_LOG_INTERVAL: Final = 5.0
 """Seconds between log lines about a queue that takes long to load."""
 
 log = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ class _Progress:
         self._total = sum((directory.path / name).lstat().st_size for name in queue_files.files)
         self._clock = clock
         self._before = 0
-        self._tell_at = clock.monotonic() + _TELL
+        self._log_at = clock.monotonic() + _LOG_INTERVAL
         self._pace = pace
 
     def end(self, size: int) -> None:
@@ -193,8 +193,8 @@ class _Progress:
     def at(self, position: int) -> bool:
         """Take note that the current file is replayed up to `position`; return what `Pace` does."""
         now = self._clock.monotonic()
-        if now >= self._tell_at:
-            self._tell_at = now + _TELL
+        if now >= self._log_at:
+            self._log_at = now + _LOG_INTERVAL
             done, total = (size >> 20 for size in (self._before + position, self._total))
             log.info("loading %s: %d of %d MiB", self._path, done, total)
         return self._pace is not None and self._pace()

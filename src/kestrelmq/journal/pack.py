@@ -30,7 +30,7 @@ from kestrelmq.journal.names import (
 from kestrelmq.journal.replacement import FilesSource
 from kestrelmq.journal.writer import Dialect
 
-_MEMORY: Final = 8 << 20
+_MEMORY_LIMIT: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def pack(directory: Directory, files: QueueFiles, dialect: Dialect, clock: Clock
         OSError: a file could not be read or written; the queue is as it was, or packed.
     """
     queue, path = files.queue, directory.path
-    loaded = load_queue(directory, files, _MEMORY, clock)
+    loaded = load_queue(directory, files, _MEMORY_LIMIT, clock)
     state = loaded.state
     if state.behind is not None:
         state.behind.close()

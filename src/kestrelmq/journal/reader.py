@@ -34,8 +34,8 @@ RUN: Final = 64 << 10
 
 For a larger chunk, the C library would not reuse memory but map fresh pages each time.
 """
-_SKIPPED: Final = 1 << 20
-_TOGETHER: Final = 64
+_SKIP_CHUNK: Final = 1 << 20
+_CUT_AT_ONCE: Final = 64
 """Records of a run that one call cuts out of the chunk."""
 _NO_ITEM: Final = frozenset({REMOVE, REMOVE_TENTATIVE, CONFIRM_REMOVE, UNREMOVE})
 
@@ -76,7 +76,7 @@ class JournalReader:
         # the length of each.
         self._found = self._next = self._length = 0
         self._scanned = 0
-        # Cuts `_TOGETHER` records of a run out of the chunk.
+        # Cuts `_CUT_AT_ONCE` records of a run out of the chunk.
         self._cutter = Struct("")
 
     def read(
@@ -148,8 +148,8 @@ class JournalReader:
         chunk = self._chunk
         items: list[bytes] = []
         cut = self._cutter
-        whole = end - count % _TOGETHER * length
-        for at in range(start, whole, _TOGETHER * length):
+        whole = end - count % _CUT_AT_ONCE * length
+        for at in range(start, whole, _CUT_AT_ONCE * length):
             items += cut.unpack_from(chunk, at)
         items += [chunk[at : at + length] for at in range(whole, end, length)]
         return items
@@ -159,14 +159,14 @@ class JournalReader:
         left = count
         while left:
             if self._next >= self._found:
-                chunk = self._pread(_SKIPPED)
+                chunk = self._pread(_SKIP_CHUNK)
                 run, length = uniform_run(chunk, 0, len(chunk))
                 if run >= MIN_RUN:
                     passed = min(run, left)
                     self.position += passed * length
                     left -= passed
                     continue
-            passed = len(self.read(files, min(left, MIN_RUN * MIN_RUN), _SKIPPED))
+            passed = len(self.read(files, min(left, MIN_RUN * MIN_RUN), _SKIP_CHUNK))
             if not passed:
                 break
             left -= passed
@@ -231,8 +231,8 @@ class JournalReader:
             return False
         self._chunk, self._chunk_at = chunk, self.position
         self._found, self._next, self._length = run, 0, length
-        if self._cutter.size != _TOGETHER * length:
-            self._cutter = Struct(f"{length}s" * _TOGETHER)
+        if self._cutter.size != _CUT_AT_ONCE * length:
+            self._cutter = Struct(f"{length}s" * _CUT_AT_ONCE)
         return True
 
     def _pread(self, size: int) -> bytes:

@@ -53,14 +53,20 @@ from kestrelmq.journal.writer import Dialect
 
 PIECE: Final = 256 << 10
 """Bytes of records that are joined at once: other threads wait that long, so it must be short."""
-_MEMORY: Final = 64 << 10
-_RECORDS: Final = 500
-_READ: Final = 64 << 10
+_MEMORY_LIMIT: Final = 64 << 10
+"""Bytes of item data that the replay of the old files holds in memory."""
+_RECORDS_AT_ONCE: Final = 500
+"""Records that are folded in between two pauses."""
+_READ_BYTES: Final = 64 << 10
+"""Bytes of items that are read at a time."""
 _SYNC_EVERY: Final = 16 << 20
 """Bytes between syncs, so that the last sync is short and does not delay those of others."""
 _DEAD_ITEM: Final = encode(Add(0, b""))
+"""Keeps the place of an item that later records remove."""
 _DEAD_RUN: Final = 10_000
+"""Dead items that are yielded at a time."""
 _DEAD_READ: Final = item(0, 0, b"")
+"""Takes the place of the item of an open read that later records end."""
 
 
 def open_read_records(
@@ -147,12 +153,12 @@ class LiveContents:
 
     Attributes:
         first: the place in the queue of the first waiting item that is live, or the queue's length.
-        queue: whether a waiting item is live, by its place in the queue.
+        is_live: whether a waiting item is live, by its place in the queue.
         reads: xids of the open reads whose items are live.
     """
 
     first: int
-    queue: Callable[[int], bool]
+    is_live: Callable[[int], bool]
     reads: frozenset[int]
 
 
@@ -207,7 +213,7 @@ class FilesSource:
 
     def _reader(self, file: str, position: int) -> JournalReader:
         directory = self._directory
-        return JournalReader(directory.path, file, position, _READ, directory.open)
+        return JournalReader(directory.path, file, position, _READ_BYTES, directory.open)
 
     def _check(self, state: Replay) -> None:
         expected = self._expected
@@ -237,7 +243,7 @@ class FilesSource:
                 yield [_DEAD_ITEM] * min(_DEAD_RUN, place - at)
         while items := self._next_items(state):
             if self._live is not None:
-                is_live = self._live.queue
+                is_live = self._live.is_live
                 items = [one if is_live(at) else _DEAD_ITEM for at, one in enumerate(items, place)]
             place += len(items)
             yield items
@@ -261,7 +267,7 @@ class FilesSource:
             return [memory.popleft() for _ in range(min(len(memory), 1000))]
         if state.behind is None or not state.behind_items:
             return []
-        items = state.behind.read(self._files, state.behind_items, _READ)
+        items = state.behind.read(self._files, state.behind_items, _READ_BYTES)
         if not items:
             raise JournalError(f"{self._files[-1]}: fewer items on disk than were counted")
         state.behind_items -= len(items)
@@ -272,15 +278,15 @@ class _GentleReplay(Replay):
     """A replay beside a queue that is in use: it pauses after every few records."""
 
     def __init__(self, pause: Pause, open_reader: ReaderFactory) -> None:
-        super().__init__(_MEMORY, open_reader)
+        super().__init__(_MEMORY_LIMIT, open_reader)
         self._pause = pause
 
     def feed(
         self, buffer: Buffer, starts: Sequence[int], end: int, files: Sequence[str] = ("",)
     ) -> None:
         """Fold in records, a few at a time."""
-        for at in range(0, len(starts), _RECORDS):
-            after = at + _RECORDS
+        for at in range(0, len(starts), _RECORDS_AT_ONCE):
+            after = at + _RECORDS_AT_ONCE
             stop = starts[after] if after < len(starts) else end
             super().feed(buffer, starts[at:after], stop, files)
             self._pause()

@@ -49,7 +49,7 @@ from kestrelmq.journal.records import (
 
 MIN_RUN: Final = 16
 """Fewest records of a run that are worth processing together."""
-_TOLD_CONTINUE: Final = STATE_DUMP_SIZE + 8
+_ADD_TIME_END: Final = STATE_DUMP_SIZE + 8
 """Bytes from an opcode 8 to the end of the add time, which decides whether it is a CONTINUE."""
 _HEADERS: Final = {
     ADD: ADD_HEADER,
@@ -170,7 +170,7 @@ def is_cut_continue(buffer: Buffer, position: int, end: int) -> bool | None:
     size: int = _I32.unpack_from(buffer, position + 5)[0]
     if left == STATE_DUMP_SIZE or size < TIMES_SIZE or position + 9 + size <= end:
         return False
-    if left < _TOLD_CONTINUE:
+    if left < _ADD_TIME_END:
         return None
     return _is_continue(buffer, position, size, position + 9 + size)
 

@@ -11,7 +11,7 @@ from kestrelmq.journal.names import QueueFiles, group_files, parse_name
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.replay import Replay
 
-_MEMORY = 8 << 20
+_MEMORY_LIMIT = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class SelectedQueue:
 
     def new_replay(self) -> Replay:
         """Return a replay that holds little in memory, however long the queue is."""
-        return Replay(_MEMORY, lambda file, at: JournalReader(self.path, file, at))
+        return Replay(_MEMORY_LIMIT, lambda file, at: JournalReader(self.path, file, at))
 
 
 @contextmanager

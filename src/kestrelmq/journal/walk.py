@@ -46,7 +46,7 @@ WINDOW: Final = 1 << 20
 CUT_SHORT: Final = "a record is cut short"
 ONLY_ZEROS: Final = "nothing but zeros is left"
 FILE_FOLLOWS: Final = ", and another file follows"
-_FORGET: Final = 8 << 20
+_FORGET_BYTES: Final = 8 << 20
 """Bytes of a map that are released at a time, once they have been walked."""
 _LONG_RUN: Final = 16
 """Most windows that are searched at a time for a run of equally long records."""
@@ -184,7 +184,7 @@ class Walk(Generic[Found_co]):
 
     def _step(self, position: int) -> int:
         if self._forgets:
-            if position - self._forgotten > _FORGET:
+            if position - self._forgotten > _FORGET_BYTES:
                 self._forgotten = forget(self._buffer, self._forgotten, position)
             elif position < self._forgotten:
                 self._forgotten = 0  # a second pass; releasing memory again costs nothing

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.engine.backlog import READ_AHEAD, READY, ReadBehind
+from kestrelmq.engine.backlog import READ_AHEAD, READY_BYTES, ReadBehind
 from kestrelmq.journal.reader import JournalReader
 
 pytestmark = pytest.mark.compiled
@@ -15,8 +15,8 @@ MIB = 1 << 20
 @pytest.mark.parametrize(
     ("rest", "held", "items", "limit", "below"),
     [
-        pytest.param(1 << 30, 64_000, 1000, 128 * MIB, READY * 64 // 85, id="a little ahead"),
-        pytest.param(1 << 30, 128 * MIB, 128, 128 * MIB, READY, id="large items"),
+        pytest.param(1 << 30, 64_000, 1000, 128 * MIB, READY_BYTES * 64 // 85, id="a little ahead"),
+        pytest.param(1 << 30, 128 * MIB, 128, 128 * MIB, READY_BYTES, id="large items"),
         pytest.param(1 << 30, 0, 1000, 128 * MIB, 0, id="items without data: when none is left"),
         pytest.param(1 << 30, 1000, 1, 1000, 500, id="little memory: half of it"),
         pytest.param(
