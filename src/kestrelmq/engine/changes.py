@@ -84,7 +84,7 @@ class Checkpoint:
     end: int
 
     def place(self, index: int) -> int:
-        """Return the place of the item that was at `index` in the queue; 0 is the head."""
+        """Return the place of the item that was at `index` in the queue then; 0 is the head."""
         given_back = len(self.front)
         return self.front[-1 - index] if index < given_back else self.fresh + index - given_back
 

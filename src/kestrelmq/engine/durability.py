@@ -166,10 +166,10 @@ class SyncScheduler:
 
 
 class GroupCommit:
-    """The queues that changed since the last commit, in the order in which they first changed.
+    """Commits the queues that changed since the last commit, in the order of their first changes.
 
     Attributes:
-        dirty: the queues; a queue adds itself with its first change.
+        dirty: these queues; a queue adds itself with its first change.
         failures: queues whose changes were taken back since the last `commit`, and why.
         syncs: schedules the syncs of what was written.
         with_deadlines: queues with open reads that have deadlines.

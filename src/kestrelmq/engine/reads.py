@@ -76,7 +76,7 @@ class OpenReads:
         return xid, records
 
     def give_back(self, xid: int) -> bytes | None:
-        """End the read `xid`, to give its item back, and return the item; None if no reader's."""
+        """End the read `xid` to give its item back; return the item. None if no reader has it."""
         if self.aside and xid in self.aside:
             return None
         record = self.open.pop(xid, None)

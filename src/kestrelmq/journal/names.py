@@ -17,11 +17,11 @@ from kestrelmq.names import queue_name_error
 
 TEMPORARY_MARK: Final = "~~"
 LOCK_NAME: Final = "~~lock"
+# Purposes of temporaries that are useless once the process that wrote them has ended.
 NEXT: Final = "next"
 PACK: Final = "pack"
 DELETE: Final = "delete"
 AHEAD: Final = "ahead"
-"""The last of the purposes of temporaries that are useless once their process has ended."""
 LEFT: Final = "left"
 """Purpose of old journal files, set aside when a queue that kept no journal begins a new one."""
 _LEFT_OVER: Final = re.compile(r"(?P<queue>[^~]+)~~(next|pack|delete|ahead)-[0-9]+")
@@ -71,7 +71,7 @@ class QueueFiles:
 
 @dataclass(frozen=True, slots=True)
 class QueuePathFiles:
-    """The files of a queue path, sorted by what they are.
+    """The files of a queue path, grouped by queue.
 
     Attributes:
         queues: the files of each queue, by its name.
@@ -103,7 +103,7 @@ def rotated_name(queue: str, timestamp: int) -> str:
 
 
 def later_timestamp(rotated: Sequence[str], now: int) -> int:
-    """Return `now` (ms), or a millisecond after the newest of the files `rotated` if later."""
+    """Return `now` (ms), or the millisecond after the newest of `rotated` if that is later."""
     return max(now, newest_timestamp(rotated) + 1)
 
 
@@ -124,7 +124,7 @@ def temporary_name(queue: str, purpose: str, timestamp: int) -> str:
 
 
 def group_files(names: Iterable[str]) -> QueuePathFiles:
-    """Sort the files of a queue path by what they are. `names` must not include directories."""
+    """Group the files of a queue path by queue. `names` must not include directories."""
     found: dict[str, list[tuple[JournalName, str]]] = {}
     left_over: dict[str, list[str]] = {}
     unknown = []

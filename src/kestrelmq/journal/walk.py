@@ -266,7 +266,7 @@ def _whole(
 
 
 def _whole_length(buffer: Buffer, position: int) -> int | None:
-    """Return the length of the whole record at `position`; None if none, or a STATE_DUMP."""
+    """Return the length of the whole record at `position`; None without one, or for STATE_DUMP."""
     try:
         length = record_length(buffer, position, len(buffer))
     except DamagedJournal:
