@@ -35,7 +35,7 @@ class WaitingThread:
 
     Attributes:
         waiter: the waiter that represents it in the queue.
-        settled: set when the wait has ended, with or without an item.
+        woken: set when the wait has ended, with or without an item.
         queue: the queue.
     """
 
@@ -56,7 +56,7 @@ class WaitingThread:
         self._access.served.append(self)
 
     def wake(self, failure: JournalError | None) -> None:
-        """Wake the thread; a `failure` means that the read could not be written to the journal."""
+        """Wake the thread; with a `failure` to write or sync the read, `item` raises that."""
         self._failure = self._failure or failure
         self.woken.set()
 
