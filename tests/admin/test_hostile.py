@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.admin.signins import BURST
+from kestrelmq.admin.signins import FAILURE_BURST
 from tests.admin.conftest import TOKEN, Admin, Reply
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
@@ -476,13 +476,13 @@ def test_guessing_tokens_is_slow_and_is_logged(guarded: Admin) -> None:
         b"POST /reload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n"
         b"Authorization: Bearer wrong-token-%08d\r\n%b\r\n"
     )
-    count = BURST + 370
+    count = FAILURE_BURST + 370
     with connected(
         guarded,
         b"".join(guess % (n, b"" if n else b"Connection: close\r\n") for n in range(count)[::-1]),
     ) as connection:
         statuses = re.findall(rb"HTTP/1.1 (\d+) ", rest(connection))
-    assert statuses[:BURST] == [b"401"] * BURST
+    assert statuses[:FAILURE_BURST] == [b"401"] * FAILURE_BURST
     assert b"429" in statuses
     assert len(statuses) == count
     deadline = time.monotonic() + PATIENCE
@@ -497,7 +497,7 @@ def test_guessing_tokens_is_slow_and_is_logged(guarded: Admin) -> None:
 
 def test_one_peers_guesses_cost_another_nothing(guarded: Admin) -> None:
     """Failures are counted for each address."""
-    for number in range(BURST + 10):
+    for number in range(FAILURE_BURST + 10):
         sign_in(guarded, f"wrong-token-{number:08}")
     connection = http.client.HTTPConnection(
         "127.0.0.1", guarded.port, timeout=PATIENCE, source_address=("127.0.0.2", 0)

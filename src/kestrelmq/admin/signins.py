@@ -10,10 +10,10 @@ from typing import Final
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.server.logs import LogThrottle
 
-BURST: Final = 30
+FAILURE_BURST: Final = 30
 """Failures in a row after which a peer must wait."""
-SECONDS: Final = 1.0
-"""Seconds after which one failure is forgotten."""
+SECONDS_PER_FAILURE: Final = 1.0
+"""Time after which one failure is forgotten, in seconds."""
 _MOST_PEERS: Final = 4096
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,11 @@ class SignIns:
 
     def check(self, peer: str) -> None:
         """Refuse a peer that failed too often. Raises ApiError."""
-        wait = self._failures.get(peer, 0.0) - self._clock() - (BURST - 1) * SECONDS
+        wait = (
+            self._failures.get(peer, 0.0)
+            - self._clock()
+            - (FAILURE_BURST - 1) * SECONDS_PER_FAILURE
+        )
         if wait > 0:
             raise ApiError(
                 429,
@@ -48,7 +52,7 @@ class SignIns:
     def failed(self, peer: str, address: str) -> None:
         """Count a wrong token of `peer`, which came from `address`, and log it."""
         now = self._clock()
-        self._failures[peer] = max(self._failures.pop(peer, 0.0), now) + SECONDS
+        self._failures[peer] = max(self._failures.pop(peer, 0.0), now) + SECONDS_PER_FAILURE
         if len(self._failures) > _MOST_PEERS:
             self._failures.popitem(last=False)
         count = self._throttle.count(peer)

@@ -3,7 +3,7 @@
 import pytest
 
 from kestrelmq.admin.errors import ApiError
-from kestrelmq.admin.signins import BURST, SignIns
+from kestrelmq.admin.signins import FAILURE_BURST, SignIns
 
 
 class Watch:
@@ -29,7 +29,7 @@ def test_after_some_failures_there_is_one_try_a_second() -> None:
     """Then time alone helps; after a while all is forgotten."""
     watch = Watch()
     signins = SignIns(watch)
-    for _ in range(BURST):
+    for _ in range(FAILURE_BURST):
         assert refused(signins, "10.0.0.7") == 0
         signins.failed("10.0.0.7", "10.0.0.7:1")
     assert refused(signins, "10.0.0.7") == 1
@@ -40,8 +40,8 @@ def test_after_some_failures_there_is_one_try_a_second() -> None:
         watch.now += 0.001
         assert refused(signins, "10.0.0.7") == 0
         signins.failed("10.0.0.7", "10.0.0.7:1")
-    watch.now += BURST
-    for _ in range(BURST):
+    watch.now += FAILURE_BURST
+    for _ in range(FAILURE_BURST):
         assert refused(signins, "10.0.0.7") == 0
         signins.failed("10.0.0.7", "10.0.0.7:1")
     assert refused(signins, "10.0.0.7") > 0
