@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class GivenOptions:
-    """Options by name, in any case; an option that nobody takes is unknown."""
+    """Options by name, in any case; an option that is not taken is unknown."""
 
     def __init__(self, purpose: str, given: Mapping[str, str]) -> None:
         self._purpose = purpose
