@@ -734,9 +734,11 @@ class Queue(Committable):
         count = self.give_back(overdue)
         try:
             self.write_now()
-        except BaseException:
+        except BaseException as error:
             for xid, record in held:
                 reads.set_deadline(xid, record, now + _GIVE_BACK_RETRY)
+            if not isinstance(error, JournalError):
+                raise
             return 0
         return count
 

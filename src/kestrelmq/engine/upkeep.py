@@ -625,8 +625,8 @@ class Upkeep:
     def trim_memory(self) -> None:
         """Drop the newest items from memory, down to what the settings allow; keep them on disk.
 
-        Nobody knows where in the journal an item in memory stands. So the journal is rewritten,
-        and then it is known of every item in the new file. Everything must have been committed.
+        Positions in the journal are not recorded for items in memory. So the journal is rewritten:
+        then the position of every item in the new file is known. No change may be uncommitted.
         """
         self._trim_at = self._clock.monotonic()
         self.attend()

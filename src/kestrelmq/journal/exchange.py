@@ -34,7 +34,6 @@ from kestrelmq.journal.selection import SelectedQueue
 from kestrelmq.journal.walk import WINDOW
 from kestrelmq.names import queue_name_error
 
-_READ_BYTES: Final = 1 << 20
 _ROWS: Final = 4096
 _MEMORY_LIMIT: Final = 8 << 20
 
@@ -72,24 +71,10 @@ def rows(selected: SelectedQueue) -> Iterator[ExportRow]:
     for xid in sorted(state.open, reverse=True):
         state.unremove(xid)
     number = 0
-    while True:
-        records = [state.memory.popleft() for _ in range(min(len(state.memory), _ROWS))]
-        if not records and state.behind is not None and state.behind_items:
-            records = state.behind.read(selected.files, state.behind_items, _READ_BYTES)
-            state.behind_items -= len(records)
-        if not records:
-            break
-        for record in records:
-            yield ExportRow(
-                selected.queue,
-                number,
-                item_data(record),
-                item_add_time(record),
-                item_expiry(record),
-            )
-            number += 1
-    if state.behind is not None:
-        state.behind.close()
+    while (record := state.take()) is not None:
+        data, added, expiry = item_data(record), item_add_time(record), item_expiry(record)
+        yield ExportRow(selected.queue, number, data, added, expiry)
+        number += 1
 
 
 def to_json(row: ExportRow) -> str:
@@ -193,10 +178,9 @@ def _check_new(queue: str, existing: Mapping[str, QueueFiles]) -> None:
 
 def _make_loadable(directory: Directory, files: QueueFiles, clock: Clock) -> None:
     """Set a torn tail aside, because no file may follow it. Raises JournalError if damaged."""
-    if files.files:
-        loaded = load_queue(directory, files, _MEMORY_LIMIT, clock)
-        if loaded.state.behind is not None:
-            loaded.state.behind.close()
+    loaded = load_queue(directory, files, _MEMORY_LIMIT, clock)
+    if loaded.state.behind is not None:
+        loaded.state.behind.close()
 
 
 def _put_in_place(directory: Directory, files: QueueFiles, temporary: str, clock: Clock) -> None:
