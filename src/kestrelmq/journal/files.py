@@ -547,7 +547,7 @@ class DiskFile:
     def _hold(self, descriptor: int) -> None:
         self._descriptor = descriptor
         if self._files is not None:
-            self._files.opened(self)
+            self._files.add(self)
 
     def append(self, data: bytes) -> None:
         """Write all of `data` at the end, or raise OSError and leave the file as it was."""
@@ -644,7 +644,7 @@ class DiskFile:
                 self._cut(self._descriptor)
         self.release()
         if self._files is not None:
-            self._files.closed(self)
+            self._files.discard(self)
 
     @property
     def is_there(self) -> bool:
@@ -681,7 +681,7 @@ class DescriptorPool:
         self._files: OrderedDict[DiskFile, None] = OrderedDict()
         self._lock = Lock()
 
-    def opened(self, file: DiskFile) -> None:
+    def add(self, file: DiskFile) -> None:
         """Add `file`; one that was not used recently may have to give up its descriptor."""
         with self._lock:
             self._files[file] = None
@@ -721,13 +721,13 @@ class DescriptorPool:
         for file in files:
             # Not under the lock: the sync that this waits for may itself have to make room.
             file.release(wait=True)
-            self.closed(file)
+            self.discard(file)
 
     def _most(self) -> int:
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return self._limit if allowed == resource.RLIM_INFINITY else min(self._limit, allowed // 2)
 
-    def closed(self, file: DiskFile) -> None:
+    def discard(self, file: DiskFile) -> None:
         """Remove `file`."""
         with self._lock:
             self._files.pop(file, None)

@@ -119,7 +119,7 @@ def test_reads_that_come_and_go_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: int
 ) -> None:
     """Nobody knows where their items stand in the new file; a minute later all of it is done."""
-    monkeypatch.setattr(upkeep, "AT_ONCE", 0)
+    monkeypatch.setattr(upkeep, "INLINE_TRIM_LIMIT", 0)
     worker = HeldWorker()
     spool = Spool(tmp_path, worker)
     spool.grow(20)
@@ -153,7 +153,7 @@ def test_a_new_file_that_cannot_be_read(
     size: int | None,
 ) -> None:
     """Another program removed it, or cut it: memory holds what it held, and it is tried again."""
-    monkeypatch.setattr(upkeep, "AT_ONCE", 0)
+    monkeypatch.setattr(upkeep, "INLINE_TRIM_LIMIT", 0)
     worker = LateWorker()
     spool = Spool(tmp_path, worker)
     spool.grow(20)

@@ -127,7 +127,7 @@ def test_times_may_be_left_out() -> None:
         ('{"queue": "jobs", "data_base64": "/w"}', "padding"),
         ('{"queue": "jobs", "data_base64": "/wA=!"}', "Excess data"),
         ('{"queue": "jobs", "data": "\\ud800"}', "surrogates not allowed"),
-        ('{"queue": 5, "data": "x"}', "the queue is no text"),
+        ('{"queue": 5, "data": "x"}', "the queue name is not a string"),
         ('{"queue": "../evil", "data": "x"}', "queue name"),
         ('{"queue": "jobs", "data": "x", "add_time": 1.5}', "whole milliseconds"),
         ('{"queue": "jobs", "data": "x", "expiry": null}', "whole milliseconds"),
@@ -334,10 +334,10 @@ def test_a_parquet_file_of_others_needs_two_columns(tmp_path: Path) -> None:
     ("columns", "reason"),
     [
         ({"queue": ["a"]}, "row 1: memoryview"),
-        ({"data": ["x"]}, "row 1: the queue is no text"),
+        ({"data": ["x"]}, "row 1: the queue name is not a string"),
         ({"queue": ["a", "a"], "data": ["x", None]}, "row 2: memoryview"),
         ({"queue": ["../evil"], "data": ["x"]}, "row 1: "),
-        ({"queue": ["a"], "data": ["x"], "add_time": ["now"]}, "row 1: times are whole"),
+        ({"queue": ["a"], "data": ["x"], "add_time": ["now"]}, "row 1: times must be whole"),
     ],
 )
 def test_a_row_of_parquet_that_is_unusable_is_named(
