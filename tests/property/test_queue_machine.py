@@ -446,7 +446,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert isinstance(journal, FileJournal)
         assert upkeep_of_it is not None
         if not (self.worker or upkeep_of_it.waits):
-            assert journal.current_size <= self.config.max_memory_size
+            # Not of `self.config`: a queue that was deleted and made anew has the collection's.
+            assert journal.current_size <= self.queue.config.max_memory_size
 
     def teardown(self) -> None:
         """Stop cleanly, and compare every item on disk."""

@@ -493,6 +493,7 @@ class Queue(Committable):
             and not self.children
             and not self._closed
             and not self.journal.is_ending
+            and not self.journal.suspect
             and self._limits.max_age is None
             and not self._limits.fanout_only
         )

@@ -466,13 +466,13 @@ class Upkeep:
         # Let the next commit or tick decide what to do now.
         self.attend_at = self.attend_empty_at = 0
 
-    def _rotate(self) -> str | None:
+    def _rotate(self, *, cures: bool = False) -> str | None:
         """End the current file, see `FileJournal.end_file`; return the last rotated file's name.
 
         None: it failed, and will be tried again later.
         """
         try:
-            return self._journal.end_file(self._clock.now())
+            return self._journal.end_file(self._clock.now(), cures=cures)
         except OSError as error:
             self._failed("rotated", error, Idle())
             return None
@@ -498,7 +498,7 @@ class Upkeep:
     def _rewrite(self) -> None:
         journal, backlog, reads = self._journal, self._backlog, self._reads
         cures = journal.suspect
-        if self._rotate() is None:
+        if self._rotate(cures=cures) is None:
             return
         journal.rewrites += 1
         log.info("rewriting the journal of queue %s, %d bytes", self._name, journal.size)

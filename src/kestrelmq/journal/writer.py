@@ -33,6 +33,7 @@ _PIECE: Final = 128 << 10
 """Bytes that are written in a small fraction of a millisecond."""
 _LARGE: Final = 1 << 20
 """Bytes from which on a file takes noticeable time to free."""
+_SUSPECT: Final = "an earlier sync failed; the journal is being rewritten"
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +225,7 @@ class FileJournal:
         with self._lock:
             names_changed, self._names_changed = self._names_changed, False
         if self.suspect:
-            raise OSError("an earlier sync failed; the journal is being rewritten")
+            raise OSError(_SUSPECT)
         try:
             self.sync_current()
             if names_changed:
@@ -264,7 +265,7 @@ class FileJournal:
     def probe(self, now: int) -> None:
         """Test the disk: write and remove a small file. Raises OSError."""
         if self.suspect:
-            raise OSError("an earlier sync failed; the journal is being rewritten")
+            raise OSError(_SUSPECT)
         if self._current is not None:
             self._current.cut_failed_write()
             self.is_torn = self._current.is_torn
@@ -278,15 +279,18 @@ class FileJournal:
 
     # --- rotating ---
 
-    def end_file(self, now: int) -> str:
+    def end_file(self, now: int, *, cures: bool = False) -> str:
         """Make all existing content part of rotated files; return the name of the last of those.
 
-        Rotates the current file, unless it is empty and follows a rotated one. Raises OSError.
+        Rotates the current file, unless it is empty and follows a rotated one.
+
+        Raises:
+            OSError: as `rotate`.
         """
         self.rotated_ahead = 0
         if self.sizes and not self.current_size:
             return list(self.sizes)[-1]
-        return self.rotate(now)
+        return self.rotate(now, cures=cures)
 
     def write_ahead(self, name: str, record: bytes, pause: Pause) -> None:
         """Write `record` to a new file that is not part of the journal yet; from any thread.
@@ -321,7 +325,7 @@ class FileJournal:
         with contextlib.suppress(OSError):
             self.directory.remove(name)
 
-    def rotate(self, now: int, next_file: str | None = None) -> str:
+    def rotate(self, now: int, next_file: str | None = None, *, cures: bool = False) -> str:
         """Begin a new current file; return the new name of the one that was current until now.
 
         The `unsynced` part of the old file is forced to disk first: only the last file of a queue
@@ -333,6 +337,9 @@ class FileJournal:
                 back.
             next_file: a file that `write_ahead` made. It becomes the current one, and its record
                 comes after all others.
+            cures: whether all rotated files are about to be replaced. Only then may a `suspect`
+                journal be rotated: what the failed sync should have covered may be missing after
+                a power loss, and records in a later file would then stand behind a gap.
 
         Raises:
             OSError: the journal continues in its current file, whose name may have changed.
@@ -340,6 +347,8 @@ class FileJournal:
         current = self._current
         if current is None:
             raise OSError("the journal is closed")
+        if self.suspect and not cures:
+            raise OSError(_SUSPECT)
         if self.is_ending:
             raise OSError("the queue is being deleted")
         current.cut_failed_write()
@@ -384,7 +393,7 @@ class FileJournal:
         """Sync the `unsynced` part of the current file. Raises OSError."""
         if not self.unsynced:
             return
-        # A suspect journal is rewritten, and that needs a rotation, even if syncs keep failing.
+        # A suspect journal is rotated to be rewritten, even if syncs keep failing.
         was_suspect = self.suspect
         try:
             self.sync_current()

@@ -9,8 +9,10 @@ from kestrelmq.engine import upkeep
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import item, item_data
+from kestrelmq.journal.writer import FileJournal
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.testing.queues import items_on_disk
 from kestrelmq.testing.recording import Append, RecordingDirectory, Rename, SyncFile
 from kestrelmq.testing.worker import HeldWorker, LateWorker
 from tests.support.crash_sites import function
@@ -170,3 +172,29 @@ def test_a_deletion_that_fails_leaves_the_queue(tmp_path: Path) -> None:
     }
     again.close()
     assert found == {f"jobs{step}": [b"one", b"two"] for step in range(5)}
+
+
+def test_a_journal_whose_sync_failed_is_rotated_only_to_be_replaced(tmp_path: Path) -> None:
+    """A power loss may take what was to be synced, and with it the end of a rotated file."""
+    directory = CrashingDirectory.within(tmp_path)
+    collection = opened(directory)
+    queue = collection.obtain("jobs")
+    queue.add(b"one")
+    assert not collection.commits.commit()
+    directory.fail = lambda point: point.startswith("sync")
+    with pytest.raises(OSError, match="No space left"):
+        queue.sync()
+    directory.fail = lambda _point: False
+    journal = queue.journal
+    assert isinstance(journal, FileJournal)
+    with pytest.raises(OSError, match="an earlier sync failed"):
+        journal.end_file(0)
+    assert not journal.sizes
+    queue.tick()
+    assert (journal.rewrites, journal.suspect) == (1, False)
+    queue.add(b"two")
+    assert not collection.commits.commit()
+    journal.end_file(0)
+    assert len(journal.sizes) == 2
+    collection.close()
+    assert items_on_disk(directory.path) == [b"one", b"two"]

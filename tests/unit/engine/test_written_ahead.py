@@ -12,7 +12,8 @@ from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.records import item, item_data
 from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
+from kestrelmq.testing.queues import items_on_disk
 
 pytestmark = pytest.mark.compiled
 
@@ -227,3 +228,30 @@ def test_two_queues_of_one_name_begin_different_files(
     first = collection.obtain("jobs").new_file_name()
     collection.delete("jobs")
     assert collection.obtain("jobs").new_file_name() != first
+
+
+@pytest.mark.parametrize("loss", CrashLoss)
+def test_behind_a_sync_that_failed_nothing_is_in_another_file(
+    tmp_path: Path, collection: QueueCollection, directory: CrashingDirectory, loss: CrashLoss
+) -> None:
+    """A power loss may take what was to be synced: a later file must not be there without it."""
+    queue = collection.obtain("jobs")
+    queue.add(b"first")
+    assert not collection.commits.commit()
+    queue.sync()
+    record, file = begin(queue, b"large")
+    for data in (b"second", b"third"):
+        queue.add(data)
+        assert not collection.commits.commit()
+    directory.fail = lambda point: point.startswith("sync")
+    with pytest.raises(OSError, match="No space left"):
+        queue.sync()
+    directory.fail = lambda _point: False
+    assert not queue.can_write_ahead
+    assert queue.add_written_ahead(record, file)
+    assert not collection.commits.commit()
+    assert [item_data(one) for one in queue.browse(9)] == [b"first", b"second", b"third", b"large"]
+    directory.survive(loss, tmp_path / "survived")
+    found = items_on_disk(tmp_path / "survived")
+    assert found == [b"first", b"second", b"third", b"large"][: len(found)]
+    assert found
