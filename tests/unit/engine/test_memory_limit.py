@@ -165,7 +165,9 @@ def test_a_new_file_that_cannot_be_read(
     renamed = pack.with_suffix("")
     (renamed if renamed.exists() else pack).write_bytes(whole)
     assert spool.held() == (20, 200, False)
-    assert any("queue jobs still holds more in memory: " in text for text in caplog.messages)
+    assert any(
+        "queue jobs holds more than max_memory_size in memory" in text for text in caplog.messages
+    )
     for _ in range(4):
         while worker.step():
             pass
