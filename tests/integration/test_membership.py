@@ -164,9 +164,23 @@ async def test_a_looser_status_is_enforced_before_the_set_is_joined(
 ) -> None:
     """A reader that finds the server is served."""
     server = await start(Status.QUIESCENT)
+    allowed: dict[str, tuple[bool, bool]] = {}
+
+    def watch(kind: str) -> None:
+        def changed(children: list[str]) -> None:
+            if children:
+                allowed.setdefault(
+                    kind, (server.status.reads_allowed, server.status.writes_allowed)
+                )
+
+        observer.ensure_path(f"{PREFIX}/{kind}")
+        observer.ChildrenWatch(f"{PREFIX}/{kind}", changed)
+
+    watch("read")
+    watch("write")
     server.status.set(Status.UP)
-    assert (server.status.reads_allowed, server.status.writes_allowed) == (True, True)
-    assert sizes(observer) == (0, 0)
+    await until(lambda: len(allowed) == 2)
+    assert allowed == {"read": (True, True), "write": (True, True)}
     await until(lambda: server.membership.agrees)
     assert sizes(observer) == (1, 1)
 
