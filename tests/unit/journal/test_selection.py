@@ -6,12 +6,13 @@ import pytest
 
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.dump import entries
-from kestrelmq.journal.selection import select, steady
+from kestrelmq.journal.selection import SelectedQueue, select, steady, whole_queues
 from kestrelmq.journal.verify import verify
 
 
 def spool(tmp_path: Path) -> Path:
     """Return a queue path with one queue in two files."""
+    tmp_path.mkdir(exist_ok=True)
     for name in ("jobs.1", "jobs"):
         (tmp_path / name).touch()
     return tmp_path
@@ -62,3 +63,52 @@ def test_a_copy_under_another_name(tmp_path: Path, name: str) -> None:
         pass
     assert verify(one).operations == {1: 1}
     assert [type(entry.record).__name__ for entry in entries(one)] == ["Remove"]
+
+
+def test_a_file_of_others_that_is_not_there_is_told_as_it_is(tmp_path: Path) -> None:
+    """No server replaced it: it is, say, where an export was to go."""
+    (one,) = select([spool(tmp_path / "queues")])
+    with pytest.raises(FileNotFoundError, match=r"items\.jsonl"), steady(one):
+        (tmp_path / "missing" / "items.jsonl").write_text("")
+
+
+def names(selected: list[SelectedQueue]) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the queues that were selected, and their files."""
+    return [(one.queue, one.files) for one in selected]
+
+
+def test_queues_are_selected_by_name(tmp_path: Path) -> None:
+    """In the order of their names; one that is not there is an error, which names it."""
+    path = spool(tmp_path / "queues")
+    for name in ("other", "third", "jobs.1~~torn-5", "jobs~~next-7"):
+        (path / name).touch()
+    jobs = ("jobs", ("jobs.1", "jobs"))
+    assert names(select([path])) == [jobs, ("other", ("other",)), ("third", ("third",))]
+    assert names(select([path], ["third", "jobs"])) == [jobs, ("third", ("third",))]
+    with pytest.raises(JournalError, match="no journal of queue missing, none there"):
+        select([path], ["none", "jobs", "missing"])
+
+
+def test_a_file_is_selected_alone(tmp_path: Path) -> None:
+    """Of all the queues in its directory it is one's; that one can be had whole, but once."""
+    path = spool(tmp_path / "queues")
+    (path / "other").touch()
+    (path / "jobs.1").write_bytes(b"\x01" * 5)
+    (path / "jobs").write_bytes(b"\x01")
+    files = select([path / "jobs.1", path / "jobs", path / "other"])
+    assert names(files) == [
+        ("jobs", ("jobs.1",)),
+        ("jobs", ("jobs",)),
+        ("other", ("other",)),
+    ]
+    assert [one.size for one in files] == [5, 1, 0]
+    assert [one.is_last(one.files[0]) for one in files] == [False, True, True]
+    whole = whole_queues(files)
+    assert names(whole) == [("jobs", ("jobs.1", "jobs")), ("other", ("other",))]
+    assert [one.size for one in whole] == [6, 0]
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    """It is neither a file nor a directory."""
+    with pytest.raises(JournalError, match=r"missing: there is no such file or directory"):
+        select([spool(tmp_path), tmp_path / "missing"])
