@@ -218,17 +218,15 @@ class Walk(Generic[Found_co]):
     def _is_cut_continue(self, position: int) -> bool:
         """Whether what reads as a STATE_DUMP is a CONTINUE that the end of the file cuts short."""
         is_cut = is_cut_continue(self._buffer, position, len(self._buffer))
-        return self._names_xids(position) if is_cut is None else is_cut
+        return self._names_xids() if is_cut is None else is_cut
 
-    def _names_xids(self, end: int) -> bool:
-        """Whether the last tentative remove before `end` names its xid, as Kestrel 2.x does."""
+    def _names_xids(self) -> bool:
+        """Whether the last tentative remove says its xid, as Kestrel 2.x does."""
         opcode = REMOVE_TENTATIVE
-        for batch, stopped in _whole(self._buffer, find_records, self._begin, self._step):
+        for batch, _ in _whole(self._buffer, find_records, self._begin, self._step):
             for start in () if batch.is_added else batch.starts:
                 if self._buffer[start] in {REMOVE_TENTATIVE, REMOVE_TENTATIVE_XID}:
                     opcode = self._buffer[start]
-            if stopped == end:
-                break
         return opcode == REMOVE_TENTATIVE_XID
 
     def _is_zeros(self, position: int) -> bool:

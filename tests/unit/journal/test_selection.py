@@ -85,7 +85,7 @@ def test_queues_are_selected_by_name(tmp_path: Path) -> None:
     jobs = ("jobs", ("jobs.1", "jobs"))
     assert names(select([path])) == [jobs, ("other", ("other",)), ("third", ("third",))]
     assert names(select([path], ["third", "jobs"])) == [jobs, ("third", ("third",))]
-    with pytest.raises(JournalError, match="no journal of queue missing, none there"):
+    with pytest.raises(JournalError, match="there is no journal of queue missing, none"):
         select([path], ["none", "jobs", "missing"])
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.journal.files import mapped
-from kestrelmq.journal.records import AddX, Continue, RemoveTentativeXid, encode
+from kestrelmq.journal.records import AddX, Continue, RemoveTentative, RemoveTentativeXid, encode
 from kestrelmq.journal.walk import WINDOW, EndKind, Walk, find_records
 from kestrelmq.testing.journals import journal
 
@@ -56,13 +56,14 @@ def resident(file: Path) -> int:
 
 
 def test_a_second_look_at_a_long_file_holds_little_of_it(tmp_path: Path) -> None:
-    """Whether its last bytes are a torn CONTINUE, an earlier record tells: the dialect's.
+    """Whether its last bytes are a torn CONTINUE, the last tentative remove tells.
 
     Both looks give back what they have seen: a map of a long journal would fill the memory.
     """
     sizes = [size for _ in range(4000) for size in (3000, 3001, 3002)]
+    items = [AddX(NOW, 0, bytes([1]) * size) for size in sizes]
     whole = (
-        journal(RemoveTentativeXid(1), *(AddX(NOW, 0, bytes([1]) * size) for size in sizes))
+        journal(RemoveTentative(), *items, RemoveTentativeXid(1))
         + encode(Continue(1, NOW, 0, b"torn"))[:12]
     )
     file = tmp_path / "jobs"
@@ -78,7 +79,7 @@ def test_a_second_look_at_a_long_file_holds_little_of_it(tmp_path: Path) -> None
             return WINDOW
 
         walk = Walk(buffer, find_records, last=True, step=step, path=file)
-        assert sum(len(batch.starts) for batch in walk.batches()) == len(sizes) + 1
+        assert sum(len(batch.starts) for batch in walk.batches()) == len(items) + 2
     assert (walk.end.kind, walk.end.position) == (EndKind.TORN, len(whole) - 12)
     assert positions.count(0) == 2  # two looks from the beginning
     assert len(whole) > 32 << 20
