@@ -96,16 +96,26 @@ def open_read_records(
 
 
 def in_pieces(records: Iterable[bytes]) -> Iterator[bytes]:
-    """Join records into pieces of about `PIECE` bytes."""
+    """Join records to pieces of about `PIECE` bytes; a longer record is one by itself."""
     source = iter(records)
     count = 64
     while batch := list(islice(source, count)):
-        piece = b"".join(batch)
-        yield piece
-        if len(piece) < PIECE // 2 and count < 4096:
+        size = sum(map(len, batch))
+        yield from _joined(batch, size)
+        if size < PIECE // 2 and count < 4096:
             count *= 2
-        elif len(piece) > PIECE and count > 1:
+        elif size > PIECE and count > 1:
             count //= 2
+
+
+def _joined(batch: Sequence[bytes], size: int) -> Iterator[bytes]:
+    """Join records of together `size` bytes; in halves, as long as they are too many."""
+    if size <= 2 * PIECE or len(batch) == 1:
+        yield b"".join(batch)
+        return
+    half = len(batch) // 2
+    for part in (batch[:half], batch[half:]):
+        yield from _joined(part, sum(map(len, part)))
 
 
 class ReplacementCancelled(Exception):  # noqa: N818 # says what it is
