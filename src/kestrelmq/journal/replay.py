@@ -238,7 +238,7 @@ class Replay:
                     self.dialect = "kestrel-2"
                 elif opcode in _ADDING:
                     item = added_item(buffer, start, stop)
-                    if item is not None:
+                    if item is not None:  # pragma: no branch: a walk hands in no STATE_DUMP
                         self._add(item, start)
                 apply(self, opcode, record_xid(buffer, start))
             start = stop

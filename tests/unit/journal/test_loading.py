@@ -9,7 +9,7 @@ import pytest
 
 from kestrelmq.errors import DamagedJournal, QueuePathLocked
 from kestrelmq.journal.files import DiskDirectory, QueuePathLock
-from kestrelmq.journal.loading import load_queue
+from kestrelmq.journal.loading import load_queue, remove_left_over
 from kestrelmq.journal.names import QueueFiles, group_files
 from kestrelmq.journal.records import (
     Add,
@@ -28,6 +28,7 @@ from kestrelmq.journal.records import (
     item_data,
 )
 from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.journals import journal
 
 pytestmark = pytest.mark.compiled
@@ -267,6 +268,41 @@ def test_what_was_set_aside_before_is_kept(tmp_path: Path) -> None:
         (tmp_path / f"q.{NOW}").unlink()
     assert (tmp_path / f"q~~torn-{NOW}").read_bytes() == b"\x02\x15"
     assert (tmp_path / f"q~~torn-{NOW + 1}").read_bytes() == b"\x02\x16"
+
+
+def test_a_temporary_that_cannot_be_removed_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It means nothing: the log says so, the others go, and the server starts."""
+    directory = CrashingDirectory.within(tmp_path)
+    for name in ("gone~~next-1", "stays~~pack-2", "too~~delete-3"):
+        (directory.path / name).touch()
+    directory.fail = lambda point: point == "remove stays~~pack-2"
+    remove_left_over(directory, group_files(directory.names()).dead)
+    assert directory.names() == ["stays~~pack-2"]
+    assert "stays~~pack-2 cannot be removed: [Errno 28] No space left on device" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("files", "created"),
+    [
+        ({"q": b""}, NOW),
+        ({"q": encode(AddX(NOW - 500, 0, b"first"))}, NOW - 500),
+        ({f"q.{NOW - 700}": b"", "q": encode(AddX(NOW - 900, 0, b"later"))}, NOW - 700),
+        ({f"q.{NOW - 700}.pack": encode(AddX(NOW - 900, 0, b"old"))}, NOW - 900),
+        ({"q.5": encode(AddX(5, 0, b"no clock was set"))}, NOW),
+        ({"q.9999999999999": b"", "q": b""}, NOW),
+    ],
+)
+def test_when_a_queue_came_into_being(
+    tmp_path: Path, files: dict[str, bytes], created: int
+) -> None:
+    """The earliest of what its files tell, as far as that may be; at the latest now."""
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    directory = DiskDirectory(tmp_path)
+    found = group_files(directory.names()).queues["q"]
+    assert load_queue(directory, found, None, FakeClock(NOW)).created == created
 
 
 # --- beside queues that serve ---

@@ -121,7 +121,7 @@ def test_files_that_hold_something_else_are_not_replaced(
         list(source.pieces(no_pause))
 
 
-@pytest.mark.parametrize("first", [0, 7])
+@pytest.mark.parametrize("first", [0, 7, 8])
 def test_a_file_that_is_cut_short_meanwhile_is_not_replaced(tmp_path: Path, first: int) -> None:
     """What was counted in it is not there any more: an error, and not a shorter queue."""
     write(tmp_path, *added(*range(8)))

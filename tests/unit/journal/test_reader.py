@@ -79,3 +79,43 @@ def test_what_comes_before_damage_is_not_lost(tmp_path: Path) -> None:
     with pytest.raises(DamagedJournal):
         reader.read(files, 5000, 1 << 30)
     reader.close()
+
+
+def test_damage_behind_records_of_many_sizes(tmp_path: Path) -> None:
+    """What comes before it in what is read together is handed out first."""
+    items = [item(number, 0, b"x" * number) for number in range(5)]
+    files = write(tmp_path, b"".join(items) + b"\xff" + FIRST)
+    reader = JournalReader(tmp_path, files[0], 0)
+    assert reader.read(files, 100, 1 << 30) == items
+    with pytest.raises(DamagedJournal, match=r"jobs\.1: damaged at byte 115"):
+        reader.read(files, 100, 1 << 30)
+    reader.close()
+
+
+@pytest.mark.parametrize("cut", [1, 4, 9, 21])
+def test_an_item_that_is_still_being_written_is_not_read(tmp_path: Path, cut: int) -> None:
+    """Neither as items nor as damage; when all of it is there, it is."""
+    files = write(tmp_path, FIRST + FIRST[:cut])
+    reader = JournalReader(tmp_path, files[0], 0)
+    assert reader.read(files, 5, 1 << 30) == [FIRST]
+    assert reader.read(files, 5, 1 << 30) == []
+    with (tmp_path / files[0]).open("ab") as file:
+        file.write(FIRST[cut:])
+    assert reader.read(files, 5, 1 << 30) == [FIRST]
+    reader.close()
+
+
+@pytest.mark.parametrize("sizes", [[8] * 3000, [*range(200)] * 3, [5] * 20 + [7] * 3])
+@pytest.mark.parametrize("read", [0, 1, 100])
+def test_items_are_passed_over(tmp_path: Path, sizes: list[int], read: int) -> None:
+    """As many as are asked for, or as there are; also when some were read together already."""
+    items = [item(number, 0, b"x" * size) for number, size in enumerate(sizes)]
+    files = write(tmp_path, b"".join(items[:-1]), items[-1])
+    left = items[read:]
+    for count in (0, 1, len(left) - 2, len(left), len(left) + 5):
+        reader = JournalReader(tmp_path, files[0], 0)
+        reader.read(files, read, 1 << 30)
+        expected = max(0, min(count, len(left)))
+        assert reader.skip(files, max(0, count)) == expected
+        assert reader.read(files, 1, 1) == left[expected : expected + 1]
+        reader.close()

@@ -8,6 +8,7 @@ from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import (
     MAX_XID,
     MIN_XID,
+    REMOVE,
     Add,
     AddX,
     AddXid,
@@ -24,7 +25,7 @@ from kestrelmq.journal.records import (
     item_data,
     item_expiry,
 )
-from kestrelmq.journal.replay import Replay
+from kestrelmq.journal.replay import Replay, apply
 from kestrelmq.journal.walk import Walk, find_records
 from kestrelmq.testing.journals import journal
 
@@ -281,3 +282,16 @@ def test_limit_without_a_reader() -> None:
     state = Replay(1)
     with pytest.raises(ValueError, match="reader"):
         feed(state, encode(add("a")) + encode(add("b")))
+
+
+def test_a_remove_folded_by_the_common_rules_takes_the_head() -> None:
+    """Spark folds with the same ones; from an empty queue a remove takes nothing."""
+    content = journal("a", "b")
+    state = Replay()
+    state.feed(content, [0, 22], len(content))
+    apply(state, REMOVE, 0)
+    assert [item_data(one) for one in state.memory] == [b"b"]
+    assert (state.items, state.size) == (1, 1)
+    for _ in range(2):
+        apply(state, REMOVE, 0)
+    assert (state.items, state.size, state.open) == (0, 0, {})

@@ -26,7 +26,8 @@ def test_a_run_ends_where_a_record_differs(count: int, size: int, after: bytes) 
     expected = (count, size + 21) if count else (0, 0)
     if not count and after[:1] == b"\x02" and len(after) > 20:
         expected = (1, len(after))
-    assert uniform_run(buffer, 1, len(buffer)) == expected
+    for kind in (bytes, bytearray, memoryview):
+        assert uniform_run(kind(buffer), 1, len(buffer)) == expected
     assert uniform_run(buffer, 1, len(buffer) - len(after) - 1)[0] == max(0, count - 1)
 
 
