@@ -1,0 +1,194 @@
+"""The files of one queue as they are written: rotations, syncs and removals that go wrong."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.clock import no_pause
+from kestrelmq.journal.files import DiskDirectory, DiskFile, UnnamedFiles
+from kestrelmq.journal.writer import FileJournal
+from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.testing.journals import journal
+from kestrelmq.testing.queues import items_on_disk
+from kestrelmq.testing.real import RealFile
+from tests.support.descriptors import open_below
+
+pytestmark = pytest.mark.compiled
+
+NOW = 1_700_000_000_000
+FIRST, SECOND = journal("first"), journal("second")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> CrashingDirectory:
+    """Return a directory that fails on demand."""
+    return CrashingDirectory.within(tmp_path)
+
+
+@pytest.fixture
+def written(directory: CrashingDirectory) -> FileJournal:
+    """Return an open journal with one item that is not synced."""
+    one = FileJournal(directory, "jobs", {})
+    one.open()
+    one.append(FIRST)
+    return one
+
+
+def failing(word: str) -> Callable[[str], bool]:
+    """Return what lets all steps fail that begin with `word`."""
+    return lambda point: point.startswith(word)
+
+
+def test_a_closed_journal_takes_nothing(directory: CrashingDirectory, written: FileJournal) -> None:
+    """To append or rotate is an error; there is nothing to sync, and the disk can be tried."""
+    written.close()
+    with pytest.raises(OSError, match="the journal is closed"):
+        written.append(SECOND)
+    with pytest.raises(OSError, match="the journal is closed"):
+        written.rotate(NOW)
+    written.sync_current()
+    written.probe(NOW)
+    directory.fail = failing("append")
+    with pytest.raises(OSError, match="No space left"):
+        written.probe(NOW)
+    assert {name: (directory.path / name).read_bytes() for name in directory.names()} == {
+        "jobs": FIRST
+    }
+
+
+def test_a_queue_that_is_deleted_begins_no_file(
+    directory: CrashingDirectory, written: FileJournal
+) -> None:
+    """It goes on in the one that it has; a new queue may have the name already."""
+    removal = written.begin_removal(NOW)
+    written.append(SECOND)
+    with pytest.raises(OSError, match="the queue is being deleted"):
+        written.rotate(NOW + 1)
+    assert directory.names() == [f"jobs.{NOW}"]
+    removal.replace(no_pause)
+    written.close()
+    removal.remove(UnnamedFiles(), no_pause)
+    assert directory.names() == []
+
+
+def test_a_queue_whose_rotation_failed_half_way_is_deleted_whole(
+    directory: CrashingDirectory, written: FileJournal
+) -> None:
+    """Its current file has the name of a rotated one already, and is renamed no more."""
+    directory.fail = failing("rename jobs~~")
+    with pytest.raises(OSError, match="No space left"):
+        written.rotate(NOW)
+    assert written.current_name == f"jobs.{NOW}"
+    directory.fail = lambda _point: False
+    written.append(SECOND)
+    removal = written.begin_removal(NOW + 5)
+    assert directory.names() == [f"jobs.{NOW}"]
+    removal.replace(no_pause)
+    written.close()
+    removal.remove(UnnamedFiles(), no_pause)
+    assert directory.names() == []
+
+
+def test_files_of_a_deleted_queue_that_cannot_be_removed_mean_nothing(
+    directory: CrashingDirectory, written: FileJournal, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says that they stay; they are gone after the next start."""
+    removal = written.begin_removal(NOW)
+    removal.replace(no_pause)
+    written.close()
+    directory.fail = failing("remove")
+    removal.remove(UnnamedFiles(), no_pause)
+    told = "queue jobs is deleted, but not all of its files: [Errno 28] No space left on device"
+    assert told in caplog.text
+    assert sorted(directory.names()) == [f"jobs.{NOW}", f"jobs.{NOW}.pack"]
+    assert items_on_disk(directory.path) == []
+
+
+def test_records_that_need_a_new_file_are_written_whole_or_not(
+    directory: CrashingDirectory, written: FileJournal
+) -> None:
+    """When they cannot become the current file, none of them stays, nor does a temporary."""
+    directory.fail = failing("rename")
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            written.append_to_new_file(SECOND, f"jobs~~next-{NOW}", NOW)
+        assert directory.names() == ["jobs"]
+    directory.fail = lambda _point: False
+    written.append_to_new_file(SECOND, f"jobs~~next-{NOW}", NOW)
+    written.close()
+    assert sorted(directory.names()) == ["jobs", f"jobs.{NOW}"]
+    assert items_on_disk(directory.path) == [b"first", b"second"]
+
+
+def test_a_suspect_journal_goes_on_in_a_new_file(
+    directory: CrashingDirectory, written: FileJournal
+) -> None:
+    """What its old file lost is written anew there; another failing sync of that is no matter."""
+    directory.fail = failing("sync jobs")
+    with pytest.raises(OSError, match="No space left"):
+        written.rotate(NOW)
+    assert written.suspect
+    assert directory.names() == ["jobs"]
+    assert written.rotate(NOW) == f"jobs.{NOW}"
+    assert sorted(directory.names()) == ["jobs", f"jobs.{NOW}"]
+    with pytest.raises(OSError, match="an earlier sync failed"):
+        written.sync()
+    with pytest.raises(OSError, match="an earlier sync failed"):
+        written.probe(NOW)
+    written.close()
+
+
+class WatchedFile(RealFile):
+    """A file on disk; something is done before its first sync, as by another thread."""
+
+    def __init__(self, file: DiskFile, before: Callable[[], object]) -> None:
+        super().__init__(file)
+        self._before = before
+        self._is_first = True
+
+    def append(self, data: bytes) -> None:
+        """Write all of `data`."""
+        self.file.append(data)
+
+    def sync(self) -> None:
+        """Force it to disk."""
+        if self._is_first:
+            self._is_first = False
+            self._before()
+        self.file.sync()
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_file_that_is_rotated_during_its_sync(
+    directory: CrashingDirectory, monkeypatch: pytest.MonkeyPatch, *, is_packed: bool
+) -> None:
+    """The sync of a thread says nothing of the new file, and does not fail with the old one gone.
+
+    The rotation has synced the old file itself; a pack may have taken its place since.
+    """
+
+    def rotate() -> None:
+        rotated = one.rotate(NOW)
+        one.append(SECOND)
+        if is_packed:
+            disk.remove(rotated)
+
+    disk = DiskDirectory(directory.path)
+    monkeypatch.setattr(
+        directory, "append_to", lambda name: WatchedFile(disk.append_to(name), rotate)
+    )
+    for step in ("rename", "remove"):
+        monkeypatch.setattr(directory, step, getattr(disk, step))
+    one = FileJournal(directory, "jobs", {})
+    one.open()
+    monkeypatch.setattr(directory, "append_to", disk.append_to)
+    one.append(FIRST)
+    one.sync_current()
+    assert list(one.sizes) == [f"jobs.{NOW}"]
+    assert not one.suspect
+    assert one.unsynced == len(SECOND)
+    one.sync_current()
+    assert one.unsynced == 0
+    one.close()
+    assert open_below(directory.path) == []
