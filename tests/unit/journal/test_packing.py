@@ -196,7 +196,7 @@ def test_what_was_named_is_not_written_again(tmp_path: Path) -> None:
 def test_only_rotated_files_are_replaced(tmp_path: Path, last: str) -> None:
     """The current file changes, and the pack of a file without a time would have no name."""
     source = MemorySource("documented", 0, [], [])
-    with pytest.raises(ValueError, match=f"{last} is no rotated file"):
+    with pytest.raises(ValueError, match=f"{last} is not a rotated file"):
         Replacement(DiskDirectory(tmp_path), "jobs", ["jobs.1", last], source)
 
 
