@@ -110,7 +110,9 @@ def test_reads_that_are_overdue_together_come_back_oldest_first(tmp_path: Path) 
     disk.close()
 
 
-def test_a_read_that_is_over_does_not_come_back(tmp_path: Path) -> None:
+def test_a_read_that_is_over_does_not_come_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """When its time would be up; one that was extended comes back later."""
     disk = Disk(tmp_path, open_transaction_timeout=5)
     done, extended = disk.opened("jobs", 2)
@@ -124,6 +126,7 @@ def test_a_read_that_is_over_does_not_come_back(tmp_path: Path) -> None:
         disk.commit()
         assert disk.items() == expected
     assert not disk.collection.commits.needs_timer
+    assert caplog.messages == []
     disk.close()
 
 

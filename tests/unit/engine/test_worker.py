@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Event, Thread
+from weakref import finalize
 
 import pytest
 
@@ -59,6 +60,32 @@ def test_millions_of_items_are_freed_bit_by_bit() -> None:
     worker.close()
     assert (len(first), len(second)) == (0, 0)
     assert len(lengths) > 40
+
+
+def test_jobs_that_wait_when_it_is_closed_are_given_up() -> None:
+    """Nobody hears of them; the one that runs is finished."""
+    reports: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    seen: list[object] = []
+    begun, given_up = Event(), Event()
+    worker = ThreadWorker(reports.put)
+
+    def run(_pause: Pause) -> None:
+        begun.set()
+        seen.append(given_up.wait(LONG))
+
+    def waits(_pause: Pause) -> None:
+        seen.append("waits")
+
+    worker.run(run, seen.append)
+    assert begun.wait(LONG)
+    finalize(waits, given_up.set)  # the executor drops it when it comes to the one after it
+    worker.run(waits, seen.append)
+    worker.run(lambda _pause: seen.append("waits, too"), seen.append)
+    del waits
+    worker.close()
+    reports.get(timeout=LONG)()
+    assert seen == [True, None]
+    assert reports.empty()
 
 
 def test_a_job_for_which_there_is_no_thread_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
