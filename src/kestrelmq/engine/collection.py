@@ -153,6 +153,7 @@ class QueueCollection:
                     found.journal.open()
                 found.configure(effective_settings(self.config, name))
             except (JournalError, OSError) as error:
+                found.close()
                 found = _cannot_be_loaded(name, error)
         if isinstance(found, Queue):
             self._register(found)

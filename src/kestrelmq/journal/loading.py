@@ -104,23 +104,28 @@ def load_queue(
     progress = _Progress(directory, queue_files, clock, pace)
     sizes: dict[str, int] = {}
     kind = EndKind.WHOLE
-    for index, name in enumerate(files):
-        sizes[name], kind = _replay_file(
-            directory, state, files[: index + 1], clock, progress, last=index + 1 == len(files)
-        )
-        progress.end(sizes[name])
-    dialect = state.dialect if queue_files.has_current else None
-    ends = queue_files.has_current and kind is not EndKind.WHOLE
-    if ends:
-        sizes[_rotate(directory, queue_files, state, clock)] = sizes.pop(queue_files.queue)
-        dialect = None
-    # The next current file must not reach the disk before the end of the last one.
-    if ends or kind is EndKind.TORN:
-        name, size = list(sizes.items())[-1]
-        directory.truncate(name, size)  # forces it to disk as well
-    elif files and not queue_files.has_current:
-        directory.sync_file(files[-1])
-    sizes.pop(queue_files.queue, None)
+    try:
+        for index, name in enumerate(files):
+            sizes[name], kind = _replay_file(
+                directory, state, files[: index + 1], clock, progress, last=index + 1 == len(files)
+            )
+            progress.end(sizes[name])
+        dialect = state.dialect if queue_files.has_current else None
+        ends = queue_files.has_current and kind is not EndKind.WHOLE
+        if ends:
+            sizes[_rotate(directory, queue_files, state, clock)] = sizes.pop(queue_files.queue)
+            dialect = None
+        # The next current file must not reach the disk before the end of the last one.
+        if ends or kind is EndKind.TORN:
+            name, size = list(sizes.items())[-1]
+            directory.truncate(name, size)  # forces it to disk as well
+        elif files and not queue_files.has_current:
+            directory.sync_file(files[-1])
+        sizes.pop(queue_files.queue, None)
+    except BaseException:
+        if state.behind is not None:
+            state.behind.close()
+        raise
     return LoadedQueue(state, FileJournal(directory, queue_files.queue, sizes, dialect), created)
 
 

@@ -92,6 +92,7 @@ def test_a_sync_that_was_given_up_disturbs_nothing_that_came_later(tmp_path: Pat
     spool.collection.tick()
     assert len(spool.held) == 2
     spool.finish()
+    assert spool.queue().journal.rewrites == 1
     assert spool.queue().journal.size == sum(spool.journals().values())
     assert not [name for name in spool.journals() if name.endswith(".pack")]
     spool.close()

@@ -12,6 +12,7 @@ from kestrelmq.journal.files import DiskDirectory, QueuePathLock
 from kestrelmq.journal.loading import load_queue, remove_left_over
 from kestrelmq.journal.names import QueueFiles, group_files
 from kestrelmq.journal.records import (
+    REMOVE_RECORD,
     Add,
     AddX,
     AddXid,
@@ -30,6 +31,7 @@ from kestrelmq.journal.records import (
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.journals import journal
+from tests.support.open_files import open_files
 
 pytestmark = pytest.mark.compiled
 
@@ -342,6 +344,15 @@ def test_loading_pauses_and_can_be_stopped(tmp_path: Path) -> None:
         with pytest.raises(Stopped):
             load_queue(directory, found, None, FakeClock(NOW), pace)
     assert listing(tmp_path) == before
+
+
+def test_a_queue_that_cannot_be_loaded_keeps_no_file_open(tmp_path: Path) -> None:
+    """Though items that memory has no room for were being read back when the damage was found."""
+    (tmp_path / "q").write_bytes(journal(*"abcdef") + REMOVE_RECORD * 3 + b"\xff" * 9)
+    found = group_files(DiskDirectory(tmp_path).names()).queues["q"]
+    with pytest.raises(DamagedJournal):
+        load_queue(DiskDirectory(tmp_path), found, 2, FakeClock(NOW))
+    assert open_files(tmp_path) == set()
 
 
 def test_what_takes_long_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
