@@ -217,7 +217,7 @@ def test_a_bug_that_one_queue_shows_does_not_stop_what_is_done_to_all(
     spool.have_bug("b")
     spool.clock.advance(6)
     spool.collection.give_back_overdue()
-    assert caplog.messages == ["overdue reads of a queue stay open"]
+    assert caplog.messages == ["overdue reads of a queue could not be given back"]
     assert [spool.queue(name).open_reads for name in names] == [0, 1, 0]
     spool.mend_disk()
     spool.clock.advance(1)
@@ -259,7 +259,7 @@ def test_a_journal_whose_upkeep_fails_keeps_no_other_from_it(
     caplog.clear()
     spool.have_bug(f"b~~next-{spool.clock.now()}")
     spool.collection.tick()
-    assert caplog.messages == ["the journal of queue b was not looked after"]
+    assert caplog.messages == ["the upkeep of the journal of queue b failed"]
     assert [spool.queue(name).failure is None for name in ("a", "b", "c")] == [True, False, True]
     spool.mend_disk()
     assert spool.reload(spool.settings(fanout_only=True)) == []
@@ -268,7 +268,7 @@ def test_a_journal_whose_upkeep_fails_keeps_no_other_from_it(
     assert [spool.drain(name) for name in ("a", "b", "c")] == [[b"x"]] * 3
     spool.collection.tick()
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith("the journal of queue b stays: queue b: ")
+    assert caplog.messages[0].startswith("the journal of queue b cannot be removed: queue b: ")
     journals = [name for name in spool.disk.names() if "~~" not in name]
     assert journals == ["b"]
     spool.mend_disk()
