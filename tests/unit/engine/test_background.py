@@ -11,7 +11,7 @@ from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, KestrelError
-from kestrelmq.journal.records import item_data
+from kestrelmq.journal.records import item_data, unremove
 from kestrelmq.server.background import kept_running
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
@@ -107,6 +107,23 @@ def test_reads_that_are_overdue_together_come_back_oldest_first(tmp_path: Path) 
     disk.clock.advance(4)
     disk.collection.give_back_overdue()
     assert [reader.told for reader in readers] == [[b"0"], [b"1"], [b"2"]]
+    disk.close()
+
+
+def test_reads_that_ended_with_the_server_are_given_back_in_the_journal_too(
+    tmp_path: Path,
+) -> None:
+    """Before long, though nobody uses the queue: other readers of the journal see its items."""
+    disk = Disk(tmp_path)
+    (xid,) = disk.opened("jobs", 1)
+    disk.restart()
+    journal = disk.crashing.path / "jobs"
+    before = journal.read_bytes()
+    disk.collection.tick()
+    assert journal.read_bytes() == before + unremove(xid)
+    disk.collection.tick()
+    assert len(journal.read_bytes()) == disk.queue().journal.size
+    assert disk.items() == [b"0"]
     disk.close()
 
 

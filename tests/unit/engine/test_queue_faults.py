@@ -148,6 +148,20 @@ def test_a_read_that_could_not_be_given_back_keeps_its_xid(tmp_path: Path) -> No
     assert items_on_disk(tmp_path / "queues") == []
 
 
+def test_a_read_that_could_not_be_opened_never_was(tmp_path: Path) -> None:
+    """Its item is at the head, and the next read has its xid."""
+    fixture = Fixture(tmp_path)
+    fixture.add(b"x", b"y")
+    fixture.break_disk("append")
+    opened = fixture.queue().open_read()
+    assert opened is not None
+    assert fixture.collection.commits.commit()
+    fixture.mend_disk()
+    assert (fixture.items(), fixture.queue().open_reads) == ([b"x", b"y"], 0)
+    assert fixture.open_read() == opened[0]
+    fixture.close()
+
+
 def test_a_read_that_could_not_be_confirmed_is_open_again(tmp_path: Path) -> None:
     """Its reader may confirm it once more, and only then is the item gone."""
     fixture = Fixture(tmp_path)

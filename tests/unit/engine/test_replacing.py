@@ -99,6 +99,22 @@ def test_a_sync_that_was_given_up_disturbs_nothing_that_came_later(tmp_path: Pat
     assert items_on_disk(spool.disk.path) == items
 
 
+def test_a_long_file_that_cannot_be_followed_by_another_is_rotated_later(tmp_path: Path) -> None:
+    """A second later, and not before: whoever keeps the time is told to come back."""
+    spool = Spool(tmp_path, HeldWorker(), max_memory_size=1000)
+    spool.break_disk("open jobs~~next")
+    spool.add(b"x" * 990)
+    spool.mend_disk()
+    assert spool.queue().has_background_work
+    spool.collection.tick()
+    assert spool.journals().keys() == {"jobs"}
+    spool.clock.advance(1)
+    spool.collection.tick()
+    assert len(spool.journals()) == 2
+    spool.close()
+    assert items_on_disk(spool.disk.path) == [b"x" * 990]
+
+
 def test_a_journal_that_cannot_go_on_in_a_new_file_is_written_anew_later(tmp_path: Path) -> None:
     """Until then no sync succeeds."""
     spool = Spool(tmp_path, HeldWorker())
