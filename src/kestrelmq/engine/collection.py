@@ -236,7 +236,9 @@ class QueueCollection:
         config = effective_settings(self.config, name)
         if not _is_journaled(config):
             return self._register(self._new_queue(name, config))
-        journal = FileJournal(self._directory, name, {}, after=self.deletions.newest(name))
+        journal = FileJournal(
+            self._directory, name, {}, self._clock, after=self.deletions.newest(name)
+        )
         try:
             journal.open()
         except OSError as error:

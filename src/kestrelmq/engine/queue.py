@@ -200,8 +200,7 @@ class Queue(Committable):
             self._expiring = True
         self._timeout = config.open_transaction_timeout
         self._is_traced = config.enable_trace
-        self._sync_each = config.sync_journal == 0
-        self._sync_period = config.sync_journal or None
+        self._sync_period = config.sync_journal
         holds_too_much = self.backlog.limit_memory(config.max_memory_size)
         if isinstance(journal, FileJournal):
             self._configure_journal(journal, config)
@@ -232,7 +231,7 @@ class Queue(Committable):
         with contextlib.suppress(JournalError):  # the changes are taken back; the commit reports it
             self.write_now()
         try:
-            journal.end_file(self._clock.now())
+            journal.end_file()
         except OSError as error:
             log.warning("the journal of queue %s keeps its dialect: %s", self.name, error)
             return False
@@ -546,7 +545,7 @@ class Queue(Committable):
         journal = self.journal
         assert isinstance(journal, FileJournal)  # noqa: S101 # see `can_write_ahead`
         try:
-            journal.rotate(self._clock.now(), file)
+            journal.rotate(file)
         except BaseException as error:
             self.backlog.drop_last(size)
             if not isinstance(error, OSError):
@@ -555,7 +554,8 @@ class Queue(Committable):
         self.failure = None
         if self._is_traced:
             self._trace(record)
-        self._sync_in_time()
+        if self._sync_period is not None:
+            self._schedule_sync(self._sync_period)
         self._commits.dirty.append(self)  # the journal grew, so the commit must check upkeep
         if self.waiters.line:
             self._serve()
@@ -945,10 +945,10 @@ class Queue(Committable):
         pending = changes.pending
         try:
             if changes.prelude:
-                self._write_records(changes.prelude + b"".join(pending))
+                self.journal.append(changes.prelude + b"".join(pending))
                 changes.prelude = b""
             else:
-                self._write_records(
+                self.journal.append(
                     pending[0] if len(pending) == 1 else self._commits.join(pending)
                 )
         except BaseException as error:
@@ -962,7 +962,8 @@ class Queue(Committable):
             for records in pending:
                 self._trace(records)
         changes.written(self._clock)
-        self._sync_in_time()
+        if self._sync_period is not None:
+            self._schedule_sync(self._sync_period)
         return None
 
     def _trace(self, records: bytes) -> None:
@@ -970,20 +971,12 @@ class Queue(Committable):
         for line in describe_records(records):
             log.info("queue %s: %s", self.name, line)
 
-    def _write_records(self, records: bytes) -> None:
-        """Write records, all or none; to a new file if the current one is torn. Raises OSError."""
-        journal = self.journal
-        if journal.is_torn and isinstance(journal, FileJournal):
-            journal.append_to_new_file(records, self.new_file_name(), self._clock.now())
-        else:
-            journal.append(records)
-
-    def _sync_in_time(self) -> None:
-        """Schedule the sync that the settings ask for."""
-        if self._sync_each:
+    def _schedule_sync(self, period: float) -> None:
+        """Have what was written synced in `period` seconds at the latest; 0 is before the reply."""
+        if period == 0:
             self._commits.syncs.unsynced.add(self)
-        elif self._sync_period is not None:
-            self._commits.sync_later(self, self._clock.monotonic() + self._sync_period)
+        else:
+            self._commits.sync_later(self, self._clock.monotonic() + period)
 
     def sync(self) -> None:
         """Force to disk what was written; may be called from another thread. Raises OSError."""
@@ -1041,10 +1034,10 @@ class Queue(Committable):
             return
         try:
             if changes.prelude:
-                self._write_records(changes.prelude)
+                self.journal.append(changes.prelude)
                 changes.prelude = b""
             if self.failure is not None:
-                self.journal.probe(self._clock.now())
+                self.journal.probe()
                 self.failure = None
         except OSError as error:
             self._fail(error)
@@ -1064,7 +1057,7 @@ class Queue(Committable):
         count = len(self.backlog)
         if count:
             try:
-                self._write_records(self.changes.prelude + REMOVE_RECORD * count)
+                self.journal.append(self.changes.prelude + REMOVE_RECORD * count)
             except OSError as error:
                 raise self._fail(error) from error
             self.changes.prelude = b""
@@ -1142,7 +1135,9 @@ class Queue(Committable):
         contents = MemorySource(
             dialect, reads.last_xid, tuple(reads.open.items()), self.backlog.memory
         )
-        journal = FileJournal(directory, self.name, {}, dialect if reads.open else None)
+        journal = FileJournal(
+            directory, self.name, {}, self._clock, dialect if reads.open else None
+        )
         try:
             write_file(directory, name, contents.pieces(no_pause))
             directory.rename(name, self.name)

@@ -472,7 +472,7 @@ class Upkeep:
         None: it failed, and will be tried again later.
         """
         try:
-            return self._journal.end_file(self._clock.now(), cures=cures)
+            return self._journal.end_file(cures=cures)
         except OSError as error:
             self._failed("rotated", error, Idle())
             return None
@@ -685,7 +685,7 @@ class Upkeep:
         given_up = self.cancel()
         self._enter(Removing(given_up))
         left = given_up.work.replacement.names if given_up is not None else ()
-        return self._journal.begin_removal(self._clock.now(), left)
+        return self._journal.begin_removal(left)
 
     def removal_failed(self) -> None:
         """Resume the upkeep, because the queue was not removed."""

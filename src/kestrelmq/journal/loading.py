@@ -126,7 +126,9 @@ def load_queue(
         if state.behind is not None:
             state.behind.close()
         raise
-    return LoadedQueue(state, FileJournal(directory, queue_files.queue, sizes, dialect), created)
+    return LoadedQueue(
+        state, FileJournal(directory, queue_files.queue, sizes, clock, dialect), created
+    )
 
 
 def created_at(path: Path, files: Sequence[str], now: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import Final, Literal
 
-from kestrelmq.clock import Pause, no_pause
+from kestrelmq.clock import Clock, Pause, no_pause
 from kestrelmq.journal.files import AppendFile, Directory, UnnamedFiles
 from kestrelmq.journal.names import (
     DELETE,
@@ -54,7 +54,7 @@ class NoJournal:
     def sync(self) -> None:
         """Do nothing: there are no files."""
 
-    def probe(self, now: int) -> None:
+    def probe(self) -> None:
         """Do nothing: no write can fail."""
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class FileJournal:
         dialect: how the current file says which xid a read got; None if it has no such record yet.
         is_ending: whether the queue is being deleted, so that no other file may be begun.
         is_torn: whether a failed write was cut off the current file, which takes no more: the next
-            records go to a new file, see `append_to_new_file`.
+            records go to a new file, see `append`.
         follower: told when the names of the files change.
         suspect: whether a sync failed. What it should have covered may never reach the disk, so no
             sync succeeds until the journal is replaced.
@@ -101,6 +101,7 @@ class FileJournal:
 
     __slots__ = (
         "_after",
+        "_clock",
         "_current",
         "_lock",
         "_name",
@@ -126,6 +127,7 @@ class FileJournal:
         directory: Directory,
         queue: str,
         rotated: dict[str, int],
+        clock: Clock,
         dialect: Dialect | None = None,
         *,
         after: int = 0,
@@ -136,9 +138,11 @@ class FileJournal:
             directory: where its files are.
             queue: the queue's name.
             rotated: the size of each rotated file, in replay order.
+            clock: tells the timestamps of new files.
             dialect: that of the current file.
             after: a timestamp (ms). Rotated files up to it belong to a deleted queue of this name.
         """
+        self._clock = clock
         self._after = after
         self.is_ending = False
         self.queue = queue
@@ -175,7 +179,14 @@ class FileJournal:
         self.size += self._current.size
 
     def append(self, data: bytes) -> None:
-        """Write whole records, all or none. Raises OSError."""
+        """Write whole records, all or none; to a new file if the current one takes no more.
+
+        Raises:
+            OSError: they could not be written.
+        """
+        if self.is_torn:
+            self._append_to_new_file(data)
+            return
         current = self._current
         if current is None:
             raise OSError("the journal is closed")
@@ -186,17 +197,17 @@ class FileJournal:
             raise
         self.size += len(data)
 
-    def append_to_new_file(self, records: bytes, name: str, now: int) -> None:
+    def _append_to_new_file(self, records: bytes) -> None:
         """Write whole records, all or none, to a new current file. Raises OSError.
 
-        For use when the current file takes no more (`is_torn`). The records are first written to
-        the temporary `name`, which then becomes the current file. So a failure leaves the files as
-        they were, and attempts on a full disk do not each leave a file.
+        They are first written to a temporary file, which then becomes the current one. So a failure
+        leaves the files as they were, and attempts on a full disk do not each leave a file.
         """
+        name = temporary_name(self.queue, NEXT, self._clock.now())
         self.write_ahead(name, records, no_pause)
         old, end = self._name, self.current_size
         try:
-            rotated = self.rotate(now, name)
+            rotated = self.rotate(name)
         except OSError:
             self.discard_file(name)
             raise
@@ -262,14 +273,14 @@ class FileJournal:
             if self._current is current:
                 self._synced = max(self._synced, size)
 
-    def probe(self, now: int) -> None:
+    def probe(self) -> None:
         """Test the disk: write and remove a small file. Raises OSError."""
         if self.suspect:
             raise OSError(_SUSPECT)
         if self._current is not None:
             self._current.cut_failed_write()
             self.is_torn = self._current.is_torn
-        name = temporary_name(self.queue, NEXT, now)
+        name = temporary_name(self.queue, NEXT, self._clock.now())
         file = self.directory.create(name)
         try:
             file.append(bytes(_PROBE))
@@ -279,7 +290,7 @@ class FileJournal:
 
     # --- rotating ---
 
-    def end_file(self, now: int, *, cures: bool = False) -> str:
+    def end_file(self, *, cures: bool = False) -> str:
         """Make all existing content part of rotated files; return the name of the last of those.
 
         Rotates the current file, unless it is empty and follows a rotated one.
@@ -290,7 +301,7 @@ class FileJournal:
         self.rotated_ahead = 0
         if self.sizes and not self.current_size:
             return list(self.sizes)[-1]
-        return self.rotate(now, cures=cures)
+        return self.rotate(cures=cures)
 
     def write_ahead(self, name: str, record: bytes, pause: Pause) -> None:
         """Write `record` to a new file that is not part of the journal yet; from any thread.
@@ -325,7 +336,7 @@ class FileJournal:
         with contextlib.suppress(OSError):
             self.directory.remove(name)
 
-    def rotate(self, now: int, next_file: str | None = None, *, cures: bool = False) -> str:
+    def rotate(self, next_file: str | None = None, *, cures: bool = False) -> str:
         """Begin a new current file; return the new name of the one that was current until now.
 
         The `unsynced` part of the old file is forced to disk first: only the last file of a queue
@@ -333,8 +344,6 @@ class FileJournal:
         order.
 
         Args:
-            now: the timestamp (ms) of the rotated file; it gets a later one if the clock stepped
-                back.
             next_file: a file that `write_ahead` made. It becomes the current one, and its record
                 comes after all others.
             cures: whether all rotated files are about to be replaced. Only then may a `suspect`
@@ -352,7 +361,7 @@ class FileJournal:
         if self.is_ending:
             raise OSError("the queue is being deleted")
         current.cut_failed_write()
-        timestamp = self._timestamp(now)
+        timestamp = self._timestamp()
         old = self._name
         rotated = rotated_name(self.queue, timestamp) if old == self.queue else old
         temporary = next_file or temporary_name(self.queue, NEXT, timestamp)
@@ -414,7 +423,7 @@ class FileJournal:
 
     # --- the end ---
 
-    def begin_removal(self, now: int, also: Iterable[str] = ()) -> "JournalRemoval":
+    def begin_removal(self, also: Iterable[str] = ()) -> "JournalRemoval":
         """Prepare to remove the queue's files, and those named `also`.
 
         Until it is closed, the journal continues in its current file and begins no other one. What
@@ -426,7 +435,7 @@ class FileJournal:
         current = self._current
         if current is not None and self._name == self.queue:
             # This frees the name for the current file of a new queue that is called the same.
-            rotated = rotated_name(self.queue, self._timestamp(now))
+            rotated = rotated_name(self.queue, self._timestamp())
             self.directory.rename(self._name, rotated)
             self._current_renamed(current, rotated)
             self._names_changed = True
@@ -436,9 +445,9 @@ class FileJournal:
         sizes = {**self.sizes, self._name: self.current_size}
         return JournalRemoval(self.directory, self.queue, newest, sizes, also)
 
-    def _timestamp(self, now: int) -> int:
-        """Return the timestamp (ms) of the next rotated file."""
-        return max(later_timestamp(list(self.sizes), now), self._after + 1)
+    def _timestamp(self) -> int:
+        """Return the timestamp (ms) of the next rotated file: they increase, whatever the clock."""
+        return max(later_timestamp(list(self.sizes), self._clock.now()), self._after + 1)
 
     def close(self) -> None:
         """Release the files."""

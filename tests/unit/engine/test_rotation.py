@@ -188,13 +188,13 @@ def test_a_journal_whose_sync_failed_is_rotated_only_to_be_replaced(tmp_path: Pa
     journal = queue.journal
     assert isinstance(journal, FileJournal)
     with pytest.raises(OSError, match="an earlier sync failed"):
-        journal.end_file(0)
+        journal.end_file()
     assert not journal.sizes
     queue.tick()
     assert (journal.rewrites, journal.suspect) == (1, False)
     queue.add(b"two")
     assert not collection.commits.commit()
-    journal.end_file(0)
+    journal.end_file()
     assert len(journal.sizes) == 2
     collection.close()
     assert items_on_disk(directory.path) == [b"one", b"two"]

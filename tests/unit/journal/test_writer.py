@@ -8,6 +8,7 @@ import pytest
 from kestrelmq.clock import no_pause
 from kestrelmq.journal.files import DiskDirectory, DiskFile, UnnamedFiles
 from kestrelmq.journal.writer import FileJournal
+from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.journals import journal
 from kestrelmq.testing.queues import items_on_disk
@@ -29,7 +30,7 @@ def directory(tmp_path: Path) -> CrashingDirectory:
 @pytest.fixture
 def written(directory: CrashingDirectory) -> FileJournal:
     """Return an open journal with one item that is not synced."""
-    one = FileJournal(directory, "jobs", {})
+    one = FileJournal(directory, "jobs", {}, FakeClock(NOW))
     one.open()
     one.append(FIRST)
     return one
@@ -46,12 +47,12 @@ def test_a_closed_journal_takes_nothing(directory: CrashingDirectory, written: F
     with pytest.raises(OSError, match="the journal is closed"):
         written.append(SECOND)
     with pytest.raises(OSError, match="the journal is closed"):
-        written.rotate(NOW)
+        written.rotate()
     written.sync_current()
-    written.probe(NOW)
+    written.probe()
     directory.fail = failing("append")
     with pytest.raises(OSError, match="No space left"):
-        written.probe(NOW)
+        written.probe()
     assert {name: (directory.path / name).read_bytes() for name in directory.names()} == {
         "jobs": FIRST
     }
@@ -61,10 +62,10 @@ def test_a_queue_that_is_deleted_begins_no_file(
     directory: CrashingDirectory, written: FileJournal
 ) -> None:
     """It goes on in the one that it has; a new queue may have the name already."""
-    removal = written.begin_removal(NOW)
+    removal = written.begin_removal()
     written.append(SECOND)
     with pytest.raises(OSError, match="the queue is being deleted"):
-        written.rotate(NOW + 1)
+        written.rotate()
     assert directory.names() == [f"jobs.{NOW}"]
     removal.replace(no_pause)
     written.close()
@@ -78,11 +79,11 @@ def test_a_queue_whose_rotation_failed_half_way_is_deleted_whole(
     """Its current file has the name of a rotated one already, and is renamed no more."""
     directory.fail = failing("rename jobs~~")
     with pytest.raises(OSError, match="No space left"):
-        written.rotate(NOW)
+        written.rotate()
     assert written.current_name == f"jobs.{NOW}"
     directory.fail = lambda _point: False
     written.append(SECOND)
-    removal = written.begin_removal(NOW + 5)
+    removal = written.begin_removal()
     assert directory.names() == [f"jobs.{NOW}"]
     removal.replace(no_pause)
     written.close()
@@ -94,7 +95,7 @@ def test_files_of_a_deleted_queue_that_cannot_be_removed_mean_nothing(
     directory: CrashingDirectory, written: FileJournal, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log says that they stay; they are gone after the next start."""
-    removal = written.begin_removal(NOW)
+    removal = written.begin_removal()
     removal.replace(no_pause)
     written.close()
     directory.fail = failing("remove")
@@ -109,13 +110,14 @@ def test_records_that_need_a_new_file_are_written_whole_or_not(
     directory: CrashingDirectory, written: FileJournal
 ) -> None:
     """When they cannot become the current file, none of them stays, nor does a temporary."""
+    written.is_torn = True
     directory.fail = failing("rename")
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
-            written.append_to_new_file(SECOND, f"jobs~~next-{NOW}", NOW)
+            written.append(SECOND)
         assert directory.names() == ["jobs"]
     directory.fail = lambda _point: False
-    written.append_to_new_file(SECOND, f"jobs~~next-{NOW}", NOW)
+    written.append(SECOND)
     written.close()
     assert sorted(directory.names()) == ["jobs", f"jobs.{NOW}"]
     assert items_on_disk(directory.path) == [b"first", b"second"]
@@ -124,18 +126,20 @@ def test_records_that_need_a_new_file_are_written_whole_or_not(
 def test_a_suspect_journal_goes_on_in_a_new_file(
     directory: CrashingDirectory, written: FileJournal
 ) -> None:
-    """What its old file lost is written anew there; another failing sync of that is no matter."""
+    """Only to be replaced: another failing sync of its old file is no matter then."""
     directory.fail = failing("sync jobs")
     with pytest.raises(OSError, match="No space left"):
-        written.rotate(NOW)
+        written.rotate()
     assert written.suspect
     assert directory.names() == ["jobs"]
-    assert written.rotate(NOW) == f"jobs.{NOW}"
+    with pytest.raises(OSError, match="an earlier sync failed"):
+        written.rotate()
+    assert written.rotate(cures=True) == f"jobs.{NOW}"
     assert sorted(directory.names()) == ["jobs", f"jobs.{NOW}"]
     with pytest.raises(OSError, match="an earlier sync failed"):
         written.sync()
     with pytest.raises(OSError, match="an earlier sync failed"):
-        written.probe(NOW)
+        written.probe()
     written.close()
 
 
@@ -169,7 +173,7 @@ def test_a_file_that_is_rotated_during_its_sync(
     """
 
     def rotate() -> None:
-        rotated = one.rotate(NOW)
+        rotated = one.rotate()
         one.append(SECOND)
         if is_packed:
             disk.remove(rotated)
@@ -180,7 +184,7 @@ def test_a_file_that_is_rotated_during_its_sync(
     )
     for step in ("rename", "remove"):
         monkeypatch.setattr(directory, step, getattr(disk, step))
-    one = FileJournal(directory, "jobs", {})
+    one = FileJournal(directory, "jobs", {}, FakeClock(NOW))
     one.open()
     monkeypatch.setattr(directory, "append_to", disk.append_to)
     one.append(FIRST)
