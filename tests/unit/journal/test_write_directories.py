@@ -1,5 +1,6 @@
 """Directories of bulk writes: whose they are, and what is removed when."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -136,3 +137,64 @@ def test_a_process_has_one_above(other: "subprocess.Popen[bytes]") -> None:
     other.kill()
     other.wait()
     assert process_above(other.pid) is None
+
+
+def test_a_directory_that_is_removed_by_two_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another write finds the half of the removal, and is faster; that is no error."""
+    directory = create(tmp_path, WriteOwner.of(os.getpid()))
+
+    def remove_meanwhile(_descriptor: int) -> None:
+        remove_abandoned(tmp_path)
+
+    monkeypatch.setattr("os.fsync", remove_meanwhile)
+    remove(directory)
+    assert names(tmp_path) == []
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("step", ["os.fsync", "os.rmdir"])
+def test_what_cannot_be_removed_stays_for_the_next_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
+) -> None:
+    """The log says so; nothing can be added to it by its old name."""
+    directory = create(tmp_path, WriteOwner.of(os.getpid()))
+
+    def fail(*_arguments: object, **_directories: object) -> None:
+        raise OSError(errno.EIO, "the disk fails")
+
+    monkeypatch.setattr(step, fail)
+    remove(directory)
+    assert "cannot be removed: [Errno 5] the disk fails" in caplog.text
+    (left,) = names(tmp_path)
+    assert left.startswith("~~removed-")
+    monkeypatch.undo()
+    remove_abandoned(tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_where_processes_cannot_be_told_every_write_may_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A system without `/proc`: what a killed write left is removed by a server start only."""
+
+    def is_missing(path: Path, *_arguments: object) -> str:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+    monkeypatch.setattr(Path, "read_text", is_missing)
+    monkeypatch.setattr(Path, "readlink", is_missing)
+    assert process_above(os.getpid()) is None
+    dead = create(tmp_path, replace(WriteOwner.of(os.getpid()), process=2**22 + 1))
+    remove_abandoned(tmp_path)
+    assert names(tmp_path) == [dead.name]
+    remove_all(tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_a_process_of_another_machine_may_run() -> None:
+    """Whether it does cannot be told here, whatever runs under its id."""
+    me = WriteOwner.of(os.getpid())
+    assert me.may_run()
+    assert replace(me, machine="00000000", process=2**22 + 1).may_run()
+    assert not replace(me, process=2**22 + 1).may_run()
