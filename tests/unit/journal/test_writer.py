@@ -106,12 +106,13 @@ def test_files_of_a_deleted_queue_that_cannot_be_removed_mean_nothing(
     assert items_on_disk(directory.path) == []
 
 
+@pytest.mark.parametrize("step", ["rename", "open"])
 def test_records_that_need_a_new_file_are_written_whole_or_not(
-    directory: CrashingDirectory, written: FileJournal
+    directory: CrashingDirectory, written: FileJournal, step: str
 ) -> None:
     """When they cannot become the current file, none of them stays, nor does a temporary."""
     written.is_torn = True
-    directory.fail = failing("rename")
+    directory.fail = failing(step)
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
             written.append(SECOND)
