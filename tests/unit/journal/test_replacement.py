@@ -6,7 +6,7 @@ import pytest
 
 from kestrelmq.clock import no_pause
 from kestrelmq.journal.records import item
-from kestrelmq.journal.replacement import MemorySource, Replacement
+from kestrelmq.journal.replacement import MemorySource, Replacement, ReplacementCancelled
 from kestrelmq.testing.crashing import CrashingDirectory
 
 pytestmark = pytest.mark.compiled
@@ -14,12 +14,11 @@ pytestmark = pytest.mark.compiled
 
 def replacement(tmp_path: Path) -> tuple[CrashingDirectory, Replacement]:
     """Return one that is about to replace two files by one with a single item."""
-    path, links = tmp_path / "queues", tmp_path / "links"
+    path = tmp_path / "queues"
     path.mkdir()
-    links.mkdir()
     for name in ("jobs.1", "jobs.2"):
         (path / name).write_bytes(item(1, 0, b"old"))
-    directory = CrashingDirectory(path, links)
+    directory = CrashingDirectory.within(tmp_path)
     source = MemorySource("documented", 0, [], [item(1, 0, b"live")])
     return directory, Replacement(directory, "jobs", ["jobs.1", "jobs.2"], source)
 
@@ -56,3 +55,25 @@ def test_clearing_may_be_tried_again(tmp_path: Path, failing: int) -> None:
     job.clear(no_pause)
     assert directory.names() == ["jobs.2"]
     assert item(1, 0, b"live") in (directory.path / "jobs.2").read_bytes()
+
+
+def test_what_is_cancelled_replaces_nothing(tmp_path: Path) -> None:
+    """Not even when all of the new file is written; it may be resumed."""
+    directory, job = replacement(tmp_path)
+
+    def cancel_last(point: str) -> bool:
+        """Cancel in the last step before the new file gets its name."""
+        if point == "sync the directory":
+            job.cancel()
+        return False
+
+    directory.fail = cancel_last
+    with pytest.raises(ReplacementCancelled):
+        job.place(no_pause)
+    assert not job.is_placed
+    assert sorted(directory.names()) == ["jobs.1", "jobs.2"]
+    directory.fail = lambda _point: False
+    job.resume()
+    job.place(no_pause)
+    job.clear(no_pause)
+    assert directory.names() == ["jobs.2"]
