@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
 from kestrelmq.errors import InvalidRequest
-from kestrelmq.protocol.memcache_client import MAX_ITEM_BYTES
+from kestrelmq.protocol.memcache import MAX_ITEM_BYTES
 
 Expiry: TypeAlias = float | datetime | None
 """When an item expires: seconds from now, a point in time, or None for never."""

@@ -22,7 +22,7 @@ Dialect = Literal["kestrel", "memcached"]
 
 MAX_LINE: Final = 8192
 """The most bytes of a request line."""
-MAX_ITEM: Final = 2**31 - 1 - 16
+MAX_ITEM_BYTES: Final = 2**31 - 1 - 16
 """The most bytes of an item: the journal's size field is an i32 and counts 16 bytes of header."""
 MAX_CACHED_LINE: Final = 512
 """The longest line whose request is cached, in bytes."""
@@ -308,7 +308,7 @@ class Parser:
             # Without the length, the end of the data is unknown.
             raise ClientFault("set takes a queue, flags, expiry and a length", closes=True)
         size = number(words[3])
-        if size is None or not 0 <= size <= MAX_ITEM:
+        if size is None or not 0 <= size <= MAX_ITEM_BYTES:
             raise ClientFault("bad length", closes=True)
         flags, expiry = number(words[1]), number(words[2])
         if flags is None or expiry is None:
@@ -450,7 +450,7 @@ class Parser:
         if place is None:
             return RefusedRequest(reply, None)
         size = number(words[place]) if len(words) > place else None
-        if size is None or not 0 <= size <= MAX_ITEM:
+        if size is None or not 0 <= size <= MAX_ITEM_BYTES:
             raise ClientFault("bad length", closes=True)
         return RefusedRequest(reply, size)
 

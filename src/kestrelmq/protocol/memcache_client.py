@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from kestrelmq.errors import InvalidRequest, ProtocolError
-
-MAX_ITEM_BYTES: Final = 2**31 - 1
-"""The longest possible item: a journal keeps its length in a signed 32-bit integer."""
+from kestrelmq.protocol.memcache import MAX_ITEM_BYTES
 
 MAX_LINE_BYTES: Final = 1024 * 1024
 """The longest reply line accepted; a `STAT` line that names many fanout children is long."""

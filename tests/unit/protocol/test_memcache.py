@@ -7,7 +7,7 @@ from kestrelmq.protocol import memcache
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import binary_refusal
 from kestrelmq.protocol.memcache import (
-    MAX_ITEM,
+    MAX_ITEM_BYTES,
     MAX_LINE,
     BareCommand,
     Confirm,
@@ -56,7 +56,10 @@ REQUESTS: list[tuple[bytes, Request]] = [
     (b"  set   work 0 1000000 5 noreply", Set("work", 1_000_000, 5, noreply=True)),
     (b"set caf\xc3\xa9 0 0 1", Set("caf\u00e9", 0, 1, noreply=False)),
     (b"set orders+audit 0 +5 1", Set("orders+audit", 5, 1, noreply=False)),
-    (b"set %b 0 0 %d" % (b"q" * 200, MAX_ITEM), Set("q" * 200, 0, MAX_ITEM, noreply=False)),
+    (
+        b"set %b 0 0 %d" % (b"q" * 200, MAX_ITEM_BYTES),
+        Set("q" * 200, 0, MAX_ITEM_BYTES, noreply=False),
+    ),
     (b"get work", plain("work")),
     (b"GeT work", plain("work")),
     (b"get work/t=500", plain("work", 500)),
@@ -118,7 +121,7 @@ FAULTS: list[tuple[bytes, str, bool]] = [
     (b"set work 0 0 1.5", "bad length", True),
     (b"set work 0 0 \xd9\xa3", "bad length", True),
     (b"set work 0 0 1_0", "bad length", True),
-    (b"set work 0 0 %d" % (MAX_ITEM + 1), "bad length", True),
+    (b"set work 0 0 %d" % (MAX_ITEM_BYTES + 1), "bad length", True),
     (b"set work 0 0 99999999999999999999999999", "bad length", True),
     (b"get /open", "queue name", True),
     (b"get /", "queue name", True),
