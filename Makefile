@@ -5,6 +5,8 @@
 
 PYTHON ?= python3
 ARGS ?=
+# One mutant in about fifty.
+MUTANTS ?= *__mutmut_13
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,7 +22,7 @@ WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 IN_PARALLEL = -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve check docs format test coverage bench bench-all bench-picture bench-peers soak clean
+.PHONY: help setup serve check docs format test coverage mutants bench bench-all bench-picture bench-peers soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
@@ -53,6 +55,11 @@ test: $(STAMPS)/test-tools $(STAMPS)/test $(STAMPS)/node $(HOT)/stamp ## all tes
 coverage: $(STAMPS)/dev ## branch coverage of the journal and the engine by the tests that need no server
 	$(BIN)/pytest $(IN_PARALLEL) tests/unit tests/property --cov --cov-report=term $(ARGS)
 
+mutants: $(STAMPS)/dev ## which changes of the journal and the engine no test notices; MUTANTS='*' tries all, for hours
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutate]'
+	$(BIN)/mutmut run "$(MUTANTS)"
+	$(BIN)/mutmut results
+
 soak: $(STAMPS)/test-tools $(STAMPS)/test $(STAMPS)/node ## the tests that run for minutes or more, and random ones with new examples
 	$(BIN)/pytest -m soak --timeout 0 $(ARGS)
 	KESTRELMQ_EXAMPLES=20 $(BIN)/pytest -m hypothesis --hypothesis-profile soak --timeout 0 $(ARGS)
@@ -71,7 +78,7 @@ bench-peers: ## install the peers from Debian, and leave none of their services 
 	scripts/install-debian --no-service redis-server memcached beanstalkd nats-server
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(NODE_TESTS:=/node_modules) tests/e2e/screenshots build .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) $(NODE_TESTS:=/node_modules) tests/e2e/screenshots build mutants .mypy_cache .ruff_cache .pytest_cache \
 	    .import_linter_cache .hypothesis dist
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
