@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import ConfigError, JournalError, KestrelError
-from kestrelmq.server.connection import Connection, PendingRequest
+from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.long_reply import in_slices
+from kestrelmq.server.long_reply import TaskRequest, in_slices
 
 Result = TypeVar("Result")
 
@@ -107,18 +107,6 @@ async def reload(context: ServerContext) -> list[str]:
         raise ConfigError(str(error)) from None
 
 
-class _TaskRequest(PendingRequest):
-    """A request that a task serves; the task goes on when the client is gone."""
-
-    __slots__ = ()
-
-    def resume(self) -> None:
-        """Nothing to do here."""
-
-    def cancel(self) -> None:
-        """Nothing to give back."""
-
-
 def answer_later(
     connection: Connection,
     change: Coroutine[None, None, Result],
@@ -149,6 +137,6 @@ def answer_later(
         connection.request_done()
         connection.guard(reply)
 
-    connection.wait_for_work(_TaskRequest())
+    connection.wait_for_work(TaskRequest())
     task = asyncio.get_running_loop().create_task(change)
     task.add_done_callback(ended)

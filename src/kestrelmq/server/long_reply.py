@@ -60,6 +60,18 @@ class LongReply(PendingRequest):
         """Nothing to give back."""
 
 
+class TaskRequest(PendingRequest):
+    """A request that a task serves; the task goes on when the client is gone."""
+
+    __slots__ = ()
+
+    def resume(self) -> None:
+        """Nothing to do here."""
+
+    def cancel(self) -> None:
+        """Nothing to give back."""
+
+
 async def in_slices(work: Generator[None, None, Result], turns: TurnLoop | None = None) -> Result:
     """Run `work` to its end, and let others run where it yields; return its result.
 
