@@ -132,9 +132,7 @@ def test_a_deletion_syncs_no_contents(directory: RecordingDirectory) -> None:
 
 def test_a_sync_that_fails_puts_a_rotation_off(tmp_path: Path) -> None:
     """The old file must not be followed by another one before it is on disk."""
-    for part in ("queues", "links"):
-        (tmp_path / part).mkdir()
-    directory = CrashingDirectory(tmp_path / "queues", tmp_path / "links")
+    directory = CrashingDirectory.within(tmp_path)
     collection = opened(directory)
     queue = collection.obtain("jobs")
     directory.fail = lambda point: point == "sync jobs"
@@ -148,9 +146,7 @@ def test_a_sync_that_fails_puts_a_rotation_off(tmp_path: Path) -> None:
 
 def test_a_deletion_that_fails_leaves_the_queue(tmp_path: Path) -> None:
     """Whatever fails: what is added afterwards is there at the next start, too."""
-    for part in ("queues", "links"):
-        (tmp_path / part).mkdir()
-    directory = CrashingDirectory(tmp_path / "queues", tmp_path / "links")
+    directory = CrashingDirectory.within(tmp_path)
     collection = opened(directory)
     for step in range(5):
         name = f"jobs{step}"

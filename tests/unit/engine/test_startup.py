@@ -15,7 +15,7 @@ from kestrelmq.journal.records import REMOVE_RECORD, item, item_data
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.worker import HeldWorker
-from tests.support.open_files import open_files
+from tests.support.descriptors import open_below
 
 pytestmark = pytest.mark.compiled
 
@@ -335,10 +335,10 @@ def test_a_queue_that_was_loaded_when_the_server_stops_is_closed(tmp_path: Path)
     collection, worker = QueueCollection(config, CLOCK), LateWorker()
     start_up = StartUp(collection, worker, CLOCK, lambda: None)
     start_up.begin()
-    assert "long" in open_files(tmp_path)
+    assert "long" in open_below(tmp_path)
     start_up.stop()
     worker.report()
-    assert "long" not in open_files(tmp_path)
+    assert "long" not in open_below(tmp_path)
     collection.close()
     assert (collection.queues, collection.damaged) == ({}, {})
 
@@ -354,7 +354,7 @@ def test_a_journal_that_cannot_be_opened_keeps_no_file_open(tmp_path: Path) -> N
     directory.fail = lambda point: point == "open long"
     collection.add_loaded("long", collection.load(files))
     assert "No space" in str(collection.damaged["long"])
-    assert "long" not in open_files(directory.path)
+    assert "long" not in open_below(directory.path)
     collection.close()
 
 

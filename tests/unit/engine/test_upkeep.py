@@ -62,11 +62,6 @@ def commit(collection: QueueCollection) -> None:
     assert not collection.commits.commit()
 
 
-def crashing(tmp_path: Path) -> CrashingDirectory:
-    """Return a directory that can be made to fail."""
-    return CrashingDirectory.within(tmp_path)
-
-
 def opcodes(path: Path) -> list[int]:
     """Return the opcodes of the records of a file."""
     data = path.read_bytes()
@@ -214,7 +209,7 @@ def test_file_timestamps_increase_though_the_clock_steps_back(tmp_path: Path) ->
 
 def test_a_write_that_fails_fails_the_operation_and_heals(tmp_path: Path) -> None:
     """The operation is taken back, the failure shows, and goes with the next success."""
-    directory = crashing(tmp_path)
+    directory = CrashingDirectory.within(tmp_path)
     with queues(tmp_path, directory=directory) as collection:
         queue = collection.obtain("jobs")
         queue.add(b"kept")
@@ -233,7 +228,7 @@ def test_a_write_that_fails_fails_the_operation_and_heals(tmp_path: Path) -> Non
 
 def test_a_failure_goes_when_the_disk_works_again_though_nobody_writes(tmp_path: Path) -> None:
     """Health must not wait for the traffic that it keeps away."""
-    directory = crashing(tmp_path)
+    directory = CrashingDirectory.within(tmp_path)
     with queues(tmp_path, directory=directory) as collection:
         queue = collection.obtain("jobs")
         directory.fail = lambda point: point.startswith("append")
@@ -252,7 +247,7 @@ def test_after_a_failed_sync_nothing_is_called_safe_until_it_was_written_anew(
 ) -> None:
     """The journal is rewritten to a new file; only that makes a sync succeed again."""
     clock = FakeClock()
-    directory = crashing(tmp_path)
+    directory = CrashingDirectory.within(tmp_path)
     with queues(tmp_path, clock, directory) as collection:
         queue = collection.obtain("jobs")
         queue.add(b"precious")
@@ -277,7 +272,7 @@ def test_after_a_failed_sync_nothing_is_called_safe_until_it_was_written_anew(
 def test_what_cannot_be_rotated_is_served_on_and_tried_again(tmp_path: Path) -> None:
     """Too many open files, or a directory that cannot be written, harm no operation."""
     clock = FakeClock()
-    directory = crashing(tmp_path)
+    directory = CrashingDirectory.within(tmp_path)
     with queues(tmp_path, clock, directory) as collection:
         queue = collection.obtain("jobs")
         for what in ("open", "rename", "create", "remove", "sync"):
@@ -298,7 +293,7 @@ def state_of(queue: Queue) -> State:
 
 def test_a_disk_that_fills_up_while_a_journal_is_rewritten(tmp_path: Path) -> None:
     """No file is left of the attempt, the queue serves on, and each step is taken again later."""
-    clock, directory = FakeClock(), crashing(tmp_path)
+    clock, directory = FakeClock(), CrashingDirectory.within(tmp_path)
     with queues(tmp_path, clock, directory) as collection:
         worker = collection.commits.worker = HeldWorker()
         queue = collection.obtain("jobs")
@@ -340,7 +335,7 @@ def test_a_disk_that_fills_up_while_a_journal_is_rewritten(tmp_path: Path) -> No
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_deletion_that_fails_while_a_journal_is_rewritten(tmp_path: Path, steps: int) -> None:
     """The rewrite is given up, whichever step it is at; the next one comes in its time."""
-    clock, directory = FakeClock(), crashing(tmp_path)
+    clock, directory = FakeClock(), CrashingDirectory.within(tmp_path)
     with queues(tmp_path, clock, directory) as collection:
         worker = collection.commits.worker = HeldWorker()
         queue = collection.obtain("jobs")

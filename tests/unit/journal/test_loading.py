@@ -31,7 +31,7 @@ from kestrelmq.journal.records import (
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.journals import journal
-from tests.support.open_files import open_files
+from tests.support.descriptors import open_below
 
 pytestmark = pytest.mark.compiled
 
@@ -352,7 +352,7 @@ def test_a_queue_that_cannot_be_loaded_keeps_no_file_open(tmp_path: Path) -> Non
     found = group_files(DiskDirectory(tmp_path).names()).queues["q"]
     with pytest.raises(DamagedJournal):
         load_queue(DiskDirectory(tmp_path), found, 2, FakeClock(NOW))
-    assert open_files(tmp_path) == set()
+    assert open_below(tmp_path) == []
 
 
 def test_what_takes_long_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
