@@ -116,6 +116,14 @@ class CrashingDirectory(RealDirectory):
             (root / part).mkdir(parents=True, exist_ok=True)
         return cls(root / "queues", root / "links")
 
+    def break_steps(self, beginning: str = "") -> None:
+        """Let the steps that begin so fail, until `mend`."""
+        self.fail = lambda point: point.startswith(beginning)
+
+    def mend(self) -> None:
+        """Let all steps succeed."""
+        self.fail = lambda _point: False
+
     def step(self, point: str) -> None:
         """Count a step. Raises SimulatedCrash, OSError."""
         if self.crashed is not None:

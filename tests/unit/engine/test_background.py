@@ -80,12 +80,12 @@ def test_overdue_reads_that_cannot_be_written_are_given_back_later(tmp_path: Pat
     disk = Disk(tmp_path, open_transaction_timeout=5)
     xids = disk.opened("jobs", 2)
     queue = disk.queue()
-    disk.crashing.fail = lambda point: point.startswith("append")
+    disk.crashing.break_steps("append")
     disk.clock.advance(6)
     disk.collection.give_back_overdue()
     assert isinstance(disk.collection.commits.commit()[queue], JournalError)
     assert list(queue.open) == xids
-    disk.crashing.fail = lambda _point: False
+    disk.crashing.mend()
     disk.collection.give_back_overdue()
     assert list(queue.open) == xids, "it is not tried again at once"
     disk.clock.advance(1)

@@ -30,10 +30,6 @@ class Spool(LocalQueues):
             aliases={"all": AliasConfig(destination_queues=["a", "b", "c"])},
         )
 
-    def break_disk(self, *beginnings: str) -> None:
-        """Let steps that begin so fail."""
-        self.disk.fail = lambda point: point.startswith(beginnings)
-
     def have_bug(self, name: str) -> None:
         """Let steps on files of that name end with an error that nobody expects."""
 
@@ -43,10 +39,6 @@ class Spool(LocalQueues):
             return False
 
         self.disk.fail = fail
-
-    def mend_disk(self) -> None:
-        """Let all steps succeed."""
-        self.disk.fail = lambda _point: False
 
     def contents(self, *names: str) -> list[list[bytes]]:
         """Return the items of queues."""
@@ -59,7 +51,7 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
     opened = Spool(tmp_path)
     opened.add(b"x", name="all")
     yield opened
-    opened.mend_disk()
+    opened.disk.mend()
     opened.close()
 
 
@@ -79,24 +71,24 @@ def test_a_queue_whose_journal_cannot_be_opened_is_damaged(tmp_path: Path) -> No
     spool.add(b"x", name="all")
     spool.close()
     before = (spool.disk.path / "b").read_bytes()
-    spool.break_disk("open b")
+    spool.disk.break_steps("open b")
     spool.open()
     assert sorted(spool.collection.queues) == ["a", "c"]
     with pytest.raises(QueueUnavailable, match=r"queue b cannot be loaded: .*No space"):
         spool.collection.add("b", b"y")
-    spool.mend_disk()
+    spool.disk.mend()
     assert (spool.disk.path / "b").read_bytes() == before
     spool.close()
 
 
 def test_a_queue_that_cannot_be_created_is_not_there(spool: Spool) -> None:
     """Whoever wants it gets an error, and may try again."""
-    spool.break_disk("open new")
+    spool.disk.break_steps("open new")
     with pytest.raises(QueueUnavailable, match=r"queue new cannot be created: .*No space"):
         spool.collection.add("new", b"x")
     assert "new" not in spool.collection.queues
     creates = spool.collection.creates
-    spool.mend_disk()
+    spool.disk.mend()
     spool.add(b"x", name="new")
     assert (spool.items("new"), spool.collection.creates) == ([b"x"], creates + 1)
 
@@ -113,7 +105,7 @@ def test_an_alias_is_no_queue(spool: Spool) -> None:
 def test_an_alias_adds_where_it_can(spool: Spool) -> None:
     """A destination that is not available is an error, but keeps no other from the item."""
     spool.collection.delete("b")
-    spool.break_disk("open b")
+    spool.disk.break_steps("open b")
     with pytest.raises(QueueUnavailable, match="queue b cannot be created"):
         spool.collection.add("all", b"y")
     spool.commit()
@@ -122,7 +114,7 @@ def test_an_alias_adds_where_it_can(spool: Spool) -> None:
 
 def test_all_queues_are_flushed_though_one_cannot_be_written(spool: Spool) -> None:
     """What could not be dropped is still there, and the error says so."""
-    spool.break_disk("append to b")
+    spool.disk.break_steps("append to b")
     with pytest.raises(JournalError, match=r"queue b: .*No space"):
         run_to_end(spool.collection.flushing())
     assert spool.contents("a", "b", "c") == [[], [b"x"], []]
@@ -219,7 +211,7 @@ def test_a_bug_that_one_queue_shows_does_not_stop_what_is_done_to_all(
     spool.collection.give_back_overdue()
     assert caplog.messages == ["overdue reads of a queue could not be given back"]
     assert [spool.queue(name).open_reads for name in names] == [0, 1, 0]
-    spool.mend_disk()
+    spool.disk.mend()
     spool.clock.advance(1)
     spool.collection.give_back_overdue()
     assert spool.contents(*names) == [[b"x"]] * 3
@@ -243,7 +235,7 @@ def test_an_operation_that_shows_a_bug_is_taken_back(
     failures = spool.collection.commits.commit()
     assert [str(error) for error in failures.values()] == ["internal error: ValueError('a bug')"]
     assert caplog.messages == ["a queue was not committed"]
-    spool.mend_disk()
+    spool.disk.mend()
     spool.add(b"y", name="all")
     spool.restart()
     assert spool.contents("a", "b") == [[b"x", b"refused", b"y"], [b"x", b"y"]]
@@ -253,7 +245,7 @@ def test_a_journal_whose_upkeep_fails_keeps_no_other_from_it(
     spool: Spool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither for a bug, nor because it cannot be removed yet."""
-    spool.break_disk("append")
+    spool.disk.break_steps("append")
     spool.collection.add("all", b"refused")
     assert len(spool.collection.commits.commit()) == 3
     caplog.clear()
@@ -261,17 +253,17 @@ def test_a_journal_whose_upkeep_fails_keeps_no_other_from_it(
     spool.collection.tick()
     assert caplog.messages == ["the upkeep of the journal of queue b failed"]
     assert [spool.queue(name).failure is None for name in ("a", "b", "c")] == [True, False, True]
-    spool.mend_disk()
+    spool.disk.mend()
     assert spool.reload(spool.settings(fanout_only=True)) == []
     caplog.clear()
-    spool.break_disk("rename b")
+    spool.disk.break_steps("rename b")
     assert [spool.drain(name) for name in ("a", "b", "c")] == [[b"x"]] * 3
     spool.collection.tick()
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith("the journal of queue b cannot be removed: queue b: ")
     journals = [name for name in spool.disk.names() if "~~" not in name]
     assert journals == ["b"]
-    spool.mend_disk()
+    spool.disk.mend()
     spool.collection.tick()
     assert [name for name in spool.disk.names() if "~~" not in name] == []
 

@@ -124,13 +124,13 @@ def test_a_queue_that_cannot_be_deleted_stays(spool: Spool, step: int) -> None:
     seen = iter(range(100))
     spool.disk.fail = lambda _point: next(seen) == step
     assert spool.delete()
-    spool.disk.fail = lambda _point: False
+    spool.disk.mend()
     if not spool.told:
         spool.add(b"two")
         seen = iter(range(1, 100))
         spool.disk.fail = lambda _point: next(seen) == step
         assert spool.deleting.step()
-        spool.disk.fail = lambda _point: False
+        spool.disk.mend()
     else:
         spool.add(b"two")
     (failure,) = spool.told
@@ -156,7 +156,7 @@ def test_settings_that_came_while_it_was_to_be_deleted(spool: Spool) -> None:
     spool.collection.reload(spool.config.model_copy(update={"default": default}))
     spool.disk.fail = lambda _point: True
     assert spool.deleting.step()
-    spool.disk.fail = lambda _point: False
+    spool.disk.mend()
     assert isinstance(spool.told[0], JournalError)
     assert spool.collection.queues["jobs"].config.max_items == 7
 
@@ -188,9 +188,9 @@ def test_settings_that_cannot_be_put_in_force_for_a_queue_that_stays(
     assert (
         spool.reload(queue_settings(spool.disk.path, keep_journal=False, max_memory_size=9)) == []
     )
-    spool.disk.fail = lambda point: point.startswith("rename jobs~~delete")
+    spool.disk.break_steps("rename jobs~~delete")
     assert spool.deleting.step()
-    spool.disk.fail = lambda _point: False
+    spool.disk.mend()
     refused = "keep_journal of queue jobs stays as it is: queue jobs: its items have 10 bytes"
     assert any(message.startswith(refused) for message in caplog.messages)
     assert spool.collection.queues["jobs"].config.keep_journal
@@ -231,7 +231,7 @@ def test_an_expired_queue_whose_files_stay_comes_back_with_nothing_of_its_own(
     spool.add(b"two")
     spool.disk.fail = lambda _point: True
     assert spool.deleting.step()
-    spool.disk.fail = lambda _point: False
+    spool.disk.mend()
     spool.add(b"three")
     assert spool.after_restart() == [b"two", b"three"]
     spool.close()

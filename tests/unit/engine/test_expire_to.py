@@ -227,7 +227,7 @@ def test_one_that_could_not_be_forgotten_is_not_moved_again_and_again(tmp_path: 
         spool.collection.commits.commit()
     assert spool.items(LATER) == [b"a"]
     assert len(queue) == 1
-    disk.fail = lambda _point: False
+    disk.mend()
     spool.collection.tick()
     spool.collection.sweep()
     spool.commit()
@@ -255,7 +255,7 @@ def test_one_that_was_set_aside_stays_so_while_the_disk_is_full(tmp_path: Path) 
     spool.collection.sweep()
     assert list(spool.collection.commits.commit()) == [queue]
     assert (queue.set_aside, len(queue.open), queue.expired_items) == (1, 1, 0)
-    disk.fail = lambda _point: False
+    disk.mend()
     assert spool.drain(LATER) == [b"a"]
     spool.collection.tick()
     spool.collection.sweep()

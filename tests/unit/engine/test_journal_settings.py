@@ -211,7 +211,7 @@ def fail_at(directory: CrashingDirectory, beginning: str, number: int) -> None:
 
 def heal(directory: CrashingDirectory) -> None:
     """Let no step fail any more."""
-    directory.fail = lambda _point: False
+    directory.mend()
 
 
 @pytest.mark.parametrize(

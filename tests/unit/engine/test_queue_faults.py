@@ -41,14 +41,6 @@ class Fixture(LocalQueues):
         assert self.queue().confirm(self.open_read())
         self.commit()
 
-    def break_disk(self, beginning: str = "") -> None:
-        """Let steps that begin so fail."""
-        self.disk.fail = lambda point: point.startswith(beginning)
-
-    def mend_disk(self) -> None:
-        """Let all succeed."""
-        self.disk.fail = lambda _point: False
-
 
 def test_a_file_never_mixes_dialects(tmp_path: Path) -> None:
     """A reload to the other one begins a new file, also after a rotation."""
@@ -90,9 +82,9 @@ def test_a_replacement_that_runs_is_not_begun_again(tmp_path: Path) -> None:
     fixture.open_read()
     assert len(worker) == 1
     fixture.switch("documented")
-    fixture.break_disk()
+    fixture.disk.break_steps()
     fixture.switch("kestrel-2")
-    fixture.mend_disk()
+    fixture.disk.mend()
     fixture.clock.advance(2)
     fixture.collection.tick()
     while worker:
@@ -120,11 +112,11 @@ def test_an_item_that_is_taken_back_expires(tmp_path: Path) -> None:
     """When its removal could not be written."""
     fixture = Fixture(tmp_path)
     fixture.add(b"old", expiry=fixture.clock.now() + 1000)
-    fixture.break_disk("append")
+    fixture.disk.break_steps("append")
     fixture.clock.step(5000)
     assert fixture.queue().remove() is None
     assert fixture.collection.commits.commit()
-    fixture.mend_disk()
+    fixture.disk.mend()
     assert fixture.queue().remove() is None
     fixture.close()
 
@@ -137,10 +129,10 @@ def test_a_read_that_could_not_be_given_back_keeps_its_xid(tmp_path: Path) -> No
     fixture.churn(100)
     fixture.add(b"x")
     fixture.confirm_head()
-    fixture.break_disk("append")
+    fixture.disk.break_steps("append")
     fixture.queue().unremove(xid)
     assert fixture.collection.commits.commit()
-    fixture.mend_disk()
+    fixture.disk.mend()
     fixture.queue().unremove(xid)
     fixture.commit()
     fixture.confirm_head()
@@ -152,11 +144,11 @@ def test_a_read_that_could_not_be_opened_never_was(tmp_path: Path) -> None:
     """Its item is at the head, and the next read has its xid."""
     fixture = Fixture(tmp_path)
     fixture.add(b"x", b"y")
-    fixture.break_disk("append")
+    fixture.disk.break_steps("append")
     opened = fixture.queue().open_read()
     assert opened is not None
     assert fixture.collection.commits.commit()
-    fixture.mend_disk()
+    fixture.disk.mend()
     assert (fixture.items(), fixture.queue().open_reads) == ([b"x", b"y"], 0)
     assert fixture.open_read() == opened[0]
     fixture.close()
@@ -167,10 +159,10 @@ def test_a_read_that_could_not_be_confirmed_is_open_again(tmp_path: Path) -> Non
     fixture = Fixture(tmp_path)
     fixture.add(b"x")
     xid = fixture.open_read()
-    fixture.break_disk("append")
+    fixture.disk.break_steps("append")
     assert fixture.queue().confirm(xid)
     assert fixture.collection.commits.commit()
-    fixture.mend_disk()
+    fixture.disk.mend()
     assert fixture.queue().open_reads == 1
     assert fixture.queue().confirm(xid)
     fixture.commit()
@@ -182,11 +174,11 @@ def test_what_follows_a_failed_write_in_the_same_turn_is_not_done(tmp_path: Path
     """All its replies are errors, though the disk works again by then."""
     fixture = Fixture(tmp_path)
     queue = fixture.queue()
-    fixture.break_disk("append")
+    fixture.disk.break_steps("append")
     queue.add(b"refused")
     with pytest.raises(JournalError):
         queue.write_now()
-    fixture.mend_disk()
+    fixture.disk.mend()
     queue.add(b"refused, too")
     assert list(fixture.collection.commits.commit()) == [queue]
     fixture.add(b"taken")
@@ -199,10 +191,10 @@ def test_no_journal_is_written_anew_in_the_middle_of_a_turn(tmp_path: Path) -> N
     """What is to be written yet would be in it twice."""
     fixture = Fixture(tmp_path)
     fixture.add(b"old")
-    fixture.break_disk("sync jobs")
+    fixture.disk.break_steps("sync jobs")
     with pytest.raises(OSError, match="sync jobs"):
         fixture.queue().sync()
-    fixture.mend_disk()
+    fixture.disk.mend()
     fixture.queue().add(b"new")
     fixture.collection.tick()
     fixture.commit()

@@ -29,20 +29,12 @@ class Spool(LocalQueues):
             worker=worker,
         )
 
-    def break_disk(self, beginning: str) -> None:
-        """Let steps that begin so fail."""
-        self.disk.fail = lambda point: point.startswith(beginning)
-
-    def mend_disk(self) -> None:
-        """Let all steps succeed."""
-        self.disk.fail = lambda _point: False
-
     def fail_to_sync(self) -> None:
         """Let a sync fail, so that the journal has to be written anew."""
-        self.break_disk("sync jobs")
+        self.disk.break_steps("sync jobs")
         with pytest.raises(OSError, match="sync jobs"):
             self.queue().sync()
-        self.mend_disk()
+        self.disk.mend()
 
     def finish(self) -> None:
         """Let time pass, and the worker end what it has to do."""
@@ -67,9 +59,9 @@ def test_a_sync_in_the_worker_that_fails_is_no_reason_to_stop(tmp_path: Path) ->
     items = [b"%d" % number * 50_000 for number in range(8)]
     spool.add(*items)
     assert len(spool.held) == 1
-    spool.break_disk("sync jobs")
+    spool.disk.break_steps("sync jobs")
     assert spool.held.step()
-    spool.mend_disk()
+    spool.disk.mend()
     spool.add(b"more")
     assert spool.journals().keys() == {"jobs"}
     spool.finish()
@@ -85,7 +77,7 @@ def test_a_sync_that_was_given_up_disturbs_nothing_that_came_later(tmp_path: Pat
     spool = Spool(tmp_path, HeldWorker(), max_memory_size=100_000)
     items = [b"%d" % number * 50_000 for number in range(8)]
     spool.add(*items)
-    spool.break_disk("rename")
+    spool.disk.break_steps("rename")
     with pytest.raises(JournalError):
         spool.collection.delete("jobs")
     spool.fail_to_sync()
@@ -102,9 +94,9 @@ def test_a_sync_that_was_given_up_disturbs_nothing_that_came_later(tmp_path: Pat
 def test_a_long_file_that_cannot_be_followed_by_another_is_rotated_later(tmp_path: Path) -> None:
     """A second later, and not before: whoever keeps the time is told to come back."""
     spool = Spool(tmp_path, HeldWorker(), max_memory_size=1000)
-    spool.break_disk("open jobs~~next")
+    spool.disk.break_steps("open jobs~~next")
     spool.add(b"x" * 990)
-    spool.mend_disk()
+    spool.disk.mend()
     assert spool.queue().has_background_work
     spool.collection.tick()
     assert spool.journals().keys() == {"jobs"}
@@ -120,9 +112,9 @@ def test_a_journal_that_cannot_go_on_in_a_new_file_is_written_anew_later(tmp_pat
     spool = Spool(tmp_path, HeldWorker())
     spool.add(b"x")
     spool.fail_to_sync()
-    spool.break_disk("open jobs~~next")
+    spool.disk.break_steps("open jobs~~next")
     spool.collection.tick()
-    spool.mend_disk()
+    spool.disk.mend()
     assert (len(spool.held), spool.queue().journal.rewrites) == (0, 0)
     with pytest.raises(OSError, match="earlier sync failed"):
         spool.queue().sync()

@@ -157,7 +157,7 @@ def test_a_deletion_that_fails_leaves_the_queue(tmp_path: Path) -> None:
         directory.fail = lambda _point, step=step, seen=seen: next(seen) == step  # type: ignore[misc]
         with pytest.raises(JournalError):
             collection.delete(name)
-        directory.fail = lambda _point: False
+        directory.mend()
         queue.add(b"two")
         assert not collection.commits.commit()
     collection.close()
@@ -177,10 +177,10 @@ def test_a_journal_whose_sync_failed_is_rotated_only_to_be_replaced(tmp_path: Pa
     queue = collection.obtain("jobs")
     queue.add(b"one")
     assert not collection.commits.commit()
-    directory.fail = lambda point: point.startswith("sync")
+    directory.break_steps("sync")
     with pytest.raises(OSError, match="No space left"):
         queue.sync()
-    directory.fail = lambda _point: False
+    directory.mend()
     journal = queue.journal
     assert isinstance(journal, FileJournal)
     with pytest.raises(OSError, match="an earlier sync failed"):

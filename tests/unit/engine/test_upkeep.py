@@ -214,12 +214,12 @@ def test_a_write_that_fails_fails_the_operation_and_heals(tmp_path: Path) -> Non
         queue = collection.obtain("jobs")
         queue.add(b"kept")
         commit(collection)
-        directory.fail = lambda point: point.startswith("append")
+        directory.break_steps("append")
         queue.add(b"refused")
         assert queue in collection.commits.commit()
         assert len(queue) == 1
         assert "No space" in str(queue.failure)
-        directory.fail = lambda _point: False
+        directory.mend()
         queue.add(b"accepted")
         commit(collection)
         assert str(queue.failure) == "None"
@@ -231,12 +231,12 @@ def test_a_failure_goes_when_the_disk_works_again_though_nobody_writes(tmp_path:
     directory = CrashingDirectory.within(tmp_path)
     with queues(tmp_path, directory=directory) as collection:
         queue = collection.obtain("jobs")
-        directory.fail = lambda point: point.startswith("append")
+        directory.break_steps("append")
         queue.add(b"refused")
         assert queue in collection.commits.commit()
         collection.tick()
         assert "No space" in str(queue.failure)
-        directory.fail = lambda _point: False
+        directory.mend()
         collection.tick()
         assert str(queue.failure) == "None"
         assert [name for name in directory.names() if "~~next" in name] == []
@@ -255,13 +255,13 @@ def test_after_a_failed_sync_nothing_is_called_safe_until_it_was_written_anew(
         directory.fail = lambda point: point == "sync jobs"
         with pytest.raises(OSError, match="No space"):
             queue.sync()
-        directory.fail = lambda point: point.startswith("create")
+        directory.break_steps("create")
         with pytest.raises(OSError, match="earlier sync"):
             queue.sync()
         collection.tick()
         with pytest.raises(OSError, match="earlier sync"):
             queue.sync()
-        directory.fail = lambda _point: False
+        directory.mend()
         clock.advance(5)
         collection.tick()
         queue.sync()
@@ -278,7 +278,7 @@ def test_what_cannot_be_rotated_is_served_on_and_tried_again(tmp_path: Path) -> 
         for what in ("open", "rename", "create", "remove", "sync"):
             directory.fail = partial(starts_with, what)
             churn(collection, queue, 200)
-            directory.fail = lambda _point: False
+            directory.mend()
             clock.advance(100)
             collection.tick()
             churn(collection, queue, 20)
@@ -303,14 +303,14 @@ def test_a_disk_that_fills_up_while_a_journal_is_rewritten(tmp_path: Path) -> No
             churn(collection, queue, 1)
         assert isinstance(state_of(queue), Placing)
         before = set(directory.names())
-        directory.fail = lambda point: point.startswith("append to jobs~~pack")
+        directory.break_steps("append to jobs~~pack")
         worker.step()
         failed = state_of(queue)
         assert isinstance(failed, Retrying)
         assert isinstance(failed.then, Idle)
         assert set(directory.names()) == before
         churn(collection, queue, 1)
-        directory.fail = lambda point: point.startswith("remove")
+        directory.break_steps("remove")
         clock.advance(CONFIG.min_journal_compact_delay or 0)
         collection.tick()
         assert isinstance(state_of(queue), Placing)
@@ -321,7 +321,7 @@ def test_a_disk_that_fills_up_while_a_journal_is_rewritten(tmp_path: Path) -> No
         failed = state_of(queue)
         assert isinstance(failed, Retrying)
         assert failed.then is clearing
-        directory.fail = lambda _point: False
+        directory.mend()
         clock.advance(RETRY)
         collection.tick()
         worker.step()
@@ -345,10 +345,10 @@ def test_a_deletion_that_fails_while_a_journal_is_rewritten(tmp_path: Path, step
             churn(collection, queue, 1)
         for _ in range(steps):
             worker.step()
-        directory.fail = lambda point: point.startswith("create")
+        directory.break_steps("create")
         with pytest.raises(JournalError):
             collection.delete("jobs")
-        directory.fail = lambda _point: False
+        directory.mend()
         rewrites = queue.journal.rewrites
         clock.advance(100)
         collection.tick()

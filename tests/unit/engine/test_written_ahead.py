@@ -101,12 +101,12 @@ def test_a_failure_changes_nothing(
     queue = collection.obtain("jobs")
     record, file = begin(queue, b"large")
     queue.add(b"before")
-    directory.fail = lambda point: point.startswith(step)
+    directory.break_steps(step)
     with pytest.raises(JournalError):
         queue.add_written_ahead(record, file)
     assert step in str(queue.failure)
     assert (len(queue), queue.total_items) == (1, 1)
-    directory.fail = lambda _point: False
+    directory.mend()
     queue.discard_file(file)
     queue.add(b"after")
     assert not collection.commits.commit()
@@ -128,7 +128,7 @@ def test_an_interruption_changes_nothing(
     directory.fail = interrupt
     with pytest.raises(KeyboardInterrupt):
         queue.add_written_ahead(record, file)
-    directory.fail = lambda _point: False
+    directory.mend()
     assert (len(queue), queue.total_items) == (0, 0)
     queue.discard_file(file)
     assert files(directory) == ["jobs"]
@@ -139,7 +139,7 @@ def test_a_disk_that_is_full_leaves_no_file(
 ) -> None:
     """What was written of it is removed at once."""
     queue = collection.obtain("jobs")
-    directory.fail = lambda point: point.startswith("append")
+    directory.break_steps("append")
     with pytest.raises(OSError, match="append"):
         begin(queue, b"large")
     assert files(directory) == ["jobs"]
@@ -243,10 +243,10 @@ def test_behind_a_sync_that_failed_nothing_is_in_another_file(
     for data in (b"second", b"third"):
         queue.add(data)
         assert not collection.commits.commit()
-    directory.fail = lambda point: point.startswith("sync")
+    directory.break_steps("sync")
     with pytest.raises(OSError, match="No space left"):
         queue.sync()
-    directory.fail = lambda _point: False
+    directory.mend()
     assert not queue.can_write_ahead
     assert queue.add_written_ahead(record, file)
     assert not collection.commits.commit()

@@ -113,7 +113,7 @@ def test_a_whole_file_is_written_or_is_not_there(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="No space left"):
             write_file(directory, "jobs", [b"one", b"two"])
         assert directory.names() == []
-    directory.fail = lambda _point: False
+    directory.mend()
     assert write_file(directory, "jobs", [b"one", b"two"]) == 6
     assert (directory.path / "jobs").read_bytes() == b"onetwo"
 

@@ -27,11 +27,11 @@ def replacement(tmp_path: Path) -> tuple[CrashingDirectory, Replacement]:
 def test_placing_may_be_tried_again(tmp_path: Path, step: str) -> None:
     """What failed left the old files as they were."""
     directory, job = replacement(tmp_path)
-    directory.fail = lambda point: point.startswith(step)
+    directory.break_steps(step)
     with pytest.raises(OSError, match="No space"):
         job.place(no_pause)
     assert (directory.path / "jobs.2").read_bytes() == item(1, 0, b"old")
-    directory.fail = lambda _point: False
+    directory.mend()
     job.place(no_pause)
     job.clear(no_pause)
     assert directory.names() == ["jobs.2"]
@@ -51,7 +51,7 @@ def test_clearing_may_be_tried_again(tmp_path: Path, failing: int) -> None:
     directory.fail = fails
     with pytest.raises(OSError, match="No space"):
         job.clear(no_pause)
-    directory.fail = lambda _point: False
+    directory.mend()
     job.clear(no_pause)
     assert directory.names() == ["jobs.2"]
     assert item(1, 0, b"live") in (directory.path / "jobs.2").read_bytes()
@@ -72,7 +72,7 @@ def test_what_is_cancelled_replaces_nothing(tmp_path: Path) -> None:
         job.place(no_pause)
     assert not job.is_placed
     assert sorted(directory.names()) == ["jobs.1", "jobs.2"]
-    directory.fail = lambda _point: False
+    directory.mend()
     job.resume()
     job.place(no_pause)
     job.clear(no_pause)

@@ -133,10 +133,9 @@ def test_import_behind_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_crash_while_it_is_rotated(tmp_path: Path, step: int, loss: CrashLoss) -> None:
     """The queue is whole, also with a rotated file and no current one."""
-    for name in ("queues", "links"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "queues").mkdir()
     (tmp_path / "queues" / "q").write_bytes(added(b"first") + DUMP)
-    directory = CrashingDirectory(tmp_path / "queues", tmp_path / "links")
+    directory = CrashingDirectory.within(tmp_path)
     directory.crash_at = step
     with pytest.raises(SimulatedCrash):
         load_queue(directory, group_files(directory.names()).queues["q"], None, FakeClock(NOW))

@@ -36,11 +36,6 @@ def written(directory: CrashingDirectory) -> FileJournal:
     return one
 
 
-def failing(word: str) -> Callable[[str], bool]:
-    """Return what lets all steps fail that begin with `word`."""
-    return lambda point: point.startswith(word)
-
-
 def test_a_closed_journal_takes_nothing(directory: CrashingDirectory, written: FileJournal) -> None:
     """To append or rotate is an error; there is nothing to sync, and the disk can be tried."""
     written.close()
@@ -50,7 +45,7 @@ def test_a_closed_journal_takes_nothing(directory: CrashingDirectory, written: F
         written.rotate()
     written.sync_current()
     written.probe()
-    directory.fail = failing("append")
+    directory.break_steps("append")
     with pytest.raises(OSError, match="No space left"):
         written.probe()
     assert {name: (directory.path / name).read_bytes() for name in directory.names()} == {
@@ -77,11 +72,11 @@ def test_a_queue_whose_rotation_failed_half_way_is_deleted_whole(
     directory: CrashingDirectory, written: FileJournal
 ) -> None:
     """Its current file has the name of a rotated one already, and is renamed no more."""
-    directory.fail = failing("rename jobs~~")
+    directory.break_steps("rename jobs~~")
     with pytest.raises(OSError, match="No space left"):
         written.rotate()
     assert written.current_name == f"jobs.{NOW}"
-    directory.fail = lambda _point: False
+    directory.mend()
     written.append(SECOND)
     removal = written.begin_removal()
     assert directory.names() == [f"jobs.{NOW}"]
@@ -98,7 +93,7 @@ def test_files_of_a_deleted_queue_that_cannot_be_removed_mean_nothing(
     removal = written.begin_removal()
     removal.replace(no_pause)
     written.close()
-    directory.fail = failing("remove")
+    directory.break_steps("remove")
     removal.remove(UnnamedFiles(), no_pause)
     told = "queue jobs is deleted, but not all of its files: [Errno 28] No space left on device"
     assert told in caplog.text
@@ -112,12 +107,12 @@ def test_records_that_need_a_new_file_are_written_whole_or_not(
 ) -> None:
     """When they cannot become the current file, none of them stays, nor does a temporary."""
     written.is_torn = True
-    directory.fail = failing(step)
+    directory.break_steps(step)
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
             written.append(SECOND)
         assert directory.names() == ["jobs"]
-    directory.fail = lambda _point: False
+    directory.mend()
     written.append(SECOND)
     written.close()
     assert sorted(directory.names()) == ["jobs", f"jobs.{NOW}"]
@@ -128,7 +123,7 @@ def test_a_suspect_journal_goes_on_in_a_new_file(
     directory: CrashingDirectory, written: FileJournal
 ) -> None:
     """Only to be replaced: another failing sync of its old file is no matter then."""
-    directory.fail = failing("sync jobs")
+    directory.break_steps("sync jobs")
     with pytest.raises(OSError, match="No space left"):
         written.rotate()
     assert written.suspect
