@@ -56,8 +56,8 @@ destination_queues = ["tiny", "roomy"]
 
 STATISTICS = """items bytes total_items logsize expired_items mem_items mem_bytes age discarded
 waiters open_transactions transactions canceled_transactions total_flushes age_msec create_time
- children expired_set_aside journal_rewrites journal_rotations journal_syncs get_items_hit
- get_items_miss"""
+ children expired_set_aside delayed dead_lettered journal_rewrites journal_rotations journal_syncs
+ get_items_hit get_items_miss"""
 
 GLOBAL_STATISTICS = """uptime time version curr_items total_items bytes curr_connections
 total_connections cmd_get cmd_set cmd_peek get_hits get_misses bytes_read bytes_written

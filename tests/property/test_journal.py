@@ -19,9 +19,9 @@ from kestrelmq.journal.records import (
     Add,
     AddX,
     AddXid,
+    AnnotatedItem,
     ConfirmRemove,
     Continue,
-    NamedItem,
     Record,
     Remove,
     RemoveTentative,
@@ -305,7 +305,7 @@ def test_reader_hands_out_every_item(records: list[Record], size: int, count: in
         found: list[bytes] = []
         while items := reader.read(("q.1", "q"), count, size):
             assert len(items) <= count
-            assert all(isinstance(item, NamedItem) or type(item) is bytes for item in items)
+            assert all(isinstance(item, AnnotatedItem) or type(item) is bytes for item in items)
             found += contents(items)
         reader.close()
     assert found == added

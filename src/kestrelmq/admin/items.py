@@ -18,7 +18,7 @@ from kestrelmq.admin.models import (
     Requeued,
     Stored,
 )
-from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_expiry
+from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
 from kestrelmq.server import changes
 
 
@@ -44,6 +44,7 @@ def _peeked(position: int, record: bytes, max_bytes: int) -> PeekedItem:
         position=position,
         add_time=item_add_time(record),
         expiry=item_expiry(record),
+        deliveries=item_deliveries(record),
         size=size,
         data=base64.b64encode(record[ADDX_HEADER : ADDX_HEADER + max_bytes]).decode(),
         truncated=size > max_bytes,
@@ -80,15 +81,16 @@ async def list_open_reads(call: Call) -> Answer:
     query = call.query(OpenQuery)
     queue = call.queue()
     opened = queue.open
-    first = sorted(xid for xid in opened if not queue.is_set_aside(xid))[: query.limit]
+    first = sorted(xid for xid in opened if queue.is_held(xid))[: query.limit]
     return Answer(
         OpenReadsAnswer(
-            total=len(opened) - queue.set_aside,
+            total=queue.open_reads,
             open_reads=[
                 OpenRead(
                     xid=xid,
                     add_time=item_add_time(opened[xid]),
                     expiry=item_expiry(opened[xid]),
+                    deliveries=item_deliveries(opened[xid]) + 1,
                     size=len(opened[xid]) - ADDX_HEADER,
                 )
                 for xid in first

@@ -227,6 +227,8 @@ class PeekedItem(_Model):
     """When it was added (ms since the epoch)."""
     expiry: int
     """When it expires (ms since the epoch); 0 for never."""
+    deliveries: Count
+    """How often it was handed out."""
     size: Count
     """Bytes of data in it."""
     data: str
@@ -253,6 +255,8 @@ class OpenRead(_Model):
     """When the item was added (ms since the epoch)."""
     expiry: int
     """When it expires (ms since the epoch); 0 for never."""
+    deliveries: Count
+    """How often it was handed out, this time included."""
     size: Count
     """Bytes of data in it."""
 

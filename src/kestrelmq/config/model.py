@@ -25,6 +25,7 @@ from kestrelmq.config.values import (
     Credentials,
     Duration,
     DurationLimit,
+    Factor,
     FilePath,
     Flag,
     LogFile,
@@ -95,6 +96,16 @@ class QueueConfig(_Settings):
     """How often the journal is forced to disk; 0 is before every acknowledgement, None is never."""
     expire_to_queue: OptionalQueueName = None
     """Queue that receives expired items; without one they are dropped."""
+    max_deliveries: PositiveLimit = None
+    """An item that is given back after so many deliveries goes to `dead_letter_queue`."""
+    dead_letter_queue: OptionalQueueName = None
+    """Queue that receives the items that were delivered `max_deliveries` times."""
+    retry_delay: Duration = 0.0
+    """How long an item that was given back waits until it may be read again."""
+    retry_backoff: Factor = 2.0
+    """By how much that time grows with each further delivery of the same item."""
+    max_retry_delay: Duration = 3600.0
+    """Longest time that an item waits until it may be read again."""
     max_expire_sweep: PositiveLimit = None
     """Most expired items that one background sweep removes."""
     fanout_only: Flag = False
@@ -259,6 +270,19 @@ class ServerConfig(_Settings):
         for alias in self.aliases:
             if alias in self._reached_from(alias):
                 raise ValueError(f"alias {alias!r} leads back to itself")
+        return self
+
+    @model_validator(mode="after")
+    def _check_dead_letters(self) -> Self:
+        layers = {"default": self.default} | {
+            f"queues.{name}": effective_settings(self, name) for name in self.queues
+        }
+        for table, settings in layers.items():
+            if settings.max_deliveries is not None and settings.dead_letter_queue is None:
+                raise ValueError(f"{table}: max_deliveries needs a dead_letter_queue")
+        for name, settings in self.queues.items():
+            if settings.dead_letter_queue == name:
+                raise ValueError(f"queues.{name}: dead_letter_queue is the queue itself")
         return self
 
     def _reached_from(self, alias: str) -> set[str]:

@@ -82,7 +82,7 @@ def _toml(value: Any) -> str:
     match value:
         case bool():
             return str(value).lower()
-        case int():
+        case int() | float():
             return str(value)
         case str():
             # JSON escapes everything that TOML requires, except the delete character.

@@ -26,6 +26,7 @@ from kestrelmq.units import format_duration, format_size, parse_duration, parse_
 # Far above any sensible value, but small enough that sums in bytes or milliseconds fit 64 bits.
 MAX_COUNT: Final = 2**62
 MAX_DURATION: Final = 100 * 366 * 86_400.0
+_MAX_FACTOR: Final = 1000
 
 # The words for "no limit" and "not at all".
 OFF_WORDS: Final = ("none", "unlimited")
@@ -128,6 +129,12 @@ def _whole_number(least: int, most: int) -> Callable[[Any], int]:
         raise ValueError(f"allowed: a whole number, {least} {upper}")
 
     return read
+
+
+def _factor(value: Any) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value <= _MAX_FACTOR:
+        return float(value)
+    raise ValueError(f"allowed: a number, 1 to {_MAX_FACTOR}")
 
 
 def _flag(value: Any) -> bool:
@@ -249,6 +256,12 @@ SyncPeriod = Annotated[
     float | None,
     _DURATION.or_none("never", "none", written="never").described(
         "Seconds, text such as '100ms' or '0ms', or 'never'.", *_TEXT_OR_NUMBER
+    ),
+]
+Factor = Annotated[
+    float,
+    ValueKind(_factor).described(
+        f"1 to {_MAX_FACTOR}.", {"type": "number", "minimum": 1, "maximum": _MAX_FACTOR}
     ),
 ]
 Count = Annotated[int, _FROM_1.described("1 or more.", {"type": "integer", "minimum": 1})]

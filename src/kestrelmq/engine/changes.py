@@ -2,8 +2,8 @@
 
 Each change is made in memory, and its record is collected. The commit writes all records at once,
 before any reply is sent. If it fails, the changes are taken back, newest first; each has an exact
-inverse. An add needs no undo entry, because its record has all that is needed. The undo entry of a
-plain remove is the item itself.
+inverse. A plain add needs no undo entry, because its record has all that is needed. The undo entry
+of a plain remove is the item itself.
 
 In read-behind, items are taken at the head while older files of the journal still hold them. To
 pack those files, upkeep must know which of their items were taken since. So every item has a
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from kestrelmq.clock import Clock
 from kestrelmq.engine.backlog import Backlog
 from kestrelmq.engine.reads import OpenReads
-from kestrelmq.journal.records import ADDX, ADDX_HEADER, NamedItem, item_add_time
+from kestrelmq.journal.records import ADDX, ADDX_HEADER, item_add_time, kept_xid
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,14 @@ class HeadDropped:
     item: bytes
 
 
-Change = bytes | ReadOpened | ReadConfirmed | ReadGivenBack | HeadDropped
+@dataclass(frozen=True, slots=True)
+class ItemAdded:
+    """An item with a note before it was added; `size` is its bytes of data."""
+
+    size: int
+
+
+Change = bytes | ReadOpened | ReadConfirmed | ReadGivenBack | HeadDropped | ItemAdded
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +136,7 @@ class PlaceTracker:
                 self.opened[change.xid] = self._take()
             elif isinstance(change, ReadConfirmed):
                 self.opened.pop(change.xid)
-            else:
+            elif isinstance(change, ReadGivenBack):
                 self.front.append(self.opened.pop(change.xid))
 
     def _take(self) -> int:
@@ -261,10 +268,12 @@ def _take_back(change: Change, backlog: Backlog, reads: OpenReads) -> None:
         case ReadConfirmed(xid, record):
             reads.open[xid] = record
         case ReadGivenBack(xid, record):
-            if isinstance(backlog.take(), NamedItem):
+            if kept_xid(backlog.take()) is not None:
                 reads.named.add(xid)
             reads.open[xid] = record
         case HeadDropped(record):
             backlog.put_back(record)
+        case ItemAdded(size):
+            backlog.drop_last(size)
         case bytes():  # pragma: no branch: there is no other kind of change
             backlog.put_back(change)

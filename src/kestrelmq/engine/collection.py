@@ -32,6 +32,7 @@ from kestrelmq.journal.files import (
 )
 from kestrelmq.journal.loading import Pace, load_queue, remove_left_over
 from kestrelmq.journal.names import LEFT, QueueFiles, group_files, temporary_name
+from kestrelmq.journal.records import AnnotatedItem, item
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.names import queue_name_error
@@ -260,7 +261,7 @@ class QueueCollection:
             self.commits,
             journal=journal,
             state=state,
-            expire_to=self._expire_to,
+            move_to=self._move_to,
             created=created,
         )
 
@@ -308,8 +309,14 @@ class QueueCollection:
             raise QueueUnavailable(failure)
         return accepted
 
-    def _expire_to(self, name: str, data: bytes) -> bool:
-        """Add and write an expired item's data, before its old queue drops the item.
+    def _move_to(self, name: str, data: bytes, deliveries: int, *, durable: bool) -> bool:
+        """Add and write the item of another queue, before that queue drops it.
+
+        Args:
+            name: the queue, or alias, that gets the item.
+            data: the item.
+            deliveries: how often it was handed out.
+            durable: whether it must be on disk when this returns.
 
         Returns:
             False if the item was refused. If there are several targets, none gets it unless all
@@ -322,11 +329,16 @@ class QueueCollection:
         queues = [self.obtain(leaf) for leaf in self.leaves(name)]
         if len(queues) > 1 and not all(queue.has_room(len(data)) for queue in queues):
             return False
+        record = item(self._clock.now(), 0, data)
+        if deliveries:
+            record = AnnotatedItem.of(record, deliveries=deliveries)
         accepted = True
         for queue in queues:
-            accepted &= queue.add(data)
+            accepted &= queue.add_record(record)
             for touched in queue.targets:
                 touched.write_now()
+                if durable:
+                    touched.sync_now()
         return accepted
 
     # --- flushing and deleting ---

@@ -14,15 +14,22 @@ Not thread-safe: the server's loop, or the library's lock, protects it.
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Final, Protocol
 
 from kestrelmq.clock import Clock, Pause, no_pause
 from kestrelmq.config import QueueConfig
 from kestrelmq.engine.backlog import Backlog
-from kestrelmq.engine.changes import Changes, HeadDropped, ReadConfirmed, ReadGivenBack, ReadOpened
+from kestrelmq.engine.changes import (
+    Changes,
+    HeadDropped,
+    ItemAdded,
+    ReadConfirmed,
+    ReadGivenBack,
+    ReadOpened,
+)
 from kestrelmq.engine.durability import Committable, GroupCommit
 from kestrelmq.engine.reads import OpenReads
 from kestrelmq.engine.upkeep import Upkeep
@@ -32,15 +39,18 @@ from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.dump import describe_records
 from kestrelmq.journal.files import Directory, UnnamedFiles, write_file
 from kestrelmq.journal.names import AHEAD, NEXT, temporary_name
+from kestrelmq.journal.notes import counted, uncounted_unremove
 from kestrelmq.journal.records import (
     ADDX,
     ADDX_HEADER,
     NO_EXPIRY,
     REMOVE_RECORD,
     TIMES_SIZE,
+    AnnotatedItem,
     confirm_remove,
     item,
     item_add_time,
+    item_deliveries,
     item_expiry,
     pack_header,
     save_xid,
@@ -50,6 +60,8 @@ from kestrelmq.journal.replacement import MemorySource
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import Dialect, FileJournal, JournalRemoval, NoJournal
 
+_MAX_DOUBLINGS: Final = 64
+"""Deliveries after which the retry delay does not grow any more."""
 _GIVE_BACK_RETRY: Final = 1.0
 """Seconds after a failure until overdue reads are given back again."""
 _MIN_ASIDE_LIMIT: Final = 1 << 20
@@ -63,11 +75,19 @@ _LOG_INTERVAL: Final = 60.0
 
 log = logging.getLogger(__name__)
 
-ExpireTo = Callable[[str, bytes], bool]
-"""Adds an expired item's data to the queue of that name, and writes it there.
 
-Returns False or raises a KestrelError if it cannot be added now.
-"""
+class MoveTo(Protocol):
+    """Adds an item's data to the queue of that name, and writes it there."""
+
+    def __call__(self, name: str, data: bytes, deliveries: int, *, durable: bool) -> bool:
+        """Return False or raise a KestrelError if it cannot be added now.
+
+        Args:
+            name: the queue that gets the item.
+            data: the item.
+            deliveries: how often it was handed out.
+            durable: whether it must be on disk when this returns.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +141,7 @@ class Queue(Committable):
             empty.
         histograms: how long its operations took; managed by `metrics`.
         failure: why the last attempt to write the journal failed; None if it succeeded.
-        get_hits, get_misses, discarded, expired_items, total_flushes, transactions,
+        get_hits, get_misses, discarded, expired_items, dead_lettered, total_flushes, transactions,
             canceled_transactions: counted since the queue was loaded or created.
     """
 
@@ -134,7 +154,7 @@ class Queue(Committable):
         *,
         journal: FileJournal | NoJournal | None = None,
         state: Replay | None = None,
-        expire_to: ExpireTo | None = None,
+        move_to: MoveTo | None = None,
         created: int | None = None,
     ) -> None:
         """Start with `state`, which was replayed from `journal`; give its open reads back."""
@@ -142,7 +162,7 @@ class Queue(Committable):
         self.journal = journal = journal or NoJournal()
         self._clock = clock
         self._commits = commits
-        self._expire_to = expire_to
+        self._move_to = move_to
         state = state or Replay()
         given_back = sorted(state.open, reverse=True)
         for xid in given_back:
@@ -164,6 +184,7 @@ class Queue(Committable):
         self.create_time = clock.now() if created is None else created
         self.failure: JournalError | None = None
         self.get_hits = self.get_misses = self.discarded = self.expired_items = 0
+        self.dead_lettered = 0
         self.total_flushes = self.transactions = self.canceled_transactions = 0
         # The last header made, with its time and size: items often have one size, and many of them
         # one add time.
@@ -174,6 +195,9 @@ class Queue(Committable):
         # nor be set aside, so that the items behind it cannot be read.
         self._moving = self._is_blocked = False
         self._log_at = 0.0
+        # Whether items at the head may have been delivered `max_deliveries` times: those whose
+        # reads were open when the server stopped.
+        self._may_have_dead_head = bool(given_back) and config.max_deliveries is not None
         # Whether any item that waits, or that may wait again, can expire.
         self._expiring = self.backlog.behind is not None or any(
             record[13:21] != NO_EXPIRY for record in self.backlog.memory
@@ -251,7 +275,9 @@ class Queue(Committable):
 
     def _set_needs_checks(self) -> None:
         """Set whether operations must check anything; see `QueueLimits`."""
-        self._needs_checks = self._expiring or self._closed or self._is_limited
+        self._needs_checks = (
+            self._expiring or self._closed or self._is_limited or self._may_have_dead_head
+        )
 
     def connect(self, children: tuple["Queue", ...]) -> None:
         """Make `children` receive every item that is added here from now on."""
@@ -271,8 +297,8 @@ class Queue(Committable):
 
     @property
     def open_reads(self) -> int:
-        """Number of open reads, without the expired items that are set aside."""
-        return len(self.reads.open) - len(self.reads.aside)
+        """Number of open reads that a reader has."""
+        return self.reads.held
 
     @property
     def waiting_readers(self) -> int:
@@ -339,9 +365,14 @@ class Queue(Committable):
         """Number of expired items that wait until they can be moved."""
         return len(self.reads.aside)
 
-    def is_set_aside(self, xid: int) -> bool:
-        """Whether the open item `xid` is an expired one that no reader holds."""
-        return xid in self.reads.aside
+    @property
+    def delayed(self) -> int:
+        """Number of items that wait until they may be read."""
+        return len(self.reads.retrying)
+
+    def is_held(self, xid: int) -> bool:
+        """Whether a reader has the open read `xid`."""
+        return self.reads.is_held(xid)
 
     def browse(self, count: int) -> list[bytes]:
         """Return at most `count` of the first items in memory, without taking them."""
@@ -415,11 +446,24 @@ class Queue(Committable):
             if admitted is None:
                 return False
             record = admitted
-        self._append(record, size)
-        self._collect(record)
+        if isinstance(record, AnnotatedItem):
+            self._add_annotated(record, size)
+        else:
+            self._append(record, size)
+            self._collect(record)
         if self.waiters.line:
             self._serve()
         return True
+
+    def _add_annotated(self, record: AnnotatedItem, size: int) -> None:
+        """Add an item that was handed out by another queue."""
+        records = counted(record, self.reads.last_xid)
+        added: bytes = record
+        if record.xid is not None:
+            added = AnnotatedItem.of(record, deliveries=record.deliveries)
+        self._append(added, size)
+        self._collect(records)
+        self.changes.undo.append(ItemAdded(size))
 
     def _append(self, record: bytes, size: int) -> None:
         """Append an item to the backlog; its record is not collected yet."""
@@ -447,7 +491,11 @@ class Queue(Committable):
         if max_age is not None:
             added, expiry = item_add_time(record), item_expiry(record)
             if expiry == 0 or expiry > added + max_age:
-                record = item(added, added + max_age, record[ADDX_HEADER:])
+                shortened = item(added, added + max_age, record[ADDX_HEADER:])
+                deliveries = item_deliveries(record)
+                record = (
+                    AnnotatedItem.of(shortened, deliveries=deliveries) if deliveries else shortened
+                )
         if record[13:21] != NO_EXPIRY:
             self._expiring = self._needs_checks = True
         return record
@@ -641,6 +689,8 @@ class Queue(Committable):
                 self.discard_expired(None)
                 if self._is_blocked or self._moving:
                     return False
+            if self._may_have_dead_head:
+                self._bury_heads()
         return bool(self.backlog.memory) or self._read_back()
 
     def _read_back(self) -> bool:
@@ -678,7 +728,7 @@ class Queue(Committable):
 
     def confirm(self, xid: int) -> bool:
         """Confirm the open read `xid`; return False if it is not open."""
-        record = self.reads.open.pop(xid, None)
+        record = self.reads.end(xid)
         if record is None:
             return False
         self._collect(confirm_remove(xid))
@@ -689,24 +739,118 @@ class Queue(Committable):
         """Give the open read `xid` back to the head; return False if it is not open."""
         return self.give_back((xid,)) == 1
 
-    def give_back(self, xids: Sequence[int]) -> int:
+    def give_back(
+        self, xids: Sequence[int], *, counted: bool = True, why: str = "it was given back"
+    ) -> int:
         """Give open reads back, such that the first of `xids` is the head; return how many.
 
-        Waiting readers are served only when all are given back, so they get the items in order.
+        An item that was delivered `max_deliveries` times goes to `dead_letter_queue` instead. Any
+        other waits for its retry delay, if there is one. Waiting readers are served only when all
+        are given back, so they get the items in order.
+
+        Args:
+            xids: the reads; those that no reader has are left out.
+            counted: whether the items were handed out, so that this counts as a delivery.
+            why: the reason, for the log.
         """
-        count = 0
-        for xid in reversed(xids):
-            record = self.reads.give_back(xid)
-            if record is None:
-                continue
-            count += 1
-            self.backlog.put_back(self.reads.as_waiting(xid, record))
-            self._collect(unremove(xid))
-            self.changes.undo.append(ReadGivenBack(xid, record))
-        self.canceled_transactions += count
-        if count and self.waiters.line:
+        reads = self.reads
+        held = [xid for xid in xids if reads.is_held(xid)]
+        for xid in reversed(held):
+            if not counted:
+                self._put_back(xid, counted=False)
+            elif not self._bury(xid, why) and not self._delay_retry(xid):
+                self._put_back(xid, counted=True)
+        self.canceled_transactions += len(held)
+        if held and self.waiters.line:
             self._serve()
-        return count
+        return len(held)
+
+    def _put_back(self, xid: int, *, counted: bool) -> None:
+        """Make the item of the open read `xid` the head again."""
+        reads = self.reads
+        record = reads.end(xid)
+        assert record is not None  # noqa: S101 # the caller looked
+        reads.given_back += 1
+        self.backlog.put_back(reads.as_waiting(xid, record, counted=counted))
+        self._collect(unremove(xid) if counted else uncounted_unremove(xid, reads.last_xid))
+        self.changes.undo.append(ReadGivenBack(xid, record))
+
+    def _delay_retry(self, xid: int) -> bool:
+        """Hold back the item of the open read `xid` for its retry delay; False if it has none.
+
+        It has none, either, if such items take too much memory already.
+        """
+        config, reads = self.config, self.reads
+        if not config.retry_delay:
+            return False
+        size = len(reads.open[xid])
+        if reads.retrying_bytes + size > max(_MIN_ASIDE_LIMIT, self.backlog.max_memory_bytes // 4):
+            return False
+        retries = min(item_deliveries(reads.open[xid]), _MAX_DOUBLINGS)
+        delay = min(config.retry_delay * config.retry_backoff**retries, config.max_retry_delay)
+        reads.retry_at(xid, self._clock.monotonic() + delay)
+        self._commits.watch_deadlines(self)
+        return True
+
+    # --- dead letters ---
+
+    def _is_dead(self, deliveries: int) -> bool:
+        """Whether an item that was delivered so often goes to the dead-letter queue."""
+        most = self.config.max_deliveries
+        return most is not None and deliveries >= most
+
+    def _bury(self, xid: int, why: str) -> bool:
+        """Move the item of the open read `xid` to the dead-letter queue if it was delivered enough.
+
+        Returns:
+            False if it stays, also because the dead-letter queue cannot take it.
+        """
+        record = self.reads.open[xid]
+        deliveries = item_deliveries(record) + 1
+        if not self._is_dead(deliveries) or not self._dead_letter(record, deliveries, why):
+            return False
+        self.confirm(xid)
+        return True
+
+    def _bury_heads(self) -> None:
+        """Move items at the head that were delivered `max_deliveries` times before a restart."""
+        backlog = self.backlog
+        if self._moving:
+            return
+        while backlog.memory:
+            deliveries = item_deliveries(backlog.memory[0])
+            if not self._is_dead(deliveries):
+                break
+            record = backlog.take()
+            if not self._dead_letter(record, deliveries, "the server was stopped"):
+                backlog.put_back(record)
+                return
+            self._drop(record)
+        self._may_have_dead_head = False
+        self._set_needs_checks()
+
+    def _dead_letter(self, record: bytes, deliveries: int, why: str) -> bool:
+        """Add an item to the dead-letter queue; return False if that cannot take it now."""
+        target = self.config.dead_letter_queue
+        if target is None or target == self.name:
+            return False
+        problem = self._move(target, record[ADDX_HEADER:], deliveries)
+        if problem is not None:
+            self._log_now_and_then(
+                f"an item was delivered {deliveries} times, and cannot go to {target}: {problem}; "
+                "it stays"
+            )
+            return False
+        self.dead_lettered += 1
+        log.warning(
+            "queue %s: an item of %d bytes goes to %s after %d deliveries: %s",
+            self.name,
+            len(record) - ADDX_HEADER,
+            target,
+            deliveries,
+            why,
+        )
+        return True
 
     def extend(self, xid: int, timeout: float) -> bool:
         """Extend the open read `xid`: give it back `timeout` seconds from now, not earlier."""
@@ -723,24 +867,33 @@ class Queue(Committable):
     def give_back_overdue(self) -> int:
         """Give back the open reads whose time is up, and write that; return how many.
 
-        If the write fails, they stay open, the commit reports it, and it is tried again a second
-        later.
+        Items whose retry delay is over can be read again, and are not counted here. If the write
+        fails, they stay open, the commit reports it, and it is tried again a second later.
         """
         now = self._clock.monotonic()
         reads = self.reads
         overdue = reads.take_overdue(now)
         if not overdue:
             return 0
-        held = [(xid, reads.open[xid]) for xid in overdue]
-        count = self.give_back(overdue)
+        held = {xid: reads.open[xid] for xid in overdue}
+        retries = {xid for xid in overdue if xid in reads.retrying}
+        for xid in reversed(overdue):
+            if xid in retries:
+                self._put_back(xid, counted=True)
+        count = self.give_back([xid for xid in overdue if xid not in retries], why="its time is up")
         try:
             self.write_now()
         except BaseException as error:
-            for xid, record in held:
-                reads.set_deadline(xid, record, now + _GIVE_BACK_RETRY)
+            for xid, record in held.items():
+                if xid in retries:
+                    reads.retry_at(xid, now + _GIVE_BACK_RETRY)
+                else:
+                    reads.set_deadline(xid, record, now + _GIVE_BACK_RETRY)
             if not isinstance(error, JournalError):
                 raise
             return 0
+        if retries and self.waiters.line:
+            self._serve()
         return count
 
     @property
@@ -796,7 +949,7 @@ class Queue(Committable):
         backlog, reads = self.backlog, self.reads
         record = backlog.take()
         try:
-            moved = self._move(record)
+            moved = self._expire_to(record)
         except BaseException:
             backlog.put_back(record)
             raise
@@ -811,34 +964,43 @@ class Queue(Committable):
         reads.set_aside(self._open(record, by_reader=False), record)
         return True
 
-    def _move(self, record: bytes) -> bool:
+    def _expire_to(self, record: bytes) -> bool:
         """Add an expired item to `expire_to_queue`, if set; return False if it cannot be now."""
         target = self.config.expire_to_queue
-        if target is None or self._expire_to is None:
+        if target is None or self._move_to is None:
             return True
+        problem = self._move(target, record[ADDX_HEADER:], 0)
+        if problem is not None:
+            self._log_now_and_then(
+                f"expired items cannot go to {target}: {problem}; they are set aside "
+                f"({len(self.reads.aside)} so far) and tried again"
+            )
+        return problem is None
+
+    def _move(self, target: str, data: bytes, deliveries: int) -> str | None:
+        """Add an item to another queue, which writes it; return why that cannot be done now."""
+        if self._move_to is None:
+            return "there is no other queue"
         if self.failure is not None:
-            return False  # its removal could not be written here; it would be moved repeatedly
-        reason = "it refuses them"
+            # Its removal could not be written here; it would be moved repeatedly.
+            return "its own queue cannot be written"
         self._moving = True
         try:
-            if self._expire_to(target, record[ADDX_HEADER:]):
-                return True
+            durable = self._sync_period is not None
+            if self._move_to(target, data, deliveries, durable=durable):
+                return None
         except KestrelError as error:
-            reason = str(error)
+            return str(error)
         finally:
             self._moving = False
+        return "it refuses them"
+
+    def _log_now_and_then(self, problem: str) -> None:
+        """Log a problem, unless one was logged a short time ago."""
         now = self._clock.monotonic()
         if now >= self._log_at:
             self._log_at = now + _LOG_INTERVAL
-            log.warning(
-                "queue %s: expired items cannot go to %s: %s; they are set aside (%d so far) and "
-                "tried again",
-                self.name,
-                target,
-                reason,
-                len(self.reads.aside),
-            )
-        return False
+            log.warning("queue %s: %s", self.name, problem)
 
     def move_aside(self) -> None:
         """Try again to move some of the items that are set aside."""
@@ -849,7 +1011,7 @@ class Queue(Committable):
         for xid, record in list(islice(reads.aside.items(), most)):
             if reads.open.get(xid) is not record:
                 reads.forget_aside(xid)  # a client that guessed its xid confirmed it
-            elif self._move(record):
+            elif self._expire_to(record):
                 moved.append(xid)
             else:
                 # Try the others before this one again.
@@ -982,6 +1144,13 @@ class Queue(Committable):
         """Force to disk what was written; may be called from another thread. Raises OSError."""
         self.journal.sync()
 
+    def sync_now(self) -> None:
+        """Force to disk what was written, now. Raises JournalError."""
+        try:
+            self.journal.sync()
+        except OSError as error:
+            raise self._fail(error) from error
+
     def failed(self, error: OSError) -> JournalError:
         """Return the error to report for a failed `sync` or `write_ahead`."""
         return self._fail(error)
@@ -1004,12 +1173,19 @@ class Queue(Committable):
     @property
     def needs_sweep(self) -> bool:
         """Whether `sweep` may have something to do, now or later."""
-        return self._expiring or bool(self.reads.aside) or self.reads.has_deadlines
+        return (
+            self._expiring
+            or bool(self.reads.aside)
+            or self.reads.has_deadlines
+            or self._may_have_dead_head
+        )
 
     def sweep(self) -> None:
         """Give back overdue reads, and drop or move expired items."""
         if self.reads.has_deadlines:
             self.give_back_overdue()
+        if self._may_have_dead_head:
+            self._bury_heads()
         self.expire(self.config.max_expire_sweep)
 
     def expire(self, limit: int | None = None) -> int:
@@ -1046,13 +1222,17 @@ class Queue(Committable):
     # --- flushing, deleting, closing ---
 
     def flush(self) -> int:
-        """Drop every waiting item, but not the open ones; return how many.
+        """Drop every waiting item, but not those that readers have; return how many.
 
         Raises:
-            JournalError: the journal could not be written; nothing was dropped.
+            JournalError: the journal could not be written; nothing was dropped, or only items that
+                waited for their retry delay.
             QueueUnavailable: the queue was closed.
         """
         self._check_usable()
+        retrying = list(self.reads.retrying)
+        for xid in retrying:
+            self.confirm(xid)
         self.write_now()
         count = len(self.backlog)
         if count:
@@ -1067,7 +1247,7 @@ class Queue(Committable):
                 self.changes.places.drop(count)
             self._commits.worker.free(self.backlog.drop_all())
         self.total_flushes += 1
-        return count
+        return count + len(retrying)
 
     @property
     def worker(self) -> Worker:

@@ -1,8 +1,11 @@
 """The open reads of a queue: items that were taken off the head and are not confirmed yet.
 
-Most of them were opened by a reader, and are given back when their time is up. The others are
-expired items that could not be moved to `expire_to_queue`; no reader has them, and moving them is
-tried again.
+Most of them were opened by a reader, and are given back when their time is up. No reader has the
+others:
+
+- Expired items that could not be moved to `expire_to_queue`; moving them is tried again.
+- Items that were given back and wait for `retry_delay`. For the journal they are still open: it is
+  written that they are given back when the delay is over. So a restart cuts the delay short.
 """
 
 import heapq
@@ -12,7 +15,9 @@ from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.records import (
     ADDX_HEADER,
     REMOVE_TENTATIVE_RECORD,
-    NamedItem,
+    AnnotatedItem,
+    item_deliveries,
+    kept_xid,
     remove_tentative_xid,
     save_xid,
     xid_before,
@@ -34,6 +39,8 @@ class OpenReads:
         named: xids of the open reads that the journal opens with ADD_XID.
         aside: expired items that wait until they can be moved, by xid; they are also in `open`.
         aside_bytes: the memory that the items set aside take.
+        retrying: items that wait for their retry delay, by xid; they are also in `open`.
+        retrying_bytes: the memory that those take.
         given_back: an upper bound of how many reads were given back since the queue was loaded.
     """
 
@@ -44,7 +51,8 @@ class OpenReads:
         self.dialect: Dialect = dialect
         self.named: set[int] = set()
         self.aside: dict[int, bytes] = {}
-        self.aside_bytes = self.given_back = 0
+        self.retrying: dict[int, bytes] = {}
+        self.aside_bytes = self.retrying_bytes = self.given_back = 0
         # A heap of deadlines: monotonic seconds, a number that orders equal times, xid and item.
         # Those of ended reads stay until they are due, or too many.
         self._deadlines: list[tuple[float, int, int, bytes]] = []
@@ -59,7 +67,7 @@ class OpenReads:
             The read's xid, and the journal record or records to write.
         """
         last = self.last_xid
-        kept = record.xid if isinstance(record, NamedItem) else None
+        kept = kept_xid(record)
         xid = opened_xid(kept, last, self.open)
         if self.dialect == "kestrel-2":
             records = remove_tentative_xid(xid)
@@ -75,21 +83,33 @@ class OpenReads:
         self.open[xid] = record
         return xid, records
 
-    def give_back(self, xid: int) -> bytes | None:
-        """End the read `xid` to give its item back; return the item. None if no reader has it."""
-        if self.aside and xid in self.aside:
-            return None
+    @property
+    def held(self) -> int:
+        """How many reads a reader has."""
+        return len(self.open) - len(self.aside) - len(self.retrying)
+
+    def is_held(self, xid: int) -> bool:
+        """Whether a reader has the read `xid`."""
+        return xid in self.open and xid not in self.aside and xid not in self.retrying
+
+    def end(self, xid: int) -> bytes | None:
+        """End the read `xid`; return its item, or None if it is not open."""
         record = self.open.pop(xid, None)
-        if record is not None:
-            self.given_back += 1
+        if record is not None and self.retrying and xid in self.retrying:
+            self.forget_retrying(xid)
         return record
 
-    def as_waiting(self, xid: int, record: bytes) -> bytes:
-        """Return `record`, which was open under `xid`, as the item to put back on the queue."""
-        if xid not in self.named:
-            return record
+    def as_waiting(self, xid: int, record: bytes, *, counted: bool) -> bytes:
+        """Return `record`, which was open under `xid`, as the item to put back on the queue.
+
+        `counted` is whether it was handed out once more.
+        """
+        kept = xid if xid in self.named else None
         self.named.discard(xid)
-        return NamedItem.of(xid, record)
+        deliveries = item_deliveries(record) + counted
+        if kept is None and not deliveries:
+            return record
+        return AnnotatedItem.of(record, xid=kept, deliveries=deliveries)
 
     # --- deadlines ---
 
@@ -140,8 +160,27 @@ class OpenReads:
         """Remove the item `xid` from those set aside."""
         self.aside_bytes -= len(self.aside.pop(xid)) - ADDX_HEADER + OVERHEAD
 
+    # --- items that wait for their retry delay ---
+
+    def retry_at(self, xid: int, deadline: float) -> None:
+        """Hold back the item of the read `xid` until `deadline` (monotonic seconds).
+
+        Its reader, who may still know it, does not have it any more.
+        """
+        record = self.open[xid]
+        # Readers recognise an item that they hold by its object.
+        again = AnnotatedItem.of(record, xid=kept_xid(record), deliveries=item_deliveries(record))
+        self.open[xid] = self.retrying[xid] = again
+        self.retrying_bytes += len(again) - ADDX_HEADER + OVERHEAD
+        self.set_deadline(xid, again, deadline)
+
+    def forget_retrying(self, xid: int) -> None:
+        """Remove the item `xid` from those that wait for their retry delay."""
+        self.retrying_bytes -= len(self.retrying.pop(xid)) - ADDX_HEADER + OVERHEAD
+
     def clear(self) -> None:
         """Forget all open reads."""
         self.open.clear()
         self.aside.clear()
-        self.aside_bytes = 0
+        self.retrying.clear()
+        self.aside_bytes = self.retrying_bytes = 0

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 
+from kestrelmq.journal import notes
 from kestrelmq.journal.files import mapped
+from kestrelmq.journal.notes import NoteReader
 from kestrelmq.journal.records import (
     STATE_DUMP_SIZE,
     Add,
@@ -38,6 +40,7 @@ class DumpEntry:
         record: the decoded record, perhaps without its data.
         size: bytes of data in the record.
         is_replayed: whether replay uses it; records behind a STATE_DUMP are ignored.
+        note: for a SAVE_XID that is part of a note, what the note says or that it is one.
     """
 
     file: str
@@ -45,6 +48,7 @@ class DumpEntry:
     record: Record
     size: int
     is_replayed: bool
+    note: str = ""
 
 
 def entries(selected: SelectedQueue, *, with_data: bool = True) -> Iterator[DumpEntry]:
@@ -59,15 +63,20 @@ def entries(selected: SelectedQueue, *, with_data: bool = True) -> Iterator[Dump
     """
     for name in selected.files:
         path = selected.path / name
+        found = NoteReader()
         with mapped(path) as buffer:
             walk = Walk(buffer, find_records, last=selected.is_last(name), path=path)
             for number, (begin, batches) in enumerate(walk.sections()):
                 if number:
                     dump = begin - STATE_DUMP_SIZE
-                    yield _entry(name, buffer, dump, begin, with_data, is_replayed=number == 1)
+                    yield _entry(
+                        name, buffer, dump, begin, found, with_data, is_replayed=number == 1
+                    )
                 for batch in batches:
                     for start, end in pairwise((*batch.starts, batch.end)):
-                        yield _entry(name, buffer, start, end, with_data, is_replayed=not number)
+                        yield _entry(
+                            name, buffer, start, end, found, with_data, is_replayed=not number
+                        )
                 if not number:
                     walk.checked_end(path)
 
@@ -77,12 +86,24 @@ def _entry(
     buffer: Buffer,
     start: int,
     end: int,
+    found: NoteReader,
     with_data: bool,  # noqa: FBT001
     *,
     is_replayed: bool,
 ) -> DumpEntry:
     record = decode_whole(buffer, start, end, with_data=with_data)
-    return DumpEntry(name, start, record, data_size(buffer, start, end), is_replayed)
+    note = _part_of_note(record, found)
+    return DumpEntry(name, start, record, data_size(buffer, start, end), is_replayed, note)
+
+
+def _part_of_note(record: Record, found: NoteReader) -> str:
+    """Return what the note says that a SAVE_XID completes, or that it is part of one."""
+    if not isinstance(record, SaveXid):
+        return ""
+    note = found.feed(record.xid)
+    if note is not None:
+        return notes.describe(note)
+    return "part of a note" if found.is_within else ""
 
 
 def added_data(record: Record) -> bytes | None:
@@ -97,6 +118,8 @@ def added_data(record: Record) -> bytes | None:
 def describe(entry: DumpEntry) -> str:
     """Return a record as one line, without its data."""
     line = _describe(entry.record, entry.size)
+    if entry.note:
+        line += f" ({entry.note})"
     return line if entry.is_replayed else f"{line} (not replayed)"
 
 
@@ -148,6 +171,8 @@ def as_json(queue: str, entry: DumpEntry) -> str:
     }
     if not entry.is_replayed:
         fields["is_replayed"] = False
+    if entry.note:
+        fields["note"] = entry.note
     for name in record.__slots__:
         value = getattr(record, name)
         if isinstance(value, bytes):

@@ -12,15 +12,20 @@ from typing import Final
 
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.journal.files import open_regular
+from kestrelmq.journal.notes import NoteReader, noted_deliveries
 from kestrelmq.journal.records import (
     ADDX,
     CONFIRM_REMOVE,
     REMOVE,
     REMOVE_RECORD,
     REMOVE_TENTATIVE,
+    SAVE_XID,
     UNREMOVE,
+    AnnotatedItem,
     added_item,
     is_state_dump,
+    kept_xid,
+    record_xid,
 )
 from kestrelmq.journal.scanning import MIN_RUN, record_length, scan, uniform_run
 
@@ -47,6 +52,7 @@ class JournalReader:
         file: name of the file that it reads.
         position: where in the file the next record to look at begins.
         item_bytes: bytes of the items that were returned so far.
+        next_deliveries: how often the next item was handed out, if a note before it was read.
     """
 
     def __init__(
@@ -68,6 +74,8 @@ class JournalReader:
         self.file = file
         self.position = position
         self.item_bytes = 0
+        self.next_deliveries = 0
+        self._notes = NoteReader()
         self._descriptor: int | None = None
         self._chunk = b""
         self._chunk_at = 0
@@ -115,6 +123,8 @@ class JournalReader:
             if self._length:
                 count = (max_bytes - read + self._length - 1) // self._length
                 taken = self._take_run(min(count, max_items - len(items)))
+                if self.next_deliveries:
+                    taken[0] = self._annotated(taken[0])
                 items += taken
                 read += len(taken) * self._length
                 continue
@@ -125,10 +135,13 @@ class JournalReader:
             opcode = self._chunk[start]
             if opcode == ADDX:
                 item: bytes | None = self._chunk[start:end]
+            elif opcode == SAVE_XID:
+                item = None
+                self._read_note(record_xid(self._chunk, start))
             else:
                 item = None if opcode in _NO_ITEM else added_item(self._chunk, start, end)
             if item is not None:
-                items.append(item)
+                items.append(self._annotated(item) if self.next_deliveries else item)
                 read += len(item)
                 continue
             other += end - start
@@ -136,6 +149,21 @@ class JournalReader:
                 break
         self.item_bytes += read
         return items
+
+    def _read_note(self, xid: int) -> None:
+        """Read a SAVE_XID, which may be a word of a note about the next item."""
+        note = self._notes.feed(xid)
+        if note is not None:
+            self.next_deliveries = noted_deliveries(note)
+
+    def _annotated(self, item: bytes) -> bytes:
+        """Return the item after a note with what the note says."""
+        deliveries, self.next_deliveries = self.next_deliveries, 0
+        return AnnotatedItem.of(item, xid=kept_xid(item), deliveries=deliveries)
+
+    def _forget_note(self) -> None:
+        self._notes.reset()
+        self.next_deliveries = 0
 
     def _take_run(self, count: int) -> list[bytes]:
         """Return the next items of the run in the chunk, at most `count`."""
@@ -163,6 +191,7 @@ class JournalReader:
                 run, length = uniform_run(chunk, 0, len(chunk))
                 if run >= MIN_RUN:
                     passed = min(run, left)
+                    self._forget_note()
                     self.position += passed * length
                     left -= passed
                     continue
@@ -254,6 +283,7 @@ class JournalReader:
 
     def _move_to(self, file: str) -> None:
         self.close()
+        self._forget_note()
         self.file = file
         self.position = 0
 
@@ -262,6 +292,8 @@ class JournalReader:
         reader = JournalReader(self._path, self.file, self.position, self._size, self._open_file)
         if self._descriptor is not None:
             reader._descriptor = os.dup(self._descriptor)
+        reader.next_deliveries = self.next_deliveries
+        reader._notes = self._notes.copy()
         return reader
 
     def seek(self, file: str, position: int) -> None:
@@ -271,6 +303,7 @@ class JournalReader:
         self.file = file
         self.position = position
         self._chunk, self._found, self._next, self._length = b"", 0, 0, 0
+        self._forget_note()
 
     def renamed(self, old: str, new: str) -> None:
         """Take note that the file `old` is now called `new`."""

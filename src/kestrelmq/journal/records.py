@@ -252,17 +252,34 @@ def remove_tentative_xid(xid: int) -> bytes:
     return _XID.pack(REMOVE_TENTATIVE_XID, xid)
 
 
-class NamedItem(bytes):
-    """An item that was added with ADD_XID: it keeps `xid` when it is opened."""
+class AnnotatedItem(bytes):
+    """An item with what its ADDX record cannot hold.
 
-    xid: int
+    Attributes:
+        xid: the xid that it keeps when it is opened, because ADD_XID added it; None for most.
+        deliveries: how often it was handed out before.
+    """
+
+    xid: int | None
+    deliveries: int
 
     @classmethod
-    def of(cls, xid: int, record: bytes) -> "NamedItem":
-        """Return `record` as an item that keeps `xid`."""
-        named = cls(record)
-        named.xid = xid
-        return named
+    def of(cls, record: bytes, *, xid: int | None = None, deliveries: int = 0) -> "AnnotatedItem":
+        """Return `record` with these annotations, whatever it had before."""
+        annotated = cls(record)
+        annotated.xid = xid
+        annotated.deliveries = deliveries
+        return annotated
+
+
+def kept_xid(record: bytes) -> int | None:
+    """Return the xid that an item keeps when it is opened; None if it has none."""
+    return record.xid if isinstance(record, AnnotatedItem) else None
+
+
+def item_deliveries(record: bytes) -> int:
+    """Return how often an item was handed out before."""
+    return record.deliveries if isinstance(record, AnnotatedItem) else 0
 
 
 def added_item(buffer: Buffer, start: int, end: int) -> bytes | None:
@@ -280,7 +297,7 @@ def added_item(buffer: Buffer, start: int, end: int) -> bytes | None:
         record = bytes((ADDX,)) + bytes(buffer[start + 5 : end])
         if opcode == CONTINUE:
             return record
-        return NamedItem.of(_I32.unpack_from(buffer, start + 1)[0], record)
+        return AnnotatedItem.of(record, xid=record_xid(buffer, start))
     return None
 
 

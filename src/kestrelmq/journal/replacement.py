@@ -35,6 +35,7 @@ from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import replay_whole
 from kestrelmq.journal.names import PACK, pack_name, parse_name, temporary_name
+from kestrelmq.journal.notes import counted, deliveries_note
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import (
     REMOVE_TENTATIVE_RECORD,
@@ -43,6 +44,7 @@ from kestrelmq.journal.records import (
     add_xid,
     encode,
     item,
+    item_deliveries,
     next_xid,
     remove_tentative_xid,
     save_xid,
@@ -84,14 +86,16 @@ def open_read_records(
     """
     if dialect == "kestrel-2":
         for xid, record in reads:
-            yield record + remove_tentative_xid(xid)
+            yield counted(record, last_xid) + remove_tentative_xid(xid)
         return
     taken = dict(reads)
     for xid, record in taken.items():
         # The counter never gives 0, but a read of the other dialect may have that xid.
         read_xid = xid or next_xid(0, taken)
+        deliveries, before = item_deliveries(record), xid_before(read_xid)
+        prelude = deliveries_note(deliveries, before) if deliveries else save_xid(before)
         added = record if followed else add_xid(read_xid, record)
-        yield save_xid(xid_before(read_xid)) + added + REMOVE_TENTATIVE_RECORD
+        yield prelude + added + REMOVE_TENTATIVE_RECORD
     yield save_xid(last_xid)
 
 
@@ -154,7 +158,7 @@ class MemorySource:
     def pieces(self, pause: Pause) -> Iterator[bytes]:  # noqa: ARG002 # there is nothing to read
         """Yield the records."""
         yield from in_pieces(open_read_records(self._dialect, self._last_xid, self._reads))
-        yield from in_pieces(self._items)
+        yield from in_pieces(counted(one, self._last_xid) for one in self._items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +218,7 @@ class FilesSource:
             self._check(state)
             yield from in_pieces(self._read_records(state))
             for items in self._items(state):
-                piece = b"".join(items)
+                piece = b"".join([counted(one, state.last_xid) for one in items])
                 self.written += len(items)
                 yield piece
         finally:

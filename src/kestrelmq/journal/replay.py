@@ -19,6 +19,9 @@ Where the format leaves room: a remove from an empty queue changes nothing, nor 
 confirm of an xid that is not open. Opening a read under an xid that is already open changes nothing
 either; the original's packer writes such files.
 
+An item counts how often it was handed out: once for each time that it was opened and given back,
+after the count that a note before it says (see `notes`).
+
 `Replay` holds at most `memory_limit` bytes of item data. Further items are only counted, and read
 back from the files through a `JournalReader` when a remove gets that far.
 """
@@ -30,6 +33,7 @@ from typing import Final, Literal, Protocol, TypeVar
 
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.memory import fitting, limit_for_now
+from kestrelmq.journal.notes import UNCOUNTED, NoteReader, noted_deliveries
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import (
     ADD,
@@ -44,9 +48,11 @@ from kestrelmq.journal.records import (
     REMOVE_TENTATIVE_XID,
     SAVE_XID,
     UNREMOVE,
+    AnnotatedItem,
     Buffer,
-    NamedItem,
     added_item,
+    item_deliveries,
+    kept_xid,
     next_xid,
     record_xid,
 )
@@ -55,8 +61,8 @@ from kestrelmq.journal.walk import RecordBatch
 ReaderFactory = Callable[[str, int], JournalReader]
 Item = TypeVar("Item")
 Opened_contra = TypeVar("Opened_contra", contravariant=True)
-_ADDING: Final = frozenset({ADD, ADD_XID, CONTINUE})
-"""Opcodes of records that add an item, besides ADDX."""
+_ADDING: Final = frozenset({ADD, ADDX, ADD_XID, CONTINUE})
+"""Opcodes of records that add an item."""
 
 
 class OpenReadMap(Protocol[Opened_contra]):
@@ -180,6 +186,11 @@ class Replay:
         self._limit = memory_limit
         self._open_reader = open_reader
         self._files: Sequence[str] = ()
+        self._notes = NoteReader()
+        # How often the item that the next record adds was handed out, according to a note.
+        self._deliveries = 0
+        # Whether a note says that the next read that is given back does not count.
+        self._is_uncounted = False
 
     @property
     def items(self) -> int:
@@ -219,7 +230,7 @@ class Replay:
         while start != end:
             stop = next(bounds, end)
             opcode = buffer[start]
-            if opcode == ADDX:
+            if opcode == ADDX and not self._deliveries:
                 size = stop - start - ADDX_HEADER
                 if self.behind is None and (
                     limit is None or self.memory_bytes + size <= limit or not memory
@@ -240,13 +251,17 @@ class Replay:
                     item = added_item(buffer, start, stop)
                     if item is not None:  # pragma: no branch: a walk hands in no STATE_DUMP
                         self._add(item, start)
-                apply(self, opcode, record_xid(buffer, start))
+                if opcode != ADDX:
+                    apply(self, opcode, record_xid(buffer, start))
             start = stop
 
     def feed_added(
         self, buffer: Buffer, starts: Sequence[int], end: int, files: Sequence[str]
     ) -> None:
         """Do what `feed` does, for records that are all ADDX."""
+        if self._deliveries:
+            self.feed(buffer, starts, end, files)
+            return
         size = end - starts[0] - len(starts) * ADDX_HEADER
         if self.behind is not None:
             self._begin(files)
@@ -268,6 +283,9 @@ class Replay:
         self, buffer: Buffer, start: int, count: int, length: int, files: Sequence[str]
     ) -> None:
         """Do what `feed` does, for `count` records of one length that are all ADDX or all ADD."""
+        if self._deliveries:
+            self.feed(buffer, (start,), start + length, files)
+            start, count = start + length, count - 1
         is_addx = buffer[start] == ADDX
         size = length - (ADDX_HEADER if is_addx else ADD_HEADER)
         self._begin(files)
@@ -296,10 +314,14 @@ class Replay:
     def _begin(self, files: Sequence[str]) -> None:
         if self._files and files[-1] != self._files[-1]:
             self.dialect = None
+            self._notes.reset()
+            self._deliveries, self._is_uncounted = 0, False
         self._files = files
 
     def _add(self, item: bytes, start: int) -> None:
         size = len(item) - ADDX_HEADER
+        if self._deliveries and self.behind is None:
+            item = AnnotatedItem.of(item, xid=kept_xid(item), deliveries=self._deliveries)
         limit = self._limit
         if self.behind is None and (
             limit is None or self.memory_bytes + size <= limit or not self.memory
@@ -308,12 +330,14 @@ class Replay:
             self.memory_bytes += size
         else:
             self._add_behind(size, start)
+        self._deliveries = 0
 
     def _add_behind(self, size: int, start: int) -> None:
         if self.behind is None:
             if self._open_reader is None:
                 raise ValueError("a memory limit needs a reader")
             self.behind = self._open_reader(self._files[-1], start)
+            self.behind.next_deliveries = self._deliveries
         self.behind_items += 1
         self.behind_bytes += size
 
@@ -344,11 +368,15 @@ class Replay:
 
     def kept_xid(self, item: bytes) -> int | None:
         """Return the xid that `item` was added with; None if it has none."""
-        return item.xid if isinstance(item, NamedItem) else None
+        return kept_xid(item)
 
     def save_xid(self, xid: int) -> None:
-        """Set the last-used xid."""
+        """Set the last-used xid, which may be a word of a note."""
         self.last_xid = xid
+        note = self._notes.feed(xid)
+        if note is not None:
+            self._deliveries = noted_deliveries(note)
+            self._is_uncounted = note.kind == UNCOUNTED
 
     def remove(self) -> None:
         """Drop the head, if there is one."""
@@ -359,8 +387,16 @@ class Replay:
         self.open.pop(xid, None)
 
     def unremove(self, xid: int) -> None:
-        """Give the open read `xid` back to the head, if there is one."""
+        """Give the open read `xid` back to the head, if there is one.
+
+        It was handed out once more, unless a note says that this does not count.
+        """
         item = self.open.pop(xid, None)
         if item is not None:
+            if not self._is_uncounted:
+                item = AnnotatedItem.of(
+                    item, xid=kept_xid(item), deliveries=item_deliveries(item) + 1
+                )
+            self._is_uncounted = False
             self.memory.appendleft(item)
             self.memory_bytes += len(item) - ADDX_HEADER

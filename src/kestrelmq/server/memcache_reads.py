@@ -171,7 +171,7 @@ class MemcacheGet(ReadHandler):
         for _, queue, xid, record in self._taken:
             reads.add(queue, xid, record)
         self._taken.clear()
-        reads.give_back()  # the oldest of a queue becomes its head
+        reads.give_back(counted=False)  # the oldest of a queue becomes its head
         self._send(error_reply(error))
 
     def resume(self) -> None:

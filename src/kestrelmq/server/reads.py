@@ -282,12 +282,17 @@ class ConnectionOpenReads:
             return []
         return [(found, xid) for found, xid, _ in self.by_queue[queue]]
 
-    def give_back(self) -> None:
-        """Give all reads back; the oldest of a queue becomes its head."""
+    def give_back(self, *, counted: bool = True) -> None:
+        """Give all reads back; the oldest of a queue becomes its head.
+
+        `counted` is whether their items were handed out.
+        """
         for reads in self.by_queue.values():
             held = [read for read in reads if _is_open(read)]
             if held:
-                held[0][0].give_back([xid for _, xid, _ in held])
+                held[0][0].give_back(
+                    [xid for _, xid, _ in held], counted=counted, why="its reader disconnected"
+                )
         self.by_queue.clear()
 
 

@@ -239,7 +239,7 @@ class TextRead(ReadHandler):
         item = record[ADDX_HEADER:]
         if not text.can_carry(item):
             if self._mode is ReadMode.OPEN:
-                queue.unremove(xid)
+                queue.give_back((xid,), counted=False)
             message = "the item holds a linefeed, which the text protocol cannot carry"
             self._connection.push(text.error_reply(message), queue)
             return False

@@ -211,7 +211,7 @@ class ThriftGet(ReadHandler):
     def cancel(self) -> None:
         """Give back the items that were read."""
         if self._queue is not None:
-            self._queue.give_back([xid for _, xid in self._items])
+            self._queue.give_back([xid for _, xid in self._items], counted=False)
 
     def resume(self) -> None:
         """Encode items, and answer when all are encoded."""

@@ -194,12 +194,12 @@ def test_a_queue_that_fails_does_not_keep_others_from_their_upkeep(tmp_path: Pat
 def failing_queue(error: Exception) -> Queue:
     """Return a queue from which nothing that expired can be taken."""
 
-    def expire_to(_name: str, _data: bytes) -> bool:
+    def move_to(name: str, data: bytes, deliveries: int, *, durable: bool) -> bool:
         raise error
 
     clock = FakeClock()
     config = QueueConfig(expire_to_queue="other")
-    return Queue("jobs", config, clock, GroupCommit(), expire_to=expire_to)
+    return Queue("jobs", config, clock, GroupCommit(), move_to=move_to)
 
 
 def test_a_waiting_reader_is_told_that_it_cannot_be_served(

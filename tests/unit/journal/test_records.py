@@ -11,9 +11,9 @@ from kestrelmq.journal.records import (
     Add,
     AddX,
     AddXid,
+    AnnotatedItem,
     ConfirmRemove,
     Continue,
-    NamedItem,
     Record,
     Remove,
     RemoveTentative,
@@ -246,8 +246,8 @@ def test_added_item(record: Record, expected: bytes | None) -> None:
     raw = encode(record)
     added = added_item(b"\x01" + raw, 1, 1 + len(raw))
     assert added == expected
-    assert isinstance(added, NamedItem) == isinstance(record, AddXid)
-    if isinstance(added, NamedItem):
+    assert isinstance(added, AnnotatedItem) == isinstance(record, AddXid)
+    if isinstance(added, AnnotatedItem):
         assert added.xid == 5
         assert add_xid(5, added) == raw
 

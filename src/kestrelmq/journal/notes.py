@@ -1,0 +1,131 @@
+"""Notes: what the journal says that its format has no record for.
+
+A note is a run of SAVE_XID records. SAVE_XID sets the last-used xid, and the last one of a note
+sets it to what it was, so a note has no effect for a reader that does not know it. The xids before
+that one are the words of the note, each four bytes:
+
+    4E 4F 54 45   "NOTE"
+    u8, u24       the kind, and the length of the payload in bytes
+    u32           CRC-32 of the word before and the payload
+    ...           the payload, filled with zeros to whole words
+
+A note is written together with the record that it is about, in one write. A crash leaves neither,
+or the note alone, which then has no meaning. `docs/journal.md` lists the kinds.
+"""
+
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+from zlib import crc32
+
+from kestrelmq.journal.records import SAVE_XID, AnnotatedItem, save_xid, unremove
+
+DELIVERIES: Final = 1
+"""Kind: u32, how often the item that the next record adds was handed out before."""
+UNCOUNTED: Final = 2
+"""Kind: no payload; the read that the next UNREMOVE gives back is not counted."""
+
+_WORD: Final = Struct("<i")
+_U32: Final = Struct("<I")
+_MARK: Final = b"NOTE"
+_MARK_WORD: Final[int] = _WORD.unpack(_MARK)[0]
+_HEADER_WORDS: Final = 3
+_MOST: Final = 0xFFFF_FFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A note: its kind and its payload."""
+
+    kind: int
+    payload: bytes
+
+
+def encode(note: Note, last_xid: int) -> bytes:
+    """Return the records of a note; `last_xid` is the last-used xid, before and after it."""
+    head = bytes((note.kind,)) + len(note.payload).to_bytes(3, "little")
+    words = _MARK + head + _U32.pack(crc32(note.payload, crc32(head))) + note.payload
+    words += bytes(-len(words) % 4)
+    opcode = bytes((SAVE_XID,))
+    records = b"".join(opcode + words[at : at + 4] for at in range(0, len(words), 4))
+    return records + save_xid(last_xid)
+
+
+def counted(record: bytes, last_xid: int) -> bytes:
+    """Return the records that add an item, with how often it was handed out, if it ever was."""
+    if isinstance(record, AnnotatedItem) and record.deliveries:
+        return deliveries_note(record.deliveries, last_xid) + record
+    return record
+
+
+def deliveries_note(count: int, last_xid: int) -> bytes:
+    """Return the note that the next item was handed out `count` times."""
+    return encode(Note(DELIVERIES, _U32.pack(min(count, _MOST))), last_xid)
+
+
+def uncounted_unremove(xid: int, last_xid: int) -> bytes:
+    """Return the records that give the read `xid` back without counting it."""
+    return encode(Note(UNCOUNTED, b""), last_xid) + unremove(xid)
+
+
+def noted_deliveries(note: Note | None) -> int:
+    """Return how often the next item was handed out, if `note` says so; otherwise 0."""
+    if note is None or note.kind != DELIVERIES or len(note.payload) != _U32.size:
+        return 0
+    count: int = _U32.unpack(note.payload)[0]
+    return count
+
+
+def describe(note: Note) -> str:
+    """Return what a note says, as text."""
+    if note.kind == UNCOUNTED:
+        return "the next UNREMOVE does not count as a delivery"
+    if note.kind == DELIVERIES:
+        return f"the next item was delivered {noted_deliveries(note)} times"
+    return f"a note of the unknown kind {note.kind}"
+
+
+class NoteReader:
+    """Finds the notes among the SAVE_XIDs of a journal."""
+
+    __slots__ = ("_words",)
+
+    def __init__(self) -> None:
+        self._words: list[int] = []
+
+    def feed(self, xid: int) -> Note | None:
+        """Return the note that the next SAVE_XID, of `xid`, completes; None if it completes none.
+
+        A note whose checksum is wrong is left out.
+        """
+        words = self._words
+        if not words:
+            if xid == _MARK_WORD:
+                words.append(xid)
+            return None
+        words.append(xid)
+        head = _WORD.pack(words[1])
+        length = int.from_bytes(head[1:], "little")
+        if len(words) < _HEADER_WORDS + (length + 3) // 4:
+            return None
+        payload = b"".join(map(_WORD.pack, words[_HEADER_WORDS:]))[:length]
+        is_whole = len(words) >= _HEADER_WORDS and _WORD.pack(words[2]) == _U32.pack(
+            crc32(payload, crc32(head))
+        )
+        words.clear()
+        return Note(head[0], payload) if is_whole else None
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the last SAVE_XID belongs to a note that is not complete yet."""
+        return bool(self._words)
+
+    def copy(self) -> "NoteReader":
+        """Return a reader that has read the same."""
+        reader = NoteReader()
+        reader._words = self._words.copy()
+        return reader
+
+    def reset(self) -> None:
+        """Begin anew: what follows does not continue what was read so far."""
+        self._words.clear()

@@ -1,0 +1,378 @@
+"""How often an item was handed out: counts, dead letters and retries."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine.waiters import ReadMode, Waiter
+from kestrelmq.errors import ConfigError
+from kestrelmq.journal.records import item_data, item_deliveries
+from kestrelmq.library import PersistentQueue
+from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.testing.queues import LocalQueues, queue_settings
+
+pytestmark = pytest.mark.compiled
+
+DEAD = "dead"
+
+
+class Spool(LocalQueues):
+    """A queue `jobs` with a dead-letter queue."""
+
+    def __init__(self, path: Path, dead: QueueConfig | None = None, **jobs: object) -> None:
+        settings = {"max_deliveries": 3, "dead_letter_queue": DEAD} | jobs
+        self.path = path
+        super().__init__(
+            ServerConfig(
+                queue_path=path,
+                queues={
+                    "jobs": QueueConfig.model_validate(settings),
+                    DEAD: dead or QueueConfig(),
+                },
+            )
+        )
+
+    def fail(self) -> bytes:
+        """Open a read and give it back, as a worker that fails does; return the item."""
+        xid = self.open_read()
+        data = item_data(self.queue().open[xid])
+        assert self.queue().unremove(xid)
+        self.commit()
+        return data
+
+    def kill(self) -> None:
+        """Open the queues again as they are on disk, without closing them first."""
+        self.collection._lock.release()
+        self.open()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, and give back what is due."""
+        self.clock.advance(seconds)
+        self.collection.give_back_overdue()
+        self.commit()
+
+
+def counts(spool: LocalQueues, name: str = "jobs") -> list[int]:
+    """Return how often the waiting items were handed out."""
+    return [item_deliveries(record) for record in spool.queue(name).browse(100)]
+
+
+def plain(path: Path, **settings: object) -> LocalQueues:
+    """Return queues with the same settings for all."""
+    return LocalQueues(queue_settings(path, **settings))
+
+
+def give_back(spool: LocalQueues, *, counted: bool = True) -> None:
+    """Hand an item out, and take it back."""
+    spool.queue().give_back((spool.open_read(),), counted=counted)
+    spool.commit()
+
+
+@pytest.mark.parametrize("dialect", ["documented", "kestrel-2"])
+def test_each_delivery_counts(tmp_path: Path, dialect: str) -> None:
+    """Over a restart, and over a packing that leaves nothing of the history."""
+    spool = plain(tmp_path, journal_dialect=dialect)
+    spool.add(b"a", b"b")
+    give_back(spool)
+    give_back(spool)
+    assert counts(spool) == [2, 0]
+    spool.restart()
+    assert counts(spool) == [2, 0]
+    queue = spool.queue()
+    assert queue._upkeep is not None
+    queue._upkeep._rewrite()
+    spool.restart()
+    assert counts(spool) == [2, 0]
+    give_back(spool)
+    assert counts(spool) == [3, 0]
+    spool.close()
+
+
+@pytest.mark.parametrize("dialect", ["documented", "kestrel-2"])
+def test_an_open_read_counts_at_a_restart(tmp_path: Path, dialect: str) -> None:
+    """Whether the journal was packed while it was open, or not."""
+    spool = plain(tmp_path, journal_dialect=dialect)
+    spool.add(b"a", b"b")
+    give_back(spool)
+    spool.open_read()
+    spool.restart()
+    assert counts(spool) == [2, 0]
+    spool.open_read()
+    queue = spool.queue()
+    assert queue._upkeep is not None
+    queue._upkeep._rewrite()
+    spool.restart()
+    assert counts(spool) == [3, 0]
+    spool.close()
+
+
+def test_a_delivery_that_was_none_does_not_count(tmp_path: Path) -> None:
+    """Not after a restart either."""
+    spool = plain(tmp_path)
+    spool.add(b"a")
+    give_back(spool, counted=False)
+    assert counts(spool) == [0]
+    give_back(spool)
+    give_back(spool, counted=False)
+    spool.restart()
+    assert counts(spool) == [1]
+    spool.close()
+
+
+def test_counts_of_items_on_disk(tmp_path: Path) -> None:
+    """An item that another queue moved here may be read back from the disk later."""
+    spool = Spool(tmp_path, QueueConfig(max_memory_size=10), max_deliveries=1)
+    spool.add(b"first item", name=DEAD)
+    for data in (b"x" * 20, b"y" * 20):
+        spool.add(data)
+        assert spool.fail() == data
+    spool.add(b"last item", name=DEAD)
+    assert spool.queue(DEAD).read_behind
+    for _ in range(2):
+        assert [counts(spool, DEAD), len(spool.queue(DEAD))] == [[0], 4]
+        spool.restart()
+    found = []
+    while (record := spool.queue(DEAD).remove()) is not None:
+        found.append((item_data(record)[:1], item_deliveries(record)))
+        spool.commit()
+    assert found == [(b"f", 0), (b"x", 1), (b"y", 1), (b"l", 0)]
+    spool.close()
+
+
+def test_nothing_is_written_for_it_in_a_plain_queue(tmp_path: Path) -> None:
+    """Adds, reads, confirms and aborts write what they always wrote."""
+    spool = plain(tmp_path)
+    spool.add(b"a")
+    give_back(spool)
+    spool.queue().confirm(spool.open_read())
+    spool.close()
+    written = (tmp_path / "jobs").read_bytes()
+    header, unremove, confirm = 21, 5, 5
+    assert len(written) == header + 1 + 1 + unremove + 1 + confirm
+    assert {path.name for path in tmp_path.iterdir()} == {"jobs", "~~lock"}
+
+
+def test_a_write_that_fails_takes_the_count_back(tmp_path: Path) -> None:
+    """The read is open as before."""
+    disk = CrashingDirectory.within(tmp_path)
+    spool = LocalQueues(queue_settings(disk.path), disk)
+    spool.add(b"a")
+    xid = spool.open_read()
+    disk.break_steps("append")
+    spool.queue().unremove(xid)
+    assert spool.collection.commits.commit()
+    disk.mend()
+    assert list(spool.queue().open) == [xid]
+    spool.queue().unremove(xid)
+    spool.commit()
+    assert counts(spool) == [1]
+    spool.close()
+
+
+# --- dead letters ---
+
+
+def test_a_bad_item_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After `max_deliveries` it is in the dead-letter queue, with its count; a line says so."""
+    spool = Spool(tmp_path)
+    spool.add(b"bad", b"good")
+    with caplog.at_level(logging.WARNING):
+        assert [spool.fail() for _ in range(3)] == [b"bad"] * 3
+    assert spool.drain() == [b"good"]
+    assert spool.items(DEAD) == [b"bad"]
+    assert counts(spool, DEAD) == [3]
+    assert spool.queue().dead_lettered == 1
+    assert "an item of 3 bytes goes to dead after 3 deliveries: it was given back" in caplog.text
+    spool.restart()
+    assert counts(spool, DEAD) == [3]
+    assert not len(spool.queue())
+    spool.close()
+
+
+def test_the_order_of_the_others_stays(tmp_path: Path) -> None:
+    """Several reads that end together: some go, the others are the head in their order."""
+    spool = Spool(tmp_path, max_deliveries=2)
+    spool.add(b"a", b"b", b"c")
+    assert spool.fail() == b"a"
+    xids = [spool.open_read() for _ in range(3)]
+    assert spool.queue().give_back(xids) == 3
+    spool.commit()
+    assert spool.items() == [b"b", b"c"]
+    assert spool.items(DEAD) == [b"a"]
+    spool.close()
+
+
+def test_a_dead_letter_queue_that_is_full(tmp_path: Path) -> None:
+    """The item goes back to the head, and moves when there is room."""
+    spool = Spool(tmp_path, QueueConfig(max_items=1), max_deliveries=1)
+    spool.add(b"full", name=DEAD)
+    spool.add(b"bad", b"good")
+    assert [spool.fail(), spool.fail()] == [b"bad", b"bad"]
+    assert spool.items() == [b"bad", b"good"]
+    assert spool.drain(DEAD) == [b"full"]
+    assert spool.fail() == b"bad"
+    assert spool.items(DEAD) == [b"bad"]
+    assert counts(spool, DEAD) == [3]
+    assert spool.items() == [b"good"]
+    spool.close()
+
+
+def test_a_read_that_was_open_when_the_server_was_killed(tmp_path: Path) -> None:
+    """It was a delivery, and if it was the last one the item is dead."""
+    spool = Spool(tmp_path, max_deliveries=2)
+    spool.add(b"bad", b"good")
+    for _ in range(2):
+        spool.open_read()
+        spool.kill()
+    assert spool.take() == b"good"
+    assert spool.items(DEAD) == [b"bad"]
+    spool.close()
+
+
+def test_a_sweep_moves_it_too(tmp_path: Path) -> None:
+    """Nobody needs to read."""
+    spool = Spool(tmp_path, max_deliveries=1)
+    spool.add(b"bad")
+    spool.open_read()
+    spool.restart()
+    assert spool.queue().needs_sweep
+    spool.collection.sweep()
+    spool.commit()
+    assert (spool.items(), spool.items(DEAD)) == ([], [b"bad"])
+    assert not spool.queue().needs_sweep
+    spool.close()
+
+
+def test_a_queue_cannot_be_its_own_dead_letter_queue(tmp_path: Path) -> None:
+    """One that is by inheritance keeps its items."""
+    with pytest.raises(ValueError, match="dead_letter_queue is the queue itself"):
+        ServerConfig(queues={"jobs": QueueConfig(max_deliveries=1, dead_letter_queue="jobs")})
+    spool = plain(tmp_path, max_deliveries=1, dead_letter_queue="jobs")
+    spool.add(b"bad")
+    give_back(spool)
+    assert spool.items() == [b"bad"]
+    spool.close()
+
+
+def test_max_deliveries_needs_a_dead_letter_queue(tmp_path: Path) -> None:
+    """In any layer; and a queue by itself can have none."""
+    with pytest.raises(ValueError, match="default: max_deliveries needs a dead_letter_queue"):
+        ServerConfig(default=QueueConfig(max_deliveries=1))
+    with pytest.raises(ValueError, match=r"queues\.jobs: max_deliveries needs"):
+        ServerConfig(queues={"jobs": QueueConfig(max_deliveries=1)})
+    inherited = ServerConfig(
+        default=QueueConfig(dead_letter_queue=DEAD), queues={"jobs": QueueConfig(max_deliveries=1)}
+    )
+    assert inherited.queues["jobs"].max_deliveries == 1
+    with pytest.raises(ConfigError, match="dead_letter_queue needs other queues"):
+        PersistentQueue("jobs", tmp_path, QueueConfig(max_deliveries=1, dead_letter_queue=DEAD))
+
+
+# --- retries ---
+
+
+def test_an_item_waits_before_it_is_tried_again(tmp_path: Path) -> None:
+    """It holds nobody up, and each time it waits longer, up to a limit."""
+    spool = Spool(tmp_path, max_deliveries=9, retry_delay=10, max_retry_delay=35)
+    spool.add(b"bad", b"good")
+    assert spool.fail() == b"bad"
+    queue = spool.queue()
+    assert (queue.delayed, queue.open_reads, spool.take()) == (1, 0, b"good")
+    for delay in (10, 20, 35, 35):
+        spool.pass_time(delay - 0.5)
+        assert spool.take() is None
+        spool.pass_time(0.5)
+        assert (queue.delayed, spool.items()) == (0, [b"bad"])
+        assert spool.fail() == b"bad"
+    assert counts(spool) == []
+    spool.pass_time(35)
+    assert counts(spool) == [5]
+    spool.close()
+
+
+def test_a_waiting_reader_gets_it_when_it_is_due(tmp_path: Path) -> None:
+    """As any item that arrives."""
+    spool = plain(tmp_path, retry_delay=10)
+    spool.add(b"bad")
+    give_back(spool)
+    got: list[bytes | None] = []
+    spool.queue().wait(
+        Waiter(ReadMode.REMOVE, lambda record, _xid: got.append(record), lambda _error: None)
+    )
+    spool.clock.advance(10)
+    spool.collection.give_back_overdue()
+    spool.commit()
+    assert [item_data(record) for record in got if record is not None] == [b"bad"]
+    spool.close()
+
+
+def test_a_restart_cuts_the_wait_short(tmp_path: Path) -> None:
+    """And the delivery is counted once."""
+    spool = plain(tmp_path, retry_delay=10)
+    spool.add(b"bad")
+    give_back(spool)
+    spool.restart()
+    assert (counts(spool), spool.queue().delayed) == ([1], 0)
+    spool.close()
+
+
+def test_its_reader_has_it_no_more(tmp_path: Path) -> None:
+    """It can neither be given back again nor be found among those that are held."""
+    spool = plain(tmp_path, retry_delay=10)
+    spool.add(b"bad")
+    queue = spool.queue()
+    xid = spool.open_read()
+    record = queue.open[xid]
+    assert queue.unremove(xid)
+    assert not queue.unremove(xid)
+    assert not queue.is_held(xid)
+    assert queue.open[xid] is not record
+    spool.close()
+
+
+def test_many_that_wait_do_not_take_all_memory(tmp_path: Path) -> None:
+    """Beyond a quarter of what memory may hold, an item is the head again at once."""
+    spool = plain(tmp_path, retry_delay=10)
+    size = 1 << 20
+    spool.add(bytes(size), bytes(size))
+    xids = [spool.open_read() for _ in range(2)]
+    spool.reload(queue_settings(tmp_path, retry_delay=10, max_memory_size=size))
+    spool.queue().give_back(xids[:1])
+    spool.queue().give_back(xids[1:])
+    assert (spool.queue().delayed, len(spool.queue())) == (0, 2)
+    spool.commit()
+    spool.close()
+
+
+def test_a_flush_drops_those_that_wait(tmp_path: Path) -> None:
+    """They are items of the queue that nobody has."""
+    spool = plain(tmp_path, retry_delay=10)
+    spool.add(b"bad", b"good")
+    give_back(spool)
+    assert spool.queue().flush() == 2
+    spool.commit()
+    assert (spool.queue().delayed, spool.queue().reads.retrying_bytes) == (0, 0)
+    spool.restart()
+    assert spool.items() == []
+    spool.close()
+
+
+def test_a_retry_that_cannot_be_written_is_tried_again(tmp_path: Path) -> None:
+    """It counts once, and the wait is a second longer."""
+    disk = CrashingDirectory.within(tmp_path)
+    spool = LocalQueues(queue_settings(disk.path, retry_delay=10), disk)
+    spool.add(b"bad")
+    give_back(spool)
+    disk.break_steps("append")
+    spool.clock.advance(10)
+    spool.collection.give_back_overdue()
+    spool.collection.commits.commit()
+    assert (spool.queue().delayed, len(spool.queue())) == (1, 0)
+    disk.mend()
+    spool.clock.advance(1)
+    spool.collection.give_back_overdue()
+    spool.commit()
+    assert (counts(spool), spool.queue().delayed) == ([1], 0)
+    spool.close()

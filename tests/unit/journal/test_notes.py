@@ -1,0 +1,136 @@
+"""Notes: what they look like, and that they change nothing for those who do not know them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kestrelmq.journal.notes import (
+    DELIVERIES,
+    Note,
+    NoteReader,
+    counted,
+    deliveries_note,
+    describe,
+    encode,
+    noted_deliveries,
+)
+from kestrelmq.journal.records import (
+    MAX_XID,
+    MIN_XID,
+    SAVE_XID,
+    AnnotatedItem,
+    item,
+    item_deliveries,
+    record_xid,
+)
+from kestrelmq.journal.replay import Replay
+from kestrelmq.testing.journals import journal
+
+pytestmark = pytest.mark.compiled
+
+RECORD = 5
+"""Bytes of a SAVE_XID."""
+
+notes = st.builds(Note, st.integers(0, 255), st.binary(max_size=300))
+xids = st.integers(MIN_XID, MAX_XID)
+
+
+def words(records: bytes) -> list[int]:
+    """Return the xids of SAVE_XID records, and check that there is nothing else."""
+    assert not len(records) % RECORD
+    starts = range(0, len(records), RECORD)
+    assert all(records[start] == SAVE_XID for start in starts)
+    return [record_xid(records, start) for start in starts]
+
+
+def found(records: bytes) -> list[Note]:
+    """Return the notes in SAVE_XID records."""
+    reader = NoteReader()
+    return [note for xid in words(records) if (note := reader.feed(xid)) is not None]
+
+
+def replayed(records: bytes) -> Replay:
+    """Return what records that all begin with an opcode and an xid, or are items, replay to."""
+    state = Replay()
+    starts, position = [], 0
+    while position < len(records):
+        starts.append(position)
+        is_item = records[position] == 2
+        position += len(item(0, 0, b"a")) if is_item else RECORD
+    state.feed(records, starts, position)
+    return state
+
+
+def test_the_example_of_the_format() -> None:
+    """It is the one in docs/journal.md."""
+    expected = "044e4f54450401040000040a54724f04030000000400000000"
+    assert deliveries_note(3, 0).hex() == expected
+
+
+@given(notes, xids)
+def test_a_note_is_found_again(note: Note, last_xid: int) -> None:
+    """It also leaves the last-used xid as it was."""
+    records = encode(note, last_xid)
+    assert found(records) == [note]
+    assert words(records)[-1] == last_xid
+
+
+@given(st.lists(notes, max_size=4), st.lists(xids, max_size=9))
+def test_notes_are_found_between_other_save_xids(some: list[Note], others: list[int]) -> None:
+    """SAVE_XIDs that are no notes are none, whatever their xids."""
+    records = b"".join(encode(note, 7) for note in some)
+    plain = b"".join(bytes((SAVE_XID,)) + xid.to_bytes(4, "little", signed=True) for xid in others)
+    mark = int.from_bytes(b"NOTE", "little")
+    if mark not in others:
+        assert found(plain + records) == some
+
+
+@given(notes, st.data())
+def test_a_changed_note_is_ignored(note: Note, data: st.DataObject) -> None:
+    """Its checksum tells, or it is not whole."""
+    records = bytearray(encode(note, 0))
+    place = data.draw(st.integers(RECORD, len(records) - RECORD - 1).filter(lambda at: at % RECORD))
+    padding = -len(note.payload) % 4
+    if place // RECORD == len(records) // RECORD - 2 and place % RECORD > 4 - padding:
+        return  # zeros that fill the last word; they say nothing
+    records[place] ^= data.draw(st.integers(1, 255))
+    assert note not in found(bytes(records))
+
+
+def test_the_next_item_has_the_count() -> None:
+    """The one after it has none."""
+    one, two = item(1, 0, b"a"), item(2, 0, b"b")
+    state = replayed(deliveries_note(5, 9) + one + two)
+    assert list(state.memory) == [one, two]
+    assert [item_deliveries(record) for record in state.memory] == [5, 0]
+    assert state.last_xid == 9
+
+
+def test_an_item_without_deliveries_has_no_note() -> None:
+    """So a queue that nobody gives items back to has not one byte of notes."""
+    assert counted(item(1, 0, b"a"), 3) == item(1, 0, b"a")
+    again = AnnotatedItem.of(item(1, 0, b"a"), deliveries=2)
+    assert counted(again, 3) == deliveries_note(2, 3) + again
+
+
+def test_a_note_at_the_end_of_a_file_says_nothing_about_the_next_file() -> None:
+    """A crash cut the item off; what is in the next file is another one."""
+    state = Replay()
+    note, records = deliveries_note(5, 9), journal("a")
+    state.feed(note, range(0, len(note), RECORD), len(note), ("jobs.1",))
+    state.feed(records, [0], len(records), ("jobs.1", "jobs"))
+    assert [item_deliveries(record) for record in state.memory] == [0]
+
+
+def test_notes_are_described() -> None:
+    """For `journal dump`."""
+    (note,) = found(deliveries_note(3, 0))
+    assert describe(note) == "the next item was delivered 3 times"
+    assert describe(Note(2, b"")) == "the next UNREMOVE does not count as a delivery"
+    assert describe(Note(99, b"")) == "a note of the unknown kind 99"
+
+
+def test_a_count_that_is_not_one_is_none() -> None:
+    """A note of the right kind may still have the wrong length."""
+    assert noted_deliveries(Note(DELIVERIES, b"123")) == 0
+    assert noted_deliveries(None) == 0
