@@ -6,7 +6,7 @@ restarts and crashes come in between their steps.
 
 import tempfile
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 
@@ -20,7 +20,7 @@ from kestrelmq.engine import upkeep
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.journal.records import item, item_data
+from kestrelmq.journal.records import item, item_data, item_deliveries
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
@@ -39,6 +39,16 @@ class Entry:
 
     data: bytes
     expiry: int
+    deliveries: int = 0
+
+    @property
+    def again(self) -> "Entry":
+        """The item when a reader who had it gave it back."""
+        return replace(self, deliveries=self.deliveries + 1)
+
+
+State = tuple[tuple[bytes, int], ...]
+"""What waits in a queue: the data of each item, and how often it was handed out."""
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -54,7 +64,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.reads: dict[int, Entry] = {}
         self.known: dict[bytes, Entry] = {}
         self.broken = False
-        self.history: list[tuple[bytes, ...]] = [()]
+        self.history: list[State] = [()]
         self.begun: deque[tuple[Entry, bytes, str]] = deque()
 
     @initialize(
@@ -116,10 +126,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     # --- the model ---
 
-    def state(self) -> tuple[bytes, ...]:
+    def state(self) -> State:
         """What a restart would find, as the model has it."""
-        given_back = [self.reads[xid] for xid in sorted(self.reads)]
-        return tuple(entry.data for entry in (*given_back, *self.waiting))
+        given_back = [self.reads[xid].again for xid in sorted(self.reads)]
+        return tuple((entry.data, entry.deliveries) for entry in (*given_back, *self.waiting))
 
     def sweep(self) -> None:
         """Drop expired items off the head of the model."""
@@ -140,7 +150,7 @@ class QueueMachine(RuleBasedStateMachine):
     def give_back_all(self) -> None:
         """Give back every open read, as a restart does."""
         for xid in sorted(self.reads, reverse=True):
-            self.waiting.appendleft(self.reads.pop(xid))
+            self.waiting.appendleft(self.reads.pop(xid).again)
 
     # --- operations, each a turn of its own ---
 
@@ -251,6 +261,7 @@ class QueueMachine(RuleBasedStateMachine):
             if opened is not None and expected is not None:
                 assert opened[0] not in self.reads
                 assert item_data(opened[1]) == expected.data
+                assert item_deliveries(opened[1]) == expected.deliveries
                 self.reads[opened[0]] = expected
             self.done()
 
@@ -265,13 +276,14 @@ class QueueMachine(RuleBasedStateMachine):
             self.done()
 
     @precondition(lambda self: bool(self.reads))
-    @rule(number=st.integers(0, 1000))
-    def unremove(self, number: int) -> None:
+    @rule(number=st.integers(0, 1000), counted=st.booleans())
+    def give_back(self, number: int, counted: bool) -> None:  # noqa: FBT001 # drawn
         """Give one of the open reads back."""
         xid = list(self.reads)[number % len(self.reads)]
-        assert self.queue.unremove(xid)
+        assert self.queue.give_back((xid,), counted=counted) == 1
         if self.commit():
-            self.waiting.appendleft(self.reads.pop(xid))
+            entry = self.reads.pop(xid)
+            self.waiting.appendleft(entry.again if counted else entry)
             self.done()
 
     @rule()
@@ -393,13 +405,15 @@ class QueueMachine(RuleBasedStateMachine):
         self.collection._lock.release()
         self.directory.abandon()
         self.come_up()
-        found = tuple(map(item_data, self.everything()))
+        found = self.everything()
         assert found in expected, (loss, found, expected)
         self.reads.clear()
-        self.waiting = deque(self.known[data] for data in found)
+        self.waiting = deque(
+            replace(self.known[data], deliveries=deliveries) for data, deliveries in found
+        )
         self.history = [found]
 
-    def everything(self) -> list[bytes]:
+    def everything(self) -> State:
         """Read all items of the queue, those on disk too, by way of a copy of its files."""
         copy = self.root / "copy"
         rmtree(copy, ignore_errors=True)
@@ -410,7 +424,8 @@ class QueueMachine(RuleBasedStateMachine):
         collection = QueueCollection(ServerConfig(queue_path=copy, default=whole), self.clock)
         collection.open()
         try:
-            return collection.obtain(NAME).browse(1_000_000)
+            records = collection.obtain(NAME).browse(1_000_000)
+            return tuple((item_data(record), item_deliveries(record)) for record in records)
         finally:
             collection.close()
 
@@ -433,7 +448,7 @@ class QueueMachine(RuleBasedStateMachine):
         files = {name: (path / name).read_bytes() for name in self.directory.names()}
         readings = [replayed(files, NAME, keeps_xid=keeps_xid) for keeps_xid in (True, False)]
         for reading in readings:
-            assert tuple(data for data, _, _ in reading.loaded) == self.state()
+            assert [data for data, _, _ in reading.loaded] == [data for data, _ in self.state()]
         assert readings[0].reads == readings[1].reads
 
     @invariant()
@@ -455,8 +470,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.mend_disk()
             self.collection.close()
             self.give_back_all()
-            found = [item_data(record) for record in self.everything()]
-            assert found == [entry.data for entry in self.waiting]
+            assert self.everything() == self.state()
             upkeep.COPIED_ITEMS_LIMIT = self._at_hand  # type: ignore[misc] # as above
             upkeep.INLINE_TRIM_LIMIT = self._at_once  # type: ignore[misc] # as above
         rmtree(self.root)

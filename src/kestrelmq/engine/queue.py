@@ -755,11 +755,10 @@ class Queue(Committable):
         """
         reads = self.reads
         held = [xid for xid in xids if reads.is_held(xid)]
-        for xid in reversed(held):
-            if not counted:
-                self._put_back(xid, counted=False)
-            elif not self._bury(xid, why) and not self._delay_retry(xid):
-                self._put_back(xid, counted=True)
+        alive = [xid for xid in held if not counted or not self._bury(xid, why)]
+        for xid in reversed(alive):
+            if not counted or not self._delay_retry(xid):
+                self._put_back(xid, counted=counted)
         self.canceled_transactions += len(held)
         if held and self.waiters.line:
             self._serve()
