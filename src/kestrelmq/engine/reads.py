@@ -104,7 +104,7 @@ class OpenReads:
 
         `counted` is whether it was handed out once more.
         """
-        kept = xid if xid in self.named else None
+        kept = xid if xid in self.named else kept_xid(record)
         self.named.discard(xid)
         deliveries = item_deliveries(record) + counted
         if kept is None and not deliveries:

@@ -108,6 +108,25 @@ def test_an_open_read_counts_at_a_restart(tmp_path: Path, dialect: str) -> None:
     spool.close()
 
 
+def test_an_item_keeps_its_xid_while_it_is_counted(tmp_path: Path) -> None:
+    """One that a packed journal opened: after a restart, too, a confirm must mean this item."""
+    spool = plain(tmp_path)
+    spool.add(b"a", b"b")
+    first, second = spool.open_read(), spool.open_read()
+    spool.queue().confirm(second)
+    spool.commit()
+    assert spool.queue()._upkeep is not None
+    spool.queue()._upkeep._rewrite()
+    spool.restart()
+    give_back(spool)
+    assert spool.open_read() == first
+    assert spool.queue().confirm(first)
+    spool.commit()
+    spool.restart()
+    assert not len(spool.queue())
+    spool.close()
+
+
 def test_a_delivery_that_was_none_does_not_count(tmp_path: Path) -> None:
     """Not after a restart either."""
     spool = plain(tmp_path)
