@@ -78,7 +78,8 @@ def connect(
     path_prefix: str | None,
     options: ClientOptions | None = None,
 ) -> Client:
-    """Return a client of the servers that the flags name."""
+    """Return a client of the servers that the flags name; a person does not wait for a restart."""
+    options = options or ClientOptions(restart_patience=0)
     return Client(membership(servers, zookeeper, path_prefix), options=options)
 
 

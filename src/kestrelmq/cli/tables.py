@@ -1,7 +1,7 @@
 """`kestrelmq stats` and `kestrelmq queues`: statistics as tables for people, JSON for scripts."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -59,19 +59,21 @@ def stats(
     """  # noqa: D301 # \b is for the help
     with connect(servers, zookeeper, path_prefix) as client:
         if queue is None:
-            answers: dict[str, Mapping[str, str]] = dict(client.stats())
+            answers = {
+                server: {name: _number(value) for name, value in values.items()}
+                for server, values in client.stats().items()
+            }
         else:
             answers = {
-                found.server: found.values for found in client.queues() if found.name == queue
+                found.server: dict(found.values) for found in client.queues() if found.name == queue
             }
     if not answers:
         raise KestrelError(f"no server has a queue {queue!r}")
     if as_json:
-        numbers = {s: {k: _number(v) for k, v in values.items()} for s, values in answers.items()}
-        print(json.dumps(numbers, indent=2))
+        print(json.dumps(answers, indent=2))
         return
     names = dict.fromkeys(name for values in answers.values() for name in values)
-    rows = [[name, *(values.get(name, "") for values in answers.values())] for name in names]
+    rows = [[name, *(str(values.get(name, "")) for values in answers.values())] for name in names]
     print_table(["", *answers], rows)
 
 

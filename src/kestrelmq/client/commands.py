@@ -55,6 +55,27 @@ def checked_queue(queue: str) -> bytes:
     return queue.encode()
 
 
+def item_bytes(data: object) -> bytes:
+    """Return the data of an item that is to be added; text is encoded as UTF-8.
+
+    Raises:
+        InvalidRequest: it is neither bytes nor text, or the text cannot be encoded.
+    """
+    if isinstance(data, str):
+        try:
+            return data.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"the item cannot be encoded as UTF-8: {error.reason} at character {error.start}; "
+                "encode it yourself, and put bytes"
+            ) from None
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    raise InvalidRequest(f"an item is bytes or text, not {type(data).__name__}")
+
+
 def get(queue: bytes, wait: float = 0.0) -> Command[bytes | None]:
     """Remove the head item of the queue; None if there is none."""
     return Command(wire.get_request(queue, wait_ms=_milliseconds(wait)), _read_item(queue), wait)

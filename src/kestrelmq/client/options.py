@@ -27,6 +27,8 @@ class ClientOptions:
             next.
         retry_unknown: whether an add whose reply was lost is sent again, at the risk of a
             duplicate.
+        restart_patience: how long an add is tried again while the only server cannot be reached, as
+            during its restart.
         max_idle_connections: how many idle connections are kept for each server.
         max_item_bytes: the longest item accepted in a reply; a longer one is an error.
     """
@@ -35,6 +37,7 @@ class ClientOptions:
     operation_timeout: float = 10.0
     poll_interval: float = 0.05
     retry_unknown: bool = False
+    restart_patience: float = 5.0
     max_idle_connections: int = 8
     max_item_bytes: int = MAX_ITEM_BYTES
 

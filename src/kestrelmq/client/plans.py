@@ -151,6 +151,15 @@ class ServerRound:
         self.is_cluster = len(choice.ready) + len(choice.aside) > 1
         self.any_answered = False
 
+    @property
+    def found_no_server(self) -> bool:
+        """Whether there is one server, and it could not be reached."""
+        return (
+            not self.is_cluster
+            and bool(self._errors)
+            and all(isinstance(error, ServerUnavailable) for error in self._errors)
+        )
+
     def next_server(self) -> Address | None:
         """Return the next server to try; None when the round is over."""
         if self._ready:
@@ -262,6 +271,8 @@ class Planner:
         poll_interval: how long a blocking read of a cluster waits at one server before it asks the
             next, in seconds.
         retry_unknown: whether an add whose reply was lost is sent again.
+        restart_patience: how long an add is tried again while the only server cannot be reached, in
+            seconds.
     """
 
     reads: ServerSet
@@ -269,6 +280,7 @@ class Planner:
     clock: Callable[[], float]
     poll_interval: float = 0.05
     retry_unknown: bool = False
+    restart_patience: float = 0.0
 
     @classmethod
     def of(
@@ -286,16 +298,26 @@ class Planner:
             clock=clock,
             poll_interval=options.poll_interval,
             retry_unknown=options.retry_unknown,
+            restart_patience=options.restart_patience,
         )
 
     # Adding
 
     def put(
-        self, queue: str, data: bytes, expiry: Expiry = None, *, retry_unknown: bool | None = None
+        self,
+        queue: str,
+        data: bytes | str,
+        expiry: Expiry = None,
+        *,
+        retry_unknown: bool | None = None,
     ) -> Plan[bool]:
         """Add an item; False if every server that answered refused it (full, or item too large).
 
+        Text is encoded as UTF-8. While the only server restarts, the item is tried again for the
+        `restart_patience` of the options.
+
         Raises:
+            InvalidRequest: the item is neither bytes nor text that can be encoded.
             ConnectionLost, OperationTimeout: the item may or may not be stored. With
                 `retry_unknown` the item is sent again, at the risk of a duplicate, and this is
                 raised only if no server stores it.
@@ -306,7 +328,7 @@ class Planner:
     def put_many(
         self,
         queue: str,
-        items: Sequence[bytes],
+        items: Sequence[bytes | str],
         expiry: Expiry = None,
         *,
         retry_unknown: bool | None = None,
@@ -319,19 +341,43 @@ class Planner:
         name = commands.checked_queue(queue)
         ends = protocol_expiry(expiry)
         retry = self.retry_unknown if retry_unknown is None else retry_unknown
+        encoded = [commands.item_bytes(item) for item in items]
         outcomes: list[bool | None] = [None] * len(items)
-        for batch in batch_ranges(items):
+        deadline = self.clock() + self.restart_patience
+        for batch in batch_ranges(encoded):
             try:
-                yield from self._put_batch(
-                    name, ends, PutBatch(items, batch, outcomes), retry=retry
+                yield from self._put_patiently(
+                    name, ends, PutBatch(encoded, batch, outcomes), deadline, retry=retry
                 )
             except ClientError as error:
                 error.stored = tuple(outcomes)
                 raise
         return [outcome is True for outcome in outcomes]
 
-    def _put_batch(self, queue: bytes, expiry: int, batch: PutBatch, *, retry: bool) -> Plan[None]:
-        server_round = ServerRound(self.writes)
+    def _put_patiently(
+        self, queue: bytes, expiry: int, batch: PutBatch, deadline: float, *, retry: bool
+    ) -> Plan[None]:
+        """Add the items; until `deadline`, wait for the only server if it cannot be reached."""
+        while True:
+            server_round = ServerRound(self.writes)
+            try:
+                yield from self._put_batch(queue, expiry, batch, server_round, retry=retry)
+            except ClientError:
+                if not server_round.found_no_server or self.clock() >= deadline:
+                    raise
+            else:
+                return
+            yield PauseStep(_PAUSE_WHEN_ALL_FAILED)
+
+    def _put_batch(
+        self,
+        queue: bytes,
+        expiry: int,
+        batch: PutBatch,
+        server_round: ServerRound,
+        *,
+        retry: bool,
+    ) -> Plan[None]:
         while (server := server_round.next_server()) is not None:
             answers: list[bool] = []
             command = commands.set_items(queue, batch.left(), expiry, answers)

@@ -28,18 +28,19 @@ class QueueStats:
     Attributes:
         server: the server's address.
         name: the queue's name.
-        values: the value of each statistic, as text, by name.
+        values: the value of each statistic by name: a number, or text where it is no number.
     """
 
     server: str
     name: str
-    values: Mapping[str, str]
+    values: Mapping[str, int | str]
 
     def number(self, stat: str) -> int:
         """Return a statistic as a number; 0 if the server does not report it as a number."""
         if stat == "age_msec" and stat not in self.values:
             stat = "age"  # the name that all servers of this protocol use
-        return number(self.values.get(stat, ""))
+        value = self.values.get(stat, 0)
+        return value if isinstance(value, int) else number(value)
 
     @property
     def items(self) -> int:
@@ -79,12 +80,20 @@ def queue_stats(server: str, pairs: Iterable[tuple[str, str]]) -> list[QueueStat
         fresh = [(q, stat) for q, stat in candidates if stat not in queues[q]]
         # The lines of a queue stand together, so prefer the queue of the line before.
         for queue, stat in sorted(fresh, key=lambda candidate: candidate[0] != current)[:1]:
-            queues[queue][stat] = value
+            queues[queue][stat] = _typed(stat, value)
             current = queue
     return [QueueStats(server, name, values) for name, values in sorted(queues.items())]
 
 
-def _named(lines: Iterable[str]) -> dict[str, dict[str, str]]:
+def _typed(stat: str, value: str) -> int | str:
+    """Return the value of a statistic as its kind says; as text if a server sends no number."""
+    if _STATS[stat].kind == "text":
+        return value
+    parsed = number(value)
+    return parsed if str(parsed) == value else value
+
+
+def _named(lines: Iterable[str]) -> dict[str, dict[str, int | str]]:
     """Find the queue names in lines of `NAME_stat`; return an empty dict of stats for each."""
     found: dict[str, list[str]] = {mark: [] for mark in _MARKS}
     for line in lines:

@@ -370,3 +370,41 @@ def test_no_known_server_is_an_error() -> None:
     ):
         with pytest.raises(ServerUnavailable, match="no server is known"):
             play.run(plan)
+
+
+def test_an_add_waits_for_the_only_server() -> None:
+    """It is sent again until the server is back, or the patience is over."""
+    play = Play(lambda _server, _request: ServerUnavailable("refused"), members=[A])
+    play.planner.restart_patience = 2.0
+    with pytest.raises(ServerUnavailable):
+        put(play)
+    assert 1002.0 <= play.now < 1002.5
+    refusals = [ServerUnavailable("refused")] * 5
+    play.answer = lambda _server, _request: refusals.pop() if refusals else STORED
+    assert put(play) == [True]
+
+
+def test_an_add_does_not_wait_for_what_is_no_restart() -> None:
+    """Another server is tried instead, and an answer is an answer."""
+    play = Play(lambda _server, _request: ServerUnavailable("refused"))
+    play.planner.restart_patience = 2.0
+    with pytest.raises(ServerUnavailable):
+        put(play)
+    answers: list[Answer] = [b"SERVER_ERROR full\r\n", ConnectionLost("gone")]
+    play.members = [A]
+    for answer in answers:
+        play.answer = lambda _server, _request, answer=answer: answer  # type: ignore[misc]
+        with pytest.raises((ServerRefused, ConnectionLost)):
+            put(play)
+    assert play.now == 1000.0
+
+
+def test_an_item_may_be_text() -> None:
+    """It is sent as UTF-8, and an error says what cannot be."""
+    play = Play(lambda _server, _request: STORED, members=[A])
+    assert play.run(play.planner.put("q", "ärger")) is True
+    assert "ärger".encode() in play.asked[0][1]
+    with pytest.raises(InvalidRequest, match="UTF-8: surrogates not allowed at character 1"):
+        play.run(play.planner.put("q", "a\udc80"))
+    with pytest.raises(InvalidRequest, match="bytes or text, not int"):
+        play.run(play.planner.put("q", 7))  # type: ignore[arg-type]

@@ -94,6 +94,15 @@ def test_stats_of_queues_with_confusing_names_are_told_apart() -> None:
     ]
 
 
+def test_statistics_are_numbers_unless_they_are_text() -> None:
+    """What another server sends in place of a number stays text."""
+    pairs = [("items", "3"), ("age", "-1"), ("bytes", "many"), ("children", "7"), ("waiters", "0")]
+    (found,) = queue_stats("s", [(f"queue_jobs_{stat}", value) for stat, value in pairs])
+    expected = {"items": 3, "age": -1, "bytes": "many", "children": "7", "waiters": 0}
+    assert found.values == expected
+    assert (found.items, found.bytes, found.number("logsize")) == (3, 0, 0)
+
+
 @pytest.mark.parametrize(
     "reported",
     [

@@ -115,8 +115,9 @@ def test_an_item_keeps_its_xid_while_it_is_counted(tmp_path: Path) -> None:
     first, second = spool.open_read(), spool.open_read()
     spool.queue().confirm(second)
     spool.commit()
-    assert spool.queue()._upkeep is not None
-    spool.queue()._upkeep._rewrite()
+    upkeep = spool.queue()._upkeep
+    assert upkeep is not None
+    upkeep._rewrite()
     spool.restart()
     give_back(spool)
     assert spool.open_read() == first
