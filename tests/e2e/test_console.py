@@ -246,6 +246,7 @@ def test_an_open_read_is_requeued(console: Console) -> None:
         console.confirm("Requeue on email")
         console.expect_toast("1 item back in email.")
         expect(console.page.get_by_label("Item 0")).to_have_text("hello")
+    expect(console.page.get_by_text("came back 1 time")).to_be_visible()
 
 
 def test_all_open_reads_are_requeued(console: Console) -> None:

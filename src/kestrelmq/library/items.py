@@ -1,9 +1,9 @@
 """Items as users of the library see them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from kestrelmq.journal.records import item_add_time, item_data, item_expiry
+from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
 
 Expiry = float | timedelta | datetime | None
 """When an item expires: seconds from now, a `datetime` with a time zone, or never (None)."""
@@ -18,17 +18,25 @@ class Item:
         add_time: when it was added, in milliseconds since the epoch.
         expiry: when it expires, in milliseconds since the epoch; None for never.
         xid: the open read, for `unremove` and `confirm_remove`; 0 if none was opened.
+        deliveries: how often it was handed out before, and came back; no part of a comparison.
     """
 
     data: bytes
     add_time: int
     expiry: int | None
     xid: int = 0
+    deliveries: int = field(default=0, compare=False)
 
     @classmethod
     def of(cls, record: bytes, xid: int) -> "Item":
         """Make an item from the record that the engine holds."""
-        return cls(item_data(record), item_add_time(record), item_expiry(record) or None, xid)
+        return cls(
+            item_data(record),
+            item_add_time(record),
+            item_expiry(record) or None,
+            xid,
+            item_deliveries(record),
+        )
 
 
 def expiry_time(expiry: Expiry, now: int) -> int:

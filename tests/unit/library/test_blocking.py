@@ -94,6 +94,23 @@ def test_items_outlive_the_object(tmp_path: Path) -> None:
         assert queue
 
 
+def test_an_item_tells_how_often_it_came_back(tmp_path: Path) -> None:
+    """Over a restart, and a read that is open then is one more."""
+    with PersistentQueue("work", tmp_path) as queue:
+        queue.add(b"a")
+        item = queue.remove(transaction=True)
+        assert item is not None
+        assert item.deliveries == 0
+        assert queue.unremove(item.xid)
+        item = queue.remove(transaction=True)
+        assert item is not None
+        assert item.deliveries == 1
+    with PersistentQueue("work", tmp_path) as queue:
+        item = queue.peek()
+        assert item is not None
+        assert item.deliveries == 2
+
+
 @pytest.mark.parametrize(
     ("expiry", "seconds"),
     [

@@ -82,10 +82,11 @@ export class Items {
     this.list.replaceChildren(...this.#items.map((item) => this.#item(item)));
   }
 
-  #item({ position, add_time, expiry, size, content, truncated }) {
+  #item({ position, add_time, expiry, deliveries, size, content, truncated }) {
     const render = { text: asText, json: asJson, hex: asHex }[this.#view];
     const facts = [`#${position}`, bytes(size), `waiting ${duration(store.age(add_time))}`];
     if (expiry) facts.push(expiry <= store.now() ? "expired" : `expires in ${duration(expiry - store.now())}`);
+    if (deliveries) facts.push(`came back ${count(deliveries, "time")}`);
     if (truncated) facts.push(`first ${bytes(content.length)} shown`);
     return h("li", {},
       h("p", { class: "facts", title: `added ${moment(add_time)}`, text: facts.join(" · ") }),

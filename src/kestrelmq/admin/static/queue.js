@@ -153,13 +153,13 @@ export class QueuePage {
   #reads({ total, open_reads: opened }) {
     if (!total) return h("p", { class: "hint", text: "No read is open." });
     const rows = opened.slice(0, 20).map((read) => [
-      String(read.xid), bytes(read.size), moment(read.add_time),
+      String(read.xid), bytes(read.size), moment(read.add_time), String(read.deliveries),
       h("button", { type: "button", class: "small", "aria-label": `Requeue read ${read.xid}`, text: "Requeue", onclick: () => this.#requeue([read.xid]) }),
     ]);
     return [
       h("p", { class: "panel-line" }, h("span", { text: `${count(total, "open read")}${total > 20 ? ", the first 20 shown" : ""}.` }),
         h("button", { type: "button", text: "Requeue all", onclick: () => this.#requeue(null, total) })),
-      table(["Read", "Size", "Added", "Action"], rows, "Open reads"),
+      table(["Read", "Size", "Added", "Delivery", "Action"], rows, "Open reads"),
     ];
   }
 
