@@ -1,11 +1,15 @@
 """Start Spark sessions on this machine, and streaming queries."""
 
+import atexit
 import contextlib
 import os
+import shlex
+import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +35,19 @@ _QUICK: Final = {
     "spark.driver.memory": "512m",
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
 }
+_WORKER_PYTHON: Final = """#!/bin/sh
+# Start Python with the installed pyspark. Spark puts a zipped copy of it in front, which has no
+# compiled files: each process would compile what it imports, for seconds on a busy machine.
+kept=
+IFS=:
+for entry in $PYTHONPATH; do
+    case $entry in
+        */python/lib/pyspark.zip | */python/lib/py4j-*-src.zip) ;;
+        *) kept=$kept${{kept:+:}}$entry ;;
+    esac
+done
+PYTHONPATH=$kept exec {python} "$@"
+"""
 _STARTS: Final = 30
 """How often to start a query whose source does not connect in time."""
 _LOOK: Final = 0.1
@@ -59,7 +76,7 @@ def local_session(
         register(running)
         yield running
         return
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_PYTHON", _worker_python())
     with tempfile.TemporaryDirectory(prefix="kestrelmq-spark-") as scratch:
         chosen = dict(_SETTINGS)
         chosen["spark.sql.warehouse.dir"] = str(Path(scratch) / "warehouse")
@@ -74,6 +91,18 @@ def local_session(
             yield spark
         finally:
             spark.stop()
+
+
+@cache
+def _worker_python() -> str:
+    """Return the command that Spark starts Python with; it is there until this process ends."""
+    folder = tempfile.mkdtemp(prefix="kestrelmq-spark-python-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    command = Path(folder) / "python"
+    command.write_text(_WORKER_PYTHON.format(python=shlex.quote(sys.executable)))
+    command.chmod(0o700)
+    # No program can be started from some file systems.
+    return str(command) if os.access(command, os.X_OK) else sys.executable
 
 
 def start_query(writer: DataStreamWriter) -> StreamingQuery:
