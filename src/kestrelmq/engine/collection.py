@@ -473,7 +473,7 @@ class QueueCollection:
             and now > queue.create_time + age * 1000
             and not len(queue)
             and not queue.open
-            and not queue.waiters.line
+            and not queue.waiters
         )
 
     def tick(self) -> None:

@@ -3,7 +3,7 @@
     backlog   the waiting items, in memory or on disk only
     reads     the open reads: which items readers hold, and until when
     changes   what is not in the journal yet, and how to take it back
-    waiters   the readers that wait for an item
+    waiters   the readers that wait for an item, first come, first served
     upkeep    what keeps the journal small
 
 An operation changes the parts in memory and collects its records. `commit` writes them with one
@@ -14,6 +14,7 @@ Not thread-safe: the server's loop, or the library's lock, protects it.
 
 import contextlib
 import logging
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -33,7 +34,7 @@ from kestrelmq.engine.changes import (
 from kestrelmq.engine.durability import Committable, GroupCommit
 from kestrelmq.engine.reads import OpenReads
 from kestrelmq.engine.upkeep import Upkeep
-from kestrelmq.engine.waiters import ReadMode, Waiter, Waiters
+from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.dump import describe_records
@@ -174,7 +175,7 @@ class Queue(Committable):
         self.changes = Changes(b"".join(map(unremove, given_back)))
         self.backlog = Backlog(name, journal, state)
         self.reads = OpenReads(state.last_xid, dialect)
-        self.waiters = Waiters()
+        self.waiters: OrderedDict[Waiter, None] = OrderedDict()
         self._upkeep: Upkeep | None = None
         # Where the journal's files are, or were.
         self._directory = journal.directory if isinstance(journal, FileJournal) else None
@@ -303,7 +304,7 @@ class Queue(Committable):
     @property
     def waiting_readers(self) -> int:
         """Number of readers that wait for an item."""
-        return len(self.waiters.line)
+        return len(self.waiters)
 
     @property
     def size(self) -> int:
@@ -426,7 +427,7 @@ class Queue(Committable):
         if not pending:
             self._commits.dirty.append(self)
         pending.append(record)
-        if self.waiters.line:
+        if self.waiters:
             self._serve()
         return True
 
@@ -451,7 +452,7 @@ class Queue(Committable):
         else:
             self._append(record, size)
             self._collect(record)
-        if self.waiters.line:
+        if self.waiters:
             self._serve()
         return True
 
@@ -605,7 +606,7 @@ class Queue(Committable):
         if self._sync_period is not None:
             self._schedule_sync(self._sync_period)
         self._commits.dirty.append(self)  # the journal grew, so the commit must check upkeep
-        if self.waiters.line:
+        if self.waiters:
             self._serve()
         return True
 
@@ -760,7 +761,7 @@ class Queue(Committable):
             if not counted or not self._delay_retry(xid):
                 self._put_back(xid, counted=counted)
         self.canceled_transactions += len(held)
-        if held and self.waiters.line:
+        if held and self.waiters:
             self._serve()
         return len(held)
 
@@ -891,7 +892,7 @@ class Queue(Committable):
             if not isinstance(error, JournalError):
                 raise
             return 0
-        if retries and self.waiters.line:
+        if retries and self.waiters:
             self._serve()
         return count
 
@@ -1034,21 +1035,28 @@ class Queue(Committable):
     def wait(self, waiter: Waiter) -> None:
         """Add `waiter`, after all earlier ones. Raises QueueUnavailable if the queue is closed."""
         self._check_usable()
-        self.waiters.add(waiter)
+        self.waiters[waiter] = None
+
+    def cancel_wait(self, waiter: Waiter) -> bool:
+        """Never serve `waiter`; return False if it was already served."""
+        if waiter not in self.waiters:
+            return False
+        del self.waiters[waiter]
+        return True
 
     def _serve(self) -> None:
         """Serve the waiting readers, in order; failures go to them, never to the caller."""
-        line, backlog = self.waiters.line, self.backlog
-        while line and not self._moving and (backlog.memory or backlog.behind is not None):
-            waiter = self.waiters.pop()
+        waiters, backlog = self.waiters, self.backlog
+        while waiters and not self._moving and (backlog.memory or backlog.behind is not None):
+            waiter, _ = waiters.popitem(last=False)
             try:
                 record, xid = self.take_as(waiter.mode)
             except Exception as error:  # noqa: BLE001 # the reader is told, and it is logged there
                 waiter.fail(error)
                 continue
             if record is None:
-                line[waiter] = None
-                line.move_to_end(waiter, last=False)
+                waiters[waiter] = None
+                waiters.move_to_end(waiter, last=False)
                 return
             waiter.serve(record, xid)
 
@@ -1283,8 +1291,9 @@ class Queue(Committable):
         if self._closed:
             return
         self._closed = self._needs_checks = True
-        while self.waiters.line:
-            self.waiters.pop().serve(None, 0)
+        while self.waiters:
+            waiter, _ = self.waiters.popitem(last=False)
+            waiter.serve(None, 0)
         self.backlog.close()
         if self._upkeep is not None:
             self._upkeep.cancel()

@@ -1,11 +1,10 @@
-"""Readers that wait for an item, served in the order in which they began to wait.
+"""Readers that wait for an item; `Queue.waiters` has those of a queue.
 
 Exactly one of three things happens to a waiter: it is served, it is told why it cannot be served,
 or it is cancelled. The caller keeps the deadlines, and cancels.
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum, auto
 
@@ -60,31 +59,3 @@ class Waiter:
             self.failed(error)
         except Exception:
             log.exception("a waiting reader could not be told that it was not served")
-
-
-class Waiters:
-    """The waiting readers of one queue; first come, first served.
-
-    Attributes:
-        line: the waiting readers, in order.
-    """
-
-    __slots__ = ("line",)
-
-    def __init__(self) -> None:
-        self.line: OrderedDict[Waiter, None] = OrderedDict()
-
-    def add(self, waiter: Waiter) -> None:
-        """Put `waiter` at the end of the line."""
-        self.line[waiter] = None
-
-    def cancel(self, waiter: Waiter) -> bool:
-        """Take `waiter` out of the line; return False if it was already served."""
-        if waiter not in self.line:
-            return False
-        del self.line[waiter]
-        return True
-
-    def pop(self) -> Waiter:
-        """Take the first reader out of the line."""
-        return self.line.popitem(last=False)[0]

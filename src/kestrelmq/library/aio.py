@@ -248,11 +248,11 @@ class AsyncPersistentQueue:
         queue.wait(waiter)
         try:
             await asyncio.wait([served], timeout=timeout)
-            if queue.waiters.cancel(waiter):
+            if queue.cancel_wait(waiter):
                 return None
             record, xid = await asyncio.shield(served)
         except asyncio.CancelledError:
-            if not queue.waiters.cancel(waiter):
+            if not queue.cancel_wait(waiter):
                 served.add_done_callback(lambda _: self._give_back_served(queue, served))
             raise
         if record is None:

@@ -145,7 +145,7 @@ class BlockingQueue(ABC):
                     break
                 self._change(lambda _: None)  # gives back overdue reads, perhaps to this thread
         finally:
-            waits_still, _ = self._access.change(lambda: begun.queue.waiters.cancel(begun.waiter))
+            waits_still, _ = self._access.change(lambda: begun.queue.cancel_wait(begun.waiter))
         return None if waits_still else begun.item()
 
     @staticmethod

@@ -141,14 +141,11 @@ class MemcacheGet(ReadHandler):
 
     def take(self, queue: Queue, record: bytes, xid: int) -> bool:
         """Take the item that the current key waited for; answer if it is the only key."""
-        key = self._request.keys[self._index]
+        self._add_to_reply(self._request.keys[self._index], queue, record, xid)
         if self._several:
             self._found = True
-            self._add_to_reply(key, queue, record, xid)
             return True
-        if key.open:
-            self._reads.add(queue, xid, record)
-        self._connection.push(self._value(key, record, xid) + END, (*self._touched, queue))
+        self._connection.push(self._parts[0] + END, tuple(self._touched))
         return False
 
     def end(self, queue: Queue | None) -> None:
@@ -209,12 +206,9 @@ class MemcacheGet(ReadHandler):
         elif self._several and not key.peek:
             self._taken.append(_TakenItem(len(self._parts), queue, xid, record))
         self._touched.append(queue)
-        self._parts.append(self._value(key, record, xid))
-        self._size += len(record)
-
-    def _value(self, key: Key, record: bytes, xid: int) -> bytes:
         cas = None if not self._request.cas else xid if key.open else 0
-        return memcache.value(key.echo, record[ADDX_HEADER:], cas)
+        self._parts.append(memcache.value(key.echo, record[ADDX_HEADER:], cas))
+        self._size += len(record)
 
     @staticmethod
     def _miss(key: Key, queue: Queue | None) -> None:

@@ -132,7 +132,7 @@ class PendingRead(PendingRequest):
         """
         while self._left > 0 and self._bytes > 0:
             if record is None:
-                if self._taken and queue.waiters.line:
+                if self._taken and queue.waiters:
                     break
                 if self._taken and self._must_pause():
                     self._connection.resume_later(self)
@@ -219,7 +219,7 @@ class PendingRead(PendingRequest):
         if self._timer is not None:
             self._timer.cancel()
         if self._queue is not None and self._waiter is not None:
-            self._queue.waiters.cancel(self._waiter)
+            self._queue.cancel_wait(self._waiter)
         self._timer = self._waiter = self._queue = None
         self._is_waiting = False
         handler, self._handler = self._handler, _NO_HANDLER

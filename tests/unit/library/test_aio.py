@@ -33,10 +33,10 @@ async def waiting(
     queue: AsyncPersistentQueue, read: Awaitable[Item | None]
 ) -> asyncio.Task[Item | None]:
     """Start `read` and return once it waits in the line."""
-    before = len(queue._queue().waiters.line)
+    before = len(queue._queue().waiters)
     task = asyncio.ensure_future(read)
     assert isinstance(task, asyncio.Task)
-    while len(queue._queue().waiters.line) == before:  # noqa: ASYNC110 # it tells nobody
+    while len(queue._queue().waiters) == before:  # noqa: ASYNC110 # it tells nobody
         await asyncio.sleep(0)
     return task
 

@@ -34,7 +34,7 @@ LONG = PATIENCE
 
 def wait_until_waiting(queue: PersistentQueue, count: int) -> None:
     """Return once `count` threads wait for an item."""
-    until(lambda: len(queue._queue().waiters.line) >= count, pause=0.001)
+    until(lambda: len(queue._queue().waiters) >= count, pause=0.001)
 
 
 def data(item: Item | None) -> bytes | None:
