@@ -204,7 +204,7 @@ class Run:
         """Begin to delete the queue, which a worker does."""
         self.states += [(), None]
         self._mark()
-        assert self.collection.begin_delete("jobs", self.ended.append)
+        self.collection.deletions.begin(self.collection.queues["jobs"], self.ended.append)
 
     def add_to_doomed(self) -> None:
         """Add an item while the queue is being deleted: it may be found, or be gone with it."""

@@ -15,7 +15,7 @@ from typing import Final
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig, ServerConfig, config_warnings, effective_settings
 from kestrelmq.engine.counters import RetiredCounts
-from kestrelmq.engine.deletion import DeletionDone, Deletions
+from kestrelmq.engine.deletion import Deletions
 from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.loading_queues import LoadingQueues, family_of, in_order
 from kestrelmq.engine.path_guard import PathGuard
@@ -351,11 +351,16 @@ class QueueCollection:
             JournalError: the journal could not be written; nothing was dropped.
             QueueUnavailable: the queue is damaged or still loading.
         """
-        queue = self._found(name)
+        queue = self.existing(name)
         return queue.flush() if queue is not None else 0
 
-    def _found(self, name: str) -> Queue | None:
-        """Return the queue `name` if it exists. Raises InvalidQueueName, QueueUnavailable."""
+    def existing(self, name: str) -> Queue | None:
+        """Return the queue `name`, or None if it does not exist, or is an alias.
+
+        Raises:
+            InvalidQueueName: no queue can have that name.
+            QueueUnavailable: the queue is damaged or still loading.
+        """
         problem = queue_name_error(name)
         if problem is not None:
             raise InvalidQueueName(problem)
@@ -389,7 +394,7 @@ class QueueCollection:
             QueueUnavailable: the queue is damaged or still loading.
         """
         failures: list[JournalError | None] = []
-        queue = self._found(name)
+        queue = self.existing(name)
         if queue is None:
             return False
         self.deletions.begin(queue, failures.append, InlineWorker())
@@ -397,20 +402,6 @@ class QueueCollection:
             if failure is not None:
                 raise failure
         return True
-
-    def begin_delete(self, name: str, done: DeletionDone) -> bool:
-        """Begin to delete a queue, which serves until it is gone; `done` is called at the end.
-
-        Returns:
-            Whether the queue exists.
-
-        Raises:
-            InvalidQueueName, QueueUnavailable: as `delete`.
-        """
-        queue = self._found(name)
-        if queue is not None:
-            self.deletions.begin(queue, done)
-        return queue is not None
 
     def _deleted(self, queue: Queue) -> None:
         name = queue.name
@@ -509,7 +500,7 @@ class QueueCollection:
 
     def flush_expired(self, name: str) -> int:
         """Drop the expired items at the head of a queue; return how many. Raises as `flush`."""
-        queue = self._found(name)
+        queue = self.existing(name)
         return queue.expire() if queue is not None else 0
 
     def expiring(self) -> Generator[list[Queue], None, int]:

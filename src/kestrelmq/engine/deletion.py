@@ -14,17 +14,19 @@ A deletion that no client asked for (`max_queue_age`) must not lose items that a
 So such a queue, which is empty, is gone at once: its files hold nothing, replaced or not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.worker import InlineWorker, Worker
+from kestrelmq.engine.worker import InlineWorker, Job, Worker
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import UnnamedFiles
 from kestrelmq.journal.writer import JournalRemoval
 
 DeletionDone = Callable[[JournalError | None], None]
 """Called with the reason why a queue was not deleted; with None if it was deleted."""
+_Deletion = Generator[Job, BaseException | None, JournalError | None]
+"""Yields jobs for a worker, is sent their exceptions, and returns why the queue was not deleted."""
 
 
 class Deletions:
@@ -70,45 +72,47 @@ class Deletions:
             self._callbacks[queue].append(done)
             return
         self._callbacks[queue] = [done]
-        worker = worker or self.worker
+        deletion = self._deletion(queue, is_empty=is_empty)
+        self._proceed(queue, deletion, worker or self.worker, None)
+
+    def _proceed(
+        self, queue: Queue, deletion: _Deletion, worker: Worker, error: BaseException | None
+    ) -> None:
+        """Do what follows a job that raised `error`, or None; at the end, call the callbacks."""
+        try:
+            job = deletion.send(error)
+        except StopIteration as end:
+            for done in self._callbacks.pop(queue):
+                done(end.value)
+            return
+        worker.run(job, partial(self._proceed, queue, deletion, worker))
+
+    def _deletion(self, queue: Queue, *, is_empty: bool) -> _Deletion:
+        """Delete a queue; return the reason if it was not deleted.
+
+        Yields:
+            The jobs for the worker, each for its exception, or None.
+        """
         try:
             removal = queue.begin_removal()
         except OSError as error:
-            self._failed(queue, error)
-            return
+            return self._failed(queue, error)
         if removal is None or is_empty:
             self._end(queue, removal)
         if removal is None:
-            self._report(queue)
-        else:
-            worker.run(removal.replace, partial(self._replaced, queue, removal, worker))
-
-    def _replaced(
-        self, queue: Queue, removal: JournalRemoval, worker: Worker, error: BaseException | None
-    ) -> None:
-        if error is not None:
-            self._failed(queue, error)
-            return
+            return None
+        failure = yield removal.replace
+        if failure is not None:
+            return self._failed(queue, failure)
         if not queue.is_closed:
             self._end(queue, removal)
         unnamed = UnnamedFiles()
-        worker.run(
-            partial(removal.remove, unnamed),
-            lambda _error: self._removed(queue, removal, unnamed),
-        )
-
-    def _removed(self, queue: Queue, removal: JournalRemoval, unnamed: UnnamedFiles) -> None:
+        yield partial(removal.remove, unnamed)  # it logs what it could not remove
         if self._newest.get(queue.name) == removal.newest:
             del self._newest[queue.name]
         if unnamed:
             queue.worker.run(unnamed.free, lambda _error: None)
-        self._report(queue)
-
-    def _failed(self, queue: Queue, error: BaseException) -> None:
-        failure = queue.removal_failed(error)
-        if not queue.is_closed:
-            self._stays(queue)
-        self._report(queue, failure)
+        return None
 
     def _end(self, queue: Queue, removal: JournalRemoval | None) -> None:
         if removal is not None:
@@ -116,6 +120,8 @@ class Deletions:
         queue.drop()
         self._gone(queue)
 
-    def _report(self, queue: Queue, failure: JournalError | None = None) -> None:
-        for done in self._callbacks.pop(queue):
-            done(failure)
+    def _failed(self, queue: Queue, error: BaseException) -> JournalError:
+        failure = queue.removal_failed(error)
+        if not queue.is_closed:
+            self._stays(queue)
+        return failure

@@ -81,14 +81,16 @@ async def delete(context: ServerContext, name: str) -> bool:
 
     Raises as `QueueCollection.delete`.
     """
+    queue = context.collection.existing(name)
+    if queue is None:
+        return False
     ended: asyncio.Future[JournalError | None] = asyncio.get_running_loop().create_future()
 
     def tell(failure: JournalError | None) -> None:
         if not ended.done():
             ended.set_result(failure)
 
-    if not context.collection.begin_delete(name, tell):
-        return False
+    context.collection.deletions.begin(queue, tell)
     failure = await ended
     if failure is not None:
         raise failure

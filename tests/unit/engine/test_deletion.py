@@ -34,8 +34,11 @@ class Spool(LocalQueues):
         self.collection.deletions.worker = self.deleting
 
     def delete(self) -> bool:
-        """Begin to delete the queue."""
-        return self.collection.begin_delete("jobs", self.told.append)
+        """Begin to delete the queue, if it exists."""
+        queue = self.collection.existing("jobs")
+        if queue is not None:
+            self.collection.deletions.begin(queue, self.told.append)
+        return queue is not None
 
     def found(self) -> list[bytes] | None:
         """Return what is in the queue; None when there is none."""
