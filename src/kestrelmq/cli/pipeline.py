@@ -1,6 +1,5 @@
 """`kestrelmq pipeline`: the Spark pipelines as commands; each prints a table of its results."""
 
-import os
 import signal
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -10,13 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from kestrelmq.cli.journal import DialectName
-from kestrelmq.cli.servers import (
-    DEFAULT_SERVER,
-    SERVERS_VARIABLE,
-    PathPrefixFlag,
-    ServersFlag,
-    ZookeeperFlag,
-)
+from kestrelmq.cli.servers import PathPrefixFlag, ServersFlag, ZookeeperFlag, named_servers
 from kestrelmq.cli.spark_runs import error_line, spark_session
 from kestrelmq.cli.tables import print_table
 from kestrelmq.errors import KestrelError
@@ -277,13 +270,8 @@ def _cluster(
 ) -> "ClusterOptions":
     from kestrelmq.spark.kestrel_options import ClusterOptions  # noqa: PLC0415 # Spark may be missing
 
-    if (zookeeper is None) != (path_prefix is None):
-        raise typer.BadParameter("--zookeeper and --path-prefix go together")
-    if zookeeper is not None:
-        if servers is not None:
-            raise typer.BadParameter("give either --servers or --zookeeper")
-        return ClusterOptions(None, zookeeper, path_prefix)
-    return ClusterOptions(servers or os.environ.get(SERVERS_VARIABLE) or DEFAULT_SERVER)
+    named = named_servers(servers, zookeeper, path_prefix)
+    return ClusterOptions(named, zookeeper, path_prefix)
 
 
 def _table(rows: Sequence[Any], columns: Sequence[str]) -> None:

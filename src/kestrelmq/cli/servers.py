@@ -52,22 +52,36 @@ YesFlag = Annotated[
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 
 
+def named_servers(
+    servers: str | None, zookeeper: str | None, path_prefix: str | None
+) -> str | None:
+    """Return the servers that the flags or the variable name; None if ZooKeeper knows them.
+
+    Raises:
+        typer.BadParameter: the flags contradict each other.
+    """
+    if (zookeeper is None) != (path_prefix is None):
+        raise typer.BadParameter("--zookeeper and --path-prefix go together")
+    if zookeeper is None:
+        return servers or os.environ.get(SERVERS_VARIABLE) or DEFAULT_SERVER
+    if servers is not None:
+        raise typer.BadParameter("give either --servers or --zookeeper")
+    return None
+
+
 def membership(servers: str | None, zookeeper: str | None, path_prefix: str | None) -> Membership:
     """Return the servers that the flags name.
 
     Raises:
         typer.BadParameter: the flags contradict each other, or do not name a server.
     """
-    if (zookeeper is None) != (path_prefix is None):
-        raise typer.BadParameter("--zookeeper and --path-prefix go together")
+    named = named_servers(servers, zookeeper, path_prefix)
     if zookeeper is not None and path_prefix is not None:
-        if servers is not None:
-            raise typer.BadParameter("give either --servers or --zookeeper")
         from kestrelmq.client.discovery import ZooKeeperMembership  # noqa: PLC0415 # kazoo is large
 
         return ZooKeeperMembership(zookeeper, path_prefix)
     try:
-        return membership_of(servers or os.environ.get(SERVERS_VARIABLE) or DEFAULT_SERVER)
+        return membership_of(named or DEFAULT_SERVER)
     except InvalidRequest as error:
         raise typer.BadParameter(str(error)) from error
 
