@@ -9,7 +9,7 @@ the server was sending for an open read goes back to its queue.
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from itertools import count
 from random import Random
@@ -256,27 +256,26 @@ class AsyncClient(ClientOperations):
             self._started = True
         io_requests = carry_out(plan, self._pool)
         answer: Any = None
-        resume: Callable[[Any], IoRequest[AsyncConnection]] = io_requests.send
         try:
             while True:
-                io_request = resume(answer)
-                try:
-                    answer, resume = await self._do_io(io_request), io_requests.send
-                except BaseException as error:  # noqa: BLE001 # the plan decides what to do
-                    answer, resume = error, io_requests.throw
+                answer = await self._answer(io_requests.send(answer))
         except StopIteration as done:
             result: T = done.value
             return result
 
     @staticmethod
-    async def _do_io(io_request: IoRequest[AsyncConnection]) -> Any:
-        match io_request:
-            case OpenConnection(connection):
-                return await connection.open()
-            case RunCommand(connection, command):
-                return await connection.run(command)
-            case PauseStep(seconds):
-                return await asyncio.sleep(seconds)
+    async def _answer(io_request: IoRequest[AsyncConnection]) -> Any:
+        """Do the I/O; return its result, or its error: the plan decides what to do about that."""
+        try:
+            match io_request:
+                case OpenConnection(connection):
+                    return await connection.open()
+                case RunCommand(connection, command):
+                    return await connection.run(command)
+                case PauseStep(seconds):
+                    return await asyncio.sleep(seconds)
+        except BaseException as error:  # noqa: BLE001 # see above
+            return error
 
 
 def _loop_time() -> float:

@@ -9,7 +9,7 @@ import math
 import select
 import socket
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from random import Random
@@ -248,27 +248,26 @@ class Client(ClientOperations):
         self._membership.start()
         io_requests = carry_out(plan, self._pool)
         answer: Any = None
-        resume: Callable[[Any], IoRequest[Connection]] = io_requests.send
         try:
             while True:
-                io_request = resume(answer)
-                try:
-                    answer, resume = self._do_io(io_request), io_requests.send
-                except BaseException as error:  # noqa: BLE001 # the plan decides what to do
-                    answer, resume = error, io_requests.throw
+                answer = self._answer(io_requests.send(answer))
         except StopIteration as done:
             result: T = done.value
             return result
 
     @staticmethod
-    def _do_io(io_request: IoRequest[Connection]) -> Any:
-        match io_request:
-            case OpenConnection(connection):
-                return connection.open()
-            case RunCommand(connection, command):
-                return connection.run(command)
-            case PauseStep(seconds):
-                return time.sleep(seconds)
+    def _answer(io_request: IoRequest[Connection]) -> Any:
+        """Do the I/O; return its result, or its error: the plan decides what to do about that."""
+        try:
+            match io_request:
+                case OpenConnection(connection):
+                    return connection.open()
+                case RunCommand(connection, command):
+                    return connection.run(command)
+                case PauseStep(seconds):
+                    return time.sleep(seconds)
+        except BaseException as error:  # noqa: BLE001 # see above
+            return error
 
 
 def _reason(error: OSError) -> str:

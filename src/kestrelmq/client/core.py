@@ -110,7 +110,7 @@ class Pool(Generic[C]):
                 return connection
             connection.close()
         connection = self._make(address, self._options)
-        yield OpenConnection(connection)
+        yield from _do(OpenConnection(connection))
         return connection
 
     def release(self, connection: C) -> None:
@@ -170,7 +170,7 @@ IoRequest: TypeAlias = OpenConnection[C] | RunCommand[C] | PauseStep
 def carry_out(plan: Plan[T], pool: Pool[C]) -> Generator[IoRequest[C], Any, T]:
     """Carry out `plan`: yield each I/O request, be sent its answer, return the plan's result.
 
-    If a request fails, its error is thrown in instead.
+    If a request fails, its error is sent as the answer.
     """
     held: list[C] = []
     answer: Any = None
@@ -197,23 +197,31 @@ def _perform(step: Step, pool: Pool[C], held: list[C]) -> Generator[IoRequest[C]
     match step:
         case RunStep(server, command):
             connection = yield from pool.acquire(server)
-            result = yield RunCommand(connection, command)
+            result = yield from _do(RunCommand(connection, command))
             pool.release(connection)
             return result
         case HoldStep(server, command, on):
             connection = on.connection if on is not None else (yield from pool.acquire(server))
-            result = yield RunCommand(connection, command)
+            result = yield from _do(RunCommand(connection, command))
             if has_open_read(result):
                 held.append(connection)
                 return HeldReads(server, connection, result, on.streak + 1 if on else 0)
             pool.release(connection)
             return None
         case ReleaseStep(before, command):
-            result = yield RunCommand(before.connection, command)
+            result = yield from _do(RunCommand(before.connection, command))
             pool.release(before.connection)
             return result
         case PauseStep():
-            return (yield step)
+            return (yield from _do(step))
+
+
+def _do(io_request: IoRequest[C]) -> Generator[IoRequest[C], Any, Any]:
+    """Yield one I/O request; return its answer, or raise it if it is an error."""
+    answer = yield io_request
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
 
 
 def has_open_read(result: object) -> bool:
