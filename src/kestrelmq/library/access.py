@@ -194,3 +194,50 @@ class Ticker:
         self._stopped.set()
         if self._began:
             self._thread.join()
+
+
+class QueueTickers:
+    """The threads beside a queue or a collection that is set up: upkeep by time, and syncs.
+
+    The lock of `access` must be held, except in `sync`.
+    """
+
+    def __init__(self, access: QueueAccess) -> None:
+        self._access = access
+        self._tickers: list[Ticker] = []
+
+    def begin(
+        self,
+        upkeep: Callable[[], None],
+        period: float,
+        sync_period: float | None,
+        suffix: str = "",
+    ) -> None:
+        """Begin to sync; `start_upkeep` begins to call `upkeep`.
+
+        Args:
+            upkeep: does the upkeep that depends on time.
+            period: seconds between its calls.
+            sync_period: seconds between two syncs; None or 0 for none.
+            suffix: the end of the threads' names.
+        """
+        self._tickers = [Ticker(period, upkeep, f"kestrelmq-upkeep{suffix}")]
+        if sync_period:
+            sync = Ticker(sync_period, self.sync, f"kestrelmq-sync{suffix}")
+            self._tickers.append(sync)
+            sync.start()
+
+    def start_upkeep(self) -> None:
+        """Start the upkeep, unless it was started before, or all was ended."""
+        if self._tickers:
+            self._tickers[0].start()
+
+    def sync(self) -> None:
+        """Sync all that is written; if that fails, upkeep will have to rewrite a journal."""
+        if self._access.sync_written():
+            self._access.change(self.start_upkeep)
+
+    def end(self) -> list[Ticker]:
+        """Return the tickers, to be stopped without the lock: a running one may need it first."""
+        tickers, self._tickers = self._tickers, []
+        return tickers

@@ -23,7 +23,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
-from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, Ticker, WaitingThread
+from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, QueueTickers, Ticker, WaitingThread
 from kestrelmq.library.items import Expiry, Item, expiry_time
 from kestrelmq.library.opening import check_queue, open_queue
 
@@ -220,7 +220,7 @@ class PersistentQueue(BlockingQueue):
         self._opened: Queue | None = None
         self._lock: ExitStack | None = None
         self._commits.worker = ThreadWorker(self._access.report)
-        self._tickers: list[Ticker] = []
+        self._tickers = QueueTickers(self._access)
 
     def setup(self) -> None:
         """Load the queue; items of reads that were open when it was last used are at the head.
@@ -238,13 +238,11 @@ class PersistentQueue(BlockingQueue):
         self._opened, self._lock = open_queue(
             self.name, self._path, self._config, self._clock, self._commits
         )
-        self._tickers = [Ticker(UPKEEP_PERIOD, self._do_upkeep, f"kestrelmq-upkeep-{self.name}")]
+        self._tickers.begin(
+            self._do_upkeep, UPKEEP_PERIOD, self._config.sync_journal, f"-{self.name}"
+        )
         if self._opened.has_background_work:
             self._start_upkeep()
-        if self._config.sync_journal:
-            sync = Ticker(self._config.sync_journal, self._sync, f"kestrelmq-sync-{self.name}")
-            self._tickers.append(sync)
-            sync.start()
 
     def _queue(self) -> Queue:
         if self._opened is None:
@@ -252,8 +250,7 @@ class PersistentQueue(BlockingQueue):
         return self._opened
 
     def _start_upkeep(self) -> None:
-        if self._tickers:
-            self._tickers[0].start()
+        self._tickers.start_upkeep()
 
     def _do_upkeep(self) -> None:
         """Do the upkeep that depends on time."""
@@ -265,10 +262,6 @@ class PersistentQueue(BlockingQueue):
                     log.error("queue %s: %s", self.name, error)  # noqa: TRY400
             except Exception:
                 log.exception("queue %s: upkeep failed", self.name)
-
-    def _sync(self) -> None:
-        if self._access.sync_written():
-            self._access.change(self._start_upkeep)
 
     @property
     def is_closed(self) -> bool:
@@ -284,7 +277,6 @@ class PersistentQueue(BlockingQueue):
             JournalError: `sync_journal` is set and the journal could not be synced.
         """
         (tickers, failure), _ = self._access.change(self._shut)
-        # Stop them without the lock: a running ticker may need the lock before it can end.
         for ticker in tickers:
             ticker.stop()
         if failure is not None:
@@ -292,7 +284,7 @@ class PersistentQueue(BlockingQueue):
 
     def _shut(self) -> tuple[list[Ticker], JournalError | None]:
         queue, self._opened = self._opened, None
-        tickers, self._tickers = self._tickers, []
+        tickers = self._tickers.end()
         failure = None
         if queue is None:
             return tickers, failure

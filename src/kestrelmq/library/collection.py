@@ -15,7 +15,7 @@ from kestrelmq.engine.collection import QueueCollection as Queues
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import ConfigError, InvalidQueueName, QueueUnavailable
-from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, Ticker
+from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, QueueTickers, Ticker
 from kestrelmq.library.blocking import BlockingQueue
 from kestrelmq.library.items import Expiry, expiry_time
 from kestrelmq.names import queue_name_error
@@ -63,7 +63,7 @@ class QueueCollection:
         self._access = QueueAccess(self._queues.commits)
         self._queues.commits.worker = ThreadWorker(self._access.report)
         self._is_open = False
-        self._tickers: list[Ticker] = []
+        self._tickers = QueueTickers(self._access)
 
     # --- start and stop ---
 
@@ -82,17 +82,13 @@ class QueueCollection:
         self._queues.open()
         self._is_open = True
         period = UPKEEP_PERIOD if self._sweep_period is None else self._sweep_period
-        self._tickers = [Ticker(period, self._do_upkeep, "kestrelmq-upkeep")]
         configured = (self._config.default, *self._config.queues.values())
         periods = [config.sync_journal for config in configured if config.sync_journal]
-        if periods:
-            sync = Ticker(min(periods), self._sync, "kestrelmq-sync")
-            self._tickers.append(sync)
-            sync.start()
+        self._tickers.begin(self._do_upkeep, period, min(periods, default=None))
         if self._sweep_period is not None or any(
             queue.upkeep_waits for queue in self._queues.queues.values()
         ):
-            self._start_upkeep()
+            self._tickers.start_upkeep()
 
     @property
     def is_closed(self) -> bool:
@@ -102,14 +98,13 @@ class QueueCollection:
     def close(self) -> None:
         """Close every queue and unlock the path; waiting readers get QueueUnavailable."""
         if self._is_open:
-            self._sync()
+            self._tickers.sync()
         tickers, _ = self._access.change(self._shut)
-        # Stop them without the lock: a running ticker may need the lock before it can end.
         for ticker in tickers:
             ticker.stop()
 
     def _shut(self) -> list[Ticker]:
-        tickers, self._tickers = self._tickers, []
+        tickers = self._tickers.end()
         if self._is_open:
             self._is_open = False
             self._queues.close()
@@ -135,7 +130,8 @@ class QueueCollection:
             problem = f"{name} is an alias; it can only be added to"
         if problem is not None:
             raise InvalidQueueName(problem)
-        return _CollectionQueue(name, self._access, self._clock, self._obtain, self._start_upkeep)
+        start_upkeep = self._tickers.start_upkeep
+        return _CollectionQueue(name, self._access, self._clock, self._obtain, start_upkeep)
 
     def add(self, name: str, data: bytes, expiry: Expiry = None) -> bool:
         """Add an item to a queue and its fanout children, or to every destination of an alias.
@@ -149,7 +145,7 @@ class QueueCollection:
             accepted = self._collection().add(name, data, due)
             destinations = self._queues.destinations(name)
             if any(queue.upkeep_waits for queue in destinations):
-                self._start_upkeep()
+                self._tickers.start_upkeep()
             return accepted, destinations
 
         (accepted, destinations), failures = self._access.change(add)
@@ -196,20 +192,12 @@ class QueueCollection:
             raise failure
         return result
 
-    def _start_upkeep(self) -> None:
-        if self._tickers:
-            self._tickers[0].start()
-
     def _do_upkeep(self) -> None:
         """Do the upkeep that depends on time."""
         if not self.is_closed:
             if self._sweep_period is not None:
                 self.sweep()
             self._change(lambda queues: queues.tick())
-
-    def _sync(self) -> None:
-        if self._access.sync_written():
-            self._access.change(self._start_upkeep)
 
 
 class _CollectionQueue(BlockingQueue):
