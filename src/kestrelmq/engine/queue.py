@@ -1009,7 +1009,7 @@ class Queue(Committable):
         refused = 0
         most = min(self.config.max_expire_sweep or _MAX_MOVES, _MAX_MOVES)
         for xid, record in list(islice(reads.aside.items(), most)):
-            if reads.open.get(xid) is not record:
+            if not reads.is_open(xid, record):
                 reads.forget_aside(xid)  # a client that guessed its xid confirmed it
             elif self._expire_to(record):
                 moved.append(xid)

@@ -99,6 +99,13 @@ class OpenReads:
             self.forget_retrying(xid)
         return record
 
+    def is_open(self, xid: int, record: bytes) -> bool:
+        """Whether the read `xid` of the item `record` is open.
+
+        Another read may have got the same xid since it ended, so the items' objects are compared.
+        """
+        return self.open.get(xid) is record
+
     def as_waiting(self, xid: int, record: bytes, *, counted: bool) -> bytes:
         """Return `record`, which was open under `xid`, as the item to put back on the queue.
 
@@ -125,9 +132,8 @@ class OpenReads:
 
     def set_deadline(self, xid: int, record: bytes, deadline: float) -> None:
         """Set the deadline of the read `xid` of `record` (monotonic seconds)."""
-        reads = self.open
-        if len(self._deadlines) > 2 * len(reads) + _SLACK:
-            self._deadlines = [one for one in self._deadlines if reads.get(one[2]) is one[3]]
+        if len(self._deadlines) > 2 * len(self.open) + _SLACK:
+            self._deadlines = [one for one in self._deadlines if self.is_open(one[2], one[3])]
             heapq.heapify(self._deadlines)
         self._sequence += 1
         heapq.heappush(self._deadlines, (deadline, self._sequence, xid, record))
@@ -138,11 +144,11 @@ class OpenReads:
         Only the last deadline of a read counts: one that was extended is not overdue by its first.
         The xids are sorted, which is the order in which the reads were opened, as at a restart.
         """
-        deadlines, reads = self._deadlines, self.open
+        deadlines = self._deadlines
         due: dict[int, bytes] = {}
         while deadlines and deadlines[0][0] <= now:
             _, _, xid, record = heapq.heappop(deadlines)
-            if reads.get(xid) is record:
+            if self.is_open(xid, record):
                 due[xid] = record
         if due:
             later = {xid for _, _, xid, record in deadlines if due.get(xid) is record}

@@ -34,8 +34,8 @@ class _TakenItem(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        # Another client may have the same xid open by now; compare the item's object as well.
-        return self.queue.open.get(self.xid) is self.record
+        """Whether it was not given back, and its queue was not deleted."""
+        return self.queue.reads.is_open(self.xid, self.record)
 
 
 class MemcacheGet(ReadHandler):

@@ -7,7 +7,6 @@ whose journals must be written before the reply may be sent.
 
 from typing import Final
 
-from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER, LATEST
@@ -366,17 +365,11 @@ class MemcacheSession(Session):
             self._connection.closing = True
 
     def _confirm(self, queue: str, count: int) -> None:
-        reads = self._reads
-        if reads.count(queue) < count:
+        touched = self._reads.confirm_oldest(queue, count)
+        if touched is None:
             self._connection.push(ERROR)
-            return
-        touched: list[Queue] = []
-        for _ in range(count):
-            taken = reads.take_oldest(queue)
-            if taken is not None:
-                taken[0].confirm(taken[1])
-                touched.append(taken[0])
-        self._connection.push(END, tuple(touched[:1]))
+        else:
+            self._connection.push(END, touched)
 
     def _touch(self, queue: str, milliseconds: int) -> None:
         held = self._reads.xids(queue)

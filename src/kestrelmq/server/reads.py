@@ -276,6 +276,23 @@ class ConnectionOpenReads:
             del self.by_queue[queue]
         return found, xid
 
+    def confirm_oldest(self, queue: str, count: int) -> tuple[Queue, ...] | None:
+        """Confirm the `count` oldest reads open on a queue; none if there are fewer.
+
+        Returns:
+            The queues that the reply depends on; None if no read was confirmed.
+        """
+        if self.count(queue) < count:
+            return None
+        touched: tuple[Queue, ...] = ()
+        for _ in range(count):
+            taken = self.take_oldest(queue)
+            if taken is not None:
+                found, xid = taken
+                found.confirm(xid)
+                touched = (found,)
+        return touched
+
     def xids(self, queue: str) -> list[tuple[Queue, int]]:
         """Return the queues and xids of the reads open on a queue, oldest first."""
         if not self.count(queue):
@@ -297,6 +314,5 @@ class ConnectionOpenReads:
 
 
 def _is_open(read: tuple[Queue, int, bytes]) -> bool:
-    # Another client may have the same xid open by now; compare the item's object as well.
     queue, xid, record = read
-    return queue.open.get(xid) is record
+    return queue.reads.is_open(xid, record)

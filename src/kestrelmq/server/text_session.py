@@ -140,17 +140,10 @@ class TextSession(Session):
         ).begin()
 
     def _confirm(self, confirm: Confirm) -> Answer:
-        reads, name = self._reads, confirm.queue
-        if reads.count(name) < confirm.count:
+        touched = self._reads.confirm_oldest(confirm.queue, confirm.count)
+        if touched is None:
             return text.error_reply("Not that many transactions open."), None
-        touched: list[Queue] = []
-        for _ in range(confirm.count):
-            taken = reads.take_oldest(name)
-            if taken is not None:
-                queue, xid = taken
-                queue.confirm(xid)
-                touched.append(queue)
-        return text.count_reply(confirm.count), tuple(touched[:1])
+        return text.count_reply(confirm.count), touched
 
     def _start_change(self, command: Flush | FlushAll | FlushExpired | Delete) -> None:
         context = self._context
