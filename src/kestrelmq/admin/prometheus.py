@@ -5,9 +5,9 @@ under the queue `~other`, a name that no queue can have. A queue that has its ow
 until it is deleted. Rendering pauses between slices, so that it never blocks the event loop.
 """
 
-import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from kestrelmq.admin.slices import batches
 from kestrelmq.engine.metrics import Histogram, Latency
 from kestrelmq.engine.queue import Queue
 from kestrelmq.protocol.stats import QUEUE_STATS, SERVER_STATS, Metric, Statistic
@@ -78,15 +79,16 @@ class Exposition:
 
     async def render(self) -> list[bytes]:
         """Render all metrics as text, in parts."""
-        parts = []
         stats = dict(await in_slices(self._context.server_stats()))
-        for family in self._families(stats):
-            parts.append(generate_latest(_SingleFamily(family)))
-            await asyncio.sleep(0)
-        for family in self._queue_families():
+        return await in_slices(self._rendered(stats))
+
+    def _rendered(self, stats: Mapping[str, Any]) -> Generator[None, None, list[bytes]]:
+        """Render one family after the other."""
+        parts = []
+        for family in chain(self._families(stats), self._queue_families()):
             text = generate_latest(_SingleFamily(family))
             parts.append(text if family.documentation else _without_header(text))
-            await asyncio.sleep(0)
+            yield
         return parts
 
     # --- the server ---
@@ -132,20 +134,20 @@ class Exposition:
             for queue in own
             if Latency.DELIVERY in (histograms := latencies.histograms_of(queue))
         ]
-        for slice_, first in _slices(measured):
+        for number, slice_ in enumerate(batches(measured, _SLICE // 4)):
             family = _histogram(Latency.DELIVERY, "queue_", slice_)
-            family.documentation = family.documentation if first else ""
+            family.documentation = "" if number else family.documentation
             yield family
 
     def _of_stat(self, stat: Statistic, own: list[Queue], others: list[Queue]) -> Iterator[Family]:
         read = attrgetter(stat.source)
-        for start in range(0, len(own) or 1, _SLICE):
+        for number, queues in enumerate(list(batches(own, _SLICE)) or [[]]):
             family = _family(stat, "queue")
-            if start:
+            if number:
                 family.documentation = ""
-            for queue in own[start : start + _SLICE]:
+            for queue in queues:
                 family.add_metric([queue.name], _sample(stat, read(queue)))
-            if others and not start and stat.adds_up:
+            if others and not number and stat.adds_up:
                 total: float = sum(map(read, others))
                 if stat.kind == "counter":
                     total = self._monotonic_total(stat.name, total)
@@ -189,13 +191,6 @@ def _sample(stat: Statistic, value: Any) -> float:
     if stat.kind == "flag":
         return float(bool(value))
     return float(value / 1000 if stat.unit == "ms" else value)
-
-
-def _slices(
-    entries: list[tuple[str, Histogram]],
-) -> Iterator[tuple[list[tuple[str, Histogram]], bool]]:
-    for start in range(0, len(entries), _SLICE // 4):
-        yield entries[start : start + _SLICE // 4], start == 0
 
 
 def _histogram(kind: Latency, scope: str, entries: list[tuple[str, Histogram]]) -> Family:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from kestrelmq.admin.history import History, Point
+from kestrelmq.admin.slices import batches, slices
 from kestrelmq.engine.queue import Queue
 from kestrelmq.server.context import ServerContext
 
@@ -174,11 +175,9 @@ class Sampler:
         self._last = now
         stamp = time.time_ns() // 1_000_000
         totals = QueueTotals(stamp)
-        queues = list(self._context.collection.queues.items())
-        for start in range(0, len(queues), SLICE):
-            for name, queue in queues[start : start + SLICE]:
+        async for queues in slices(list(self._context.collection.queues.items()), SLICE):
+            for name, queue in queues:
                 self._sample_queue(name, queue, version, elapsed, totals)
-            await asyncio.sleep(0)
         collection = self._context.collection
         for names, snapshot in ((collection.loading, LOADING), (collection.damaged, DAMAGED)):
             for name in list(names):
@@ -232,8 +231,7 @@ class Sampler:
         found = [
             (name, last.snapshot) for name, last in self.sampled.items() if last.version > since
         ]
-        for start in range(0, len(found), SLICE):
-            yield found[start : start + SLICE]
+        yield from batches(found, SLICE)
 
     def removed_since(self, since: int) -> list[str] | None:
         """Return the queues that were removed after sample `since`; None if that is not known."""

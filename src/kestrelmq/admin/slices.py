@@ -1,7 +1,7 @@
 """Work on very many queues in slices; other tasks run after each slice."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -11,10 +11,16 @@ _DROPPED: Final = 4000
 One = TypeVar("One")
 
 
-async def slices(entries: Iterable[One], size: int) -> AsyncIterator[list[One]]:
+def batches(entries: Iterable[One], size: int) -> Iterator[list[One]]:
     """Yield `entries` in lists of up to `size`; their source must not change meanwhile."""
     source = iter(entries)
     while found := list(islice(source, size)):
+        yield found
+
+
+async def slices(entries: Iterable[One], size: int) -> AsyncIterator[list[One]]:
+    """Yield `batches` of `entries`; other tasks run after each."""
+    for found in batches(entries, size):
         yield found
         await asyncio.sleep(0)
 
