@@ -23,6 +23,11 @@ export function s(tag, properties, ...children) {
   return fill(document.createElementNS(SVG, tag), properties, children);
 }
 
+/** Make a list of names and their values. */
+export function pairs(entries) {
+  return h("dl", { class: "pairs" }, ...entries.map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", { text: value }))));
+}
+
 /** Set an element's text only if it differs, so that unchanged elements are not laid out again. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;

@@ -3,7 +3,7 @@
 import { call, queuePath } from "./api.js";
 import { Chart, niceTime } from "./charts.js";
 import { askItem, confirm } from "./dialogs.js";
-import { h, setText, toast } from "./dom.js";
+import { h, pairs, setText, toast } from "./dom.js";
 import { axisTime, bytes, count, duration, micros, moment, rate, short, whole } from "./format.js";
 import { Items } from "./items.js";
 import { fromApi, store } from "./store.js";
@@ -29,9 +29,6 @@ function table(heads, rows, label) {
 function panel(title, ...content) {
   return h("section", { class: "card panel", "aria-label": title }, h("h2", { text: title }), ...content);
 }
-
-const pairs = (entries) =>
-  h("dl", { class: "pairs" }, ...entries.map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", { text: value }))));
 
 const link = (name) => h("a", { href: `#/queue/${encodeURIComponent(name)}`, text: name });
 

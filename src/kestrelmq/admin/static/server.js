@@ -2,7 +2,7 @@
 
 import { call } from "./api.js";
 import { confirm } from "./dialogs.js";
-import { h, setText, toast } from "./dom.js";
+import { h, pairs, setText, toast } from "./dom.js";
 import { bytes, duration, moment, whole } from "./format.js";
 
 const EVERY = 3000;
@@ -13,9 +13,6 @@ function shown(name, value) {
   if (name === "time") return moment(value * 1000);
   return name.startsWith("bytes") ? bytes(value) : whole(value);
 }
-
-const pairs = (entries) =>
-  h("dl", { class: "pairs" }, ...entries.map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", { text: value }))));
 
 export class ServerPage {
   title = "Server";
