@@ -160,8 +160,6 @@ def _describe(record: Record, size: int) -> str:  # one case for each kind
 
 def as_json(queue: str, entry: DumpEntry) -> str:
     """Return a record as a line of JSON; data that is not UTF-8 is in `data_base64`."""
-    import base64  # noqa: PLC0415 # only here
-
     record = entry.record
     fields: dict[str, object] = {
         "queue": queue,
@@ -176,13 +174,20 @@ def as_json(queue: str, entry: DumpEntry) -> str:
     for name in record.__slots__:
         value = getattr(record, name)
         if isinstance(value, bytes):
-            try:
-                fields["data"] = value.decode()
-            except UnicodeDecodeError:
-                fields["data_base64"] = base64.b64encode(value).decode()
+            fields |= data_fields(value)
         else:
             fields[name] = value
     return json.dumps(fields, ensure_ascii=False)
+
+
+def data_fields(data: bytes) -> dict[str, str]:
+    """Return the field that holds the data of an item in JSON, by its name."""
+    import base64  # noqa: PLC0415 # only here
+
+    try:
+        return {"data": data.decode()}
+    except UnicodeDecodeError:
+        return {"data_base64": base64.b64encode(data).decode()}
 
 
 def _time(milliseconds: int) -> str:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from kestrelmq.clock import Clock
 from kestrelmq.errors import JournalError
+from kestrelmq.journal.dump import data_fields
 from kestrelmq.journal.files import Directory, FileWriter, mapped
 from kestrelmq.journal.loading import fold, load_queue
 from kestrelmq.journal.names import (
@@ -79,12 +80,13 @@ def rows(selected: SelectedQueue) -> Iterator[ExportRow]:
 
 def to_json(row: ExportRow) -> str:
     """Return a row as a line of JSON; data that is not UTF-8 is in `data_base64`."""
-    fields: dict[str, object] = {"queue": row.queue, "position": row.position}
-    try:
-        fields["data"] = row.data.decode()
-    except UnicodeDecodeError:
-        fields["data_base64"] = base64.b64encode(row.data).decode()
-    fields |= {"add_time": row.add_time, "expiry": row.expiry}
+    fields = {
+        "queue": row.queue,
+        "position": row.position,
+        **data_fields(row.data),
+        "add_time": row.add_time,
+        "expiry": row.expiry,
+    }
     return json.dumps(fields, ensure_ascii=False)
 
 
