@@ -10,7 +10,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from kestrelmq.errors import DamagedJournal
+from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal.files import open_regular
 from kestrelmq.journal.notes import NoteReader, noted_deliveries
 from kestrelmq.journal.records import (
@@ -43,6 +43,11 @@ _SKIP_CHUNK: Final = 1 << 20
 _CUT_AT_ONCE: Final = 64
 """Records of a run that one call cuts out of the chunk."""
 _NO_ITEM: Final = frozenset({REMOVE, REMOVE_TENTATIVE, CONFIRM_REMOVE, UNREMOVE})
+
+
+def too_few_items(files: Sequence[str]) -> JournalError:
+    """Return the error for `files` in which there are fewer items than were counted before."""
+    return JournalError(f"{files[-1]}: fewer items on disk than were counted")
 
 
 class JournalReader:

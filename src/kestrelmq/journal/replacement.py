@@ -36,7 +36,7 @@ from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import replay_whole
 from kestrelmq.journal.names import PACK, pack_name, parse_name, temporary_name
 from kestrelmq.journal.notes import counted, deliveries_note
-from kestrelmq.journal.reader import JournalReader
+from kestrelmq.journal.reader import JournalReader, too_few_items
 from kestrelmq.journal.records import (
     REMOVE_TENTATIVE_RECORD,
     Add,
@@ -271,7 +271,7 @@ class FilesSource:
         left = count - in_memory
         if left and state.behind is not None:
             if state.behind.skip(self._files, left) != left:
-                raise JournalError(f"{self._files[-1]}: fewer items on disk than were counted")
+                raise too_few_items(self._files)
             state.behind_items -= left
         return count
 
@@ -283,7 +283,7 @@ class FilesSource:
             return []
         items = state.behind.read(self._files, state.behind_items, _READ_BYTES)
         if not items:
-            raise JournalError(f"{self._files[-1]}: fewer items on disk than were counted")
+            raise too_few_items(self._files)
         state.behind_items -= len(items)
         return items
 

@@ -31,10 +31,9 @@ from collections.abc import Callable, Container, Sequence
 from itertools import pairwise
 from typing import Final, Literal, Protocol, TypeVar
 
-from kestrelmq.errors import JournalError
 from kestrelmq.journal.memory import fitting, limit_for_now
 from kestrelmq.journal.notes import UNCOUNTED, NoteReader, noted_deliveries
-from kestrelmq.journal.reader import JournalReader
+from kestrelmq.journal.reader import JournalReader, too_few_items
 from kestrelmq.journal.records import (
     ADD,
     ADD_HEADER,
@@ -356,7 +355,7 @@ class Replay:
         wanted = max(1, (self._limit or 0) - self.memory_bytes)
         items = reader.read(self._files, self.behind_items, wanted)
         if not items:
-            raise JournalError(f"{self._files[-1]}: fewer items on disk than were counted")
+            raise too_few_items(self._files)
         size = sum(map(len, items)) - ADDX_HEADER * len(items)
         self.memory.extend(items)
         self.memory_bytes += size
