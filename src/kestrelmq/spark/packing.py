@@ -9,16 +9,20 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kestrelmq.journal.files import DiskDirectory, write_file
 from kestrelmq.journal.records import ADD_XID, ADDX_HEADER, CONTINUE, added_item
 from kestrelmq.journal.replacement import open_read_records
 from kestrelmq.journal.walk import WalkEnd
 from kestrelmq.journal.writer import Dialect
-from kestrelmq.spark.planning import FileReadPlan, QueueReadPlan, file_read_plans, replay_in_order
-from kestrelmq.spark.queue_source import is_live
-from kestrelmq.spark.scanning import Chunk, FileView, open_view
+from kestrelmq.spark.planning import (
+    FileReadPlan,
+    QueueReadPlan,
+    file_read_plans,
+    live_items,
+    replay_in_order,
+)
+from kestrelmq.spark.scanning import open_view
 from kestrelmq.spark.spool import SpoolFile
 
 _ADDING_WITH_XID: Final = (ADD_XID, CONTINUE)
@@ -68,25 +72,11 @@ def _torn(file: SpoolFile) -> WalkEnd | None:
     return view.torn
 
 
-def _live_chunks(
-    part: FileReadPlan,
-) -> Iterator[tuple[FileView, Chunk, NDArray[np.int64]]]:
-    """Yield the live items of a file, with their ordinals."""
-    view = open_view(part.file.path, part.file.size, part.file.inode)
-    ordinal = part.first
-    for chunk in view.chunks(tail_may_be_torn=part.file.last):
-        items = chunk.part(chunk.adds)
-        ordinals = np.arange(ordinal, ordinal + len(items), dtype=np.int64)
-        ordinal += len(items)
-        live = is_live(ordinals, part)
-        yield view, items.part(live), ordinals[live]
-
-
 def _front(part: FileReadPlan) -> Iterator[tuple[int, bytes]]:
     """Yield the records of the live items outside the live range, which are few."""
     if not part.exceptions:
         return
-    for view, items, ordinals in _live_chunks(part):
+    for view, items, ordinals in live_items(part):
         for place, item in enumerate(ordinals.tolist()):
             if item in part.exceptions:
                 yield item, bytes(view.buffer[items.starts[place] : items.ends[place]])
@@ -106,7 +96,7 @@ def _as_addx(record: bytes) -> bytes:
 
 def _rest(part: FileReadPlan) -> Iterator[bytes]:
     """Yield the records of the live range, in runs as long as the file allows."""
-    for view, items, ordinals in _live_chunks(part):
+    for view, items, ordinals in live_items(part):
         wanted_here = (ordinals >= part.live_from) & (ordinals < part.live_to)
         rest = items.part(wanted_here)
         if not len(rest):

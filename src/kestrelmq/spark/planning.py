@@ -1,15 +1,19 @@
 """Plan how to read what is in the queues now: which items are live, and in which files.
 
-A plan has no item data. The caller passes in how files are summarised (`SummariseFiles`): one after
-the other, in a pool of processes, or by a Spark job. The summaries are folded in this process.
+A plan has no item data; `live_items` reads it. The caller passes in how files are summarised
+(`SummariseFiles`): one after the other, in a pool of processes, or by a Spark job. The summaries
+are folded in this process.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.spark.scanning import open_view, record_run
+from kestrelmq.spark.scanning import Chunk, FileView, open_view, record_run
 from kestrelmq.spark.segments import (
     EMPTY_START,
     LiveItems,
@@ -220,3 +224,31 @@ def _plan_from(plan: "dict[str, object]") -> FileReadPlan:
         exceptions={int(item): (place, xid) for item, (place, xid) in exceptions.items()},
         **plan,  # type: ignore[arg-type] # the constructor checks the names
     )
+
+
+def live_items(plan: FileReadPlan) -> Iterator[tuple[FileView, Chunk, NDArray[np.int64]]]:
+    """Read the live items of a file; yield some at a time, with their ordinals.
+
+    Raises:
+        DamagedJournal: the file is damaged.
+        JournalError: the file is gone, or shorter than when it was listed.
+    """
+    file = plan.file
+    view = open_view(file.path, file.size, file.inode)
+    ordinal = plan.first
+    for chunk in view.chunks(tail_may_be_torn=file.last):
+        items = chunk.part(chunk.adds)
+        ordinals = np.arange(ordinal, ordinal + len(items), dtype=np.int64)
+        ordinal += len(items)
+        live = _are_live(ordinals, plan)
+        yield view, items.part(live), ordinals[live]
+
+
+def _are_live(ordinals: NDArray[np.int64], plan: FileReadPlan) -> NDArray[np.bool_]:
+    """Return which of a file's items are live; `ordinals` are consecutive."""
+    live = (ordinals >= plan.live_from) & (ordinals < plan.live_to)
+    if len(ordinals):
+        for item in plan.exceptions:
+            if ordinals[0] <= item <= ordinals[-1]:
+                live[item - ordinals[0]] = True
+    return live

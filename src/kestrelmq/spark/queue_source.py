@@ -36,11 +36,12 @@ from kestrelmq.spark.planning import (
     SummaryTask,
     file_read_plans,
     from_text,
+    live_items,
     replay_in_order,
     replay_in_parallel,
     summarise,
 )
-from kestrelmq.spark.scanning import Chunk, FileView, open_view
+from kestrelmq.spark.scanning import Chunk, FileView
 from kestrelmq.spark.segments import SegmentSummary
 from kestrelmq.spark.sharing import divide_by_cost
 from kestrelmq.spark.spool import SpoolFile, by_queue, list_files
@@ -140,14 +141,8 @@ class QueueSourceReader(DataSourceReader):
             yield from self._read_file(plan)
 
     def _read_file(self, plan: FileReadPlan) -> Iterator[pa.RecordBatch]:
-        view = open_view(plan.file.path, plan.file.size, plan.file.inode)
-        ordinal = plan.first
-        for chunk in view.chunks(tail_may_be_torn=plan.file.last):
-            items = chunk.part(chunk.adds)
-            ordinals = np.arange(ordinal, ordinal + len(items), dtype=np.int64)
-            ordinal += len(items)
-            live = is_live(ordinals, plan)
-            yield from self._items(view, plan, items.part(live), ordinals[live])
+        for view, items, ordinals in live_items(plan):
+            yield from self._items(view, plan, items, ordinals)
 
     def _items(
         self, view: FileView, plan: FileReadPlan, items: Chunk, ordinals: NDArray[np.int64]
@@ -157,16 +152,6 @@ class QueueSourceReader(DataSourceReader):
             here = ordinals[done : done + len(batch)]
             done += len(batch)
             yield rows(self._schema, _makers(view, plan, batch, here))
-
-
-def is_live(ordinals: NDArray[np.int64], plan: FileReadPlan) -> NDArray[np.bool_]:
-    """Return which of a file's items are live; `ordinals` are consecutive."""
-    live = (ordinals >= plan.live_from) & (ordinals < plan.live_to)
-    if len(ordinals):
-        for item in plan.exceptions:
-            if ordinals[0] <= item <= ordinals[-1]:
-                live[item - ordinals[0]] = True
-    return live
 
 
 def split_by_size(

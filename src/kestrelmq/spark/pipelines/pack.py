@@ -24,6 +24,7 @@ from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.journal_commit import JournalCommit
 from kestrelmq.spark.journal_parts import JournalPart
 from kestrelmq.spark.packing import pack_files
+from kestrelmq.spark.reading import map_on
 from kestrelmq.spark.spool import SpoolFile, by_queue, list_files, list_spool
 
 
@@ -94,12 +95,8 @@ def pack(
 def _pack_all(
     spark: SparkSession, queues: Sequence[list[SpoolFile]], work: dict[str, Path], dialect: Dialect
 ) -> list[_PackedJournal]:
-    if not queues:
-        return []
-    slices = min(len(queues), spark.sparkContext.defaultParallelism * 4)
     tasks = [(files, work[files[0].spool] / f"{place}") for place, files in enumerate(queues)]
-    packing = spark.sparkContext.parallelize(tasks, slices)
-    return packing.map(lambda task: _pack_one(*task, dialect)).collect()
+    return map_on(spark, lambda task: _pack_one(*task, dialect), tasks)
 
 
 def _pack_one(files: list[SpoolFile], target: Path, dialect: Dialect) -> _PackedJournal:

@@ -16,11 +16,16 @@ from pyspark.sql import functions as f
 
 from kestrelmq.spark.pipelines.history import history
 from kestrelmq.spark.pipelines.replay import WriteMode
-from kestrelmq.spark.pipelines.report_page import LargestItem, QueueHour, QueueReport, page
+from kestrelmq.spark.pipelines.report_page import (
+    HOUR_MS,
+    LargestItem,
+    QueueHour,
+    QueueReport,
+    page,
+)
 from kestrelmq.spark.reading import read_parquet
 from kestrelmq.spark.spool import local_path
 
-HOUR_MS = 3_600_000
 _PERCENTILES = (50, 95, 99)
 _LARGEST = 10
 

@@ -11,6 +11,8 @@ from itertools import groupby
 
 from kestrelmq.spark.pipelines.charts import Series, area_chart, column_chart
 
+HOUR_MS = 3_600_000
+"""An hour in milliseconds."""
 _SHOWN_QUEUES = 50
 
 STYLE = """
@@ -126,7 +128,7 @@ def _period(hours: Sequence[QueueHour]) -> str:
     if not times:
         return "<p>The journals hold no items with an add time.</p>"
     return (
-        f"<p>{_time(min(times))} to {_time(max(times) + 3_600_000)} UTC, from the journals. The "
+        f"<p>{_time(min(times))} to {_time(max(times) + HOUR_MS)} UTC, from the journals. The "
         "journal does not say when an item was removed; sojourn times are therefore given as "
         "bounds, from the adds before and after the remove.</p>"
     )
@@ -230,10 +232,10 @@ def fill_hours(hours: Sequence[QueueHour]) -> list[QueueHour]:
     """Add rows for the hours without events in between, unless they are too many to draw."""
     found = {hour.hour: hour for hour in hours}
     first, last = min(found), max(found)
-    if (last - first) // 3_600_000 > 24 * 62:
+    if (last - first) // HOUR_MS > 24 * 62:
         return list(hours)
     filled: list[QueueHour] = []
-    for time in range(first, last + 1, 3_600_000):
+    for time in range(first, last + 1, HOUR_MS):
         before = filled[-1] if filled else hours[0]
         quiet = QueueHour(before.queue, time, 0, 0, 0, 0, 0, 0, before.depth, before.depth_bytes)
         filled.append(found.get(time, quiet))

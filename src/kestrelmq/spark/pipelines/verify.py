@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from kestrelmq.errors import DamagedJournal
+from kestrelmq.spark.reading import map_on
 from kestrelmq.spark.scanning import open_view
 from kestrelmq.spark.spool import SpoolFile, list_files
 
@@ -40,11 +41,7 @@ class FileCheck:
 
 def verify(spark: SparkSession, path: str) -> list[FileCheck]:
     """Check every journal file of `path`; return the results in replay order."""
-    files = list_files(path)
-    if not files:
-        return []
-    slices = min(len(files), spark.sparkContext.defaultParallelism * 4)
-    return spark.sparkContext.parallelize(files, slices).map(check).collect()
+    return map_on(spark, check, list_files(path))
 
 
 def check(file: SpoolFile) -> FileCheck:
