@@ -38,11 +38,14 @@ class HeldWorker:
 
 
 class LateWorker(HeldWorker):
-    """Runs each job at once, and keeps the report until `step`."""
+    """Runs each job at once, and keeps the report until `step`, even if it is closed before."""
 
     def run(self, job: Job, done: Done) -> None:
         """Run `job`; report it later."""
         InlineWorker().run(job, lambda error: self._keep(error, done))
+
+    def close(self) -> None:
+        """Do nothing: every job has run."""
 
     def _keep(self, error: BaseException | None, done: Done) -> None:
         super().run(partial(_end_with, error), done)

@@ -14,7 +14,7 @@ from kestrelmq.journal.names import QueueFiles
 from kestrelmq.journal.records import REMOVE_RECORD, item, item_data
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.worker import HeldWorker
+from kestrelmq.testing.worker import HeldWorker, LateWorker
 from tests.support.descriptors import open_below
 
 pytestmark = pytest.mark.compiled
@@ -308,24 +308,6 @@ def test_loading_pauses_while_clients_are_served(tmp_path: Path, *, gently: bool
     collection.close()
 
 
-class LateWorker(HeldWorker):
-    """Does its work at once; `report` tells of it, also when it was closed meanwhile."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reports: list[tuple[Done, BaseException | None]] = []
-
-    def run(self, job: Job, done: Done) -> None:
-        """Do `job`."""
-        super().run(job, lambda error: self.reports.append((done, error)))
-        self.step()
-
-    def report(self) -> None:
-        """Tell of all jobs."""
-        for done, error in self.reports:
-            done(error)
-
-
 def test_a_queue_that_was_loaded_when_the_server_stops_is_closed(tmp_path: Path) -> None:
     """Its journal, part of which was being read back, too; whatever became of the others."""
     long = [item(NOW, 0, b"%d" % number) for number in range(9)]
@@ -337,7 +319,8 @@ def test_a_queue_that_was_loaded_when_the_server_stops_is_closed(tmp_path: Path)
     start_up.begin()
     assert "long" in open_below(tmp_path)
     start_up.stop()
-    worker.report()
+    while worker.step():
+        pass
     assert "long" not in open_below(tmp_path)
     collection.close()
     assert (collection.queues, collection.damaged) == ({}, {})
