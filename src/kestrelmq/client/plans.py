@@ -258,6 +258,20 @@ def join_errors(errors: list[ClientError]) -> ClientError:
     return type(last)(messages)
 
 
+def _read(server_round: ServerRound, server: Address, step: Step) -> Plan[Any]:
+    """Read from a server, and note how that ended; return what it found, None if it failed."""
+    found = None
+    try:
+        found = yield step
+    except ServerRefused as error:
+        server_round.refused(error)
+    except _FAILED as error:
+        server_round.failed(server, error, again=True)
+    else:
+        server_round.answered(server)
+    return found
+
+
 # --- the plans ---
 
 
@@ -446,16 +460,9 @@ class Planner:
                 remaining = deadline - self.clock()
                 longest = self.poll_interval if server_round.is_cluster else LONGEST_WAIT
                 wait = max(0.0, min(remaining, longest)) if waits else 0.0
-                try:
-                    found = yield step(server, wait)
-                except ServerRefused as error:
-                    server_round.refused(error)
-                except _FAILED as error:
-                    server_round.failed(server, error, again=True)
-                else:
-                    server_round.answered(server)
-                    if found is not None:
-                        return found
+                found = yield from _read(server_round, server, step(server, wait))
+                if found is not None:
+                    return found
             first = False
             remaining = deadline - self.clock()
             if remaining <= 0:
@@ -482,17 +489,11 @@ class Planner:
             turn = 1.0 if server_round.is_cluster else LONGEST_WAIT
             while (server := server_round.next_server()) is not None and (left is None or left > 0):
                 wait = math.ceil(min(turn, max(0.0, deadline - self.clock())))
-                try:
-                    held = yield HoldStep(server, commands.monitor(name, wait, left))
-                except ServerRefused as error:
-                    server_round.refused(error)
-                except _FAILED as error:
-                    server_round.failed(server, error, again=True)
-                else:
-                    server_round.answered(server)
-                    if held is not None:
-                        batch.append(held)
-                        left = None if left is None else left - len(held.result)
+                step = HoldStep(server, commands.monitor(name, wait, left))
+                held = yield from _read(server_round, server, step)
+                if held is not None:
+                    batch.append(held)
+                    left = None if left is None else left - len(held.result)
             if deadline - self.clock() <= 0:
                 if not batch and not server_round.any_answered:
                     raise server_round.error()
