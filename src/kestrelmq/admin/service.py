@@ -4,7 +4,6 @@ It runs in the server's event loop and keeps nothing that must survive a crash.
 """
 
 import asyncio
-import socket
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +21,7 @@ from kestrelmq.admin.operations import add_operations
 from kestrelmq.admin.sampling import Sampler
 from kestrelmq.server.background import kept_running
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.listener import bound_socket
 from kestrelmq.server.server_actions import is_loopback
 
 STATIC: Final = Path(__file__).parent / "static"
@@ -70,7 +70,7 @@ class AdminService:
         def connected() -> HttpConnection:
             return HttpConnection(connections, server)
 
-        listening = _listening(address, config.admin_http_port)
+        listening = bound_socket(address, config.admin_http_port)
         # asyncio also uses the backlog as the number of times it calls accept in a row, and it logs
         # each call that fails for lack of descriptors. So it is given 1, and the socket is then set
         # to the configured backlog.
@@ -107,19 +107,3 @@ class AdminService:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
-
-
-def _listening(address: str, port: int) -> socket.socket:
-    """Return a bound socket. Raises OSError."""
-    family, kind, protocol, _, where = socket.getaddrinfo(
-        address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listening = socket.socket(family, kind, protocol)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(where)
-        listening.setblocking(False)
-    except OSError:
-        listening.close()
-        raise
-    return listening

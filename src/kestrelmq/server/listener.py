@@ -53,15 +53,9 @@ class Listener:
         Raises:
             OSError: the address cannot be used.
         """
-        family, kind, protocol, _, where = socket.getaddrinfo(
-            address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listening = socket.socket(family, kind, protocol)
+        listening = bound_socket(address, port)
         try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(where)
             listening.listen(backlog)
-            listening.setblocking(False)
         except OSError:
             listening.close()
             raise
@@ -129,3 +123,19 @@ class Listener:
         self.stop_accepting()
         for connection in list(self.connections):
             connection.close()
+
+
+def bound_socket(address: str, port: int) -> socket.socket:
+    """Return a socket that does not block, bound to an address, ready to listen. Raises OSError."""
+    family, kind, protocol, _, where = socket.getaddrinfo(
+        address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(where)
+        bound.setblocking(False)
+    except OSError:
+        bound.close()
+        raise
+    return bound
