@@ -22,6 +22,7 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.metrics import Latency
+from kestrelmq.engine.refusals import RefusalReason
 from kestrelmq.engine.stats import read_numbers
 from kestrelmq.engine.worker import InlineWorker
 from kestrelmq.errors import JournalError
@@ -40,7 +41,8 @@ ADMIN: Final = [stat.name for stat in QUEUE_STATS if stat.shown != "metrics"]
 @pytest.fixture
 async def context(tmp_path: Path) -> AsyncIterator[ServerContext]:
     """What a server has: a queue `jobs` that has a child, and whose journal cannot be written."""
-    config = ServerConfig(queue_path=tmp_path, default=QueueConfig(keep_journal=False))
+    queue_config = QueueConfig(keep_journal=False, max_items=9, max_size=900, max_item_size=99)
+    config = ServerConfig(queue_path=tmp_path, default=queue_config)
     clock = TurnClock()
     collection = QueueCollection(config, clock)
     for name in ("jobs", "jobs+audit"):
@@ -89,9 +91,11 @@ async def test_memcache_has_every_statistic_of_a_queue(context: ServerContext) -
 
 
 async def test_memcache_has_every_statistic_of_the_server(context: ServerContext) -> None:
-    """`stats` begins with them, in the declared order."""
+    """`stats` begins with them, in the declared order; it lacks what only the admin service has."""
     names = [name for name, _ in stat_lines(reply(context, Stats(None)))]
-    assert names[: len(SERVER_STATS)] == [stat.name for stat in SERVER_STATS]
+    shown = [stat.name for stat in SERVER_STATS if stat.shown == "everywhere"]
+    assert names[: len(shown)] == shown
+    assert not {stat.name for stat in SERVER_STATS} - set(shown) & set(names)
 
 
 async def test_the_client_finds_every_statistic_of_a_queue(context: ServerContext) -> None:
@@ -104,10 +108,10 @@ async def test_the_client_finds_every_statistic_of_a_queue(context: ServerContex
 
 
 async def test_ostrich_has_every_statistic(context: ServerContext) -> None:
-    """Those that only grow are counters, texts are labels, all others are gauges."""
+    """Those that only grow are counters, texts are labels, all others are gauges, limits too."""
     parts = await Ostrich(context).rendered(None, as_json)
     sections = json.loads(b"".join(parts))
-    places = {"counter": "counters", "gauge": "gauges", "text": "labels"}
+    places = {"counter": "counters", "gauge": "gauges", "limit": "gauges", "text": "labels"}
     expected: dict[str, set[str]] = {place: set() for place in places.values()}
     for stat in SERVER_STATS:
         expected[places[stat.kind]].add(stat.name)
@@ -145,11 +149,40 @@ async def test_prometheus_has_every_metric(context: ServerContext) -> None:
                 for sample in family.samples
                 if sample.labels.get(label, "") == stat.label
             ]
+            assert len({tuple(sample.labels.items()) for sample in family.samples}) == len(
+                family.samples
+            )
     samples = {
         sample.name: sample.value for family in families.values() for sample in family.samples
     }
     assert samples["kestrelmq_added_items_total"] == 4
     assert samples["kestrelmq_commands_total"] == 0
+
+
+async def test_a_limit_that_is_not_set_is_not_there(context: ServerContext) -> None:
+    """No number means "no limit" in any of the renderings."""
+    queue = context.collection.queues["jobs"]
+    queue.configure(QueueConfig(keep_journal=False))
+    unset = {"max_items", "max_size", "max_item_size"}
+    assert not unset & dict(read_numbers(queue)).keys()
+    sections = json.loads(b"".join(await Ostrich(context).rendered(None, as_json)))
+    gauges = sections["gauges"]
+    assert not {f"q/jobs/{name}" for name in unset} & gauges.keys()
+    assert gauges["q/jobs+audit/max_items"] == 9
+    text = b"".join(await Exposition(context).render()).decode()
+    assert re.findall(r"^kestrelmq_queue_max_items\{(.*)\} (.*)$", text, re.MULTILINE) == [
+        ('queue="jobs+audit"', "9.0")
+    ]
+
+
+def test_every_reason_for_a_refusal_is_a_statistic() -> None:
+    """Of one family, with the reason as its label."""
+    declared = {
+        stat.label: stat.source
+        for stat in QUEUE_STATS
+        if stat.metric is not None and stat.metric.name == "queue_refusals"
+    }
+    assert declared == {reason: f"refusals.{reason}" for reason in get_args(RefusalReason)}
 
 
 def names_without_metric(stats: tuple[Statistic, ...]) -> set[str]:

@@ -100,9 +100,8 @@ class Exposition:
         families: dict[Metric, Samples] = {}
         for stat in SERVER_STATS:
             if stat.metric is not None:
-                family = families.setdefault(stat.metric, _family(stat, stat.metric.label))
-                labels = [stat.label] if stat.metric.label else []
-                family.add_metric(labels, float(stats[stat.name]))
+                family = families.setdefault(stat.metric, _family(stat))
+                family.add_metric(_labels(None, stat), float(stats[stat.name]))
         yield from families.values()
         status = GaugeMetricFamily(
             _PREFIX + "status", "1 for the status the server is in", labels=["status"]
@@ -125,9 +124,16 @@ class Exposition:
 
     def _queue_families(self) -> Iterator[Family]:
         own, others = self._chosen_queues()
+        by_metric: dict[Metric, list[Statistic]] = {}
         for stat in QUEUE_STATS:
             if stat.metric is not None:
-                yield from self._of_stat(stat, own, others)
+                by_metric.setdefault(stat.metric, []).append(stat)
+        for stats in by_metric.values():
+            for number, stat in enumerate(stats):
+                for family in self._of_stat(stat, own, others):
+                    if number:
+                        family.documentation = ""
+                    yield family
         latencies = self._context.latencies
         measured = [
             (queue.name, histograms[Latency.DELIVERY])
@@ -146,12 +152,14 @@ class Exposition:
             if number:
                 family.documentation = ""
             for queue in queues:
-                family.add_metric([queue.name], _sample(stat, read(queue)))
+                value = read(queue)
+                if value is not None or stat.kind != "limit":
+                    family.add_metric(_labels(queue.name, stat), _sample(stat, value))
             if others and not number and stat.adds_up:
                 total: float = sum(map(read, others))
                 if stat.kind == "counter":
                     total = self._monotonic_total(stat.name, total)
-                family.add_metric([OTHER], total)
+                family.add_metric(_labels(OTHER, stat), total)
             yield family
 
     def _monotonic_total(self, name: str, total: float) -> float:
@@ -177,14 +185,20 @@ class Exposition:
         return own, others
 
 
-def _family(stat: Statistic, label: str) -> Samples:
-    """Return the empty family of a statistic that has one."""
+def _family(stat: Statistic, *labels: str) -> Samples:
+    """Return the empty family of a statistic that has one; `labels` come before its own."""
     if stat.metric is None:
         raise ValueError(f"{stat.name} has no metric")
     unit = " (seconds)" if stat.unit == "ms" else ""
     kind = CounterMetricFamily if stat.kind == "counter" else GaugeMetricFamily
-    labels = [label] if label else []
+    labels = (*labels, stat.metric.label) if stat.metric.label else labels
     return kind(_PREFIX + stat.metric.name, stat.metric.help or stat.help + unit, labels=labels)
+
+
+def _labels(queue: str | None, stat: Statistic) -> list[str]:
+    """Return the labels of a statistic, of the server or of a queue."""
+    owner = [] if queue is None else [queue]
+    return [*owner, stat.label] if stat.label else owner
 
 
 def _sample(stat: Statistic, value: Any) -> float:

@@ -14,8 +14,13 @@ from kestrelmq.protocol.stats import QUEUE_STATS
 
 _PREFIX: Final = "queue_"
 _DIGITS: Final = 20
-# Including those that only the admin service shows: other servers of this protocol report them.
-_STATS: Final = {stat.name: stat for stat in QUEUE_STATS if stat.shown != "metrics"}
+# Our server shows these only in its admin service, but other servers of this protocol report them.
+_OF_OTHER_SERVERS: Final = {"put_items", "put_bytes"}
+_STATS: Final = {
+    stat.name: stat
+    for stat in QUEUE_STATS
+    if stat.shown == "everywhere" or stat.name in _OF_OTHER_SERVERS
+}
 # The stats that queue names are found from. Kestrel servers report the first, other servers of this
 # protocol one of the others. The last is ambiguous if there is also a stat `transactions`.
 _MARKS: Final = ("_logsize", "_waiters", "_open_transactions")

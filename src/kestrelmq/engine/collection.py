@@ -16,6 +16,7 @@ from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig, ServerConfig, config_warnings, effective_settings
 from kestrelmq.engine.counters import RetiredCounts
 from kestrelmq.engine.deletion import Deletions
+from kestrelmq.engine.disk_space import DiskSpace
 from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.loading_queues import LoadingQueues, family_of, in_order
 from kestrelmq.engine.path_guard import PathGuard
@@ -55,6 +56,7 @@ class QueueCollection:
         retired: what deleted queues had counted.
         guard: watches that the queue path is not replaced.
         deletions: queues that are being deleted.
+        disk_space: what is free on the disk of the queue path, as last read.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class QueueCollection:
         self._directory = directory or DiskDirectory(Path(config.queue_path))
         self._lock = QueuePathLock(self._directory.path)
         self.guard = PathGuard(self._directory, self._lock)
+        self.disk_space = DiskSpace(self._directory.path)
 
     # --- start and stop ---
 
@@ -227,6 +230,11 @@ class QueueCollection:
                     return None
                 largest = max(largest, limit)
         return largest
+
+    def count_too_large(self, name: str) -> None:
+        """Count an item for `name` that was refused before it arrived: see `max_item_size`."""
+        for queue in self.destinations(name):
+            queue.refusals.count("too_large")
 
     def destinations(self, name: str) -> list[Queue]:
         """Return the loaded queues that an add to `name` is written to."""

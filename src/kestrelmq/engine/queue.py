@@ -33,6 +33,7 @@ from kestrelmq.engine.changes import (
 )
 from kestrelmq.engine.durability import Committable, GroupCommit
 from kestrelmq.engine.reads import OpenReads
+from kestrelmq.engine.refusals import RefusalReason, Refusals
 from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import Worker
@@ -142,6 +143,7 @@ class Queue(Committable):
             empty.
         histograms: how long its operations took; managed by `metrics`.
         failure: why the last attempt to write the journal failed; None if it succeeded.
+        refusals: how many requests were refused, by reason.
         get_hits, get_misses, discarded, expired_items, dead_lettered, total_flushes, transactions,
             canceled_transactions: counted since the queue was loaded or created.
     """
@@ -184,6 +186,7 @@ class Queue(Committable):
         self.histograms: object = None
         self.create_time = clock.now() if created is None else created
         self.failure: JournalError | None = None
+        self.refusals = Refusals(name, clock)
         self.get_hits = self.get_misses = self.discarded = self.expired_items = 0
         self.dead_lettered = 0
         self.total_flushes = self.transactions = self.canceled_transactions = 0
@@ -478,15 +481,18 @@ class Queue(Committable):
         self._check_usable()
         limits = self._limits
         if limits.max_item_size is not None and size > limits.max_item_size:
+            self.refusals.count("too_large")
             return None
         if self._expiring:
             self.discard_expired(self.config.max_expire_sweep)
-        if self._too_full(size) and self._expiring:
+        if self._expiring and self._too_full(size) is not None:
             self.discard_expired(None)
-        if self._too_full(size):
+        full = self._too_full(size)
+        if full is not None:
             if self._moving or not self.config.discard_old_when_full:
+                self.refusals.count(full)
                 return None
-            while self._too_full(size) and self._drop_head():
+            while self._too_full(size) is not None and self._drop_head():
                 self.discarded += 1
         max_age = limits.max_age
         if max_age is not None:
@@ -507,26 +513,31 @@ class Queue(Committable):
         limits = self._limits
         if limits.max_item_size is not None and size > limits.max_item_size:
             return False
-        return limits.fanout_only or self.config.discard_old_when_full or not self._too_full(size)
+        makes_room = limits.fanout_only or self.config.discard_old_when_full
+        return makes_room or self._too_full(size) is None
 
-    def _too_full(self, size: int) -> bool:
-        """Whether an item of `size` bytes must be refused, or older ones dropped to make room.
+    def _too_full(self, size: int) -> RefusalReason | None:
+        """Return why an item of `size` bytes must be refused, or older ones dropped; or None.
 
         Items are refused once a limit is reached, so the last accepted one may exceed `max_size`.
         If older items are dropped instead, the queue stays within its limits with the new one.
         """
         limits, backlog = self._limits, self.backlog
         if limits.max_items is not None and len(backlog) >= limits.max_items:
-            return True
+            return "full_items"
         if limits.max_size is not None and (
             backlog.size + size > limits.max_size
             if self.config.discard_old_when_full
             else backlog.size >= limits.max_size
         ):
-            return True
-        return limits.memory_only and bool(
-            backlog.memory and backlog.memory_bytes + size > backlog.memory_limit
-        )
+            return "full_bytes"
+        if (
+            limits.memory_only
+            and backlog.memory
+            and backlog.memory_bytes + size > backlog.memory_limit
+        ):
+            return "memory"
+        return None
 
     # --- adding an item that was written ahead ---
 
@@ -597,6 +608,7 @@ class Queue(Committable):
             journal.rotate(file)
         except BaseException as error:
             self.backlog.drop_last(size)
+            self.refusals.failed += 1
             if not isinstance(error, OSError):
                 raise
             raise self._fail(error) from error
@@ -1109,7 +1121,7 @@ class Queue(Committable):
         if failures and self in failures:
             # A write failed earlier in this turn. All replies of the turn are errors then, so later
             # changes must not be done either.
-            changes.take_back(self.backlog, self.reads)
+            self._take_back()
             return failures[self]
         pending = changes.pending
         try:
@@ -1122,7 +1134,7 @@ class Queue(Committable):
                 )
         except BaseException as error:
             # Whatever it is: what stayed collected would never be written.
-            changes.take_back(self.backlog, self.reads)
+            self._take_back()
             if not isinstance(error, OSError):
                 raise
             return self._fail(error)
@@ -1134,6 +1146,11 @@ class Queue(Committable):
         if self._sync_period is not None:
             self._schedule_sync(self._sync_period)
         return None
+
+    def _take_back(self) -> None:
+        """Undo the collected changes, which cannot be written, and count them as refused."""
+        self.refusals.failed += len(self.changes.pending)
+        self.changes.take_back(self.backlog, self.reads)
 
     def _trace(self, records: bytes) -> None:
         """Log what an operation wrote."""

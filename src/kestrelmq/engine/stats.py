@@ -28,14 +28,26 @@ def reader(stats: Iterable[Statistic]) -> Callable[[object], Pairs]:
 
 
 _NUMBERS: Final = [
-    stat for stat in QUEUE_STATS if stat.kind in {"counter", "gauge"} and stat.shown != "metrics"
+    stat
+    for stat in QUEUE_STATS
+    if stat.kind in {"counter", "gauge", "limit"} and stat.shown != "metrics"
 ]
-read_numbers: Final = reader(_NUMBERS)
+_read_numbers: Final = reader(_NUMBERS)
 read_counters: Final = reader(stat for stat in _NUMBERS if stat.kind == "counter")
-read_gauges: Final = reader(stat for stat in _NUMBERS if stat.kind == "gauge")
+_read_gauges: Final = reader(stat for stat in _NUMBERS if stat.kind != "counter")
 _read_public: Final = reader(stat for stat in _NUMBERS if stat.shown == "everywhere")
 _read_texts: Final = reader(stat for stat in QUEUE_STATS if stat.kind == "text")
 _read_server: Final = reader(SERVER_STATS)
+
+
+def read_numbers(queue: Queue) -> Pairs:
+    """Return the statistics of a queue that are numbers, without limits that are not set."""
+    return [pair for pair in _read_numbers(queue) if pair[1] is not None]
+
+
+def read_gauges(queue: Queue) -> Pairs:
+    """Return those numbers that may also fall."""
+    return [pair for pair in _read_gauges(queue) if pair[1] is not None]
 
 
 def queue_texts(queue: Queue) -> list[tuple[str, str]]:

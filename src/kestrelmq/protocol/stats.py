@@ -12,8 +12,9 @@ attribute of the queue (`engine.queue.Queue`) or of the server's numbers
 from dataclasses import dataclass
 from typing import Final, Literal
 
-StatisticKind = Literal["counter", "gauge", "flag", "text"]
-"""counter: only grows · gauge: goes up and down · flag: yes or no · text: omitted when empty."""
+StatisticKind = Literal["counter", "gauge", "limit", "flag", "text"]
+"""counter: only grows · gauge: goes up and down · limit: a gauge, omitted when there is no limit ·
+flag: yes or no · text: omitted when empty."""
 
 Unit = Literal["", "items", "bytes", "ms", "seconds"]
 
@@ -72,6 +73,7 @@ class Statistic:
 
 _COMMANDS: Final = Metric("commands", "requests", label="command")
 _GETS: Final = Metric("gets", "reads, by result", label="result")
+_REFUSALS: Final = Metric("queue_refusals", "requests refused, by reason", label="reason")
 _OLDEST: Final = Metric(
     "queue_oldest_item_timestamp_seconds",
     "when the oldest waiting item was added; 0 when there is none",
@@ -134,6 +136,29 @@ QUEUE_STATS: Final = (
               "journal.syncs", Metric("queue_journal_syncs")),
     Statistic("journal_rotations", "counter", "", "new journal files started",
               "journal.rotations", Metric("queue_journal_rotations")),
+    Statistic("refused_too_large", "counter", "", "items refused: larger than max_item_size",
+              "refusals.too_large", _REFUSALS, "too_large", shown="admin"),
+    Statistic("refused_full_items", "counter", "", "items refused: max_items was reached",
+              "refusals.full_items", _REFUSALS, "full_items", shown="admin"),
+    Statistic("refused_full_bytes", "counter", "", "items refused: max_size was reached",
+              "refusals.full_bytes", _REFUSALS, "full_bytes", shown="admin"),
+    Statistic("refused_memory", "counter", "",
+              "items refused: the queue keeps no journal, and max_memory_size was reached",
+              "refusals.memory", _REFUSALS, "memory", shown="admin"),
+    Statistic("refused_forbidden", "counter", "",
+              "adds and reads refused: allowed_client_ids_* do not name the client",
+              "refusals.forbidden", _REFUSALS, "forbidden", shown="admin"),
+    Statistic("refused_failed", "counter", "",
+              "changes undone because the journal could not be written",
+              "refusals.failed", _REFUSALS, "failed", shown="admin"),
+    Statistic("max_items", "limit", "items", "most items that the queue may hold",
+              "config.max_items", Metric("queue_max_items"), shown="admin"),
+    Statistic("max_size", "limit", "bytes", "most bytes of data that the queue may hold",
+              "config.max_size", Metric("queue_max_bytes"), shown="admin"),
+    Statistic("max_item_size", "limit", "bytes", "most bytes of data in one item",
+              "config.max_item_size", Metric("queue_max_item_bytes"), shown="admin"),
+    Statistic("max_memory_size", "limit", "bytes", "most bytes of data held in memory",
+              "config.max_memory_size", Metric("queue_max_memory_bytes"), shown="admin"),
     Statistic("children", "text", "", "its fanout children",
               "children"),
     Statistic("failure", "text", "", "why its journal cannot be written, or was not loaded",
@@ -193,6 +218,10 @@ SERVER_STATS: Final = (
               "collection.expires", Metric("queue_expires")),
     Statistic("queues_loading", "gauge", "", "queues still to be loaded",
               "loading"),
+    Statistic("disk_free", "gauge", "bytes", "bytes free on the disk of the queue path",
+              "collection.disk_space.free", Metric("disk_free_bytes"), shown="admin"),
+    Statistic("disk_total", "gauge", "bytes", "size of the disk of the queue path",
+              "collection.disk_space.total", Metric("disk_size_bytes"), shown="admin"),
 )
 """The statistics of the whole server, in the order of `stats`."""
 # fmt: on

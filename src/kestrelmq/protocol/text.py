@@ -71,7 +71,7 @@ class _IncompletePut:
         room: the most bytes that the next item may have; 0 when no more items are accepted.
     """
 
-    __slots__ = ("_expiry", "_fault", "_items", "_limit", "_queue", "_room", "room")
+    __slots__ = ("_expiry", "_fault", "_is_cut", "_items", "_limit", "_queue", "_room", "room")
 
     def __init__(self, words: list[bytes], largest: LargestItem) -> None:
         """Parse `words`, the words of the line without the colon. Raises ClientFault."""
@@ -81,6 +81,7 @@ class _IncompletePut:
         self._items: list[bytes] = []
         # A message, not an exception: its traceback would keep this put and the input alive.
         self._fault: str | None = None
+        self._is_cut = False
         self._limit = largest(self._queue)
         self.room = self._room = MAX_PUT_BYTES
         self._make_room(0)
@@ -98,6 +99,7 @@ class _IncompletePut:
     def drop(self) -> None:
         """Drop a too large item and the items after it; refuse the put if the put is too large."""
         if self._limit is not None and self._limit <= self._room:
+            self._is_cut = True
             self.room = 0
         else:
             self.refuse()
@@ -111,7 +113,7 @@ class _IncompletePut:
     def finish(self) -> Put:
         if self._fault is not None:
             raise _fault(self._fault)
-        return Put(self._queue, self._expiry, tuple(self._items))
+        return Put(self._queue, self._expiry, tuple(self._items), self._is_cut)
 
 
 class TextParser:

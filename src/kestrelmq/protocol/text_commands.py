@@ -6,11 +6,15 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Add `items`; `expiry` is in ms from now: 0 is never, a negative one has passed."""
+    """Add `items`; `expiry` is in ms from now: 0 is never, a negative one has passed.
+
+    `is_cut` tells whether an item was too large for the queue; it and those after it were dropped.
+    """
 
     queue: str
     expiry: int
     items: tuple[bytes, ...]
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

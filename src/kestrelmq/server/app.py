@@ -57,6 +57,8 @@ _FULL_COLLECTION_THRESHOLD: Final = 1000
 """The garbage collector's third threshold: collections of the middle generation before one of all
 objects. There are a few of them a second."""
 _COLLECTIONS_PER_UPKEEP: Final = 4
+_DISK_PERIOD: Final = 5.0
+"""Seconds between looks at how much room there is on the disk."""
 _UPKEEP_PERIOD: Final = 1.0
 """Seconds between checks of the journals of idle queues."""
 
@@ -152,6 +154,7 @@ class Server:
             self._stop()
 
     async def _serve_clients(self, context: ServerContext, loaded: asyncio.Event) -> None:
+        self._collection.disk_space.read()
         self._bind(context)
         await self._open_services(context)
         warn_if_open(self._config)
@@ -276,7 +279,7 @@ class Server:
     # --- while it runs ---
 
     def _background(self) -> list[BackgroundTask]:
-        tasks = [self._run_timers, self._do_upkeep]
+        tasks = [self._run_timers, self._do_upkeep, self._watch_disk]
         if self._config.expiration_timer_frequency is not None:
             tasks.append(partial(self._sweep, self._config.expiration_timer_frequency))
         if self._config.client_timeout is not None:
@@ -314,6 +317,12 @@ class Server:
                 await asyncio.sleep(_UPKEEP_PERIOD / _COLLECTIONS_PER_UPKEEP)
                 gc.collect(1)
             await in_slices(self._collection.ticking(), self._turns)
+
+    async def _watch_disk(self) -> None:
+        """Read the room on the disk, in a thread: it may be on another machine and slow."""
+        while True:
+            await asyncio.sleep(_DISK_PERIOD)
+            await asyncio.to_thread(self._collection.disk_space.read)
 
     async def _close_silent(self, limit: float) -> None:
         """Every `limit` seconds, close the connections that sent nothing since the last check."""

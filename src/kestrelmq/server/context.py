@@ -112,6 +112,9 @@ class ServerContext:
                 else config.allowed_client_ids_for_dequeue
             )
             if allowed is not None and client_id not in allowed:
+                existing = self.collection.queues.get(name)
+                if existing is not None:
+                    existing.refusals.count("forbidden")
                 raise QueueUnavailable(
                     f"this client may not {'add to' if write else 'read'} {name}"
                 )

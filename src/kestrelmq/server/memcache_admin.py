@@ -1,7 +1,7 @@
 """Requests of the memcache protocol about the server or whole queues."""
 
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from kestrelmq.config import queue_settings
 from kestrelmq.engine.stats import sorted_names, stats_of
@@ -23,6 +23,7 @@ from kestrelmq.protocol.memcache import (
     Stats,
     StatusCommand,
 )
+from kestrelmq.protocol.stats import SERVER_STATS
 from kestrelmq.server import changes
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
@@ -32,6 +33,7 @@ from kestrelmq.server.server_actions import Action, RemoteAdminRefused
 from kestrelmq.server.status import Status, StatusNotSaved
 from kestrelmq.version import VERSION
 
+_SHOWN: Final = {stat.name for stat in SERVER_STATS if stat.shown == "everywhere"}
 Result = TypeVar("Result")
 Change = Delete | Flush | FlushAll | FlushExpired
 
@@ -143,7 +145,8 @@ def _stats(context: ServerContext, name: str) -> list[tuple[str, Any]]:
 
 def _all_stats(context: ServerContext) -> Pieces:
     collection = context.collection
-    yield memcache.stats((yield from context.server_stats()))
+    found = yield from context.server_stats()
+    yield memcache.stats([(name, value) for name, value in found if name in _SHOWN])
     for name in (yield from sorted_names(collection)):
         yield memcache.stats(stats_of(collection, name), f"queue_{name}_")
 

@@ -220,6 +220,7 @@ class MemcacheSession(Session):
             else:
                 limit = queue.config.max_item_size
             if limit is not None and request.size > limit:
+                self._context.collection.count_too_large(request.queue)
                 reply = b"" if request.noreply else NOT_STORED
                 return -self._take_arriving(SkippedItem(request.size, reply), data, body)
             if request.size >= LARGE_ITEM:

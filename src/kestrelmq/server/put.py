@@ -137,6 +137,7 @@ class PendingPut(PendingRequest):
         if error is None:
             self._connection.guard(self._add)
         elif isinstance(error, OSError):
+            self._queue.refusals.failed += 1
             self._fail(self._queue.failed(error))
         else:
             log.error("an item for queue %s was not written", self._name, exc_info=error)

@@ -129,6 +129,8 @@ class TextSession(Session):
 
     def _put(self, put: Put) -> None:
         connection = self._connection
+        if put.is_cut:
+            self._context.collection.count_too_large(put.queue)
         PendingPut(
             connection,
             self._context,

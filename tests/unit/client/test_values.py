@@ -13,6 +13,9 @@ from kestrelmq.client.statistics import queue_stats
 from kestrelmq.errors import InvalidRequest
 from kestrelmq.protocol.stats import QUEUE_STATS
 
+OWN = [stat.name for stat in QUEUE_STATS if stat.shown == "everywhere"]
+"""What our server reports of a queue."""
+
 
 @pytest.mark.parametrize(
     ("text", "address"),
@@ -103,10 +106,25 @@ def test_statistics_are_numbers_unless_they_are_text() -> None:
     assert (found.items, found.bytes, found.number("logsize")) == (3, 0, 0)
 
 
+def test_what_only_the_admin_service_has_takes_no_line_from_a_queue() -> None:
+    """A `max_items` of `x` would be the `items` of `x_max`: no server has it in `stats`."""
+    pairs = [
+        (f"queue_{name}_{stat}", f"{name}.{stat}")
+        for name in ("x", "x_max", "x_refused")
+        for stat in OWN
+    ]
+    found = queue_stats("s", pairs)
+    assert [(queue.name, queue.values["items"]) for queue in found] == [
+        ("x", "x.items"),
+        ("x_max", "x_max.items"),
+        ("x_refused", "x_refused.items"),
+    ]
+
+
 @pytest.mark.parametrize(
     "reported",
     [
-        [stat.name for stat in QUEUE_STATS if stat.shown != "metrics"],
+        [*OWN, "put_items", "put_bytes"],
         ["items", "waiters", "open_transactions"],
         ["items", "open_transactions"],
     ],

@@ -100,4 +100,4 @@ def test_a_put_ends_with_the_first_item_that_is_too_large(cut: int) -> None:
         while (command := parser.next_command()) is not None:
             commands.append(command)
         assert len(parser._buffer) <= max(cut, len(b"put work:"))
-    assert commands == [Put("work", 0, (b"one", b"five5")), Version()]
+    assert commands == [Put("work", 0, (b"one", b"five5"), is_cut=True), Version()]

@@ -1,0 +1,54 @@
+"""What a queue refused: counted by reason, and logged."""
+
+import logging
+from typing import Final, Literal
+
+from kestrelmq.clock import Clock
+
+RefusalReason = Literal["too_large", "full_items", "full_bytes", "memory", "forbidden", "failed"]
+"""Why a request was refused; `protocol.stats` has a statistic with the meaning of each."""
+
+_LOG_INTERVAL: Final = 60.0
+"""Seconds between log lines about the refusals of one queue."""
+
+log = logging.getLogger(__name__)
+
+
+class Refusals:
+    """The refusals of one queue since it was loaded or created; an attribute for each reason.
+
+    `count` logs them at most once a minute, with how many there were since the last line. Failed
+    changes are only added up: the error by which they failed is logged already.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_log_at",
+        "_queue",
+        "_since_logged",
+        "failed",
+        "forbidden",
+        "full_bytes",
+        "full_items",
+        "memory",
+        "too_large",
+    )
+
+    def __init__(self, queue: str, clock: Clock) -> None:
+        self.too_large = self.full_items = self.full_bytes = self.memory = 0
+        self.forbidden = self.failed = 0
+        self._queue = queue
+        self._clock = clock
+        self._since_logged: dict[RefusalReason, int] = {}
+        self._log_at = float("-inf")
+
+    def count(self, reason: RefusalReason) -> None:
+        """Count a request that is refused for `reason`, and log it if a line is due."""
+        setattr(self, reason, getattr(self, reason) + 1)
+        self._since_logged[reason] = self._since_logged.get(reason, 0) + 1
+        now = self._clock.monotonic()
+        if now >= self._log_at:
+            self._log_at = now + _LOG_INTERVAL
+            counts = ", ".join(f"{name} {count}" for name, count in self._since_logged.items())
+            log.warning("queue %s refused requests: %s", self._queue, counts)
+            self._since_logged.clear()
