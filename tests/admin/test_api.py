@@ -278,7 +278,13 @@ def test_a_damaged_queue_is_shown_and_not_served(tmp_path: Path) -> None:
         assert (detail["state"], "damaged at byte 0" in detail["problem"]) == ("damaged", True)
         put = admin.ask("POST", f"{API}/queues/old/items", {"text": "x"})
         assert (put.status, put.code) == (503, "queue_unavailable")
-        assert admin.get("/health").status == 503
+        health = admin.get("/health")
+        (problem,) = health.json["problems"]
+        assert (health.status, health.json["healthy"]) == (200, True)
+        assert (problem["kind"], problem["queue"]) == ("damaged", "old")
+        assert problem["reason"] == detail["problem"]
+        assert health.json["reasons"] == [problem["reason"]]
+        assert admin.get("/health/ready").status == 200
 
 
 def test_reload_puts_queue_settings_in_force(tmp_path: Path) -> None:

@@ -86,10 +86,23 @@ def test_server_info_and_config(admin: Admin) -> None:
 
 def test_quiesce_and_health(admin: Admin) -> None:
     """A server that serves nobody is not healthy, and says why."""
-    assert admin.get("/health").json == {"healthy": True, "status": "UP", "reasons": []}
+    healthy = {"healthy": True, "status": "UP", "reasons": [], "problems": [], "problem_count": 0}
+    assert admin.get("/health").json == healthy
+    ready = admin.get("/health/ready")
+    assert (ready.status, ready.json) == (200, {"ready": True, "status": "UP", "reasons": []})
     assert admin.ask("POST", "/quiesce").text == "ok\n"
     health = admin.get("/health")
     assert (health.status, health.json["reasons"]) == (503, ["the status is QUIESCENT"])
+    assert health.json["healthy"] is False
+    assert health.json["problems"] == [
+        {"kind": "status", "queue": None, "reason": "the status is QUIESCENT"}
+    ]
+    ready = admin.get("/health/ready")
+    assert (ready.status, ready.json["ready"]) == (503, False)
+    live = admin.get("/health/live")
+    assert (live.status, live.json) == (200, {"live": True})
+    admin.ask("PUT", "/api/v1/status", {"status": "readonly"})
+    assert admin.get("/health").status == admin.get("/health/ready").status == 200
 
 
 def test_shutdown_ends_the_server_cleanly(admin: Admin) -> None:

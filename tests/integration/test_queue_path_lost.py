@@ -1,5 +1,6 @@
 """A queue path that is removed or replaced under a server: nothing more is acknowledged."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -18,10 +19,10 @@ pytestmark = pytest.mark.compiled
 CONFIGS = ["", '[default]\nsync_journal = "0ms"\n']
 
 
-def health(server: ServerProcess) -> tuple[int, str]:
-    """Return the status and the text of `/health`."""
+def health(server: ServerProcess, path: str = "/health") -> tuple[int, str]:
+    """Return the status and the text of `/health`, or of one of its parts."""
     try:
-        with urlopen(f"http://127.0.0.1:{server.ports['admin']}/health") as reply:
+        with urlopen(f"http://127.0.0.1:{server.ports['admin']}{path}") as reply:
             return int(reply.status), reply.read().decode()
     except HTTPError as error:
         return error.code, error.read().decode()
@@ -88,6 +89,8 @@ def test_nothing_is_acknowledged_from_then_on(
         assert sorted(os.walk(server.queue_path)) == before
         status, text = health(server)
         assert (status, "removed or replaced" in text) == (503, True)
+        assert health(server, "/health/ready")[0] == 503
+        assert health(server, "/health/live")[0] == 200
         wire.ask(b"version\r\n", b"VERSION ")
         wire.until(b"\r\n")
         told = [line for line in server.output.splitlines() if "nothing is acknowledged" in line]
@@ -161,7 +164,10 @@ def test_a_journal_that_is_removed_or_replaced(
         for request in (b"set jobs 0 0 1\r\nx\r\n", b"get jobs\r\n", b"flush jobs\r\n"):
             refused(wire, request)
         put(wire, "other", "b")
-        assert health(server)[0] == 503
+        status, text = health(server)
+        (problem,) = json.loads(text)["problems"]
+        assert (status, problem["kind"], problem["queue"]) == (200, "failing", "jobs")
+        assert problem["reason"].startswith("the journal cannot be written: queue jobs: ")
 
 
 def test_a_journal_that_is_back(tmp_path: Path) -> None:

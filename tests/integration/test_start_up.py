@@ -133,7 +133,10 @@ def test_what_loads_is_shown(gated: ServerProcess) -> None:
     """Health, the API and the metrics tell of the queues that load, until they are loaded."""
     status, health = admin(gated, "/health")
     assert (status, "queue many is still loading, and 2 more" in health) == (503, True)
+    assert admin(gated, "/health/ready")[0] == 503
+    assert admin(gated, "/health/live")[0] == 200
     late = ["many", "many+kid", "zebra"]
+    assert [problem["queue"] for problem in json.loads(health)["problems"]] == late
     assert json.loads(admin(gated, "/api/v1/server")[1])["loading"] == late
     listed = json.loads(admin(gated, "/api/v1/queues?state=loading")[1])["queues"]
     assert [queue["name"] for queue in listed] == late
@@ -142,7 +145,7 @@ def test_what_loads_is_shown(gated: ServerProcess) -> None:
     assert 'kestrelmq_queues{state="loading"} 3.0' in admin(gated, "/metrics")[1]
     with Wire(gated) as wire:
         let_load(gated, wire)
-    assert admin(gated, "/health")[0] == 200
+    assert admin(gated, "/health")[0] == admin(gated, "/health/ready")[0] == 200
 
 
 def test_a_stop_while_queues_load(gated: ServerProcess) -> None:

@@ -7,7 +7,7 @@ from aiohttp import web
 from kestrelmq.admin import openapi, ostrich
 from kestrelmq.admin.errors import Handler
 from kestrelmq.admin.guard import SERVER_ACTION
-from kestrelmq.admin.health import unhealthy_because
+from kestrelmq.admin.health import health_of
 from kestrelmq.admin.large_replies import LargeReplies
 from kestrelmq.admin.prometheus import CONTENT_TYPE, Exposition
 from kestrelmq.admin.serverwide import config_in_force
@@ -39,6 +39,8 @@ class Endpoints:
             ("/server_info.json", self._server_info),
             ("/config.json", self._config),
             ("/health", self._health),
+            ("/health/live", self._live),
+            ("/health/ready", self._ready),
             ("/metrics", self._metrics),
             ("/api/v1/openapi.json", self._openapi),
         ):
@@ -74,12 +76,16 @@ class Endpoints:
         return web.json_response(config_in_force(self._context))
 
     async def _health(self, _request: web.Request) -> web.Response:
-        reasons = unhealthy_because(self._context)
-        status = self._context.status.status.value
-        if reasons:
-            body = {"healthy": False, "status": status, "reasons": reasons}
-            return web.json_response(body, status=503)
-        return web.json_response({"healthy": True, "status": status, "reasons": []})
+        health = health_of(self._context)
+        return web.json_response(health.as_json(), status=200 if health.is_ready else 503)
+
+    async def _live(self, _request: web.Request) -> web.Response:
+        return web.json_response({"live": True})
+
+    async def _ready(self, _request: web.Request) -> web.Response:
+        health = health_of(self._context)
+        body = {"ready": health.is_ready, "status": health.status, "reasons": health.reasons}
+        return web.json_response(body, status=200 if health.is_ready else 503)
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         return await self._large.send(request, CONTENT_TYPE, self._exposition.render)
