@@ -11,7 +11,7 @@ from tests.support.server import running_server
 
 CHANGES = [
     *[
-        (operation.method, PREFIX + operation.path.replace("{name}", "jobs"))
+        (operation.method, PREFIX + operation.path.replace("{name}", "jobs").replace("{id}", "1"))
         for operation in OPERATIONS
         if operation.changes
     ],

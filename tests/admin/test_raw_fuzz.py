@@ -91,7 +91,7 @@ PATHS = (
     b"/\xff",
     b"/" + b"x" * 9000,
     *(
-        (PREFIX + operation.path).replace("{name}", name).encode()
+        (PREFIX + operation.path).replace("{name}", name).replace("{id}", name).encode()
         for operation in OPERATIONS
         for name in ("jobs", "none", "%FF", "a%2Fb")
     ),

@@ -78,6 +78,7 @@ def test_clients_elsewhere_may_not_act_on_the_server(tmp_path: Path) -> None:
             for request in ("shutdown", "reload", "status"):
                 line = f"{request} readonly" if request == "status" else request
                 wire.ask(f"{line}\r\n".encode(), f"CLIENT_ERROR {request} {REFUSED}\r\n".encode())
+            wire.ask(b"client kill 1\r\n", f"CLIENT_ERROR client kill {REFUSED}\r\n".encode())
             wire.ask(b"status\r\n", b"UP\r\n")
         with RemoteWire(server, "text") as wire:
             for request in ("shutdown", "reload", "status"):
@@ -91,6 +92,7 @@ def test_clients_elsewhere_may_not_act_on_the_server(tmp_path: Path) -> None:
         assert ask(server, "POST", "/shutdown") == 403
         assert ask(server, "POST", "/api/v1/reload") == 403
         assert ask(server, "PUT", "/api/v1/status", {"status": "readonly"}) == 403
+        assert ask(server, "DELETE", "/api/v1/clients/1") == 403
         with Wire(server) as wire:
             wire.ask(b"status\r\n", b"UP\r\n")
         assert server.process.poll() is None

@@ -77,6 +77,7 @@ class Turning:
             self._loop,
             no_reload,
             lambda: None,
+            self.connections,
         )
         return self
 
@@ -103,14 +104,16 @@ class Turning:
         theirs.setblocking(False)
         self._counters.curr_connections += 1
         number = ours.fileno()
-        connection = Connection(theirs, str(number), self.turns, self._counters, self._closed)
+        connection = Connection(
+            theirs, number, protocol, str(number), self.turns, self._counters, self._closed
+        )
         self.connections[number] = connection
         connection.start(self._new_session(protocol, connection))
         return ours
 
     def _closed(self, connection: Connection) -> None:
         self._counters.curr_connections -= 1
-        del self.connections[int(connection.peer)]
+        del self.connections[connection.id]
 
     def _new_session(self, protocol: str, connection: Connection) -> Session:
         match protocol:

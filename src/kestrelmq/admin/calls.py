@@ -160,7 +160,8 @@ class ApiOperation:
     """One operation of the API.
 
     Attributes:
-        method, path: its HTTP method and path; `{name}` in the path stands for a queue name.
+        method, path: its HTTP method and path; `{name}` in the path stands for a queue name, `{id}`
+            for the number of a client.
         serve: the handler; the first line of its docstring is the summary in the document.
         answer: the model of its reply; None if the reply has no body.
         tag: its group in the document.

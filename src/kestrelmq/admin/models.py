@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kestrelmq.admin.sampling import State
+from kestrelmq.server.connection import ClientState
 
 MAX_PAGE = 1000
 MAX_PEEK = 100
@@ -55,6 +56,15 @@ class OpenQuery(_Model):
 
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 100
     """How many to return at most, in the order of their xids."""
+
+
+class PageQuery(_Model):
+    """Which part of a list to return."""
+
+    offset: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """How many entries to skip."""
+    limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 100
+    """How many entries to return at most."""
 
 
 class NewQueue(_Model):
@@ -300,6 +310,39 @@ class Requeued(_Model):
 
     requeued: Count
     """How many were given back."""
+
+
+class ClientEntry(_Model):
+    """A connected client."""
+
+    id: Count
+    """Its number; a later client of the same server has a higher one."""
+    address: str
+    """Where it connected from, as `HOST:PORT`."""
+    protocol: str
+    """memcache, text or thrift."""
+    since: Count
+    """When it connected (ms since the epoch)."""
+    replies: Count
+    """How many replies it was given, about one for each command."""
+    state: ClientState
+    """What it does: idle, waiting for an item, working on a long request, or stalled because it
+    does not read its replies."""
+    queue: str | None
+    """The queue that its present request reads or adds to, if it takes time."""
+    open_reads: dict[str, Count]
+    """How many reads it holds open, by queue; of more than a thousand only the first."""
+
+
+class ClientPage(_Model):
+    """Part of the list of connected clients."""
+
+    total: Count
+    """How many clients are connected."""
+    offset: Count
+    """How many of them were skipped."""
+    clients: list[ClientEntry]
+    """The clients, in the order in which they connected."""
 
 
 class StatusAnswer(_Model):

@@ -16,12 +16,21 @@ _DESCRIPTION: Final = (
     "epoch, sizes are bytes. Requests that change anything must not come from a page of another "
     "origin, and need a token where `admin_tokens` are configured."
 )
-_NAME: Final = {
-    "name": "name",
-    "in": "path",
-    "required": True,
-    "description": "The queue's name.",
-    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_NAME_BYTES},
+_IN_PATH: Final[dict[str, dict[str, Any]]] = {
+    "name": {
+        "name": "name",
+        "in": "path",
+        "required": True,
+        "description": "The queue's name.",
+        "schema": {"type": "string", "minLength": 1, "maxLength": MAX_NAME_BYTES},
+    },
+    "id": {
+        "name": "id",
+        "in": "path",
+        "required": True,
+        "description": "The client's number.",
+        "schema": {"type": "integer", "minimum": 0, "maximum": 10**18 - 1},
+    },
 }
 
 
@@ -56,7 +65,7 @@ def _operation(operation: ApiOperation, schemas: dict[str, Any]) -> dict[str, An
     }
     if description:
         described["description"] = description
-    parameters = [_NAME] if "{name}" in operation.path else []
+    parameters = [one for name, one in _IN_PATH.items() if f"{{{name}}}" in operation.path]
     if operation.query is not None:
         parameters = [*parameters, *_query(operation.query)]
     if parameters:

@@ -4,12 +4,13 @@ from typing import Final
 
 from aiohttp import web
 
-from kestrelmq.admin import items, queues, serverwide
+from kestrelmq.admin import clients, items, queues, serverwide
 from kestrelmq.admin.bodies import BodyReader
 from kestrelmq.admin.calls import AdminContext, ApiOperation, Call, to_response
 from kestrelmq.admin.errors import Handler
 from kestrelmq.admin.guard import ADDS_ITEM, GUARDED, SERVER_ACTION
 from kestrelmq.admin.models import (
+    ClientPage,
     ConfigAnswer,
     Created,
     Flushed,
@@ -20,6 +21,7 @@ from kestrelmq.admin.models import (
     NewStatus,
     OpenQuery,
     OpenReadsAnswer,
+    PageQuery,
     PeekAnswer,
     PeekQuery,
     QueueDetail,
@@ -34,8 +36,8 @@ from kestrelmq.admin.models import (
 
 PREFIX: Final = "/api/v1"
 _ONE: Final = "/queues/{name}"
-_NAME_PATTERN: Final = "{name:[^/]+}"
-"""A queue name may contain braces, which a plain `{name}` does not match."""
+_PATTERNS: Final = {"{name}": "{name:[^/]+}", "{id}": "{id:[0-9]{1,18}}"}
+"""Of the parts of a path; a queue name may contain braces, which `{name}` does not match."""
 
 OPERATIONS: Final = (
     ApiOperation("GET", "/queues", queues.list_queues, QueuePage, "queues", query=ListQuery),
@@ -109,6 +111,17 @@ OPERATIONS: Final = (
         body=Requeue,
         failures=(404, 503),
     ),
+    ApiOperation("GET", "/clients", clients.list_clients, ClientPage, "clients", query=PageQuery),
+    ApiOperation(
+        "DELETE",
+        "/clients/{id}",
+        clients.disconnect_client,
+        None,
+        "clients",
+        statuses=(204,),
+        failures=(404,),
+        action="client kill",
+    ),
     ApiOperation("GET", "/server", serverwide.show_server, ServerAnswer, "server"),
     ApiOperation("GET", "/history", queues.server_history, HistoryAnswer, "server"),
     ApiOperation("GET", "/status", serverwide.show_status, StatusAnswer, "server"),
@@ -139,7 +152,9 @@ def add_operations(app: web.Application, admin: AdminContext) -> None:
     """Add a route for every operation to `app`."""
     bodies = BodyReader()
     for operation in OPERATIONS:
-        path = PREFIX + operation.path.replace("{name}", _NAME_PATTERN)
+        path = PREFIX + operation.path
+        for part, pattern in _PATTERNS.items():
+            path = path.replace(part, pattern)
         app.router.add_route(operation.method, path, _handler(operation, admin, bodies))
 
 

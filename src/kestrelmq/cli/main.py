@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "top": ("kestrelmq.cli.top", "top"),
     "flush": ("kestrelmq.cli.control", "flush"),
     "delete": ("kestrelmq.cli.control", "delete"),
+    "clients": ("kestrelmq.cli.clients", "app"),
     "status": ("kestrelmq.cli.control", "status"),
     "reload": ("kestrelmq.cli.control", "reload"),
     "shutdown": ("kestrelmq.cli.control", "shutdown"),

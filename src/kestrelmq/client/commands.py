@@ -22,7 +22,8 @@ Reading: TypeAlias = Generator[None, wire.Reply, T]
 MAX_STATS: Final = 4_000_000
 """Most statistics read from one server: enough for about 150,000 queues."""
 MAX_STATS_BYTES: Final = 256 * 1024 * 1024
-"""Most bytes of statistics read from one server."""
+"""Most bytes of statistics, or of a list of clients, read from one server."""
+_CLIENT: Final = "CLIENT "
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +215,36 @@ def exists(queue: bytes) -> Command[bool]:
         return listed or any(stat in signs for stat, _ in pairs)
 
     return Command(wire.queue_request("stats", queue), read)
+
+
+def clients() -> Command[list[str]]:
+    """Ask for the connected clients: a line of fields for each."""
+
+    def read() -> Reading[list[str]]:
+        found: list[str] = []
+        size = 0
+        while not isinstance(reply := (yield), wire.EndOfList):
+            if not isinstance(reply, wire.Line) or not reply.text.startswith(_CLIENT):
+                _unexpected(reply)
+            size += len(reply.text)
+            if size > MAX_STATS_BYTES:
+                raise ProtocolError(f"a list of clients of more than {MAX_STATS_BYTES} bytes")
+            found.append(reply.text.removeprefix(_CLIENT))
+        return found
+
+    return Command(wire.plain_request("clients"), read)
+
+
+def kill_client(number: int) -> Command[bool]:
+    """Disconnect a client; False if there is none of that number."""
+
+    def read() -> Reading[bool]:
+        reply = yield
+        if reply not in {wire.Line("KILLED"), wire.Line("NOT_FOUND")}:
+            _unexpected(reply)
+        return reply == wire.Line("KILLED")
+
+    return Command(wire.kill_client_request(number), read)
 
 
 def shutdown() -> Command[None]:

@@ -46,11 +46,13 @@ from kestrelmq.client import commands
 from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import Membership, ServerSet
 from kestrelmq.client.commands import Command
+from kestrelmq.client.connected import ConnectedClient, connected_client
 from kestrelmq.client.options import ClientOptions, Expiry, protocol_expiry
 from kestrelmq.client.statistics import QueueStats, queue_stats
 from kestrelmq.errors import (
     ClientError,
     ConnectionLost,
+    InvalidRequest,
     OperationTimeout,
     ProtocolError,
     ServerRefused,
@@ -595,6 +597,30 @@ class Planner:
         """Have every server reload its configuration."""
         yield from self._on_every_server(commands.reload())
 
+    def clients(self) -> Plan[list[ConnectedClient]]:
+        """Return the clients that are connected to each server, this one among them."""
+        answers = yield from self._on_every_server(commands.clients())
+        return [connected_client(s, line) for s, lines in answers.items() for line in lines]
+
+    def kill_client(self, number: int, server: str | None = None) -> Plan[bool]:
+        """Disconnect a client; its open reads go back. False if there is none of that number.
+
+        Args:
+            number: the client's `id` in `clients`.
+            server: the client's `server`; needed if this client has several.
+
+        Raises:
+            InvalidRequest: the server is none of this client's, or must be given.
+        """
+        servers = {str(one): one for one in self._all_servers()}
+        if server is None and len(servers) > 1:
+            raise InvalidRequest(f"say on which server: {', '.join(servers)}")
+        found = servers.get(next(iter(servers)) if server is None else server)
+        if found is None:
+            raise InvalidRequest(f"{server} is none of the servers: {', '.join(servers)}")
+        killed: bool = yield RunStep(found, commands.kill_client(number))
+        return killed
+
     def shutdown(self) -> Plan[None]:
         """Stop every server."""
         yield from self._on_every_server(commands.shutdown())
@@ -717,4 +743,6 @@ class ClientOperations:
     set_status = PlanMethod(Planner.set_status)
     version = PlanMethod(Planner.version)
     reload = PlanMethod(Planner.reload)
+    clients = PlanMethod(Planner.clients)
+    kill_client = PlanMethod(Planner.kill_client)
     shutdown = PlanMethod(Planner.shutdown)

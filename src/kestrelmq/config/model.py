@@ -185,7 +185,8 @@ class ServerConfig(_Settings):
     """Secrets for the admin service. A request that changes anything must send one of them; without
     any, such requests are only served on a loopback address."""
     allow_remote_admin: Flag = False
-    """Whether clients on other machines may shut the server down, reload it and set its status."""
+    """Whether clients on other machines may shut the server down, reload it, set its status and
+    disconnect its clients."""
     queue_path: FilePath = Field(default_factory=_own_queue_path)
     """Directory of the journals; if not set, `$XDG_STATE_HOME/kestrelmq` or
     `~/.local/state/kestrelmq`."""

@@ -10,7 +10,7 @@ it in `server/memcache_session.py`, or in `server/memcache_admin.py` if it is ab
 """
 # ruff: noqa: SLF001 # the table of parsers names methods of the class above it
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
@@ -165,7 +165,14 @@ class StatusCommand:
 class BareCommand:
     """A command without arguments."""
 
-    verb: Literal["version", "reload", "shutdown", "quit"]
+    verb: Literal["version", "reload", "shutdown", "quit", "clients"]
+
+
+@dataclass(frozen=True, slots=True)
+class KillClient:
+    """Disconnect the client with a number that `clients` lists."""
+
+    id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +199,7 @@ Request = (
     | Dump
     | StatusCommand
     | BareCommand
+    | KillClient
     | RefusedRequest
 )
 
@@ -204,6 +212,7 @@ END: Final = b"END\r\n"
 ERROR: Final = b"ERROR\r\n"
 DELETED: Final = b"DELETED\r\n"
 TOUCHED: Final = b"TOUCHED\r\n"
+KILLED: Final = b"KILLED\r\n"
 NOT_FOUND: Final = b"NOT_FOUND\r\n"
 OK: Final = b"OK\r\n"
 FLUSHED_ALL: Final = b"Flushed all queues.\r\n"
@@ -241,6 +250,12 @@ def dump(queue: str, pairs: list[tuple[str, object]]) -> bytes:
     """Return the part of a dump for one queue, without END."""
     lines = "".join(f"  {name}={content}\r\n" for name, content in pairs)
     return f"queue '{queue}' {{\r\n{lines}}}\r\n".encode()
+
+
+def client(fields: Iterable[tuple[str, object]]) -> bytes:
+    """Return the line for a connected client in the reply to `clients`, without END."""
+    words = "".join(f" {name}={content}" for name, content in fields)
+    return f"CLIENT{words}\r\n".encode()
 
 
 def line(text: str) -> bytes:
@@ -440,6 +455,15 @@ class Parser:
         _expect_no_arguments(words, "quit")
         return BareCommand("quit")
 
+    def _clients(self, words: list[bytes]) -> BareCommand:
+        _expect_no_arguments(words, "clients")
+        return BareCommand("clients")
+
+    def _client(self, words: list[bytes]) -> KillClient:
+        if len(words) != 2 or words[0].lower() != b"kill":
+            raise ClientFault("client takes kill and an id", closes=False)
+        return KillClient(_count(words[1], "client kill"))
+
     def _unknown(self, line: bytes, verb: bytes, words: list[bytes]) -> RefusedRequest:
         _check_protocol(line)
         if self._dialect == "kestrel":
@@ -479,6 +503,8 @@ _VERBS: Final[dict[bytes, Callable[[Parser, list[bytes]], Request]]] = {
     b"reload": Parser._reload,
     b"shutdown": Parser._shutdown,
     b"quit": Parser._quit,
+    b"clients": Parser._clients,
+    b"client": Parser._client,
 }
 
 

@@ -5,7 +5,8 @@ are refused with `InvalidRequest` before anything is sent. The reply parser acce
 of any size and returns complete replies. It buffers at most one incomplete line or item. Bytes that
 are not a reply raise `ProtocolError`; after that the parser accepts no more.
 
-Other servers of this protocol understand all of these requests except `touch_request`.
+Other servers of this protocol understand all of these requests except `touch_request` and
+`kill_client_request`.
 """
 
 from dataclasses import dataclass
@@ -225,6 +226,11 @@ def touch_request(queue: bytes, wait_ms: int) -> bytes:
 def queue_request(verb: str, queue: bytes) -> bytes:
     """Return a request whose only argument is a queue: `delete`, `flush`, `flush_expired`."""
     return b"%b %b\r\n" % (_word(verb.encode(), "a command"), _queue(queue))
+
+
+def kill_client_request(number: int) -> bytes:
+    """Return the request to disconnect the client that `clients` lists by that number."""
+    return b"client kill %d\r\n" % _number(number, "a client's number")
 
 
 def plain_request(verb: str, argument: str | None = None) -> bytes:

@@ -101,6 +101,7 @@ class Server:
         self._writer: Worker = InlineWorker()
         self._counters = Counters()
         self._listeners: list[Listener] = []
+        self._connections: dict[int, Connection] = {}
         self._ports: dict[str, int] = {}
         self._stopping: asyncio.Event = asyncio.Event()
         self._wait = wait
@@ -188,7 +189,9 @@ class Server:
     def _stop(self) -> None:
         self._watcher.close()
         for listener in self._listeners:
-            listener.close()
+            listener.stop_accepting()
+        for connection in list(self._connections.values()):
+            connection.close()
         self._writer.close()
         self._turns.close()
         self._collection.close()
@@ -213,6 +216,7 @@ class Server:
             loop,
             self._reload,
             self._stopping.set,
+            self._connections,
         )
 
     def _bind(self, context: ServerContext) -> None:
@@ -240,6 +244,7 @@ class Server:
                 protocol,
                 self._turns,
                 self._counters,
+                self._connections,
                 new_session,
                 trace=self._config.enable_session_trace,
             )
@@ -329,7 +334,7 @@ class Server:
         seen: dict[Connection, int] = {}
         while True:
             await asyncio.sleep(limit)
-            connections = [one for each in self._listeners for one in each.connections]
+            connections = list(self._connections.values())
             for connection in connections:
                 if seen.get(connection) == connection.last_served and not connection.paused:
                     log.info("closing %s: no input for %s s", connection.peer, limit)

@@ -11,7 +11,7 @@ import selectors
 import socket
 import sys
 from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from typing import Final, Literal
 
 from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.durability import Committable
@@ -43,6 +43,10 @@ _GONE: Final = (select.EPOLLHUP | select.EPOLLERR) if sys.platform == "linux" el
 
 log = logging.getLogger(__name__)
 
+ClientState = Literal["idle", "waiting", "working", "stalled"]
+"""idle: no request is in progress · waiting: for an item · working: a request takes several turns ·
+stalled: it must first read its replies."""
+
 
 class Session:
     """A protocol's side of a connection: it applies the input and makes the replies.
@@ -72,6 +76,10 @@ class Session:
         """Return the error that replaces `reply` when the operation was undone."""
         raise NotImplementedError
 
+    def open_reads(self) -> dict[str, int]:
+        """Return how many reads the client holds open, by queue; of very many only the first."""
+        return {}
+
 
 _NO_SESSION: Final = Session()
 """The session of a closed connection."""
@@ -82,6 +90,11 @@ class PendingRequest:
 
     It is the `pending` request of its connection until it is done.
     """
+
+    @property
+    def queue_name(self) -> str | None:
+        """The queue that it reads or adds to; None if there is none, or several."""
+        return None
 
     def resume(self) -> None:
         """Continue after a pause."""
@@ -115,12 +128,18 @@ class Connection(TurnConnection):
             disconnects.
         closing: whether the connection closes once everything is sent.
         last_served: the number of the event for which it was last served; see `TurnLoop`.
+        id: its number; a later connection has a higher one.
+        protocol: the name of its protocol.
         peer: the client's address.
+        since: when it began (ms since the epoch).
+        reply_count: how many replies were made.
     """
 
     def __init__(
         self,
         client: socket.socket,
+        identity: int,
+        protocol: str,
         peer: str,
         turns: TurnLoop,
         counters: Counters,
@@ -147,7 +166,11 @@ class Connection(TurnConnection):
         self.pending: PendingRequest | None = None
         self.closing = False
         self.last_served = 0
+        self.id = identity
+        self.protocol = protocol
         self.peer = peer
+        self.since = turns.clock.now()
+        self.reply_count = 0
 
     def start(self, session: Session) -> None:
         """Begin to serve the client; `session` applies its requests."""
@@ -342,6 +365,7 @@ class Connection(TurnConnection):
         if self._is_closed:
             return
         replies = self.replies
+        self.reply_count += len(replies.extents)
         if failures or replies.failure is not None:
             replies.fail(failures, self._session.failure_reply)
         data = replies.take(unsynced, sync)
@@ -429,6 +453,21 @@ class Connection(TurnConnection):
             return
         self._watch(_IN)
         self._end_stall()
+
+    # --- what the client does ---
+
+    @property
+    def state(self) -> ClientState:
+        """What the client does at present."""
+        if self.paused & _STALLED:
+            return "stalled"
+        if self.paused & _WAITING:
+            return "waiting"
+        return "idle" if self.pending is None else "working"
+
+    def open_reads(self) -> dict[str, int]:
+        """Return how many reads the client holds open, by queue; of very many only the first."""
+        return self._session.open_reads()
 
     # --- the end ---
 

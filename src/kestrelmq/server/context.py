@@ -14,6 +14,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.stats import ServerNumbers, server_stats
 from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import QueueUnavailable
+from kestrelmq.server.connection import Connection
 from kestrelmq.server.server_actions import ServerActionGuard
 from kestrelmq.server.status import ServerStatus
 from kestrelmq.server.turns import TurnLoop
@@ -39,6 +40,7 @@ class ServerContext:
         reload: reads the configuration file again and applies it; returns the settings that need a
             restart. Raises ConfigError.
         shutdown: begins to stop the server.
+        connections: the open connections of clients, by their ids.
         actions: decides who may act on the whole server.
         started: when the server started (monotonic seconds).
     """
@@ -52,6 +54,7 @@ class ServerContext:
     loop: asyncio.AbstractEventLoop
     reload: Callable[[], Awaitable[list[str]]]
     shutdown: Callable[[], None]
+    connections: dict[int, Connection] = field(default_factory=dict)
     actions: ServerActionGuard = field(init=False)
     started: float = field(default_factory=time.monotonic)
 

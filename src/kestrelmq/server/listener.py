@@ -22,23 +22,29 @@ SessionFactory = Callable[[Connection], Session]
 
 
 class Listener:
-    """Accepts the clients of one protocol.
-
-    Attributes:
-        connections: the connections that are open.
-    """
+    """Accepts the clients of one protocol."""
 
     def __init__(
         self,
         protocol: str,
         turns: TurnLoop,
         counters: Counters,
+        connections: dict[int, Connection],
         new_session: SessionFactory,
         *,
         trace: bool = False,
     ) -> None:
-        """Prepare; with `trace`, log the start and end of every connection."""
-        self.connections: set[Connection] = set()
+        """Prepare.
+
+        Args:
+            protocol: the name of the protocol.
+            turns: serves the connections.
+            counters: the server's counters.
+            connections: the open connections of all listeners, by their ids.
+            new_session: makes the session of a connection.
+            trace: whether to log the start and end of every connection.
+        """
+        self._connections = connections
         self.protocol = protocol
         self._turns = turns
         self._counters = counters
@@ -95,34 +101,32 @@ class Listener:
     def _start_connection(self, client: socket.socket, peer: str) -> None:
         client.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(client, peer, self._turns, self._counters, self._connection_closed)
-        self.connections.add(connection)
-        self._counters.curr_connections += 1
-        self._counters.total_connections += 1
+        counters = self._counters
+        counters.curr_connections += 1
+        counters.total_connections += 1
+        identity = counters.total_connections
+        connection = Connection(
+            client, identity, self.protocol, peer, self._turns, counters, self._connection_closed
+        )
+        self._connections[identity] = connection
         if self._trace:
             log.info("%s: %s connected", self.protocol, peer)
         connection.start(self._new_session(connection))
 
     def _connection_closed(self, connection: Connection) -> None:
-        self.connections.discard(connection)
+        del self._connections[connection.id]
         self._counters.curr_connections -= 1
         if self._trace:
             log.info("%s: %s disconnected", self.protocol, connection.peer)
 
     def stop_accepting(self) -> None:
-        """Close the listening socket; the open connections stay open."""
+        """Close the listening socket; the connections stay open."""
         if self._paused is not None:
             self._paused.cancel()
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
             self._socket = None
-
-    def close(self) -> None:
-        """Stop accepting, and close every connection."""
-        self.stop_accepting()
-        for connection in list(self.connections):
-            connection.close()
 
 
 def bound_socket(address: str, port: int) -> socket.socket:

@@ -11,6 +11,8 @@ from kestrelmq.protocol.memcache import (
     DELETED,
     END,
     FLUSHED_ALL,
+    KILLED,
+    NOT_FOUND,
     OK,
     RELOADED,
     BareCommand,
@@ -19,12 +21,14 @@ from kestrelmq.protocol.memcache import (
     Flush,
     FlushAll,
     FlushExpired,
+    KillClient,
     Request,
     Stats,
     StatusCommand,
 )
 from kestrelmq.protocol.stats import SERVER_STATS
 from kestrelmq.server import changes
+from kestrelmq.server.clients import ConnectedClient, connected_clients, kill_client
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import Pieces
@@ -64,6 +68,8 @@ def _server_action(request: Request) -> Action | None:
             return "shutdown"
         case BareCommand("reload"):
             return "reload"
+        case KillClient():
+            return "client kill"
     return None
 
 
@@ -74,6 +80,8 @@ def _serve_server(context: ServerContext, connection: Connection, request: Reque
             return b""
         case StatusCommand(new):
             return _status(context, new)
+        case KillClient(number):
+            return KILLED if kill_client(context, number) else NOT_FOUND
         case BareCommand("version"):
             return b"VERSION " + VERSION.encode() + b"\r\n"
         case BareCommand("shutdown"):
@@ -120,9 +128,11 @@ def _answer_later(
     changes.answer_later(connection, change, answer, refuse)
 
 
-def listing(context: ServerContext, request: Stats | Dump) -> Pieces:
-    """Return the pieces of the reply to `stats` or a dump."""
+def listing(context: ServerContext, request: Stats | Dump | BareCommand) -> Pieces:
+    """Return the pieces of the reply to `stats`, a dump or `clients`."""
     match request:
+        case BareCommand():
+            yield from map(_client, connected_clients(context))
         case Stats(None):
             yield from _all_stats(context)
         case Stats(str(name)):
@@ -134,6 +144,22 @@ def listing(context: ServerContext, request: Stats | Dump) -> Pieces:
         case Dump(what, names):
             yield from _dump(context, what, names)
     yield END
+
+
+def _client(client: ConnectedClient) -> bytes:
+    fields: list[tuple[str, object]] = [
+        ("id", client.id),
+        ("address", client.address),
+        ("protocol", client.protocol),
+        ("since", client.since),
+        ("replies", client.replies),
+        ("state", client.state),
+    ]
+    if client.queue is not None:
+        fields.append(("queue", client.queue))
+    # A queue name has no "/", so this is unambiguous.
+    fields += (("open", f"{name}/{count}") for name, count in client.open_reads.items())
+    return memcache.client(fields)
 
 
 def _stats(context: ServerContext, name: str) -> list[tuple[str, Any]]:

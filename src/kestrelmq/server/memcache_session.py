@@ -300,6 +300,10 @@ class MemcacheSession(Session):
         """Reply to a request that failed because of a bug, and close."""
         self._close_with(memcache.server_error("internal error"))
 
+    def open_reads(self) -> dict[str, int]:
+        """Return how many reads the client holds open, by queue; of very many only the first."""
+        return self._reads.counts()
+
     def connection_closed(self) -> None:
         """Give the open reads back."""
         self._reads.give_back()
@@ -343,7 +347,7 @@ class MemcacheSession(Session):
         match request:
             case Monitor():
                 MemcacheMonitor(self._connection, self._context, self._reads, request).begin()
-            case Stats() | Dump():
+            case Stats() | Dump() | BareCommand("clients"):
                 LongReply(self._connection, self._turns, listing(self._context, request))
             case Confirm(queue, count):
                 self._confirm(queue, count)

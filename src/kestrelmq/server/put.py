@@ -88,6 +88,11 @@ class PendingPut(PendingRequest):
         self._records: Sequence[bytes] = ()
         self._files: list[str] = []
 
+    @property
+    def queue_name(self) -> str:
+        """The queue, or the alias, that it adds to."""
+        return self._name
+
     def begin(self) -> None:
         """Add the items; a thread writes those of `WRITE_AHEAD_SIZE` bytes or more first."""
         context, name = self._context, self._name

@@ -11,6 +11,7 @@
 import asyncio
 import sys
 from collections import deque
+from itertools import chain, islice
 from typing import Final
 
 from kestrelmq.engine.queue import Queue
@@ -20,6 +21,8 @@ from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ServerContext
 
+MOST_READS_COUNTED: Final = 1000
+"""Most open reads of a client that are counted, to be shown: counting takes time."""
 _CHECK_EVERY: Final = 32
 """Items that are taken between two checks of whether others must be served first."""
 
@@ -107,6 +110,11 @@ class PendingRead(PendingRequest):
         self._queue: Queue | None = None
         self._waiter: Waiter | None = None
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def queue_name(self) -> str:
+        """The queue that it reads."""
+        return self._name
 
     def begin(self) -> None:
         """Take the items that are there; then wait for more, yield to others, or answer."""
@@ -265,6 +273,16 @@ class ConnectionOpenReads:
         if not reads:
             del self.by_queue[queue]
         return len(reads)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many of the first `MOST_READS_COUNTED` reads are open, by queue."""
+        found: dict[str, int] = {}
+        reads = chain.from_iterable(self.by_queue.values())
+        for read in islice(reads, MOST_READS_COUNTED):
+            if _is_open(read):
+                name = read[0].name
+                found[name] = found.get(name, 0) + 1
+        return found
 
     def take_oldest(self, queue: str) -> tuple[Queue, int] | None:
         """Remove and return the oldest read open on a queue; None when there is none."""

@@ -1,4 +1,4 @@
-"""Who may act on the whole server: stop it, reload its configuration, or set its status.
+"""Who may act on the whole server: stop or reload it, set its status, disconnect its clients.
 
 Clients on this machine may, over every protocol. Clients on other machines may if
 `allow_remote_admin` is set, or over HTTP with a token. Every such request is logged with the
@@ -15,7 +15,7 @@ from kestrelmq.server.logs import LogThrottle
 
 log = logging.getLogger(__name__)
 
-Action = Literal["shutdown", "reload", "status"]
+Action = Literal["shutdown", "reload", "status", "client kill"]
 
 
 class RemoteAdminRefused(KestrelError):  # noqa: N818 # says what it is

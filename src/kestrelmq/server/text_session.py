@@ -92,6 +92,10 @@ class TextSession(Session):
         self._connection.push(text.error_reply("internal error"))
         self._connection.closing = True
 
+    def open_reads(self) -> dict[str, int]:
+        """Return how many reads the client holds open, by queue; of very many only the first."""
+        return self._reads.counts()
+
     def connection_closed(self) -> None:
         """Give the open reads back."""
         self._reads.give_back()

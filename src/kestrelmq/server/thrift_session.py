@@ -6,6 +6,7 @@ when the input is not valid thrift. Open reads belong to the server, not to a co
 
 import logging
 from collections.abc import Coroutine
+from itertools import islice
 from typing import Final
 
 from kestrelmq.engine.queue import Queue
@@ -39,6 +40,7 @@ from kestrelmq.server import changes
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.put import PendingPut
+from kestrelmq.server.reads import MOST_READS_COUNTED
 from kestrelmq.server.replies import Queues
 from kestrelmq.server.status import Status
 from kestrelmq.server.thrift_reads import ThriftGet, ThriftOpenReads
@@ -108,6 +110,15 @@ class ThriftSession(Session):
     def answer_internal_error(self) -> None:
         """Close the connection: a request failed because of a bug."""
         self._connection.closing = True
+
+    def open_reads(self) -> dict[str, int]:
+        """Return how many of the first `MOST_READS_COUNTED` reads are open, by queue."""
+        found: dict[str, int] = {}
+        reads = ((name, identity) for name, ids in self._own.items() for identity in ids)
+        for name, identity in islice(reads, MOST_READS_COUNTED):
+            if self._shared.is_open(identity):
+                found[name] = found.get(name, 0) + 1
+        return found
 
     def connection_closed(self) -> None:
         """Nothing to give back: open reads do not belong to a connection."""

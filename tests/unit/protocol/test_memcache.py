@@ -19,6 +19,7 @@ from kestrelmq.protocol.memcache import (
     FlushExpired,
     Get,
     Key,
+    KillClient,
     Monitor,
     Parser,
     RefusedRequest,
@@ -106,6 +107,9 @@ REQUESTS: list[tuple[bytes, Request]] = [
     (b"reload", BareCommand("reload")),
     (b"shutdown", BareCommand("shutdown")),
     (b"QUIT", BareCommand("quit")),
+    (b"clients", BareCommand("clients")),
+    (b"client kill 7", KillClient(7)),
+    (b"Client KILL 0", KillClient(0)),
 ]
 
 NAME = "queue name"
@@ -176,6 +180,13 @@ FAULTS: list[tuple[bytes, str, bool]] = [
     (b"reload x", "takes nothing", False),
     (b"shutdown now", "takes nothing", False),
     (b"quit now", "takes nothing", False),
+    (b"clients all", "takes nothing", False),
+    (b"client", "kill and an id", False),
+    (b"client kill", "kill and an id", False),
+    (b"client list", "kill and an id", False),
+    (b"client kill 7 8", "kill and an id", False),
+    (b"client kill x", "whole numbers", False),
+    (b"client kill -1", "whole numbers", False),
     (b"get " + b"q " * 5000, f"at most {MAX_LINE} bytes", True),
 ]
 

@@ -9,6 +9,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.server import turns
+from kestrelmq.server.clients import connected_clients
 from kestrelmq.server.long_reply import SLICE, in_slices
 from kestrelmq.server.replies import OUTPUT_LIMIT
 from tests.support.turning import Turning
@@ -97,6 +98,42 @@ def test_a_client_that_reads_nothing_costs_little(tmp_path: Path, command: str) 
             most = max(most, due(turning, client))
         assert 0 < most < 2 * SLICE
         client.close()
+
+    run(tmp_path, scenario)
+
+
+def test_many_clients_are_listed_in_slices(tmp_path: Path) -> None:
+    """Each once and in order; one that reads nothing costs little, and others are served."""
+
+    async def scenario(turning: Turning) -> None:
+        others = [turning.connect("memcache") for _ in range(300)]
+        greedy = turning.connect("memcache")
+        await turning.send(greedy, b"clients\r\n" * 500)
+        most = 0
+        for _ in range(100):
+            await turning.turn()
+            most = max(most, due(turning, greedy))
+        assert 0 < most < 2 * SLICE
+        await turning.send(others[0], b"clients\r\n")
+        reply = await turning.receive(others[0], b"END\r\n")
+        ids = [int(line.split()[1].removeprefix(b"id=")) for line in reply.splitlines()[:-1]]
+        assert ids == [client.fileno() for client in (*others, greedy)]
+        for client in (*others, greedy):
+            client.close()
+
+    run(tmp_path, scenario)
+
+
+def test_clients_that_go_while_they_are_listed(tmp_path: Path) -> None:
+    """They are left out."""
+
+    async def scenario(turning: Turning) -> None:
+        stays, goes = turning.connect("memcache"), turning.connect("memcache")
+        listing = connected_clients(turning.context)
+        assert next(listing).id == stays.fileno()
+        await turning.hang_up(goes)
+        assert list(listing) == []
+        stays.close()
 
     run(tmp_path, scenario)
 

@@ -1,0 +1,77 @@
+"""The clients that are connected: what each does at present, and how one is disconnected.
+
+Clients of the admin listener are not among them.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kestrelmq.server.connection import ClientState, Connection
+from kestrelmq.server.context import ServerContext
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectedClient:
+    """A connected client.
+
+    Attributes:
+        id: its number; a later client of the same server has a higher one.
+        address: where it connected from, as `HOST:PORT`.
+        protocol: memcache, text or thrift.
+        since: when it connected (ms since the epoch).
+        replies: how many replies it was given, about one for each command. A command with
+            `noreply` has none, and a monitor has one for each item.
+        state: what it does at present.
+        queue: the queue that its present request reads or adds to, if it takes time.
+        open_reads: how many reads it holds open, by queue; of very many only the first.
+    """
+
+    id: int
+    address: str
+    protocol: str
+    since: int
+    replies: int
+    state: ClientState
+    queue: str | None
+    open_reads: dict[str, int]
+
+
+def client_of(connection: Connection) -> ConnectedClient:
+    """Return what there is to say about the client of a connection."""
+    return ConnectedClient(
+        id=connection.id,
+        address=connection.peer,
+        protocol=connection.protocol,
+        since=connection.since,
+        replies=connection.reply_count,
+        state=connection.state,
+        queue=None if connection.pending is None else connection.pending.queue_name,
+        open_reads=connection.open_reads(),
+    )
+
+
+def connected_clients(context: ServerContext, offset: int = 0) -> Iterator[ConnectedClient]:
+    """Yield the clients after the first `offset`, in the order in which they connected.
+
+    Those that connect or disconnect meanwhile may be left out.
+    """
+    for number in list(context.connections)[offset:]:
+        connection = context.connections.get(number)
+        if connection is not None:
+            yield client_of(connection)
+
+
+def kill_client(context: ServerContext, number: int) -> bool:
+    """Disconnect a client, after the present turn; return False if there is none of that id.
+
+    As after any disconnection, its open reads go back to their queues.
+    """
+    connection = context.connections.get(number)
+    if connection is None:
+        return False
+    log.info("disconnecting client %d, %s (%s)", number, connection.peer, connection.protocol)
+    context.loop.call_soon(connection.close)
+    return True
