@@ -95,7 +95,7 @@ def test_a_client_without_the_right_id_counts(tmp_path: Path) -> None:
         memcache.ask(b"get closed\r\n", b"SERVER_ERROR this client may not read closed\r\n")
         put(memcache, "closed", "x", reply=b"SERVER_ERROR this client may not add to closed\r\n")
         assert refused(server, "closed") == {"forbidden": 2}
-        assert "queue closed refused requests: forbidden 1" in server.output
+        until(lambda: "queue closed refused requests: forbidden 1" in server.output)
 
 
 def test_limits_and_the_disk_are_shown(server: ServerProcess) -> None:

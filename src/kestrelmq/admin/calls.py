@@ -170,7 +170,6 @@ class ApiOperation:
         failures: the HTTP statuses of errors that only some operations return.
         secret: whether it needs a token (where tokens are configured) although it only reads.
         action: the action on the whole server that it carries out, if any.
-        adds_item: whether it adds an item, which every client may do.
     """
 
     method: Method
@@ -184,7 +183,6 @@ class ApiOperation:
     failures: tuple[int, ...] = ()
     secret: bool = False
     action: Action | None = None
-    adds_item: bool = False
 
     @property
     def changes(self) -> bool:

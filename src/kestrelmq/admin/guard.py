@@ -12,7 +12,6 @@
 """
 
 import hmac
-import logging
 from collections.abc import Sequence
 from typing import Final
 from urllib.parse import quote, urlsplit
@@ -22,17 +21,13 @@ from aiohttp import web
 from kestrelmq.admin.connections import peer_of
 from kestrelmq.admin.errors import ApiError, Handler
 from kestrelmq.admin.signins import SignIns
-from kestrelmq.server.server_actions import Action, ServerActionGuard, is_loopback
+from kestrelmq.server.server_actions import Action, ServerActionGuard, is_loopback, log_request
 
 CHANGES: Final = frozenset({"POST", "PUT", "DELETE", "PATCH"})
 GUARDED: Final = "guarded"
 """Attribute of a route's handler: whether the route needs a token although it only reads."""
 SERVER_ACTION: Final = "server_action"
 """Attribute of a route's handler: the action on the whole server that it carries out."""
-ADDS_ITEM: Final = "adds_item"
-"""Attribute of a route's handler: whether it adds an item, which is not logged as a change."""
-
-log = logging.getLogger(__name__)
 
 
 class Guard:
@@ -85,9 +80,9 @@ class Guard:
         peer = _address(request)
         if action is not None:
             self._actions.check(action, "http", peer, has_token=bool(self._tokens))
-        elif request.match_info.http_exception is None and not getattr(handler, ADDS_ITEM, False):
+        elif request.match_info.http_exception is None:
             path = quote(request.rel_url.raw_path, safe="/%", errors="surrogateescape")
-            log.info("%s %s: asked for by %s (http)", request.method, path, peer)
+            log_request(f"{request.method} {path}", "http", peer)
 
     def _check_name(self, request: web.Request) -> None:
         if not self._loopback or self._tokens:

@@ -8,7 +8,7 @@ from kestrelmq.admin import clients, items, queues, serverwide
 from kestrelmq.admin.bodies import BodyReader
 from kestrelmq.admin.calls import AdminContext, ApiOperation, Call, to_response
 from kestrelmq.admin.errors import Handler
-from kestrelmq.admin.guard import ADDS_ITEM, GUARDED, SERVER_ACTION
+from kestrelmq.admin.guard import GUARDED, SERVER_ACTION
 from kestrelmq.admin.models import (
     ClientPage,
     ConfigAnswer,
@@ -91,7 +91,6 @@ OPERATIONS: Final = (
         body=NewItem,
         statuses=(201,),
         failures=(409, 503),
-        adds_item=True,
     ),
     ApiOperation(
         "GET",
@@ -165,5 +164,4 @@ def _handler(operation: ApiOperation, admin: AdminContext, bodies: BodyReader) -
 
     setattr(serve, GUARDED, operation.secret)
     setattr(serve, SERVER_ACTION, operation.action)
-    setattr(serve, ADDS_ITEM, operation.adds_item)
     return serve

@@ -201,7 +201,8 @@ class Backlog(JournalFollower):
         """
         journal = self._journal
         assert isinstance(journal, FileJournal)  # noqa: S101 # without one, items are refused
-        log.info("queue %s: memory is full, reading behind", self._name)
+        fields = {"queue": self._name}
+        log.info("queue %s: memory is full, reading behind", self._name, extra=fields)
         position = journal.current_size + unwritten
         self.behind = ReadBehind(journal.reader(journal.current_name, position))
         self._plan_refill()

@@ -162,7 +162,7 @@ class QueueCollection:
         if isinstance(found, Queue):
             self._register(found)
         else:
-            log.error("%s", found)
+            log.error("%s", found, extra={"queue": name})
             self.damaged[name] = found
         self.loading.loaded(name)
 
@@ -454,12 +454,18 @@ class QueueCollection:
         try:
             queue.sweep()
             if self._is_expired(queue, self._clock.now()) and queue not in self.deletions:
-                log.info("deleting queue %s: it is empty and older than max_queue_age", queue.name)
+                log.info(
+                    "deleting queue %s: it is empty and older than max_queue_age",
+                    queue.name,
+                    extra={"queue": queue.name},
+                )
                 done = partial(_log_failure, queue.name)
                 self.deletions.begin(queue, done, is_empty=True)
                 self.expires += queue.is_closed
         except QueueUnavailable as error:
-            log.error("queue %s: %s", queue.name, error)  # noqa: TRY400 # it says it all
+            log.error(  # noqa: TRY400 # it says it all
+                "queue %s: %s", queue.name, error, extra={"queue": queue.name}
+            )
         except Exception:
             # A bug in one queue must not keep all others from being swept for ever.
             log.exception("queue %s was not swept", queue.name)
@@ -649,4 +655,4 @@ def _is_journaled(config: QueueConfig) -> bool:
 
 def _log_failure(name: str, failure: JournalError | None) -> None:
     if failure is not None:
-        log.error("queue %s: %s", name, failure)
+        log.error("queue %s: %s", name, failure, extra={"queue": name})

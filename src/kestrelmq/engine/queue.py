@@ -861,6 +861,7 @@ class Queue(Committable):
             target,
             deliveries,
             why,
+            extra={"queue": self.name, "deliveries": deliveries},
         )
         return True
 
@@ -1012,7 +1013,7 @@ class Queue(Committable):
         now = self._clock.monotonic()
         if now >= self._log_at:
             self._log_at = now + _LOG_INTERVAL
-            log.warning("queue %s: %s", self.name, problem)
+            log.warning("queue %s: %s", self.name, problem, extra={"queue": self.name})
 
     def move_aside(self) -> None:
         """Try again to move some of the items that are set aside."""
@@ -1182,7 +1183,7 @@ class Queue(Committable):
     def _fail(self, error: OSError) -> JournalError:
         message = f"queue {self.name}: {error}"
         if str(self.failure) != message:
-            log.error("%s", message)
+            log.error("%s", message, extra={"queue": self.name})
         # The kept error is never raised: its traceback would keep the client's connection alive.
         self.failure = JournalError(message)
         return JournalError(message)

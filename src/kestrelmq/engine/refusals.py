@@ -50,5 +50,10 @@ class Refusals:
         if now >= self._log_at:
             self._log_at = now + _LOG_INTERVAL
             counts = ", ".join(f"{name} {count}" for name, count in self._since_logged.items())
-            log.warning("queue %s refused requests: %s", self._queue, counts)
+            log.warning(
+                "queue %s refused requests: %s",
+                self._queue,
+                counts,
+                extra={"queue": self._queue, "refused": dict(self._since_logged)},
+            )
             self._since_logged.clear()

@@ -350,7 +350,10 @@ class Upkeep:
 
     def _failed(self, verb: str, error: BaseException, then: Idle | Placing | Clearing) -> None:
         """Handle a failed step: log it, and enter `then` after a delay."""
-        log.warning("the journal of queue %s could not be %s: %s", self._name, verb, error)
+        fields = {"queue": self._name}
+        log.warning(
+            "the journal of queue %s could not be %s: %s", self._name, verb, error, extra=fields
+        )
         # A disk may soon have room again; unreadable files are likely to stay unreadable.
         delay = RETRY if isinstance(error, OSError) else RETRY_UNREADABLE
         self._enter(Retrying(self._clock.monotonic() + delay, then))

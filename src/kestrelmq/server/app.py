@@ -43,6 +43,7 @@ from kestrelmq.server.text_session import TextSession
 from kestrelmq.server.thrift_reads import ThriftOpenReads
 from kestrelmq.server.thrift_session import ThriftSession
 from kestrelmq.server.turns import TurnLoop
+from kestrelmq.version import VERSION
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +104,7 @@ class Server:
         self._listeners: list[Listener] = []
         self._connections: dict[int, Connection] = {}
         self._ports: dict[str, int] = {}
+        self._addresses: dict[str, str] = {}
         self._stopping: asyncio.Event = asyncio.Event()
         self._wait = wait
         self._reloading = asyncio.Lock()
@@ -163,6 +165,7 @@ class Server:
         # The objects that exist now stay; the collector need not check them every time.
         gc.collect()
         gc.freeze()
+        self._log_start()
         self._announce("ready")
         tasks = [asyncio.create_task(kept_running(task)) for task in self._background()]
         if not loaded.is_set():
@@ -257,7 +260,7 @@ class Server:
                     f"{protocol} cannot listen on {address}:{port}: {error.strerror or error}"
                 ) from error
             self._ports[protocol] = bound
-            self._announce(f"{protocol} listening on {host}:{bound}")
+            self._listens(protocol, host, bound)
 
     def _join(self, context: ServerContext) -> ServerSetMembership | None:
         """Announce the server in ZooKeeper, if that is configured."""
@@ -279,7 +282,23 @@ class Server:
                     f"{service.name} cannot listen: {error.strerror or error}"
                 ) from error
             if bound is not None:
-                self._announce(f"{service.name} listening on {bound[0]}:{bound[1]}")
+                self._listens(service.name, *bound)
+
+    def _listens(self, name: str, host: str, port: int) -> None:
+        """Announce a listener."""
+        self._addresses[name] = f"{host}:{port}"
+        self._announce(f"{name} listening on {self._addresses[name]}")
+
+    def _log_start(self) -> None:
+        """Log what started, and where."""
+        path, listeners = self._config.queue_path, self._addresses
+        log.info(
+            "kestrelmq %s serves the queue path %s; %s",
+            VERSION,
+            path,
+            ", ".join(f"{name} on {address}" for name, address in listeners.items()),
+            extra={"version": VERSION, "queue_path": str(path), "listeners": listeners},
+        )
 
     # --- while it runs ---
 
@@ -337,7 +356,12 @@ class Server:
             connections = list(self._connections.values())
             for connection in connections:
                 if seen.get(connection) == connection.last_served and not connection.paused:
-                    log.info("closing %s: no input for %s s", connection.peer, limit)
+                    log.info(
+                        "closing %s: no input for %s s",
+                        connection.peer,
+                        limit,
+                        extra=connection.log_fields,
+                    )
                     connection.close()
             seen = {one: one.last_served for one in connections}
 

@@ -3,7 +3,8 @@
 Every protocol and the admin API use these functions. None of them blocks the loop: work on many
 queues is done in slices, in each turn's time for slow requests, and work that waits for the disk is
 done in a thread. The client is answered at the end, and only then is its next request applied
-(`answer_later`).
+(`answer_later`). What drops items or queues is logged with the client that asked for it, `by`; the
+admin listener logs its requests itself (`admin.guard`).
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from kestrelmq.errors import ConfigError, JournalError, KestrelError
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import TaskRequest, in_slices
+from kestrelmq.server.server_actions import log_request
 
 Result = TypeVar("Result")
 
@@ -29,13 +31,15 @@ async def wait_until_durable(context: ServerContext, *queues: Queue) -> None:
     await context.turns.synced({queue for queue in queues if queue.config.sync_journal == 0})
 
 
-async def flush(context: ServerContext, name: str) -> int:
+async def flush(context: ServerContext, name: str, by: Connection | None = None) -> int:
     """Drop all waiting items of a queue; return how many. Raises as `QueueCollection.flush`."""
+    _log("flush", by, name)
     return context.collection.flush(name)
 
 
-async def flush_all(context: ServerContext) -> None:
+async def flush_all(context: ServerContext, by: Connection | None = None) -> None:
     """Drop all waiting items of every queue. Raises as `QueueCollection.flushing`."""
+    _log("flush_all", by)
     await in_slices(context.collection.flushing(), context.turns)
 
 
@@ -76,11 +80,12 @@ async def flush_all_expired(context: ServerContext) -> int:
             changed.clear()
 
 
-async def delete(context: ServerContext, name: str) -> bool:
+async def delete(context: ServerContext, name: str, by: Connection | None = None) -> bool:
     """Delete a queue with its items and its journal; return False when there is none.
 
     Raises as `QueueCollection.delete`.
     """
+    _log("delete", by, name)
     queue = context.collection.existing(name)
     if queue is None:
         return False
@@ -95,6 +100,11 @@ async def delete(context: ServerContext, name: str) -> bool:
     if failure is not None:
         raise failure
     return True
+
+
+def _log(action: str, by: Connection | None, queue: str | None = None) -> None:
+    if by is not None:
+        log_request(action, by.protocol, by.peer, queue)
 
 
 async def reload(context: ServerContext) -> list[str]:

@@ -72,6 +72,12 @@ def kill_client(context: ServerContext, number: int) -> bool:
     connection = context.connections.get(number)
     if connection is None:
         return False
-    log.info("disconnecting client %d, %s (%s)", number, connection.peer, connection.protocol)
+    log.info(
+        "disconnecting client %d, %s (%s)",
+        number,
+        connection.peer,
+        connection.protocol,
+        extra=connection.log_fields,
+    )
     context.loop.call_soon(connection.close)
     return True

@@ -223,7 +223,7 @@ class Connection(TurnConnection):
             rest = self._session.feed(data)
         except Exception:
             # Any exception here is a bug; it must not affect other clients.
-            log.exception("connection %s: request failed", self.peer)
+            log.exception("connection %s: request failed", self.peer, extra=self.log_fields)
             self._session.answer_internal_error()
             rest = b""
         if rest:
@@ -322,7 +322,8 @@ class Connection(TurnConnection):
 
     def request_failed(self, error: Exception) -> None:
         """Log the exception of a request that was continued, reply with an error, and close."""
-        log.error("connection %s: request failed", self.peer, exc_info=error)
+        fields = self.log_fields
+        log.error("connection %s: request failed", self.peer, exc_info=error, extra=fields)
         if not self._is_closed:
             self.paused = 0
             self._session.answer_internal_error()
@@ -455,6 +456,11 @@ class Connection(TurnConnection):
         self._end_stall()
 
     # --- what the client does ---
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """What the log says of the client, besides the message."""
+        return {"peer": self.peer, "protocol": self.protocol, "client": self.id}
 
     @property
     def state(self) -> ClientState:

@@ -110,14 +110,15 @@ class Listener:
         )
         self._connections[identity] = connection
         if self._trace:
-            log.info("%s: %s connected", self.protocol, peer)
+            log.info("%s: %s connected", self.protocol, peer, extra=connection.log_fields)
         connection.start(self._new_session(connection))
 
     def _connection_closed(self, connection: Connection) -> None:
         del self._connections[connection.id]
         self._counters.curr_connections -= 1
         if self._trace:
-            log.info("%s: %s disconnected", self.protocol, connection.peer)
+            fields = connection.log_fields
+            log.info("%s: %s disconnected", self.protocol, connection.peer, extra=fields)
 
     def stop_accepting(self) -> None:
         """Close the listening socket; the connections stay open."""

@@ -1,4 +1,8 @@
-"""The log: one event per line, as text for people or as JSON for machines."""
+"""The log: one event per line, as text for people or as JSON for machines.
+
+A line of JSON has the fields `time` (RFC 3339, in UTC), `level`, `logger` and `message`, and the
+fields that the event was logged with (`extra`): above all `queue`, `peer` and `protocol`.
+"""
 
 import json
 import logging
@@ -7,6 +11,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from datetime import UTC, datetime
 from io import TextIOWrapper
 from multiprocessing import current_process
 from typing import Final
@@ -17,6 +22,8 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _TEXT_WITH_PROCESS = "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
 _UNNAMED_PROCESS = "MainProcess"
 """Python's name for a process that was given none."""
+_OF_EVERY_RECORD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+"""What a record has besides the fields that the event was logged with."""
 _MODE: Final = 0o640
 _LOG_PERIOD: Final = 10.0
 _MOST_KEYS: Final = 1024
@@ -27,8 +34,9 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line for `record`."""
-        event: dict[str, str | None] = {
-            "time": self.formatTime(record),
+        time_ = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        event: dict[str, object] = {
+            "time": time_.replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -37,7 +45,10 @@ class JsonFormatter(logging.Formatter):
             event["process"] = record.processName
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
-        return json.dumps(event, ensure_ascii=False)
+        for name, value in vars(record).items():
+            if name not in _OF_EVERY_RECORD:
+                event.setdefault(name, value)
+        return json.dumps(event, ensure_ascii=False, default=str)
 
 
 class TextFormatter(logging.Formatter):

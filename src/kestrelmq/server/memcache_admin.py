@@ -95,13 +95,15 @@ def _start_change(context: ServerContext, connection: Connection, request: Chang
     context.check_writable()
     match request:
         case Delete(name, noreply):
-            deletion = changes.delete(context, name)
+            deletion = changes.delete(context, name, connection)
             _answer_later(connection, deletion, lambda _: DELETED, noreply=noreply)
         case Flush(name, noreply):
-            _answer_later(connection, changes.flush(context, name), lambda _: END, noreply=noreply)
+            flush = changes.flush(context, name, connection)
+            _answer_later(connection, flush, lambda _: END, noreply=noreply)
         case FlushAll(noreply):
             done = OK if context.config.memcache_dialect == "memcached" else FLUSHED_ALL
-            _answer_later(connection, changes.flush_all(context), lambda _: done, noreply=noreply)
+            flush_all = changes.flush_all(context, connection)
+            _answer_later(connection, flush_all, lambda _: done, noreply=noreply)
         case FlushExpired(None):
             _answer_later(connection, changes.flush_all_expired(context), _count)
         case FlushExpired(str(name)):

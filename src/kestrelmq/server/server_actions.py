@@ -2,7 +2,7 @@
 
 Clients on this machine may, over every protocol. Clients on other machines may if
 `allow_remote_admin` is set, or over HTTP with a token. Every such request is logged with the
-client's address.
+client's address, and so is each that drops items or queues, which every client may make.
 """
 
 import ipaddress
@@ -34,8 +34,17 @@ def is_loopback(address: str) -> bool:
     return (mapped or parsed).is_loopback
 
 
+def log_request(action: str, protocol: str, peer: str, queue: str | None = None) -> None:
+    """Log that a client requests `action`, of the queue `queue` if it concerns only that."""
+    what = action if queue is None else f"{action} {queue}"
+    fields = {"action": action, "peer": peer, "protocol": protocol}
+    if queue is not None:
+        fields["queue"] = queue
+    log.info("%s: asked for by %s (%s)", what, peer, protocol, extra=fields)
+
+
 class ServerActionGuard:
-    """Decides who may act on the whole server, and logs the requests."""
+    """Decides who may act on the whole server, and logs what clients ask for."""
 
     __slots__ = ("_config", "_refusals")
 
@@ -57,7 +66,7 @@ class ServerActionGuard:
         """
         host = peer.rpartition(":")[0]
         if has_token or self._config.allow_remote_admin or is_loopback(host):
-            log.info("%s: asked for by %s (%s)", action, peer, protocol)
+            log_request(action, protocol, peer)
             return
         count = self._refusals.count((action, protocol, host))
         if count:
@@ -68,6 +77,7 @@ class ServerActionGuard:
                 peer,
                 protocol,
                 count,
+                extra={"action": action, "peer": peer, "protocol": protocol, "count": count},
             )
         raise RemoteAdminRefused(
             f"{action} is refused to clients on other machines (see allow_remote_admin)"

@@ -156,11 +156,11 @@ class TextSession(Session):
         context.check_writable()
         match command:
             case Flush(name):
-                self._answer_later(changes.flush(context, name))
+                self._answer_later(changes.flush(context, name, self._connection))
             case FlushAll():
-                self._answer_later(changes.flush_all(context))
+                self._answer_later(changes.flush_all(context, self._connection))
             case Delete(name):
-                self._answer_later(changes.delete(context, name))
+                self._answer_later(changes.delete(context, name, self._connection))
             case FlushExpired(None):
                 self._answer_later(changes.flush_all_expired(context))
             case FlushExpired(str(name)):

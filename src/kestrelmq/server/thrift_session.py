@@ -224,11 +224,11 @@ class ThriftSession(Session):
         change: Coroutine[None, None, object]
         match request:
             case FlushQueue(name):
-                change = changes.flush(context, name)
+                change = changes.flush(context, name, self._connection)
             case FlushAllQueues():
-                change = changes.flush_all(context)
+                change = changes.flush_all(context, self._connection)
             case DeleteQueue(name):
-                change = changes.delete(context, name)
+                change = changes.delete(context, name, self._connection)
         changes.answer_later(
             self._connection,
             change,

@@ -1,5 +1,6 @@
 """Log files, and how often an event is logged."""
 
+import json
 import logging
 import os
 import stat
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.server.logs import LogFile, LogThrottle
+from kestrelmq.server.logs import JsonFormatter, LogFile, LogThrottle
 
 
 @pytest.fixture
@@ -60,3 +61,52 @@ def test_what_is_remembered_of_events_is_bounded() -> None:
         throttle.count(key)
     assert throttle.count(9_999) == 0
     assert throttle.count(0) == 1
+
+
+def formatted(record: logging.LogRecord) -> dict[str, object]:
+    """Return the line of JSON for an event, decoded."""
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    found: dict[str, object] = json.loads(line)
+    return found
+
+
+def test_a_line_of_json_has_an_rfc_3339_time_and_the_fields_of_the_event() -> None:
+    """In UTC, with milliseconds; and nothing else that Python keeps in a record."""
+    record = logging.makeLogRecord(
+        {
+            "name": "kestrelmq.engine.queue",
+            "levelname": "WARNING",
+            "msg": "queue %s:\n%d items",
+            "args": ("jobs", 3),
+            "created": 1_700_000_000.0625,
+            "queue": "jobs",
+            "refused": {"too_large": 2},
+            "path": Path("/queues"),
+        }
+    )
+    assert formatted(record) == {
+        "time": "2023-11-14T22:13:20.062Z",
+        "level": "warning",
+        "logger": "kestrelmq.engine.queue",
+        "message": "queue jobs:\n3 items",
+        "queue": "jobs",
+        "refused": {"too_large": 2},
+        "path": "/queues",
+    }
+
+
+def test_a_field_of_an_event_replaces_none_of_every_line() -> None:
+    """A program that reads the log finds its level where it always is."""
+    record = logging.makeLogRecord({"levelname": "INFO", "level": 7, "logger": "x", "time": 1})
+    line = formatted(record)
+    assert (line["level"], line["logger"]) == ("info", None)
+    assert str(line["time"]).endswith("Z")
+
+
+def test_an_exception_is_part_of_its_line() -> None:
+    """However many lines its traceback has."""
+    with pytest.raises(ValueError, match="a bug") as caught:
+        int("a bug")
+    record = logging.makeLogRecord({"exc_info": (caught.type, caught.value, caught.tb)})
+    assert str(formatted(record)["exception"]).endswith("with base 10: 'a bug'")

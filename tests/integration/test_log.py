@@ -1,0 +1,113 @@
+"""What a real server logs: what started where, and who asked for what."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kestrelmq.version import VERSION
+from tests.support.patience import PATIENCE, until
+from tests.support.server import ServerProcess, running_server
+from tests.support.wire import Wire, put
+
+pytestmark = pytest.mark.compiled
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server that logs as JSON."""
+    config = 'log_format = "json"\n[queues.small]\nmax_items = 1\n'
+    with running_server(tmp_path, config=config) as running:
+        yield running
+
+
+def events(server: ServerProcess, **fields: object) -> list[dict[str, Any]]:
+    """Return the events in the log that have these fields."""
+    lines = [line for line in server.output.splitlines() if line.startswith("{")]
+    found = [json.loads(line) for line in lines]
+    return [one for one in found if fields.items() <= one.items()]
+
+
+def peer(wire: Wire) -> str:
+    """Return the address by which the server knows a connection."""
+    host, port = wire.socket.getsockname()
+    return f"{host}:{port}"
+
+
+def ask(server: ServerProcess, method: str, path: str, body: object = None) -> int:
+    """Send a request to the API; return the status of the reply."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.ports["admin"], timeout=PATIENCE)
+    headers = {"Content-Type": "application/json"}
+    connection.request(method, path, None if body is None else json.dumps(body), headers)
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_the_start_is_one_event(server: ServerProcess) -> None:
+    """With the version, the queue path and the address of every listener."""
+    until(lambda: bool(events(server, version=VERSION)))
+    (start,) = events(server, logger="kestrelmq.server.app", version=VERSION)
+    assert start["queue_path"] == str(server.queue_path)
+    assert start["listeners"] == {name: f"127.0.0.1:{port}" for name, port in server.ports.items()}
+    assert start["message"].startswith(f"kestrelmq {VERSION} serves the queue path ")
+    assert datetime.fromisoformat(start["time"]).tzinfo is not None
+
+
+def test_who_asked_for_what(server: ServerProcess) -> None:
+    """Whatever drops items or acts on the server, over each protocol."""
+    with Wire(server) as memcache, Wire(server, "text") as text:
+        put(memcache, "jobs", "a")
+        memcache.ask(b"flush jobs\r\n", b"END\r\n")
+        memcache.ask(b"flush_all noreply\r\ndelete jobs\r\n", b"DELETED\r\n")
+        memcache.ask(b"status readonly\r\nstatus up\r\n", b"END\r\nEND\r\n")
+        text.ask(b"flush jobs\n", b"+0\n")
+        text.ask(b"delete jobs\n", b"+0\n")
+        until(lambda: len(events(server, peer=peer(text))) == 2)
+        by_memcache = events(server, peer=peer(memcache), protocol="memcache")
+        assert [(one["action"], one.get("queue")) for one in by_memcache] == [
+            ("flush", "jobs"),
+            ("flush_all", None),
+            ("delete", "jobs"),
+            ("status", None),
+            ("status", None),
+        ]
+        assert by_memcache[0]["message"] == f"flush jobs: asked for by {peer(memcache)} (memcache)"
+        by_text = events(server, peer=peer(text), protocol="text")
+        assert [(one["action"], one["queue"]) for one in by_text] == [
+            ("flush", "jobs"),
+            ("delete", "jobs"),
+        ]
+
+
+def test_who_asked_over_http(server: ServerProcess) -> None:
+    """Every request that changes something, adding an item too; none that only looks."""
+    item = {"text": "x"}
+    assert ask(server, "POST", "/api/v1/queues/jobs/items", item) == 201
+    assert ask(server, "POST", "/api/v1/queues/jobs/open-reads/requeue", {}) == 200
+    assert ask(server, "POST", "/api/v1/queues/jobs/flush") == 200
+    assert ask(server, "DELETE", "/api/v1/queues/jobs") == 204
+    assert ask(server, "GET", "/api/v1/queues") == 200
+    until(lambda: len(events(server, protocol="http")) == 4)
+    assert [one["action"] for one in events(server, protocol="http")] == [
+        "POST /api/v1/queues/jobs/items",
+        "POST /api/v1/queues/jobs/open-reads/requeue",
+        "POST /api/v1/queues/jobs/flush",
+        "DELETE /api/v1/queues/jobs",
+    ]
+
+
+def test_a_queue_that_refuses_logs_once(server: ServerProcess) -> None:
+    """However often it refuses; the next line comes a minute later."""
+    with Wire(server) as wire:
+        put(wire, "small", "one")
+        put(wire, "small", *["two"] * 50, reply=b"NOT_STORED\r\n")
+        wire.ask(b"delete other\r\n", b"DELETED\r\n")
+    until(lambda: bool(events(server, action="delete")))
+    (refused,) = events(server, logger="kestrelmq.engine.refusals")
+    assert (refused["queue"], refused["level"]) == ("small", "warning")
+    assert refused["refused"] == {"full_items": 1}
