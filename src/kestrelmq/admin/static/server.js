@@ -11,7 +11,7 @@ function shown(name, value) {
   if (typeof value !== "number") return String(value);
   if (name === "uptime") return duration(value * 1000);
   if (name === "time") return moment(value * 1000);
-  return name.startsWith("bytes") ? bytes(value) : whole(value);
+  return /^(bytes|disk)/.test(name) ? bytes(value) : whole(value);
 }
 
 export class ServerPage {
