@@ -1,5 +1,6 @@
 """What monitoring systems ask for: Ostrich's endpoints, health, Prometheus, the event stream."""
 
+import gzip
 import http.client
 import json
 from pathlib import Path
@@ -170,6 +171,34 @@ def test_metrics_have_bounded_cardinality(tmp_path: Path) -> None:
     assert [of_others(found, "queue_items") for found in (first, second, third)] == [100, 98, 103]
     counted = [of_others(found, "queue_added_items") for found in (first, second, third)]
     assert counted == [100, 100, 105]
+
+
+def test_metrics_of_some_queues(admin: Admin) -> None:
+    """Patterns choose queues, and the others are neither listed nor added up."""
+    with admin.client() as client:
+        for name in ("orders", "orders-late", "mail", "other"):
+            client.put(name, b"x")
+    text = admin.get("/metrics?queues=orders*&queues=m%3Fil").text
+    found = {f.name: f for f in text_string_to_metric_families(text)}["kestrelmq_queue_items"]
+    assert [one.labels["queue"] for one in found.samples] == ["mail", "orders", "orders-late"]
+    none = {f.name for f in text_string_to_metric_families(admin.get("/metrics?queues=x").text)}
+    assert "kestrelmq_connections" in none
+    too_many = "&".join(["queues=a"] * 21)
+    assert admin.get(f"/metrics?{too_many}").status == 400
+    assert admin.get(f"/metrics?queues={'a' * 201}").status == 400
+
+
+def test_metrics_are_compressed_for_who_takes_it(admin: Admin) -> None:
+    """As Prometheus does; nobody else gets what it cannot read."""
+    with admin.client() as client:
+        for number in range(100):
+            client.put(f"jobs-{number}", b"x")
+    plain = admin.get("/metrics")
+    reply = admin.get("/metrics", Accept_Encoding="gzip")
+    assert "Content-Encoding" not in plain.headers
+    assert reply.headers["Content-Encoding"] == "gzip"
+    assert len(reply.content) < len(plain.content) / 5
+    assert "kestrelmq_queue_items" in gzip.decompress(reply.content).decode()
 
 
 def test_metric_labels_are_escaped(admin: Admin) -> None:

@@ -5,17 +5,20 @@ import json
 from aiohttp import web
 
 from kestrelmq.admin import openapi, ostrich
-from kestrelmq.admin.errors import Handler
+from kestrelmq.admin.errors import ApiError, Handler
 from kestrelmq.admin.guard import SERVER_ACTION
 from kestrelmq.admin.health import health_of
 from kestrelmq.admin.large_replies import LargeReplies
 from kestrelmq.admin.prometheus import CONTENT_TYPE, Exposition
 from kestrelmq.admin.serverwide import config_in_force
+from kestrelmq.names import MAX_NAME_BYTES
 from kestrelmq.server import changes
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.status import Status
 
 _PLAIN = "text/plain; charset=utf-8"
+_MOST_PATTERNS = 20
+"""Most patterns of queue names in one request for metrics."""
 
 
 class Endpoints:
@@ -88,7 +91,16 @@ class Endpoints:
         return web.json_response(body, status=200 if health.is_ready else 503)
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        return await self._large.send(request, CONTENT_TYPE, self._exposition.render)
+        patterns = request.query.getall("queues", [])
+        if len(patterns) > _MOST_PATTERNS or any(len(one) > MAX_NAME_BYTES for one in patterns):
+            raise ApiError(
+                400,
+                "invalid_query",
+                f"queues: at most {_MOST_PATTERNS} patterns of up to {MAX_NAME_BYTES} characters",
+            )
+        return await self._large.send(
+            request, CONTENT_TYPE, lambda: self._exposition.render(patterns)
+        )
 
     async def _openapi(self, _request: web.Request) -> web.Response:
         return web.Response(body=self._document, content_type="application/json")

@@ -43,6 +43,7 @@ class LargeReplies:
         size = sum(map(len, parts))
         response = web.StreamResponse(headers={"Content-Type": content_type})
         response.content_length = size
+        response.enable_compression()  # if the client takes it
         self._held += size
         try:
             async with asyncio.timeout(SEND_TIMEOUT):

@@ -2,11 +2,15 @@
 
 Cardinality is bounded: the first `QUEUES` queues have series of their own. All others are added up
 under the queue `~other`, a name that no queue can have. A queue that has its own series keeps them
-until it is deleted. Rendering pauses between slices, so that it never blocks the event loop.
+until it is deleted. A request may ask for some queues only, by patterns of their names; then the
+others are left out, and not added up. Rendering pauses between slices, so that it never blocks the
+event loop.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import translate
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Final
@@ -34,6 +38,8 @@ CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 QUEUES: Final = 1000
 OTHER: Final = "~other"
 _SLICE: Final = 200
+_MATCHED: Final = 2000
+"""Names that are compared with patterns at a time."""
 _PREFIX: Final = "kestrelmq_"
 
 # Bucket bounds of the histograms (microseconds): for the server's own work, and for waiting items.
@@ -77,15 +83,25 @@ class Exposition:
         self._others: dict[str, tuple[float, float]] = {}
         self._process = ProcessCollector(namespace="kestrelmq", registry=None)
 
-    async def render(self) -> list[bytes]:
-        """Render all metrics as text, in parts."""
-        stats = dict(await in_slices(self._context.server_stats()))
-        return await in_slices(self._rendered(stats))
+    async def render(self, patterns: Sequence[str] = ()) -> list[bytes]:
+        """Render all metrics as text, in parts.
 
-    def _rendered(self, stats: Mapping[str, Any]) -> Generator[None, None, list[bytes]]:
+        Args:
+            patterns: only queues whose names match one of these (as file names in a shell) have
+                series; without patterns, every queue.
+        """
+        stats = dict(await in_slices(self._context.server_stats()))
+        return await in_slices(self._rendered(stats, patterns))
+
+    def _rendered(
+        self, stats: Mapping[str, Any], patterns: Sequence[str]
+    ) -> Generator[None, None, list[bytes]]:
         """Render one family after the other."""
         parts = []
-        for family in chain(self._families(stats), self._queue_families()):
+        own, others = self._chosen_queues()
+        if patterns:
+            own, others = (yield from self._matching(patterns)), []
+        for family in chain(self._families(stats), self._queue_families(own, others)):
             text = generate_latest(_SingleFamily(family))
             parts.append(text if family.documentation else _without_header(text))
             yield
@@ -122,8 +138,7 @@ class Exposition:
 
     # --- queues ---
 
-    def _queue_families(self) -> Iterator[Family]:
-        own, others = self._chosen_queues()
+    def _queue_families(self, own: list[Queue], others: list[Queue]) -> Iterator[Family]:
         by_metric: dict[Metric, list[Statistic]] = {}
         for stat in QUEUE_STATS:
             if stat.metric is not None:
@@ -144,6 +159,16 @@ class Exposition:
             family = _histogram(Latency.DELIVERY, "queue_", slice_)
             family.documentation = "" if number else family.documentation
             yield family
+
+    def _matching(self, patterns: Sequence[str]) -> Generator[None, None, list[Queue]]:
+        """Return the first queues, by name, that match one of the patterns."""
+        matches = re.compile("|".join(map(translate, patterns))).match
+        queues = dict(self._context.collection.queues)
+        found: list[str] = []
+        for names in batches(queues, _MATCHED):
+            found += filter(matches, names)
+            yield
+        return [queues[name] for name in sorted(found)[:QUEUES] if not queues[name].is_closed]
 
     def _of_stat(self, stat: Statistic, own: list[Queue], others: list[Queue]) -> Iterator[Family]:
         read = attrgetter(stat.source)
