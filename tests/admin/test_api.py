@@ -308,3 +308,22 @@ def test_the_server_tells_about_itself(shared: Admin) -> None:
     assert server["stats"]["curr_items"] == 0
     assert server["status"]["status"] == "UP"
     assert (server["token_needed"], server["changes_allowed"]) == (False, True)
+
+
+def test_a_queue_is_paused_and_resumed(admin: Admin) -> None:
+    """Every listing shows it; the items are still shown."""
+    admin.ask("POST", f"{API}/queues/jobs/items", {"text": "x"})
+    paused = admin.ask("POST", f"{API}/queues/jobs/pause", {"operations": "writes"})
+    assert (paused.status, paused.json) == (200, {"paused": "writes"})
+    assert admin.ask("POST", f"{API}/queues/jobs/pause", {}).json == {"paused": "all"}
+    assert admin.get(f"{API}/queues/jobs").json["paused"] == "all"
+    assert admin.get(f"{API}/queues").json["queues"][0]["paused"] == "all"
+    assert admin.get(f"{API}/queues/jobs/items").json["total"] == 1
+    refused = admin.ask("POST", f"{API}/queues/jobs/items", {"text": "y"})
+    assert (refused.status, refused.code) == (503, "queue_unavailable")
+    assert 'kestrelmq_queue_writes_paused{queue="jobs"} 1.0' in admin.get("/metrics").text
+    resumed = admin.ask("POST", f"{API}/queues/jobs/resume", {"operations": "reads"})
+    assert resumed.json == {"paused": "writes"}
+    assert admin.ask("POST", f"{API}/queues/none/pause", {}).code == "queue_not_found"
+    wrong = admin.ask("POST", f"{API}/queues/jobs/pause", {"operations": "some"})
+    assert wrong.code == "invalid_body"

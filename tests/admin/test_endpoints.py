@@ -133,7 +133,7 @@ def test_metrics_parse_and_are_complete(admin: Admin) -> None:
         if stat.metric is not None:
             assert kinds[stat.metric.name] == ("counter" if stat.kind == "counter" else "gauge")
     left_out = {stat.name for stat in QUEUE_STATS if stat.metric is None}
-    assert left_out == {"total_items", "age", "children", "failure"}
+    assert left_out == {"total_items", "age", "children", "paused", "failure"}
 
 
 def metric_families(admin: Admin) -> dict[str, Metric]:

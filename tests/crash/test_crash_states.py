@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.testing.recording import StateBounds
-from tests.support.crash_checks import STATUS, Checker
+from tests.support.crash_checks import REGISTRY, STATUS, Checker
 from tests.support.crash_recordings import DEEP, QUICK, recorded
 from tests.support.crash_scenarios import SCENARIOS
 from tests.support.crash_sites import function
@@ -57,9 +57,13 @@ def test_a_tool_leaves_a_queue_as_it_was_or_as_it_will_be(root: Path, name: str)
     assert checker.states > 1
 
 
-def test_a_small_file_is_replaced_whole(root: Path) -> None:
-    """It has its old content or the new one, and the new one once it was replaced."""
-    recording = recorded(root, STATUS, synced=False)
+@pytest.mark.parametrize("name", [STATUS, REGISTRY])
+def test_a_small_file_is_replaced_whole(root: Path, name: str) -> None:
+    """It has its old content or the new one, and the new one once it was replaced.
+
+    A damaged one is kept.
+    """
+    recording = recorded(root, name, synced=False)
     Checker(root / "left").check(recording.states(StateBounds()), recording.allowed)
 
 

@@ -22,7 +22,7 @@ from kestrelmq.testing.recording import (
     SyncNames,
     Truncate,
 )
-from tests.support.crash_checks import STATUS, Checker, WrongState
+from tests.support.crash_checks import REGISTRY, STATUS, Checker, WrongState
 from tests.support.crash_recordings import QUICK, Recording, States, recorded
 from tests.support.crash_scenarios import SCENARIOS
 from tests.support.crash_sites import all_sites, function, site
@@ -74,6 +74,7 @@ UNSEEN_IN = {
     "journal/files.py make_directory": DISK,
     "journal/files.py rename_durably": DISK,
     "journal/files.py sync_path": DISK,
+    "engine/registry.py QueueRegistry._replace": "what it calls is looked at",
     "server/status.py": "what it calls is looked at",
     "journal/write_directories.py remove": "it goes with all that is in it, and is not read",
     "spark/journal_parts.py": TASKS,
@@ -207,13 +208,15 @@ def _neighbours(operations: Sequence[Operation]) -> Iterable[tuple[int, int, str
 
 def some(root: Path) -> Suite:
     """Return a suite that is quick, and has most of the steps."""
-    names = [*TOOLS, STATUS, "deleted"]
+    names = [*TOOLS, STATUS, REGISTRY, "deleted"]
     return Suite(root, [recorded(root, name, synced=False) for name in names])
 
 
 def every(root: Path) -> Suite:
     """Return a suite of all scenarios."""
-    recordings = [recorded(root, name, synced=False) for name in [*TOOLS, STATUS, *SCENARIOS]]
+    recordings = [
+        recorded(root, name, synced=False) for name in [*TOOLS, STATUS, REGISTRY, *SCENARIOS]
+    ]
     recordings += [recorded(root, name, synced=True) for name in SCENARIOS]
     return Suite(root, recordings)
 

@@ -381,3 +381,23 @@ def test_a_cluster_is_one_to_the_commands(tmp_path: Path) -> None:
         assert sorted(answer(both, "get", "work", "--count", "0").split()) == [b"0", b"1"]
         answer(both, "shutdown")
         assert [process.process.wait(15) for process in cluster] == [0, 0]
+
+
+def test_a_queue_is_paused_and_resumed(client: Client, server: ServerProcess) -> None:
+    """As a column of `queues`."""
+
+    def shown() -> str:
+        rows = json.loads(answer(server, "queues", "--json"))
+        (paused,) = [row["paused"] for row in rows if row["queue"] == "work"]
+        return str(paused)
+
+    client.put("work", b"x")
+    assert answer(server, "pause", "work", "reads") == b""
+    assert shown() == "reads"
+    (line,) = [x for x in answer(server, "queues").splitlines() if x.startswith(b"work ")]
+    assert line.endswith(b"  reads")
+    assert answer(server, "resume", "work") == b""
+    assert shown() == ""
+    missing = run(server, "pause", "nosuch")
+    assert (missing.returncode, b"no server has a queue 'nosuch'" in missing.stderr) == (1, True)
+    assert run(server, "pause", "work", "some").returncode == 2

@@ -29,6 +29,7 @@ Allowed = Callable[[CrashCause, Contents, Queues], bool]
 """Whether a crash may leave this, and a server find that in it."""
 ONE_MORE = b"one more"
 STATUS = "~~status"
+REGISTRY = "~~queues"
 DAMAGED: Items = (b"this queue is damaged",)
 """What a queue that does not load is said to hold."""
 
@@ -195,7 +196,7 @@ def _check_nothing_is_lost(before: Contents, after: Contents) -> None:
 
 def is_unread(name: str) -> bool:
     """Whether nobody reads what is in a file of that name."""
-    is_read = "~~torn" in name or "~~damaged" in name or name == STATUS
+    is_read = "~~torn" in name or "~~damaged" in name or name in {STATUS, REGISTRY}
     return "~~" in name and not is_read
 
 

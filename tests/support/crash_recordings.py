@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.engine import upkeep
+from kestrelmq.engine.paused import Paused
+from kestrelmq.engine.registry import QueueEntry, QueueRegistry, decode
 from kestrelmq.journal.files import replace_file
+from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.recording import (
     Contents,
     CrashCause,
@@ -16,7 +19,7 @@ from kestrelmq.testing.recording import (
     StateBounds,
     crash_states,
 )
-from tests.support.crash_checks import STATUS, Allowed, Queues, is_unread
+from tests.support.crash_checks import REGISTRY, STATUS, Allowed, Queues, is_unread
 from tests.support.crash_scenarios import SCENARIOS, Promise, Run, kestrel_2
 from tests.support.crash_tools import TOOLS, Anything, Phase, record
 
@@ -47,6 +50,8 @@ def recorded(root: Path, name: str, dialect: str = "documented", *, synced: bool
         return Recording(tuple(operations), partial(_in_phase, TOOLS[name].kept))
     if name == STATUS:
         return _recorded_status(path)
+    if name == REGISTRY:
+        return _recorded_registry(path)
     scenario, config, at_hand = SCENARIOS[name]
     path.mkdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -91,5 +96,34 @@ def _recorded_status(path: Path) -> Recording:
     def allowed(crash: CrashCause, contents: Contents, _queues: Queues) -> bool:
         first, last = crash.mark if isinstance(crash.mark, tuple) else (0, 0)
         return dict(contents).get(STATUS) in [None, b"0", b"1", b"2"][first : last + 1]
+
+    return Recording(tuple(directory.operations), allowed)
+
+
+def _recorded_registry(path: Path) -> Recording:
+    """Have a file of the registry set aside, and new ones written."""
+    path.mkdir()
+    directory = RecordingDirectory(path)
+    damaged = b"damaged"
+    replace_file(directory, REGISTRY, damaged)
+    states: list[object] = [None]
+    directory.mark((0, 0))
+    kept = QueueRegistry(directory, FakeClock())
+    kept.load()
+    for number, paused in enumerate((Paused.READS, Paused.ALL, Paused.NOTHING)):
+        kept.put("jobs", QueueEntry(paused))
+        states.append({"jobs": QueueEntry(paused)} if paused else {})
+        directory.mark((number, number + 1))
+        kept.save(lambda _failure: None)
+        directory.mark((number + 1, number + 1))
+
+    def allowed(crash: CrashCause, contents: Contents, _queues: Queues) -> bool:
+        if not isinstance(crash.mark, tuple):
+            return True
+        first, last = crash.mark
+        files = dict(contents)
+        found = files.get(REGISTRY, damaged)
+        state = None if found == damaged else decode(found)
+        return damaged in files.values() and state in states[first : last + 1]
 
     return Recording(tuple(directory.operations), allowed)

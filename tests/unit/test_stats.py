@@ -22,6 +22,7 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.metrics import Latency
+from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.refusals import RefusalReason
 from kestrelmq.engine.stats import read_numbers
 from kestrelmq.engine.worker import InlineWorker
@@ -52,6 +53,7 @@ async def context(tmp_path: Path) -> AsyncIterator[ServerContext]:
     queue.add(b"123")
     queue.remove()
     collection.commits.commit()
+    queue.pause(Paused.READS)
     queue.failure = JournalError("queue jobs:\nno room")
     loop = asyncio.get_running_loop()
     turns = TurnLoop(clock, collection.commits)
@@ -192,7 +194,8 @@ def names_without_metric(stats: tuple[Statistic, ...]) -> set[str]:
 
 def test_what_prometheus_leaves_out() -> None:
     """Second names, sums that Prometheus makes itself, texts, and what has a form of its own."""
-    assert names_without_metric(QUEUE_STATS) == {"total_items", "age", "children", "failure"}
+    left_out = {"total_items", "age", "children", "paused", "failure"}
+    assert names_without_metric(QUEUE_STATS) == left_out
     sums = {"curr_items", "bytes", "reserved_memory_ratio"}
     assert names_without_metric(SERVER_STATS) == sums | {"time", "version", "queues_loading"}
 

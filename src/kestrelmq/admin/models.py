@@ -91,6 +91,13 @@ class NewItem(_Model):
         return self
 
 
+class Operations(_Model):
+    """What to pause or to resume."""
+
+    operations: Literal["reads", "writes", "all"] = "all"
+    """Which operations of clients."""
+
+
 class Requeue(_Model):
     """Which open reads to give back."""
 
@@ -129,6 +136,8 @@ class QueueSummary(_Model):
     """Number of open reads."""
     waiters: Count
     """Number of readers that wait for an item."""
+    paused: str
+    """What is paused: `reads`, `writes` or `all`; empty for nothing."""
 
 
 class QueuePage(_Model):
@@ -169,6 +178,8 @@ class QueueDetail(_Model):
     """Whether it works, and if not, why."""
     problem: str | None
     """What is wrong, if anything is."""
+    paused: str
+    """What is paused: `reads`, `writes` or `all`; empty for nothing."""
     time: Count
     """When these values were read (ms since the epoch)."""
     oldest: Count
@@ -303,6 +314,13 @@ class Flushed(_Model):
 
     flushed: Count
     """How many items were dropped."""
+
+
+class PausedAnswer(_Model):
+    """A queue that was paused or resumed."""
+
+    paused: str
+    """What is paused now: `reads`, `writes` or `all`; empty for nothing."""
 
 
 class Requeued(_Model):

@@ -127,9 +127,9 @@ def _events() -> dict[str, Any]:
         "tags": ["server"],
         "description": (
             "`rows`: queues that changed, each as name, items, bytes, put rate, get rate, when "
-            "the oldest item was added, open reads, waiters and state. `reset`: forget all queues; "
-            "`rows` with all of them follow. `gone`: names of queues that were removed. `server`: "
-            "the totals, once a second. The stream does not end by itself."
+            "the oldest item was added, open reads, waiters, state and what is paused. `reset`: "
+            "forget all queues; `rows` with all of them follow. `gone`: names of queues that were "
+            "removed. `server`: the totals, once a second. The stream does not end by itself."
         ),
         "responses": {
             "200": {"description": "A stream.", "content": {"text/event-stream": {}}},

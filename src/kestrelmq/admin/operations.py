@@ -21,7 +21,9 @@ from kestrelmq.admin.models import (
     NewStatus,
     OpenQuery,
     OpenReadsAnswer,
+    Operations,
     PageQuery,
+    PausedAnswer,
     PeekAnswer,
     PeekQuery,
     QueueDetail,
@@ -71,6 +73,24 @@ OPERATIONS: Final = (
     ),
     ApiOperation(
         "POST", f"{_ONE}/flush", queues.flush_queue, Flushed, "queues", failures=(404, 503)
+    ),
+    ApiOperation(
+        "POST",
+        f"{_ONE}/pause",
+        queues.pause_queue,
+        PausedAnswer,
+        "queues",
+        body=Operations,
+        failures=(404, 503),
+    ),
+    ApiOperation(
+        "POST",
+        f"{_ONE}/resume",
+        queues.resume_queue,
+        PausedAnswer,
+        "queues",
+        body=Operations,
+        failures=(404, 503),
     ),
     ApiOperation(
         "GET",

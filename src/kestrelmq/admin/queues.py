@@ -1,4 +1,4 @@
-"""API operations on whole queues: list, show, create, flush, delete."""
+"""API operations on whole queues: list, show, create, pause, flush, delete."""
 
 import asyncio
 import heapq
@@ -19,6 +19,8 @@ from kestrelmq.admin.models import (
     LatencySummary,
     ListQuery,
     NewQueue,
+    Operations,
+    PausedAnswer,
     QueueDetail,
     QueuePage,
     QueueSummary,
@@ -36,6 +38,7 @@ from kestrelmq.admin.slices import slices
 from kestrelmq.config import queue_settings
 from kestrelmq.engine.loading_queues import still_loading
 from kestrelmq.engine.metrics import Histograms
+from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.stats import read_numbers
 from kestrelmq.journal.writer import FileJournal
@@ -142,6 +145,7 @@ async def show_queue(call: Call) -> Answer:
             name=queue.name,
             state=state_of(queue),
             problem=None if queue.failure is None else str(queue.failure),
+            paused=str(queue.paused),
             time=now(),
             oldest=queue.oldest,
             stats=dict(read_numbers(queue)),
@@ -159,6 +163,7 @@ def _unusable(name: str, state: State, problem: str, context: ServerContext) -> 
         name=name,
         state=state,
         problem=problem,
+        paused=str(context.collection.registry.entry(name).paused),
         time=now(),
         oldest=0,
         stats={},
@@ -216,6 +221,27 @@ async def server_history(call: Call) -> Answer:
 
 def _history(points: list[Point]) -> HistoryAnswer:
     return HistoryAnswer(points=[HistoryPoint(**point._asdict()) for point in points])
+
+
+async def pause_queue(call: Call) -> Answer:
+    """Pause the reads or the writes of a queue, until they are resumed; a restart keeps that.
+
+    Readers find a queue whose reads are paused empty. Adding to one whose writes are paused is
+    refused. Open reads can be ended.
+    """
+    return await _set_paused(call, resume=False)
+
+
+async def resume_queue(call: Call) -> Answer:
+    """Resume the reads or the writes of a queue."""
+    return await _set_paused(call, resume=True)
+
+
+async def _set_paused(call: Call, *, resume: bool) -> Answer:
+    operations = Paused.parse(call.body(Operations).operations)
+    queue = call.queue()
+    await changes.pause(call.admin.context, queue.name, operations, resume=resume)
+    return Answer(PausedAnswer(paused=str(queue.paused)))
 
 
 async def flush_queue(call: Call) -> Answer:

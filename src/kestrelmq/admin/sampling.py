@@ -44,6 +44,7 @@ class QueueSnapshot(NamedTuple):
         oldest: when the oldest waiting item was added (ms since the epoch); 0 if there is none.
         open_reads, waiters: number of open reads and of waiting readers.
         state: whether the queue works, and if not, why.
+        paused: what is paused: `reads`, `writes` or `all`; empty for nothing.
     """
 
     items: int = 0
@@ -54,6 +55,7 @@ class QueueSnapshot(NamedTuple):
     open_reads: int = 0
     waiters: int = 0
     state: State = "ok"
+    paused: str = ""
 
 
 DAMAGED: Final = QueueSnapshot(state="damaged")
@@ -253,6 +255,7 @@ def snapshot_of(queue: Queue, put_rate: float = 0.0, get_rate: float = 0.0) -> Q
         queue.open_reads,
         queue.waiting_readers,
         state_of(queue),
+        str(queue.paused),
     )
 
 

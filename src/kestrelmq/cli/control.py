@@ -1,8 +1,9 @@
-"""`kestrelmq flush`, `delete`, `status`, `reload` and `shutdown`: commands to all servers.
+"""`kestrelmq flush`, `delete`, `pause`, `status`, `reload` and others: commands to all servers.
 
 If a server cannot be reached, the command still goes to the others, and the exit status is 1.
 """
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -18,6 +19,18 @@ from kestrelmq.cli.servers import (
     connect,
 )
 from kestrelmq.cli.terminal import printable
+from kestrelmq.errors import KestrelError
+
+
+class Operations(StrEnum):
+    """What can be paused."""
+
+    READS = "reads"
+    WRITES = "writes"
+    ALL = "all"
+
+
+OperationsArgument = Annotated[Operations, typer.Argument(help="Which operations.")]
 
 
 def flush(
@@ -68,6 +81,46 @@ def delete(
         check_exists(client, queue)
         ask_to_confirm(f"Delete queue {queue!r} and its items?", yes=yes)
         client.delete(queue)
+
+
+def pause(
+    queue: QueueArgument,
+    operations: OperationsArgument = Operations.ALL,
+    *,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Pause the reads or the writes of a queue, on every server, until `kestrelmq resume`.
+
+    \b
+    kestrelmq pause work reads
+    kestrelmq resume work
+
+    Readers find a queue whose reads are paused empty, or go on waiting. Adding to one whose writes
+    are paused is refused. Open reads can still be finished. What is paused survives a restart, and
+    `kestrelmq queues` shows it. Exit status 1: no server has the queue.
+    """  # noqa: D301 # \b is for the help
+    with connect(servers, zookeeper, path_prefix) as client:
+        if not client.pause(queue, operations.value):
+            raise KestrelError(f"no server has a queue {queue!r}")
+
+
+def resume(
+    queue: QueueArgument,
+    operations: OperationsArgument = Operations.ALL,
+    *,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Resume the reads or the writes of a queue, on every server: the opposite of `pause`.
+
+    Exit status 1: no server has the queue.
+    """
+    with connect(servers, zookeeper, path_prefix) as client:
+        if not client.resume(queue, operations.value):
+            raise KestrelError(f"no server has a queue {queue!r}")
 
 
 def status(

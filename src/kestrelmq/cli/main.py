@@ -30,6 +30,8 @@ COMMANDS: Final = {
     "flush": ("kestrelmq.cli.control", "flush"),
     "delete": ("kestrelmq.cli.control", "delete"),
     "clients": ("kestrelmq.cli.clients", "app"),
+    "pause": ("kestrelmq.cli.control", "pause"),
+    "resume": ("kestrelmq.cli.control", "resume"),
     "status": ("kestrelmq.cli.control", "status"),
     "reload": ("kestrelmq.cli.control", "reload"),
     "shutdown": ("kestrelmq.cli.control", "shutdown"),

@@ -90,7 +90,7 @@ def queues(
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
 ) -> None:
-    """List the queues: items and bytes waiting, the age of the last item read, and more.
+    """List the queues: items and bytes waiting, the age of the last item read, what is paused.
 
     \b
     kestrelmq queues --sort items
@@ -104,7 +104,7 @@ def queues(
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    heads = ["queue", *(["server"] if by_server else []), *COLUMNS]
+    heads = ["queue", *(["server"] if by_server else []), *COLUMNS, "paused"]
     print_table(heads, [[str(row[head]) for head in heads] for row in rows])
 
 
@@ -119,7 +119,8 @@ def rows_by_queue(found: Iterable[QueueStats]) -> list[dict[str, Any]]:
 def queue_row(same: Sequence[QueueStats]) -> dict[str, Any]:
     """Return the row of one queue, on one server or on several."""
     row: dict[str, Any] = {"queue": same[0].name, "server": ", ".join(q.server for q in same)}
-    return row | {stat: over_servers(stat, same) for stat in COLUMNS}
+    row |= {stat: over_servers(stat, same) for stat in COLUMNS}
+    return row | {"paused": ", ".join(sorted({queue.paused for queue in same} - {""}))}
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -166,6 +166,16 @@ def flush(queue: bytes) -> Command[str]:
     return Command(wire.queue_request("flush", queue), _read_done("END", "OK"))
 
 
+def pause(queue: bytes, operations: str) -> Command[bool]:
+    """Pause operations of the queue; False if the server does not have it."""
+    return Command(wire.queue_request("pause", queue, operations), _read_found("END"))
+
+
+def resume(queue: bytes, operations: str) -> Command[bool]:
+    """Resume operations of the queue; False if the server does not have it."""
+    return Command(wire.queue_request("resume", queue, operations), _read_found("END"))
+
+
 def flush_all() -> Command[str]:
     """Drop all items of every queue."""
     return Command(wire.plain_request("flush_all"), _read_done("Flushed all queues.", "OK"))
@@ -314,6 +324,15 @@ def _read_done(*accepted: str) -> Callable[[], Reading[str]]:
         if text not in accepted:
             _unexpected(reply)
         return text
+
+    return read
+
+
+def _read_found(done: str) -> Callable[[], Reading[bool]]:
+    """Return the reading of a reply that is `done`, or says that there is no such queue."""
+
+    def read() -> Reading[bool]:
+        return (yield from _read_done(done, "NOT_FOUND")()) == done
 
     return read
 

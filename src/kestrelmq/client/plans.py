@@ -571,6 +571,27 @@ class Planner:
         """Delete a queue on every server; it is no error if it does not exist."""
         yield from self._on_every_server(commands.delete(commands.checked_queue(queue)))
 
+    def pause(self, queue: str, operations: str = "all") -> Plan[bool]:
+        """Pause `reads`, `writes` or `all` of a queue on every server, until `resume`.
+
+        Readers find a queue whose reads are paused empty, or wait. Adding to one whose writes are
+        paused is refused. Open reads can be ended. A restart of a server keeps what is paused.
+
+        Returns:
+            Whether any server has the queue; on one that does not have it, nothing is paused.
+        """
+        answers = yield from self._on_every_server(
+            commands.pause(commands.checked_queue(queue), operations)
+        )
+        return any(answers.values())
+
+    def resume(self, queue: str, operations: str = "all") -> Plan[bool]:
+        """Resume `reads`, `writes` or `all` of a queue on every server; return as `pause`."""
+        answers = yield from self._on_every_server(
+            commands.resume(commands.checked_queue(queue), operations)
+        )
+        return any(answers.values())
+
     def stats(self) -> Plan[dict[str, dict[str, str]]]:
         """Return every statistic of each server, by name."""
         answers = yield from self._on_every_server(commands.stats())
@@ -736,6 +757,8 @@ class ClientOperations:
     flush = PlanMethod(Planner.flush)
     flush_all = PlanMethod(Planner.flush_all)
     delete = PlanMethod(Planner.delete)
+    pause = PlanMethod(Planner.pause)
+    resume = PlanMethod(Planner.resume)
     exists = PlanMethod(Planner.exists)
     stats = PlanMethod(Planner.stats)
     queues = PlanMethod(Planner.queues)

@@ -58,6 +58,11 @@ class QueueStats:
         return self.number("bytes")
 
     @property
+    def paused(self) -> str:
+        """What is paused: `reads`, `writes` or `all`; empty for nothing."""
+        return str(self.values.get("paused", ""))
+
+    @property
     def age_msec(self) -> int:
         """How long the last item that was read had waited, in milliseconds."""
         return self.number("age_msec")

@@ -262,6 +262,8 @@ class ServerConfig(_Settings):
                 )
             if place == inside / "~~lock":
                 raise ValueError(f"{name}: {found[name]} is the lock of the queue path")
+            if place == inside / "~~queues":
+                raise ValueError(f"{name}: {found[name]} is where the server keeps queues' states")
         if places.get("log_file") == Path(os.path.realpath(self.status_path)):
             raise ValueError(f"log_file: {self.log_file} is the status file")
         return self

@@ -8,6 +8,7 @@ known but unusable; its files are not touched. Queues may be loaded while others
 import contextlib
 import logging
 from collections.abc import Collection, Generator, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,9 @@ from kestrelmq.engine.disk_space import DiskSpace
 from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.loading_queues import LoadingQueues, family_of, in_order
 from kestrelmq.engine.path_guard import PathGuard
+from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.registry import NO_ENTRY, QueueRegistry
 from kestrelmq.engine.worker import InlineWorker, run_to_end
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.journal import write_directories
@@ -57,6 +60,7 @@ class QueueCollection:
         guard: watches that the queue path is not replaced.
         deletions: queues that are being deleted.
         disk_space: what is free on the disk of the queue path, as last read.
+        registry: what clients have set for single queues.
     """
 
     def __init__(
@@ -76,12 +80,13 @@ class QueueCollection:
         self.commits = GroupCommit()
         self.creates = self.deletes = self.expires = 0
         self.retired = RetiredCounts()
-        self.deletions = Deletions(self._deleted, self._stays)
         self._masked: dict[str, Queue] = {}
         # Names of fanout children, in order, by master.
         self._children: dict[str, dict[str, None]] = {}
         self._clock = clock
         self._directory = directory or DiskDirectory(Path(config.queue_path))
+        self.registry = QueueRegistry(self._directory, clock)
+        self.deletions = Deletions(self._deleted, self._stays, self.registry.save)
         self._lock = QueuePathLock(self._directory.path)
         self.guard = PathGuard(self._directory, self._lock)
         self.disk_space = DiskSpace(self._directory.path)
@@ -102,6 +107,7 @@ class QueueCollection:
         """
         make_queue_path(self._directory.path)
         self._lock.acquire()
+        self.registry.load()
         found = group_files(self._directory.names())
         for warning in config_warnings(self.config, found.queues):
             log.warning("%s", warning)
@@ -262,7 +268,7 @@ class QueueCollection:
         state: Replay | None = None,
         created: int | None = None,
     ) -> Queue:
-        return Queue(
+        queue = Queue(
             name,
             config,
             self._clock,
@@ -272,6 +278,8 @@ class QueueCollection:
             move_to=self._move_to,
             created=created,
         )
+        queue.pause(self.registry.entry(name).paused)
+        return queue
 
     def _register(self, queue: Queue) -> Queue:
         name = queue.name
@@ -349,6 +357,31 @@ class QueueCollection:
                     touched.sync_now()
         return accepted
 
+    # --- pausing ---
+
+    def pause(self, name: str, operations: Paused) -> bool:
+        """Pause operations of a queue, besides what is paused; return False if it does not exist.
+
+        This is in force at once; `registry.save` tells when it is on disk.
+
+        Raises:
+            InvalidQueueName: no queue can have that name.
+            QueueUnavailable: the queue is damaged or still loading.
+        """
+        return self._set_paused(name, self.registry.entry(name).paused | operations)
+
+    def resume(self, name: str, operations: Paused) -> bool:
+        """Resume operations of a queue; return False if it does not exist. As `pause`."""
+        return self._set_paused(name, self.registry.entry(name).paused & ~operations)
+
+    def _set_paused(self, name: str, paused: Paused) -> bool:
+        queue = self.existing(name)
+        if queue is None:
+            return False
+        self.registry.put(name, replace(self.registry.entry(name), paused=paused))
+        queue.pause(paused)
+        return True
+
     # --- flushing and deleting ---
 
     def flush(self, name: str) -> int:
@@ -413,6 +446,7 @@ class QueueCollection:
 
     def _deleted(self, queue: Queue) -> None:
         name = queue.name
+        self.registry.put(name, NO_ENTRY)
         family = family_of(name)
         (self._masked if self._masked.get(name) is queue else self.queues).pop(name)
         self._children.get(family, {}).pop(name, None)
@@ -479,6 +513,7 @@ class QueueCollection:
             and not len(queue)
             and not queue.open
             and not queue.waiters
+            and not queue.paused
         )
 
     def tick(self) -> None:

@@ -8,7 +8,8 @@
     serves; what it writes goes to a file that the pack replaces as well. After a crash, the queue
     is as it was, or empty; nobody was told yet that it is deleted.
 `removing`: the queue is gone for all clients, and a new one of its name may be created. A worker
-    removes the files. Once that is on disk, the clients that asked for the deletion are told.
+    removes the files. Once that is on disk, and what clients had set for the queue is forgotten
+    there, too, the clients that asked for the deletion are told.
 
 A deletion that no client asked for (`max_queue_age`) must not lose items that are added meanwhile.
 So such a queue, which is empty, is gone at once: its files hold nothing, replaced or not.
@@ -18,6 +19,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 
 from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.registry import SaveDone
 from kestrelmq.engine.worker import InlineWorker, Job, Worker
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import UnnamedFiles
@@ -36,11 +38,23 @@ class Deletions:
         worker: runs the steps that wait for the disk.
     """
 
-    def __init__(self, gone: Callable[[Queue], None], stays: Callable[[Queue], None]) -> None:
-        """Start with none. `gone` is called with a deleted queue, `stays` with one that is kept."""
+    def __init__(
+        self,
+        gone: Callable[[Queue], None],
+        stays: Callable[[Queue], None],
+        save: Callable[[SaveDone], None],
+    ) -> None:
+        """Start with none.
+
+        Args:
+            gone: called with a deleted queue, once no client can use it.
+            stays: called with a queue that could not be deleted.
+            save: saves what is left of what clients have set for queues.
+        """
         self.worker: Worker = InlineWorker()
         self._gone = gone
         self._stays = stays
+        self._save = save
         self._callbacks: dict[Queue, list[DeletionDone]] = {}
         self._newest: dict[str, int] = {}
 
@@ -82,10 +96,16 @@ class Deletions:
         try:
             job = deletion.send(error)
         except StopIteration as end:
-            for done in self._callbacks.pop(queue):
-                done(end.value)
+            if end.value is None:
+                self._save(partial(self._report, queue))
+            else:
+                self._report(queue, end.value)
             return
         worker.run(job, partial(self._proceed, queue, deletion, worker))
+
+    def _report(self, queue: Queue, failure: JournalError | None) -> None:
+        for done in self._callbacks.pop(queue):
+            done(failure)
 
     def _deletion(self, queue: Queue, *, is_empty: bool) -> _Deletion:
         """Delete a queue; return the reason if it was not deleted.

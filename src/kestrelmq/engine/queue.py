@@ -32,6 +32,7 @@ from kestrelmq.engine.changes import (
     ReadOpened,
 )
 from kestrelmq.engine.durability import Committable, GroupCommit
+from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.reads import OpenReads
 from kestrelmq.engine.refusals import RefusalReason, Refusals
 from kestrelmq.engine.upkeep import Upkeep
@@ -94,7 +95,7 @@ class MoveTo(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What an add must check. A queue whose limits are all at their defaults adds unchecked.
+    """What an operation must check. A queue whose limits are all at their defaults checks nothing.
 
     A new limit needs a field here, whose default is no limit, and a check in `Queue._admit`.
 
@@ -105,6 +106,8 @@ class QueueLimits:
         max_age: as in the settings, but in milliseconds.
         fanout_only: whether only the children take items.
         memory_only: whether items can be held only in memory, because there is no journal.
+        reads_paused: whether readers find the queue empty; see `Queue.pause`.
+        writes_paused: whether adding is refused.
     """
 
     max_items: int | None = None
@@ -113,10 +116,12 @@ class QueueLimits:
     max_age: int | None = None
     fanout_only: bool = False
     memory_only: bool = False
+    reads_paused: bool = False
+    writes_paused: bool = False
 
     @classmethod
-    def of(cls, config: QueueConfig, *, memory_only: bool) -> "QueueLimits":
-        """Return the limits of a queue with these settings."""
+    def of(cls, config: QueueConfig, paused: Paused, *, memory_only: bool) -> "QueueLimits":
+        """Return the limits of a queue with these settings, of which something may be paused."""
         return cls(
             max_items=config.max_items,
             max_size=config.max_size,
@@ -124,6 +129,8 @@ class QueueLimits:
             max_age=None if config.max_age is None else int(config.max_age * 1000),
             fanout_only=config.fanout_only,
             memory_only=memory_only,
+            reads_paused=Paused.READS in paused,
+            writes_paused=Paused.WRITES in paused,
         )
 
 
@@ -133,6 +140,7 @@ class Queue(Committable):
     Attributes:
         name: the queue's name.
         config: the settings in force.
+        paused: what is paused; `pause` changes it.
         journal: where the items are written.
         backlog, reads, changes, waiters: its parts.
         children: fanout queues that receive every item added here.
@@ -202,6 +210,7 @@ class Queue(Committable):
         # Whether items at the head may have been delivered `max_deliveries` times: those whose
         # reads were open when the server stopped.
         self._may_have_dead_head = bool(given_back) and config.max_deliveries is not None
+        self.paused = Paused.NOTHING
         # Whether any item that waits, or that may wait again, can expire.
         self._expiring = self.backlog.behind is not None or any(
             record[13:21] != NO_EXPIRY for record in self.backlog.memory
@@ -222,8 +231,7 @@ class Queue(Committable):
             or config.allowed_client_ids_for_enqueue is not None
         )
         self.is_draining = config.fanout_only and isinstance(journal, FileJournal)
-        self._limits = QueueLimits.of(config, memory_only=isinstance(journal, NoJournal))
-        self._is_limited = self._limits != QueueLimits()
+        self._set_limits()
         if self._limits.max_age is not None:
             self._expiring = True
         self._timeout = config.open_transaction_timeout
@@ -277,6 +285,25 @@ class Queue(Committable):
             self.write_now,
         )
 
+    def _set_limits(self) -> None:
+        """Compute the limits anew; `_set_needs_checks` must follow."""
+        memory_only = isinstance(self.journal, NoJournal)
+        self._limits = QueueLimits.of(self.config, self.paused, memory_only=memory_only)
+        self._is_limited = self._limits != QueueLimits()
+
+    def pause(self, paused: Paused) -> None:
+        """Pause these operations from now on, and no others.
+
+        While reads are paused, the queue answers readers as if it were empty, and those that wait
+        go on waiting. While writes are paused, `add` raises QueueUnavailable. A fanout child is
+        then passed over, as a full one is. Open reads can always be ended.
+        """
+        self.paused = paused
+        self._set_limits()
+        self._set_needs_checks()
+        if self.waiters:
+            self._serve()
+
     def _set_needs_checks(self) -> None:
         """Set whether operations must check anything; see `QueueLimits`."""
         self._needs_checks = (
@@ -328,6 +355,16 @@ class Queue(Committable):
     def read_behind(self) -> bool:
         """Whether part of the queue is on disk only."""
         return self.backlog.behind is not None
+
+    @property
+    def reads_paused(self) -> bool:
+        """Whether readers find the queue empty."""
+        return self._limits.reads_paused
+
+    @property
+    def writes_paused(self) -> bool:
+        """Whether adding is refused."""
+        return self._limits.writes_paused
 
     @property
     def total_items(self) -> int:
@@ -400,7 +437,7 @@ class Queue(Committable):
             False if this queue refused the item: the queue is full, or the item is too large.
 
         Raises:
-            QueueUnavailable: the queue was closed.
+            QueueUnavailable: the queue was closed, or is paused for writes.
         """
         size = len(data)
         backlog = self.backlog
@@ -436,6 +473,9 @@ class Queue(Committable):
 
     def add_record(self, record: bytes, expiry: int = 0) -> bool:
         """Do what `add` does, for an item that is already a record (see `records.item`)."""
+        if self._limits.writes_paused:
+            self.refusals.count("paused")
+            raise QueueUnavailable(f"queue {self.name} is paused for writes")
         for child in self.children:
             child.accept(record, expiry)
         return self.accept(record, expiry)
@@ -480,6 +520,9 @@ class Queue(Committable):
         """Return the record to add, its expiry limited to `max_age`; None if it is refused."""
         self._check_usable()
         limits = self._limits
+        if limits.writes_paused:
+            self.refusals.count("paused")
+            return None
         if limits.max_item_size is not None and size > limits.max_item_size:
             self.refusals.count("too_large")
             return None
@@ -511,6 +554,8 @@ class Queue(Committable):
         """Whether an item of `size` bytes would be accepted now."""
         self._check_usable()
         limits = self._limits
+        if limits.writes_paused:
+            return False
         if limits.max_item_size is not None and size > limits.max_item_size:
             return False
         makes_room = limits.fanout_only or self.config.discard_old_when_full
@@ -555,6 +600,7 @@ class Queue(Committable):
             and not self.journal.suspect
             and self._limits.max_age is None
             and not self._limits.fanout_only
+            and not self._limits.writes_paused
         )
 
     def new_file_name(self) -> str:
@@ -698,6 +744,8 @@ class Queue(Committable):
         """
         if self._needs_checks:
             self._check_usable()
+            if self._limits.reads_paused:
+                return False
             if self._expiring:
                 self.discard_expired(None)
                 if self._is_blocked or self._moving:
@@ -1060,6 +1108,8 @@ class Queue(Committable):
     def _serve(self) -> None:
         """Serve the waiting readers, in order; failures go to them, never to the caller."""
         waiters, backlog = self.waiters, self.backlog
+        if self._limits.reads_paused:
+            return
         while waiters and not self._moving and (backlog.memory or backlog.behind is not None):
             waiter, _ = waiters.popitem(last=False)
             try:

@@ -5,7 +5,9 @@ from typing import Final, Literal
 
 from kestrelmq.clock import Clock
 
-RefusalReason = Literal["too_large", "full_items", "full_bytes", "memory", "forbidden", "failed"]
+RefusalReason = Literal[
+    "too_large", "full_items", "full_bytes", "memory", "paused", "forbidden", "failed"
+]
 """Why a request was refused; `protocol.stats` has a statistic with the meaning of each."""
 
 _LOG_INTERVAL: Final = 60.0
@@ -31,12 +33,13 @@ class Refusals:
         "full_bytes",
         "full_items",
         "memory",
+        "paused",
         "too_large",
     )
 
     def __init__(self, queue: str, clock: Clock) -> None:
         self.too_large = self.full_items = self.full_bytes = self.memory = 0
-        self.forbidden = self.failed = 0
+        self.paused = self.forbidden = self.failed = 0
         self._queue = queue
         self._clock = clock
         self._since_logged: dict[RefusalReason, int] = {}

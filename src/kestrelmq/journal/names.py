@@ -17,6 +17,10 @@ from kestrelmq.names import queue_name_error
 
 TEMPORARY_MARK: Final = "~~"
 LOCK_NAME: Final = "~~lock"
+QUEUES_NAME: Final = "~~queues"
+"""What clients have set for single queues: see `engine.registry`."""
+DAMAGED: Final = "damaged"
+"""Purpose of a side file that could not be used, set aside."""
 # Purposes of temporaries that are useless once the process that wrote them has ended.
 NEXT: Final = "next"
 PACK: Final = "pack"

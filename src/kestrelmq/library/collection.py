@@ -12,9 +12,10 @@ from typing import Any, Self, TypeVar
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection as Queues
+from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import ThreadWorker
-from kestrelmq.errors import ConfigError, InvalidQueueName, QueueUnavailable
+from kestrelmq.errors import ConfigError, InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, QueueTickers, Ticker
 from kestrelmq.library.blocking import BlockingQueue
 from kestrelmq.library.items import Expiry, expiry_time
@@ -162,6 +163,24 @@ class QueueCollection:
         """Delete a queue with its items and its journal; False if there is no such queue."""
         return self._change(lambda queues: queues.delete(name))
 
+    def pause(self, name: str, operations: str = "all") -> bool:
+        """Pause `reads`, `writes` or `all` of a queue until `resume`; False if there is none.
+
+        Readers find a queue whose reads are paused empty, or wait; adding to one whose writes are
+        paused raises QueueUnavailable; open reads can be ended. It survives a restart.
+
+        Raises:
+            ValueError: `operations` is something else.
+            JournalError: it is paused, but that could not be saved, and ends with a restart.
+        """
+        paused = Paused.parse(operations)
+        return self._saved(lambda queues: queues.pause(name, paused))
+
+    def resume(self, name: str, operations: str = "all") -> bool:
+        """Resume `reads`, `writes` or `all` of a queue; as `pause`."""
+        paused = Paused.parse(operations)
+        return self._saved(lambda queues: queues.resume(name, paused))
+
     def names(self) -> list[str]:
         """Return the names of the loaded queues, sorted."""
         return self._change(lambda queues: sorted(queues.queues))
@@ -190,6 +209,21 @@ class QueueCollection:
         result, failures = self._access.change(lambda: operation(self._collection()))
         for failure in failures.values():
             raise failure
+        return result
+
+    def _saved(self, operation: Callable[[Queues], T]) -> T:
+        """Do as `_change`, and save what was set for queues."""
+
+        def change(queues: Queues) -> tuple[T, list[JournalError | None]]:
+            failures: list[JournalError | None] = []
+            result = operation(queues)
+            queues.registry.save(failures.append)
+            return result, failures
+
+        result, failures = self._change(change)
+        for failure in failures:
+            if failure is not None:
+                raise failure
         return result
 
     def _do_upkeep(self) -> None:

@@ -110,6 +110,15 @@ class TouchRead:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """Pause or resume operations of a queue."""
+
+    queue: str
+    operations: Literal["reads", "writes", "all"]
+    resume: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Delete:
     """Drop a queue."""
 
@@ -191,6 +200,7 @@ Request = (
     | Monitor
     | Confirm
     | TouchRead
+    | Pause
     | Delete
     | Flush
     | FlushAll
@@ -395,6 +405,18 @@ class Parser:
             raise ClientFault("touch_read takes a queue and milliseconds", closes=False)
         return TouchRead(self._queue(words[0]), _count(words[1], "touch_read"))
 
+    def _pause(self, words: list[bytes]) -> Pause:
+        if len(words) != 2:
+            raise ClientFault("pause takes a queue, and reads, writes or all", closes=False)
+        return Pause(self._queue(words[0]), _operations(words[1]), resume=False)
+
+    def _resume(self, words: list[bytes]) -> Pause:
+        if len(words) not in {1, 2}:
+            reason = "resume takes a queue, and perhaps reads, writes or all"
+            raise ClientFault(reason, closes=False)
+        operations = _operations(words[1]) if len(words) > 1 else "all"
+        return Pause(self._queue(words[0]), operations, resume=True)
+
     def _delete(self, words: list[bytes]) -> Delete:
         words, noreply = _without_noreply(words)
         # Old clients send a delay after the key; only 0 is supported.
@@ -490,6 +512,8 @@ _VERBS: Final[dict[bytes, Callable[[Parser, list[bytes]], Request]]] = {
     b"monitor": Parser._monitor,
     b"confirm": Parser._confirm,
     b"touch_read": Parser._touch_read,
+    b"pause": Parser._pause,
+    b"resume": Parser._resume,
     b"delete": Parser._delete,
     b"flush": Parser._flush,
     b"flush_all": Parser._flush_all,
@@ -529,6 +553,17 @@ def _count(word: bytes, verb: str) -> int:
     if value is None or value < 0:
         raise ClientFault(f"{verb} takes whole numbers", closes=False)
     return value
+
+
+def _operations(word: bytes) -> Literal["reads", "writes", "all"]:
+    if word == b"reads":
+        return "reads"
+    if word == b"writes":
+        return "writes"
+    if word == b"all":
+        return "all"
+    reason = f"only reads, writes or all can be paused, not {_printable(word)}"
+    raise ClientFault(reason, closes=False)
 
 
 def _expect_no_arguments(words: list[bytes], verb: str) -> None:

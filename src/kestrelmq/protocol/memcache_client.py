@@ -223,9 +223,12 @@ def touch_request(queue: bytes, wait_ms: int) -> bytes:
     return b"touch_read %b %d\r\n" % (_queue(queue), _number(wait_ms, "a time"))
 
 
-def queue_request(verb: str, queue: bytes) -> bytes:
-    """Return a request whose only argument is a queue: `delete`, `flush`, `flush_expired`."""
-    return b"%b %b\r\n" % (_word(verb.encode(), "a command"), _queue(queue))
+def queue_request(verb: str, queue: bytes, *arguments: str) -> bytes:
+    """Return a request about a queue, such as `delete work` or `pause work reads`."""
+    words = [
+        _word(argument.encode(errors="surrogatepass"), "an argument") for argument in arguments
+    ]
+    return b" ".join([_word(verb.encode(), "a command"), _queue(queue), *words]) + b"\r\n"
 
 
 def kill_client_request(number: int) -> bytes:

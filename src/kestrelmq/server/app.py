@@ -131,7 +131,8 @@ class Server:
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         self._collection.commits.worker = ThreadWorker(loop.call_soon_threadsafe)
-        self._writer = self._collection.deletions.worker = ThreadWorker(loop.call_soon_threadsafe)
+        self._writer = ThreadWorker(loop.call_soon_threadsafe)
+        self._collection.deletions.worker = self._collection.registry.worker = self._writer
         loaded = asyncio.Event()
         start_up = StartUp(
             self._collection, ThreadWorker(loop.call_soon_threadsafe), self._clock, loaded.set

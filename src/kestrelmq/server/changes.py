@@ -1,4 +1,4 @@
-"""Changes to whole queues: flush, drop expired items, delete; and reloading the settings.
+"""Changes to whole queues: flush, drop expired items, delete, pause; and reloading the settings.
 
 Every protocol and the admin API use these functions. None of them blocks the loop: work on many
 queues is done in slices, in each turn's time for slow requests, and work that waits for the disk is
@@ -9,8 +9,10 @@ admin listener logs its requests itself (`admin.guard`).
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TypeVar
 
+from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import ConfigError, JournalError, KestrelError
 from kestrelmq.server.connection import Connection
@@ -90,12 +92,7 @@ async def delete(context: ServerContext, name: str, by: Connection | None = None
     if queue is None:
         return False
     ended: asyncio.Future[JournalError | None] = asyncio.get_running_loop().create_future()
-
-    def tell(failure: JournalError | None) -> None:
-        if not ended.done():
-            ended.set_result(failure)
-
-    context.collection.deletions.begin(queue, tell)
+    context.collection.deletions.begin(queue, partial(_tell, ended))
     failure = await ended
     if failure is not None:
         raise failure
@@ -105,6 +102,39 @@ async def delete(context: ServerContext, name: str, by: Connection | None = None
 def _log(action: str, by: Connection | None, queue: str | None = None) -> None:
     if by is not None:
         log_request(action, by.protocol, by.peer, queue)
+
+
+async def pause(
+    context: ServerContext, name: str, operations: Paused, *, resume: bool = False
+) -> bool:
+    """Pause or resume operations of a queue; return False when there is no such queue.
+
+    Raises as `QueueCollection.pause` and `save`.
+    """
+    collection = context.collection
+    change = collection.resume if resume else collection.pause
+    if not change(name, operations):
+        return False
+    await save(context)
+    return True
+
+
+async def save(context: ServerContext) -> None:
+    """Wait until all that clients have set for queues is on disk.
+
+    Raises:
+        JournalError: it could not be written; it is in force until a restart.
+    """
+    ended: asyncio.Future[JournalError | None] = asyncio.get_running_loop().create_future()
+    context.collection.registry.save(partial(_tell, ended))
+    failure = await ended
+    if failure is not None:
+        raise failure
+
+
+def _tell(ended: asyncio.Future[JournalError | None], failure: JournalError | None) -> None:
+    if not ended.done():
+        ended.set_result(failure)
 
 
 async def reload(context: ServerContext) -> list[str]:

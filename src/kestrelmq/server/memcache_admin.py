@@ -4,6 +4,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from kestrelmq.config import queue_settings
+from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.stats import sorted_names, stats_of
 from kestrelmq.errors import KestrelError, QueueUnavailable
 from kestrelmq.protocol import memcache
@@ -22,6 +23,7 @@ from kestrelmq.protocol.memcache import (
     FlushAll,
     FlushExpired,
     KillClient,
+    Pause,
     Request,
     Stats,
     StatusCommand,
@@ -77,6 +79,10 @@ def _serve_server(context: ServerContext, connection: Connection, request: Reque
     match request:
         case BareCommand("reload"):
             _answer_later(connection, changes.reload(context), lambda _: RELOADED)
+            return b""
+        case Pause(name, operations, resume):
+            pausing = changes.pause(context, name, Paused.parse(operations), resume=resume)
+            _answer_later(connection, pausing, lambda found: END if found else NOT_FOUND)
             return b""
         case StatusCommand(new):
             return _status(context, new)

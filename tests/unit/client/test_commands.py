@@ -104,3 +104,11 @@ def test_an_item_of_another_queue_is_an_error(read: commands.Command[Any], key: 
     """A reply that was meant for another request must not be taken for this one's."""
     with pytest.raises(ProtocolError, match="no reply to the request"):
         result(read, b"VALUE %b 0 1\r\na\r\nEND\r\nVERSION 1\r\n" % key)
+
+
+@pytest.mark.parametrize(("data", "there"), [(END, True), (b"NOT_FOUND\r\n", False)])
+def test_whether_a_queue_was_paused(data: bytes, *, there: bool) -> None:
+    """A server that does not have it says so."""
+    pause, resume = commands.pause(b"q", "reads"), commands.resume(b"q", "all")
+    assert (pause.request, resume.request) == (b"pause q reads\r\n", b"resume q all\r\n")
+    assert [result(command, data) for command in (pause, resume)] == [there, there]

@@ -8,6 +8,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import QueueLimits
 from kestrelmq.journal.records import item_data, item_expiry
 from kestrelmq.testing.clock import FakeClock
@@ -24,6 +25,8 @@ SETTINGS: Final[dict[str, dict[str, object]]] = {
     "memory_only": {"keep_journal": False, "max_memory_size": 4},
 }
 """Settings that are nothing but the limit of that name."""
+PAUSED: Final = {"reads_paused": Paused.READS, "writes_paused": Paused.WRITES}
+"""What is paused for the limit of that name; `test_paused_queues` has what each of them does."""
 
 
 def stored(path: Path, settings: dict[str, object]) -> list[tuple[bytes, bool]]:
@@ -43,7 +46,14 @@ def stored(path: Path, settings: dict[str, object]) -> list[tuple[bytes, bool]]:
 
 def test_every_limit_is_tested_here() -> None:
     """A new one needs a case below."""
-    assert set(SETTINGS) == {field.name for field in fields(QueueLimits)}
+    assert {*SETTINGS, *PAUSED} == {field.name for field in fields(QueueLimits)}
+
+
+@pytest.mark.parametrize("limit", PAUSED)
+def test_what_is_paused_is_a_limit_by_itself(limit: str) -> None:
+    """So the queue looks at it."""
+    limits = QueueLimits.of(QueueConfig(), PAUSED[limit], memory_only=False)
+    assert limits == QueueLimits(**{limit: True})
 
 
 @pytest.mark.parametrize(

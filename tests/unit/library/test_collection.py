@@ -8,6 +8,7 @@ import pytest
 from kestrelmq import (
     ConfigError,
     InvalidQueueName,
+    JournalError,
     PersistentQueue,
     QueueCollection,
     QueueConfig,
@@ -168,3 +169,24 @@ def test_bad_name(queues: QueueCollection, tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidQueueName):
         queues.add(name, b"x")
     assert [file.name for file in tmp_path.iterdir()] == ["~~lock"]
+
+
+def test_a_queue_is_paused_until_it_is_resumed(tmp_path: Path) -> None:
+    """Also by another collection on the same path."""
+    with QueueCollection(tmp_path) as queues:
+        queues.add("jobs", b"x")
+        assert queues.pause("jobs")
+        assert not queues.pause("none", "reads")
+        with pytest.raises(QueueUnavailable, match="paused for writes"):
+            queues.add("jobs", b"y")
+        with pytest.raises(ValueError, match="allowed: reads, writes, all"):
+            queues.pause("jobs", "some")
+    with QueueCollection(tmp_path) as queues:
+        assert queues.queue("jobs").remove() is None
+        assert queues.resume("jobs", "reads")
+        item = queues.queue("jobs").remove()
+        assert (item and item.data) == b"x"
+        (tmp_path / "~~queues~~new").mkdir()
+        with pytest.raises(JournalError, match="could not be saved"):
+            queues.resume("jobs")
+        assert queues.add("jobs", b"y")

@@ -13,8 +13,8 @@ class Queue {
     this.points = [];
   }
 
-  set([, items, bytes, put, get, oldest, open, waiters, state], time) {
-    Object.assign(this, { items, bytes, put, get, oldest, open, waiters, state });
+  set([, items, bytes, put, get, oldest, open, waiters, state, paused], time) {
+    Object.assign(this, { items, bytes, put, get, oldest, open, waiters, state, paused });
     this.points.push({ time, items, put, get, oldest });
     if (this.points.length > KEPT) this.points.shift();
   }
