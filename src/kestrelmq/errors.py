@@ -12,6 +12,10 @@ class ConfigError(KestrelError):
     """
 
 
+class InvalidDeclaration(ConfigError):  # noqa: N818 # says what it is
+    """Settings that a client may not declare for a queue."""
+
+
 class JournalError(KestrelError):
     """A journal that could not be read or written; nothing that was acknowledged is lost."""
 

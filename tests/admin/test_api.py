@@ -327,3 +327,20 @@ def test_a_queue_is_paused_and_resumed(admin: Admin) -> None:
     assert admin.ask("POST", f"{API}/queues/none/pause", {}).code == "queue_not_found"
     wrong = admin.ask("POST", f"{API}/queues/jobs/pause", {"operations": "some"})
     assert wrong.code == "invalid_body"
+
+
+def test_a_queue_is_created_with_settings_of_its_own(admin: Admin) -> None:
+    """They are shown, replaced by others, and checked."""
+    wanted = {"name": "replies", "declared": {"keep_journal": False, "max_queue_age": 60}}
+    assert admin.ask("POST", f"{API}/queues", wanted).status == 201
+    shown = admin.get(f"{API}/queues/replies").json["settings"]
+    assert (shown["keep_journal"], shown["max_queue_age"]) == ("false", "1m")
+    assert admin.ask("POST", f"{API}/queues", {"name": "replies"}).status == 200
+    assert admin.get(f"{API}/queues/replies").json["settings"] == shown
+    wanted["declared"] = {"max_items": 2}
+    assert admin.ask("POST", f"{API}/queues", wanted).status == 200
+    shown = admin.get(f"{API}/queues/replies").json["settings"]
+    assert (shown["keep_journal"], shown["max_items"]) == ("true", "2")
+    wanted["declared"] = {"max_age": 1e20}
+    refused = admin.ask("POST", f"{API}/queues", wanted)
+    assert (refused.status, refused.code) == (422, "invalid_configuration")

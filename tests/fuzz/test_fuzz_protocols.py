@@ -71,6 +71,7 @@ def memcache(chance: random.Random) -> bytes:
             b"monitor %b %d %d\r\n" % (queue, chance.randrange(3), chance.randrange(9)),
             b"confirm %b %d\r\n" % (queue, chance.randrange(3)),
             b"touch_read %b 10\r\n" % queue,
+            b"declare %b expires=1000 max_items=%d\r\n" % (queue, chance.randrange(9)),
             b"pause %b writes\r\n" % queue,
             b"resume %b\r\n" % queue,
             b"flush %b\r\n" % queue,

@@ -17,6 +17,7 @@ import pytest
 from kestrelmq.client import Client
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
+from tests.support.wire import Wire
 
 BINARY = bytes(range(256)) * 4
 
@@ -401,3 +402,15 @@ def test_a_queue_is_paused_and_resumed(client: Client, server: ServerProcess) ->
     missing = run(server, "pause", "nosuch")
     assert (missing.returncode, b"no server has a queue 'nosuch'" in missing.stderr) == (1, True)
     assert run(server, "pause", "work", "some").returncode == 2
+
+
+def test_a_queue_is_declared(server: ServerProcess) -> None:
+    """The server shows the settings."""
+    flags = ["--fanout-only", "--no-journal", "--expires", "1h", "--max-age", "5m", "--max-items"]
+    assert answer(server, "declare", "replies", *flags, "7") == b""
+    with Wire(server) as wire:
+        shown = wire.ask_until(b"dump_config replies\r\n", b"END\r\n").decode()
+    expected = ("fanout_only=true", "keep_journal=false", "max_queue_age=1h", "max_age=5m")
+    for setting in (*expected, "max_items=7"):
+        assert f"  {setting}\r\n" in shown
+    assert run(server, "declare", "a/b").returncode == 1

@@ -67,11 +67,28 @@ class PageQuery(_Model):
     """How many entries to return at most."""
 
 
+class Declaration(_Model):
+    """Settings that a queue has for itself; those that are absent are as for other queues."""
+
+    fanout_only: bool | None = None
+    """Whether items go only to the fanout children and none is kept in this queue."""
+    keep_journal: bool | None = None
+    """Whether items are written to disk."""
+    max_queue_age: Annotated[float, Field(ge=0)] | None = None
+    """Seconds after which the queue is deleted when it is empty."""
+    max_age: Annotated[float, Field(ge=0)] | None = None
+    """The longest time in seconds that an item may wait."""
+    max_items: Annotated[int, Field(ge=0)] | None = None
+    """The most items that the queue may hold."""
+
+
 class NewQueue(_Model):
     """A queue to create."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     """Its name; `MASTER+CHILD` is a fanout child."""
+    declared: Declaration | None = None
+    """Settings of its own; if absent, an existing queue stays as it is."""
 
 
 class NewItem(_Model):

@@ -51,7 +51,7 @@ OPERATIONS: Final = (
         "queues",
         body=NewQueue,
         statuses=(200, 201),
-        failures=(503,),
+        failures=(422, 503),
     ),
     ApiOperation("GET", _ONE, queues.show_queue, QueueDetail, "queues", failures=(404,)),
     ApiOperation(

@@ -120,9 +120,19 @@ def _summary(name: str, snapshot: QueueSnapshot) -> QueueSummary:
 
 
 async def create_queue(call: Call) -> Answer:
-    """Create a queue; an existing queue stays as it is."""
+    """Create a queue, perhaps with settings of its own.
+
+    An existing queue stays as it is; but settings that are declared replace those that were
+    declared for it before. They are kept over a restart, until the queue is deleted. A table for
+    the queue in the configuration file wins over them.
+    """
     call.allow_changes()
-    name = call.body(NewQueue).name
+    new = call.body(NewQueue)
+    name = new.name
+    if new.declared is not None:
+        settings = new.declared.model_dump(exclude_none=True)
+        created = await changes.declare(call.admin.context, name, settings)
+        return Answer(Created(name=name, created=created), status=201 if created else 200)
     collection = call.admin.context.collection
     there = name in collection.queues
     queue = collection.obtain(name)

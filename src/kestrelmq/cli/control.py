@@ -1,4 +1,4 @@
-"""`kestrelmq flush`, `delete`, `pause`, `status`, `reload` and others: commands to all servers.
+"""`kestrelmq flush`, `delete`, `declare`, `pause`, `reload` and others: commands to all servers.
 
 If a server cannot be reached, the command still goes to the others, and the exit status is 1.
 """
@@ -17,6 +17,7 @@ from kestrelmq.cli.servers import (
     ask_to_confirm,
     check_exists,
     connect,
+    duration,
 )
 from kestrelmq.cli.terminal import printable
 from kestrelmq.errors import KestrelError
@@ -81,6 +82,49 @@ def delete(
         check_exists(client, queue)
         ask_to_confirm(f"Delete queue {queue!r} and its items?", yes=yes)
         client.delete(queue)
+
+
+def declare(  # noqa: PLR0913 # one parameter a flag
+    queue: QueueArgument,
+    *,
+    fanout_only: Annotated[
+        bool, typer.Option("--fanout-only", help="Items go to its fanout children only.")
+    ] = False,
+    journal: Annotated[
+        bool | None, typer.Option("--journal/--no-journal", help="Whether items are on disk.")
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(help="Delete it when it is empty and older than this.")
+    ] = None,
+    max_age: Annotated[
+        str | None, typer.Option(help="The longest time that an item may wait, such as 5m.")
+    ] = None,
+    max_items: Annotated[
+        int | None, typer.Option(min=0, help="The most items that it may hold.")
+    ] = None,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Create a queue with settings of its own on every server, or give it others.
+
+    \b
+    kestrelmq declare replies-7 --no-journal --expires 10m
+    kestrelmq declare broadcast --fanout-only
+
+    What is not given is as for other queues; what was declared before is replaced. The settings are
+    kept over a restart, until the queue is deleted. A [queues.NAME] table in a server's
+    configuration file wins over them.
+    """  # noqa: D301 # \b is for the help
+    with connect(servers, zookeeper, path_prefix) as client:
+        client.declare(
+            queue,
+            fanout_only=fanout_only,
+            journal=journal,
+            expires=duration(expires),
+            max_age=duration(max_age),
+            max_items=max_items,
+        )
 
 
 def pause(

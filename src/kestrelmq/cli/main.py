@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "flush": ("kestrelmq.cli.control", "flush"),
     "delete": ("kestrelmq.cli.control", "delete"),
     "clients": ("kestrelmq.cli.clients", "app"),
+    "declare": ("kestrelmq.cli.control", "declare"),
     "pause": ("kestrelmq.cli.control", "pause"),
     "resume": ("kestrelmq.cli.control", "resume"),
     "status": ("kestrelmq.cli.control", "status"),

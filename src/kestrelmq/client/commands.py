@@ -166,6 +166,11 @@ def flush(queue: bytes) -> Command[str]:
     return Command(wire.queue_request("flush", queue), _read_done("END", "OK"))
 
 
+def declare(queue: bytes, settings: Sequence[str]) -> Command[str]:
+    """Create the queue with settings of its own, such as `max_items=5`, or give it others."""
+    return Command(wire.queue_request("declare", queue, *settings), _read_done("END"))
+
+
 def pause(queue: bytes, operations: str) -> Command[bool]:
     """Pause operations of the queue; False if the server does not have it."""
     return Command(wire.queue_request("pause", queue, operations), _read_found("END"))

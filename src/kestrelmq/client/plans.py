@@ -571,6 +571,39 @@ class Planner:
         """Delete a queue on every server; it is no error if it does not exist."""
         yield from self._on_every_server(commands.delete(commands.checked_queue(queue)))
 
+    def declare(
+        self,
+        queue: str,
+        *,
+        fanout_only: bool = False,
+        journal: bool | None = None,
+        expires: float | None = None,
+        max_age: float | None = None,
+        max_items: int | None = None,
+    ) -> Plan[None]:
+        """Create a queue with settings of its own on every server, or give it others.
+
+        They are kept over a restart, until the queue is deleted. What the configuration of a server
+        says for exactly this queue wins over them.
+
+        Args:
+            queue: its name.
+            fanout_only: whether items go to its fanout children only.
+            journal: whether its items are written to disk; None as for other queues.
+            expires: seconds after which it is deleted when it is empty; None as for other queues.
+            max_age: the longest time in seconds that an item may wait; None as for other queues.
+            max_items: the most items that it may hold; None as for other queues.
+        """
+        settings = ["fanout_only"] if fanout_only else []
+        if journal is not None:
+            settings.append(f"journal={'yes' if journal else 'no'}")
+        for name, seconds in (("expires", expires), ("max_age", max_age)):
+            if seconds is not None:
+                settings.append(f"{name}={math.ceil(seconds * 1000)}")
+        if max_items is not None:
+            settings.append(f"max_items={max_items}")
+        yield from self._on_every_server(commands.declare(commands.checked_queue(queue), settings))
+
     def pause(self, queue: str, operations: str = "all") -> Plan[bool]:
         """Pause `reads`, `writes` or `all` of a queue on every server, until `resume`.
 
@@ -757,6 +790,7 @@ class ClientOperations:
     flush = PlanMethod(Planner.flush)
     flush_all = PlanMethod(Planner.flush_all)
     delete = PlanMethod(Planner.delete)
+    declare = PlanMethod(Planner.declare)
     pause = PlanMethod(Planner.pause)
     resume = PlanMethod(Planner.resume)
     exists = PlanMethod(Planner.exists)

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -305,21 +306,26 @@ LISTENERS: Final = tuple(
 """The settings that hold the port of a listener."""
 
 
-def effective_settings(config: ServerConfig, queue_name: str) -> QueueConfig:
+def effective_settings(
+    config: ServerConfig,
+    queue_name: str,
+    declared: Mapping[str, QueueConfig] = MappingProxyType({}),
+) -> QueueConfig:
     """Return the settings in force for `queue_name`; pure, so callers may cache the result.
 
     A fanout child uses its own settings, then those of its master, then `[default]`, then the
     built-in values, as in Kestrel 2.3.4 and later. Only `fanout_only` is never inherited by a
-    child: it means that items go to the children only.
+    child: it means that items go to the children only. A queue's own settings are those of its
+    table in the configuration, then those that clients `declared` for it.
     """
     master = master_of(queue_name)
-    if master is None and queue_name not in config.queues:
+    if master is None and queue_name not in config.queues and queue_name not in declared:
         return config.default  # shared: there may be very many such queues
     merged = _explicit(config.default)
     if master is not None:
-        merged |= _explicit(config.queues.get(master))
+        merged |= _explicit(declared.get(master)) | _explicit(config.queues.get(master))
         merged.pop("fanout_only", None)
-    merged |= _explicit(config.queues.get(queue_name))
+    merged |= _explicit(declared.get(queue_name)) | _explicit(config.queues.get(queue_name))
     # Each layer's values have been validated already.
     return QueueConfig.model_construct(**merged)
 

@@ -23,9 +23,9 @@ from kestrelmq.engine.loading_queues import LoadingQueues, family_of, in_order
 from kestrelmq.engine.path_guard import PathGuard
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.registry import NO_ENTRY, QueueRegistry
+from kestrelmq.engine.registry import NO_ENTRY, QueueRegistry, check_declarable
 from kestrelmq.engine.worker import InlineWorker, run_to_end
-from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
+from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal import write_directories
 from kestrelmq.journal.files import (
     Directory,
@@ -116,6 +116,8 @@ class QueueCollection:
         for name in directory_names(self._directory.path):
             if queue_name_error(name) is None:
                 log.warning("%s is a directory, not a queue", self._directory.path / name)
+        for name in self.registry.declared:
+            found.queues.setdefault(name, QueueFiles(name))
         remove_left_over(self._directory, found.dead)
         write_directories.remove_all(self._directory.path)
         for name in found.queues:
@@ -140,7 +142,9 @@ class QueueCollection:
         `pace` is called after each piece of work; an exception that it raises ends the loading.
         """
         name = queue_files.queue
-        config = effective_settings(self.config, name)
+        config = self._configured(name)
+        if not queue_files.present and not _is_journaled(config):
+            return self._new_queue(name, config)  # it was declared
         if not config.keep_journal:
             log.warning("queue %s keeps no journal; its files are left alone", name)
             return self._new_queue(name, config)
@@ -161,7 +165,7 @@ class QueueCollection:
             try:
                 if isinstance(found.journal, FileJournal):
                     found.journal.open()
-                found.configure(effective_settings(self.config, name))
+                found.configure(self._configured(name))
             except (JournalError, OSError) as error:
                 found.close()
                 found = _cannot_be_loaded(name, error)
@@ -192,15 +196,19 @@ class QueueCollection:
         queue = self.queues.get(name)
         if queue is not None:
             return queue
+        self._check_creatable(name)
+        queue = self._create(name)
+        self.creates += 1
+        return queue
+
+    def _check_creatable(self, name: str) -> None:
+        """Raise as `obtain` if no queue can be created under this name now."""
         problem = queue_name_error(name)
         if problem is not None:
             raise InvalidQueueName(problem)
         if name in self.config.aliases:
             raise InvalidQueueName(f"{name} is an alias")
         self.check_usable(name)
-        queue = self._create(name)
-        self.creates += 1
-        return queue
 
     def check_usable(self, name: str) -> None:
         """Raise QueueUnavailable if the queue is damaged or still loading."""
@@ -221,7 +229,11 @@ class QueueCollection:
     def settings(self, name: str) -> QueueConfig:
         """Return the settings in force for a queue, which need not exist."""
         queue = self.queues.get(name)
-        return queue.config if queue is not None else effective_settings(self.config, name)
+        return queue.config if queue is not None else self._configured(name)
+
+    def _configured(self, name: str) -> QueueConfig:
+        """Return the settings that the configuration and clients ask for."""
+        return effective_settings(self.config, name, self.registry.declared)
 
     def max_item_size(self, name: str) -> int | None:
         """Return the size of the largest item that an add to `name` may store; None for no limit.
@@ -248,7 +260,7 @@ class QueueCollection:
         return [one for queue in found for one in queue.targets]
 
     def _create(self, name: str) -> Queue:
-        config = effective_settings(self.config, name)
+        config = self._configured(name)
         if not _is_journaled(config):
             return self._register(self._new_queue(name, config))
         journal = FileJournal(
@@ -357,7 +369,49 @@ class QueueCollection:
                     touched.sync_now()
         return accepted
 
-    # --- pausing ---
+    # --- declaring and pausing ---
+
+    def declare(self, name: str, settings: QueueConfig) -> Queue:
+        """Create a queue with settings of its own, or give it others; return it.
+
+        They stand between those that it inherits and those of its table in the configuration. This
+        is in force at once; `registry.save` tells when it is on disk.
+
+        Args:
+            name: the queue's name.
+            settings: its settings, of those in `DECLARABLE`; they replace what was declared before.
+
+        Raises:
+            InvalidDeclaration: other settings are given.
+            InvalidQueueName, QueueUnavailable: as `obtain`.
+            JournalError: the queue's journal cannot be kept, or ended, as declared; nothing has
+                changed.
+        """
+        check_declarable(settings)
+        if name not in self.queues:
+            self._check_creatable(name)
+        before = self.registry.entry(name)
+        self.registry.put(name, replace(before, declared=settings))
+        refused = self._put_declared_in_force(name)
+        try:
+            if refused:
+                raise JournalError("; ".join(refused))
+            return self.obtain(name)
+        except KestrelError:
+            self.registry.put(name, before)
+            self._put_declared_in_force(name)
+            raise
+
+    def _put_declared_in_force(self, name: str) -> list[str]:
+        """Put what is declared in force for a queue and its children; return as `reload`."""
+        refused = []
+        for queue in [
+            self.queues[one] for one in (name, *self._children.get(name, ())) if one in self.queues
+        ]:
+            config = self._configured(queue.name)
+            if queue.config != config and queue not in self.deletions:
+                refused += self._put_in_force(queue, config)
+        return refused
 
     def pause(self, name: str, operations: Paused) -> bool:
         """Pause operations of a queue, besides what is paused; return False if it does not exist.
@@ -451,6 +505,7 @@ class QueueCollection:
         (self._masked if self._masked.get(name) is queue else self.queues).pop(name)
         self._children.get(family, {}).pop(name, None)
         self._connect_fanout(family)
+        self._put_declared_in_force(name)  # its children inherit less now
         self.deletes += 1
         self.retired.total_items += queue.total_items
         self.retired.get_hits += queue.get_hits
@@ -458,7 +513,7 @@ class QueueCollection:
 
     def _stays(self, queue: Queue) -> None:
         """Put settings in force that were loaded during a deletion that failed."""
-        for refused in self._put_in_force(queue, effective_settings(self.config, queue.name)):
+        for refused in self._put_in_force(queue, self._configured(queue.name)):
             log.error("%s", refused)
 
     # --- periodic work ---
@@ -605,7 +660,7 @@ class QueueCollection:
             if queue.is_closed or queue in self.deletions:
                 continue
             try:
-                refused += self._put_in_force(queue, effective_settings(config, name))
+                refused += self._put_in_force(queue, self._configured(name))
             except Exception as error:
                 log.exception("the settings of queue %s were not put in force", name)
                 refused.append(f"the settings of queue {name} stay as they are: {error!r}")

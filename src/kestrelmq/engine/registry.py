@@ -12,20 +12,27 @@ lost. `docs/journal.md` describes its bytes.
 import json
 import logging
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from kestrelmq.clock import Clock, Pause
+from kestrelmq.config import QueueConfig
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.worker import InlineWorker, Worker
-from kestrelmq.errors import JournalError
+from kestrelmq.errors import InvalidDeclaration, JournalError
 from kestrelmq.journal.files import Directory, mapped, replace_file
 from kestrelmq.journal.names import DAMAGED, QUEUES_NAME, temporary_name
 from kestrelmq.names import queue_name_error
 
 _VERSION: Final = 1
+DECLARABLE: Final = frozenset(
+    {"fanout_only", "keep_journal", "max_queue_age", "max_age", "max_items"}
+)
+"""The settings that clients may declare for a queue."""
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +46,11 @@ class QueueEntry:
 
     Attributes:
         paused: what is paused.
+        declared: the settings that clients declared; None if they did not declare the queue.
     """
 
     paused: Paused = Paused.NOTHING
+    declared: QueueConfig | None = None
 
 
 NO_ENTRY: Final = QueueEntry()
@@ -52,11 +61,13 @@ class QueueRegistry:
     """The entries of all queues of a queue path. Only the owner's thread changes it.
 
     Attributes:
+        declared: the settings that clients declared, by the queue's name.
         worker: writes the file.
     """
 
     def __init__(self, directory: Directory, clock: Clock) -> None:
         """Start with no entries; `load` reads the file."""
+        self.declared: dict[str, QueueConfig] = {}
         self.worker: Worker = InlineWorker()
         self._directory = directory
         self._clock = clock
@@ -84,15 +95,15 @@ class QueueRegistry:
     def _set_aside(self, reason: str) -> None:
         aside = temporary_name(QUEUES_NAME, DAMAGED, self._clock.now())
         log.warning(
-            "%s cannot be used: %s; it is kept as %s. What clients had paused is not paused any "
-            "more; no item is lost",
+            "%s cannot be used: %s; it is kept as %s. What clients had paused or declared is not "
+            "in force any more; no item is lost",
             self._directory.path / QUEUES_NAME,
             reason,
             aside,
         )
         try:
+            # Without a sync: if a crash undoes it, the next start does it again.
             self._directory.rename(QUEUES_NAME, aside)
-            self._directory.sync()
         except OSError as error:
             log.error("%s cannot be renamed: %s", QUEUES_NAME, error)  # noqa: TRY400
 
@@ -105,6 +116,9 @@ class QueueRegistry:
         if entry == self.entry(name):
             return
         self._changes += 1
+        self.declared.pop(name, None)
+        if entry.declared is not None:
+            self.declared[name] = entry.declared
         if entry == NO_ENTRY:
             del self._entries[name], self._lines[name]
         else:
@@ -187,7 +201,7 @@ def decode(content: bytes) -> dict[str, QueueEntry]:
             raise ValueError(f"line {number} has no name of a queue")
         try:
             entries[name] = _entry(fields)
-        except ValueError as error:
+        except (ValueError, InvalidDeclaration) as error:
             raise ValueError(f"line {number}: {error}") from None
     return entries
 
@@ -207,11 +221,39 @@ def encode_entry(name: str, entry: QueueEntry) -> bytes:
     fields: dict[str, Any] = {"name": name}
     if entry.paused:
         fields["paused"] = str(entry.paused)
+    if entry.declared is not None:
+        fields["declared"] = entry.declared.model_dump(exclude_unset=True)
     return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
 
 
 def _entry(fields: dict[str, Any]) -> QueueEntry:
-    paused = fields.pop("paused", None)
+    paused, settings = fields.pop("paused", None), fields.pop("declared", None)
     if fields:
         raise ValueError(f"unknown fields: {', '.join(fields)}")
-    return QueueEntry(Paused.NOTHING if paused is None else Paused.parse(paused))
+    return QueueEntry(
+        Paused.NOTHING if paused is None else Paused.parse(paused),
+        None if settings is None else declaration(settings),
+    )
+
+
+def declaration(settings: Mapping[str, Any]) -> QueueConfig:
+    """Return the settings that a client declares. Raises InvalidDeclaration."""
+    try:
+        declared = QueueConfig.model_validate(settings)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)
+        raise InvalidDeclaration(
+            "; ".join(
+                f"{'.'.join(map(str, one['loc']))}: {one['msg'].removeprefix('Value error, ')}"
+                for one in problems
+            )
+        ) from None
+    check_declarable(declared)
+    return declared
+
+
+def check_declarable(settings: QueueConfig) -> None:
+    """Raise InvalidDeclaration if settings are given that clients may not declare."""
+    others = settings.model_fields_set - DECLARABLE
+    if others:
+        raise InvalidDeclaration(f"clients may not declare {', '.join(sorted(others))}")

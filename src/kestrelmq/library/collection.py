@@ -163,6 +163,23 @@ class QueueCollection:
         """Delete a queue with its items and its journal; False if there is no such queue."""
         return self._change(lambda queues: queues.delete(name))
 
+    def declare(self, name: str, settings: QueueConfig) -> None:
+        """Create a queue with settings of its own, or give it others; a restart keeps them.
+
+        They stand between what the queue inherits and what `queues` of this collection has for it.
+        Deleting the queue forgets them.
+
+        Args:
+            name: the queue's name.
+            settings: `fanout_only`, `keep_journal`, `max_queue_age`, `max_age` or `max_items`.
+
+        Raises:
+            ConfigError: others are given.
+            JournalError: the journal cannot be kept, or ended, as declared; or it is done, but
+                could not be saved, and is undone by a restart.
+        """
+        self._saved(lambda queues: queues.declare(name, settings))
+
     def pause(self, name: str, operations: str = "all") -> bool:
         """Pause `reads`, `writes` or `all` of a queue until `resume`; False if there is none.
 

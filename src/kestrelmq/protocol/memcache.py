@@ -119,6 +119,26 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class Declare:
+    """Create a queue with settings of its own, or give it others.
+
+    Attributes:
+        queue: its name.
+        fanout_only: whether items go to its fanout children only.
+        journal: whether it keeps a journal; None as other queues do.
+        expires, max_age: in milliseconds; None as for other queues.
+        max_items: the most items; None as for other queues.
+    """
+
+    queue: str
+    fanout_only: bool = False
+    journal: bool | None = None
+    expires: int | None = None
+    max_age: int | None = None
+    max_items: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Delete:
     """Drop a queue."""
 
@@ -201,6 +221,7 @@ Request = (
     | Confirm
     | TouchRead
     | Pause
+    | Declare
     | Delete
     | Flush
     | FlushAll
@@ -405,6 +426,35 @@ class Parser:
             raise ClientFault("touch_read takes a queue and milliseconds", closes=False)
         return TouchRead(self._queue(words[0]), _count(words[1], "touch_read"))
 
+    def _declare(self, words: list[bytes]) -> Declare:
+        if not words:
+            raise ClientFault("declare takes a queue, and its settings", closes=False)
+        queue = self._queue(words[0])
+        fanout_only, journal = False, None
+        numbers: dict[bytes, int] = {}
+        for word in words[1:]:
+            name, _, text = word.partition(b"=")
+            if word == b"fanout_only" and not fanout_only:
+                fanout_only = True
+            elif name == b"journal" and text in {b"yes", b"no"} and journal is None:
+                journal = text == b"yes"
+            elif name in {b"expires", b"max_age", b"max_items"} and name not in numbers:
+                numbers[name] = _count(text, name.decode())
+            else:
+                raise ClientFault(
+                    f"{_printable(word)}: declare takes, each once: fanout_only, journal=no,"
+                    " expires=MS, max_age=MS, max_items=N",
+                    closes=False,
+                )
+        return Declare(
+            queue,
+            fanout_only,
+            journal,
+            numbers.get(b"expires"),
+            numbers.get(b"max_age"),
+            numbers.get(b"max_items"),
+        )
+
     def _pause(self, words: list[bytes]) -> Pause:
         if len(words) != 2:
             raise ClientFault("pause takes a queue, and reads, writes or all", closes=False)
@@ -512,6 +562,7 @@ _VERBS: Final[dict[bytes, Callable[[Parser, list[bytes]], Request]]] = {
     b"monitor": Parser._monitor,
     b"confirm": Parser._confirm,
     b"touch_read": Parser._touch_read,
+    b"declare": Parser._declare,
     b"pause": Parser._pause,
     b"resume": Parser._resume,
     b"delete": Parser._delete,

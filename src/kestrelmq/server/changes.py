@@ -8,12 +8,13 @@ admin listener logs its requests itself (`admin.guard`).
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import TypeVar
 
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.registry import declaration
 from kestrelmq.errors import ConfigError, JournalError, KestrelError
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
@@ -117,6 +118,19 @@ async def pause(
         return False
     await save(context)
     return True
+
+
+async def declare(context: ServerContext, name: str, settings: Mapping[str, object]) -> bool:
+    """Create a queue with settings of its own, or give it others; return whether it is new.
+
+    Raises as `declaration`, `QueueCollection.declare` and `save`.
+    """
+    collection = context.collection
+    is_new = name not in collection.queues
+    queue = collection.declare(name, declaration(settings))
+    await save(context)
+    await wait_until_durable(context, queue)
+    return is_new
 
 
 async def save(context: ServerContext) -> None:

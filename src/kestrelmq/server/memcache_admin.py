@@ -17,6 +17,7 @@ from kestrelmq.protocol.memcache import (
     OK,
     RELOADED,
     BareCommand,
+    Declare,
     Delete,
     Dump,
     Flush,
@@ -80,6 +81,11 @@ def _serve_server(context: ServerContext, connection: Connection, request: Reque
         case BareCommand("reload"):
             _answer_later(connection, changes.reload(context), lambda _: RELOADED)
             return b""
+        case Declare():
+            context.check_writable()
+            declaring = changes.declare(context, request.queue, _declared(request))
+            _answer_later(connection, declaring, lambda _: END)
+            return b""
         case Pause(name, operations, resume):
             pausing = changes.pause(context, name, Paused.parse(operations), resume=resume)
             _answer_later(connection, pausing, lambda found: END if found else NOT_FOUND)
@@ -95,6 +101,18 @@ def _serve_server(context: ServerContext, connection: Connection, request: Reque
             return b""
         case _:
             raise AssertionError(f"{request} is served elsewhere")
+
+
+def _declared(request: Declare) -> dict[str, object]:
+    """Return the settings that a request declares, by their names in the configuration."""
+    given: dict[str, object | None] = {
+        "fanout_only": request.fanout_only or None,
+        "keep_journal": request.journal,
+        "max_queue_age": None if request.expires is None else request.expires / 1000,
+        "max_age": None if request.max_age is None else request.max_age / 1000,
+        "max_items": request.max_items,
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _start_change(context: ServerContext, connection: Connection, request: Change) -> None:

@@ -4,7 +4,12 @@ from typing import Final, NamedTuple
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode
-from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError
+from kestrelmq.errors import (
+    InvalidDeclaration,
+    InvalidQueueName,
+    JournalError,
+    KestrelError,
+)
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.memcache import END, ERROR, Get, Key, Monitor
@@ -17,9 +22,12 @@ _GRACE: Final = 5.0
 """Seconds by which the open read of a taken item outlasts the wait for the next item."""
 
 
+_CLIENT_FAULTS: Final = (InvalidQueueName, InvalidDeclaration)
+
+
 def error_reply(error: KestrelError) -> bytes:
     """Return the error reply; its kind says whether the client or the server is at fault."""
-    if isinstance(error, InvalidQueueName):
+    if isinstance(error, _CLIENT_FAULTS):
         return memcache.client_error(str(error))
     return memcache.server_error(str(error))
 

@@ -112,3 +112,10 @@ def test_whether_a_queue_was_paused(data: bytes, *, there: bool) -> None:
     pause, resume = commands.pause(b"q", "reads"), commands.resume(b"q", "all")
     assert (pause.request, resume.request) == (b"pause q reads\r\n", b"resume q all\r\n")
     assert [result(command, data) for command in (pause, resume)] == [there, there]
+
+
+def test_a_queue_is_declared_with_its_settings() -> None:
+    """As words after its name."""
+    command = commands.declare(b"q", ["fanout_only", "max_items=5"])
+    assert command.request == b"declare q fanout_only max_items=5\r\n"
+    assert result(command, END) == "END"

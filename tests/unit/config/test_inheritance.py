@@ -95,3 +95,23 @@ def test_fanout_only_is_not_inherited() -> None:
     assert (child.fanout_only, child.max_items) == (False, 5)
     assert not effective_settings(config, "other+child").fanout_only
     assert effective_settings(config, "q+none").fanout_only
+
+
+def test_what_is_declared_stands_between_what_is_inherited_and_the_queues_table() -> None:
+    """For a master and for its child, which inherits all of its master's but `fanout_only`."""
+    toml = '[default]\nmax_items = 1\n[queues.q]\nmax_items = 2\n[queues."q+c"]\nmax_age = 3\n'
+    declared = {
+        "q": QueueConfig(max_items=4, max_age=4, fanout_only=True, max_queue_age=4),
+        "q+c": QueueConfig(max_items=5, max_age=5),
+        "other": QueueConfig(max_items=6),
+    }
+
+    def found(queue: str) -> tuple[object, ...]:
+        config = effective_settings(config_from_toml(toml, "test"), queue, declared)
+        return config.max_items, config.max_age, config.max_queue_age, config.fanout_only
+
+    assert found("q") == (2, 4.0, 4.0, True)
+    assert found("q+c") == (5, 3.0, 4.0, False)
+    assert found("q+d") == (2, 4.0, 4.0, False)
+    assert found("other") == (6, None, None, False)
+    assert found("none") == (1, None, None, False)

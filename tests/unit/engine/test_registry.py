@@ -10,7 +10,7 @@ from kestrelmq.config import ServerConfig
 from kestrelmq.engine import registry
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.paused import Paused
-from kestrelmq.engine.registry import QueueEntry, QueueRegistry
+from kestrelmq.engine.registry import QueueEntry, QueueRegistry, declaration
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.testing.clock import FakeClock
@@ -21,9 +21,10 @@ from kestrelmq.testing.worker import HeldWorker
 FILE = "~~queues"
 READS = QueueEntry(Paused.READS)
 CONTENT = (
-    b'{"kestrelmq": "queues", "version": 1, "crc32": 4014987724}\n'
+    b'{"kestrelmq": "queues", "version": 1, "crc32": 3512753993}\n'
     b'{"name": "jobs", "paused": "reads"}\n'
-    b'{"name": "caf\xc3\xa9", "paused": "all"}\n'
+    b'{"name": "caf\xc3\xa9", "paused": "all", "declared": {"max_items": 5, "keep_journal": '
+    b"false}}\n"
 )
 
 
@@ -38,7 +39,7 @@ def test_the_file_is_as_documented(tmp_path: Path) -> None:
     """Byte for byte; it is read as it was written."""
     kept = QueueRegistry(DiskDirectory(tmp_path), FakeClock())
     kept.put("jobs", READS)
-    kept.put("café", QueueEntry(Paused.ALL))
+    kept.put("café", QueueEntry(Paused.ALL, declaration({"max_items": 5, "keep_journal": False})))
     assert failures(kept) == [None]
     assert (tmp_path / FILE).read_bytes() == CONTENT
     again = QueueRegistry(DiskDirectory(tmp_path), FakeClock())
@@ -124,6 +125,9 @@ def test_a_write_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
         registry.encode([b'{"name": "jobs", "paused": "some"}\n']),
         registry.encode([b'{"name": "jobs", "paused": 1}\n']),
         registry.encode([b'{"name": "jobs", "other": 1}\n']),
+        registry.encode([b'{"name": "jobs", "declared": {"max_size": 1}}\n']),
+        registry.encode([b'{"name": "jobs", "declared": {"max_items": -1}}\n']),
+        registry.encode([b'{"name": "jobs", "declared": 5}\n']),
     ],
 )
 def test_a_damaged_file_is_kept_aside_and_no_item_is_lost(

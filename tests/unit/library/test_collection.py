@@ -190,3 +190,18 @@ def test_a_queue_is_paused_until_it_is_resumed(tmp_path: Path) -> None:
         with pytest.raises(JournalError, match="could not be saved"):
             queues.resume("jobs")
         assert queues.add("jobs", b"y")
+
+
+def test_a_queue_is_declared_until_it_is_deleted(tmp_path: Path) -> None:
+    """What the collection was given for exactly this queue wins."""
+    with QueueCollection(tmp_path) as queues:
+        queues.declare("jobs", QueueConfig(max_items=1))
+        with pytest.raises(ConfigError, match="may not declare max_size"):
+            queues.declare("jobs", QueueConfig(max_size=1))
+    with QueueCollection(tmp_path) as queues:
+        assert [queues.add("jobs", b"x") for _ in range(2)] == [True, False]
+    with QueueCollection(tmp_path, queues={"jobs": QueueConfig(max_items=2)}) as queues:
+        assert [queues.add("jobs", b"x") for _ in range(2)] == [True, False]
+        queues.delete("jobs")
+    with QueueCollection(tmp_path) as queues:
+        assert [queues.add("jobs", b"x") for _ in range(3)] == [True] * 3
