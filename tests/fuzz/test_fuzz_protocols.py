@@ -71,6 +71,8 @@ def memcache(chance: random.Random) -> bytes:
             b"monitor %b %d %d\r\n" % (queue, chance.randrange(3), chance.randrange(9)),
             b"confirm %b %d\r\n" % (queue, chance.randrange(3)),
             b"touch_read %b 10\r\n" % queue,
+            b"browse %b %d 20\r\n" % (queue, chance.randrange(5)),
+            b"browse %b 0 5 text=%%ff\r\n" % queue,
             b"declare %b expires=1000 max_items=%d\r\n" % (queue, chance.randrange(9)),
             b"pause %b writes\r\n" % queue,
             b"resume %b\r\n" % queue,

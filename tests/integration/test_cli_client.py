@@ -414,3 +414,23 @@ def test_a_queue_is_declared(server: ServerProcess) -> None:
     for setting in (*expected, "max_items=7"):
         assert f"  {setting}\r\n" in shown
     assert run(server, "declare", "a/b").returncode == 1
+
+
+def test_items_are_browsed_and_searched(client: Client, server: ServerProcess) -> None:
+    """A line for each, or JSON as in an export; all pages of a search are followed."""
+    client.put_many("browsed", [b"item %d!" % number for number in range(1500)])
+    shown = answer(server, "browse", "browsed", "--offset", "5", "--count", "2")
+    assert shown == b"5\t7\titem 5!\n6\t7\titem 6!\n"
+    found = answer(server, "browse", "browsed", "--count", "0", "--search", "77!").splitlines()
+    assert [int(line.split(b"\t")[0]) for line in found] == list(range(77, 1500, 100))
+    found = answer(
+        server, "browse", "browsed", "--count", "2", "--pattern", "^item .9!"
+    ).splitlines()
+    assert [int(line.split(b"\t")[0]) for line in found] == [19, 29]
+    lines = answer(server, "browse", "browsed", "--json", "--count", "0").splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["position"] for row in rows] == list(range(1500))
+    assert (rows[7]["queue"], rows[7]["data"], rows[7]["expiry"]) == ("browsed", "item 7!", 0)
+    assert answer(server, "browse", "browsed", "--search", "nothing", "--count", "0") == b""
+    assert run(server, "browse", "nosuch").returncode == 1
+    assert run(server, "browse", "browsed", "--search", "a", "--pattern", "a").returncode == 2

@@ -20,6 +20,7 @@ from kestrelmq.errors import (
     KestrelError,
     QueueUnavailable,
 )
+from kestrelmq.server.patterns import PatternRefused
 from kestrelmq.server.server_actions import RemoteAdminRefused
 from kestrelmq.server.status import StatusNotSaved
 
@@ -49,6 +50,7 @@ class ApiError(Exception):
 _CODES: Final[tuple[tuple[type[KestrelError], int, str], ...]] = (
     (InvalidQueueName, 400, "invalid_queue_name"),
     (RemoteAdminRefused, 403, "remote_admin_refused"),
+    (PatternRefused, 400, "invalid_pattern"),
     (QueueUnavailable, 503, "queue_unavailable"),
     (JournalError, 503, "journal_error"),
     (StatusNotSaved, 503, "status_not_saved"),

@@ -1,4 +1,4 @@
-"""API operations on items: peek at waiting items, add one, list and give back open reads."""
+"""API operations on items: browse, search and add them; list open reads and give them back."""
 
 import base64
 import binascii
@@ -20,20 +20,31 @@ from kestrelmq.admin.models import (
 )
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
 from kestrelmq.server import changes
+from kestrelmq.server.browsing import Search
 
 
 async def peek_items(call: Call) -> Answer:
-    """Show the first items of a queue without removing them."""
+    """Show items of a queue, or search them, without removing them.
+
+    The items may be in memory or on disk. What is read or added meanwhile may move them by some
+    places. To see all, go on from `next_offset` until that is null.
+    """
     query = call.query(PeekQuery)
     queue = call.queue()
     call.check_client(write=False)
+    search = None
+    if query.text is not None:
+        search = Search(query.text.encode())
+    elif query.pattern is not None:
+        search = Search(query.pattern.encode(), is_pattern=True)
+    page = await call.admin.context.browser.page(
+        queue, query.offset, query.limit, search, query.max_bytes
+    )
     return Answer(
         PeekAnswer(
-            total=len(queue),
-            items=[
-                _peeked(position, record, query.max_bytes)
-                for position, record in enumerate(queue.browse(query.limit))
-            ],
+            total=page.total,
+            items=[_peeked(place, record, query.max_bytes) for place, record in page.items],
+            next_offset=page.next_offset,
         )
     )
 

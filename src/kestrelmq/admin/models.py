@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kestrelmq.admin.sampling import State
+from kestrelmq.protocol.memcache import MAX_SEARCH
 from kestrelmq.server.connection import ClientState
 
 MAX_PAGE = 1000
@@ -43,12 +44,24 @@ class ListQuery(_Model):
 
 
 class PeekQuery(_Model):
-    """How far to look into a queue."""
+    """Which items of a queue to show."""
 
+    offset: Annotated[int, Field(ge=0, le=1 << 53)] = 0
+    """How many items to pass over, from the head."""
     limit: Annotated[int, Field(ge=1, le=MAX_PEEK)] = 20
-    """How many items to return at most, from the head."""
+    """How many items to return at most."""
+    text: Annotated[str, Field(min_length=1, max_length=MAX_SEARCH)] | None = None
+    """Only items that contain this text, as UTF-8; upper and lower case differ."""
+    pattern: Annotated[str, Field(min_length=1, max_length=MAX_SEARCH)] | None = None
+    """Only items that have a match of this regular expression (of Python, on bytes)."""
     max_bytes: Annotated[int, Field(ge=0, le=MAX_PEEK_BYTES)] = 16 * 1024
     """How many bytes of each item to return at most."""
+
+    @model_validator(mode="after")
+    def _at_most_one(self) -> Self:
+        if self.text is not None and self.pattern is not None:
+            raise ValueError("give either text or pattern")
+        return self
 
 
 class OpenQuery(_Model):
@@ -276,12 +289,15 @@ class PeekedItem(_Model):
 
 
 class PeekAnswer(_Model):
-    """The first items of a queue."""
+    """Items of a queue, which stay there."""
 
     total: Count
     """Number of items waiting in the queue."""
     items: list[PeekedItem]
-    """The first of them; only items in memory are listed."""
+    """Those that were asked for, perhaps fewer than `limit`: an answer has about 1 MiB, and one
+    search looks at a part of the queue only."""
+    next_offset: int | None
+    """The offset to go on from; null at the end of the queue."""
 
 
 class OpenRead(_Model):

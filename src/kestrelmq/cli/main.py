@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "put": ("kestrelmq.cli.client", "put"),
     "get": ("kestrelmq.cli.client", "get"),
     "peek": ("kestrelmq.cli.client", "peek"),
+    "browse": ("kestrelmq.cli.moving", "browse"),
     "monitor": ("kestrelmq.cli.client", "monitor"),
     "queues": ("kestrelmq.cli.tables", "queues"),
     "stats": ("kestrelmq.cli.tables", "stats"),

@@ -8,10 +8,19 @@ import logging
 
 from kestrelmq.client.aio import AsyncClient
 from kestrelmq.client.blocking import Client
+from kestrelmq.client.commands import BrowsedItem, BrowsedPage
 from kestrelmq.client.connected import ConnectedClient
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.statistics import QueueStats
 
-__all__ = ["AsyncClient", "Client", "ClientOptions", "ConnectedClient", "QueueStats"]
+__all__ = [
+    "AsyncClient",
+    "BrowsedItem",
+    "BrowsedPage",
+    "Client",
+    "ClientOptions",
+    "ConnectedClient",
+    "QueueStats",
+]
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -166,6 +166,74 @@ def flush(queue: bytes) -> Command[str]:
     return Command(wire.queue_request("flush", queue), _read_done("END", "OK"))
 
 
+@dataclass(frozen=True, slots=True)
+class BrowsedItem:
+    """An item that was looked at and stays in its queue.
+
+    Attributes:
+        place: its place in the queue; 0 is the head.
+        data: its data.
+        add_time: when it was added (ms since the epoch).
+        expiry: when it expires (ms since the epoch); 0 for never.
+    """
+
+    place: int
+    data: bytes
+    add_time: int
+    expiry: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrowsedPage:
+    """Items of a queue on one server.
+
+    Attributes:
+        items: the items, in order.
+        next_offset: the offset to go on from; None at the end of the queue.
+    """
+
+    items: list[BrowsedItem]
+    next_offset: int | None
+
+
+def browse(
+    queue: bytes, offset: int, count: int, search: bytes, *, is_pattern: bool
+) -> Command[BrowsedPage | None]:
+    """Look at items from `offset` on, perhaps only at those that match; None: no such queue."""
+
+    def read() -> Reading[BrowsedPage | None]:
+        items: list[BrowsedItem] = []
+        next_offset: int | None = None
+        while not isinstance(reply := (yield), wire.EndOfList):
+            if reply == wire.Line("NOT_FOUND"):
+                return None
+            if isinstance(reply, wire.ItemReply):
+                items.append(_browsed(reply))
+            elif isinstance(reply, wire.Line) and reply.text.startswith("NEXT "):
+                next_offset = _number(reply, reply.text.removeprefix("NEXT "))
+            else:
+                _unexpected(reply)
+        return BrowsedPage(items, next_offset)
+
+    request = wire.browse_request(queue, offset, count, search, is_pattern=is_pattern)
+    return Command(request, read)
+
+
+def _browsed(reply: wire.ItemReply) -> BrowsedItem:
+    if len(reply.fields) != 3:
+        _unexpected(reply)
+    place, added, expiry = (
+        _number(reply, field.decode(errors="replace")) for field in reply.fields
+    )
+    return BrowsedItem(place, reply.data, added, expiry)
+
+
+def _number(reply: wire.Reply, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 20):
+        _unexpected(reply)
+    return int(text)
+
+
 def declare(queue: bytes, settings: Sequence[str]) -> Command[str]:
     """Create the queue with settings of its own, such as `max_items=5`, or give it others."""
     return Command(wire.queue_request("declare", queue, *settings), _read_done("END"))

@@ -45,7 +45,7 @@ from typing import (
 from kestrelmq.client import commands
 from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import Membership, ServerSet
-from kestrelmq.client.commands import Command
+from kestrelmq.client.commands import BrowsedPage, Command
 from kestrelmq.client.connected import ConnectedClient, connected_client
 from kestrelmq.client.options import ClientOptions, Expiry, protocol_expiry
 from kestrelmq.client.statistics import QueueStats, queue_stats
@@ -571,6 +571,41 @@ class Planner:
         """Delete a queue on every server; it is no error if it does not exist."""
         yield from self._on_every_server(commands.delete(commands.checked_queue(queue)))
 
+    def browse(
+        self,
+        queue: str,
+        offset: int = 0,
+        count: int = 100,
+        *,
+        text: str | bytes | None = None,
+        pattern: str | bytes | None = None,
+    ) -> Plan[dict[str, BrowsedPage]]:
+        """Look at items from `offset` on, in memory or on disk, and leave them in the queue.
+
+        Args:
+            queue: its name.
+            offset: how many items to pass over; 0 begins at the head.
+            count: the most items to return; a server returns fewer if they are large.
+            text: only items that contain this.
+            pattern: only items that have a match of this regular expression (of Python, on bytes).
+
+        Returns:
+            What each server that has the queue found. One search looks at a part of the queue only,
+            so go on from its `next_offset`, even if it found nothing, until that is None.
+
+        Raises:
+            InvalidRequest: both `text` and `pattern` are given, or one is empty or too long.
+        """
+        wanted = pattern if text is None else text
+        if (text is not None and pattern is not None) or wanted in ("", b""):
+            raise InvalidRequest("give either a text or a pattern, and not an empty one")
+        search = wanted.encode() if isinstance(wanted, str) else wanted or b""
+        command = commands.browse(
+            commands.checked_queue(queue), offset, count, search, is_pattern=text is None
+        )
+        answers = yield from self._on_every_server(command)
+        return {server: page for server, page in answers.items() if page is not None}
+
     def declare(
         self,
         queue: str,
@@ -790,6 +825,7 @@ class ClientOperations:
     flush = PlanMethod(Planner.flush)
     flush_all = PlanMethod(Planner.flush_all)
     delete = PlanMethod(Planner.delete)
+    browse = PlanMethod(Planner.browse)
     declare = PlanMethod(Planner.declare)
     pause = PlanMethod(Planner.pause)
     resume = PlanMethod(Planner.resume)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
+from urllib.parse import unquote_to_bytes
 
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, is_http
@@ -26,6 +27,8 @@ MAX_ITEM_BYTES: Final = 2**31 - 1 - 16
 """The most bytes of an item: the journal's size field is an i32 and counts 16 bytes of header."""
 MAX_CACHED_LINE: Final = 512
 """The longest line whose request is cached, in bytes."""
+MAX_SEARCH: Final = 1000
+"""The longest text or regular expression to search for, in bytes."""
 _CACHED_LINES: Final = 2048
 _CACHED_HEADERS: Final = 4096
 _MAX_DIGITS: Final = 19
@@ -107,6 +110,25 @@ class TouchRead:
 
     queue: str
     milliseconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Browse:
+    """Return items from an offset on, which stay in the queue.
+
+    Attributes:
+        queue: its name.
+        offset: how many items to pass over.
+        count: the most items to return.
+        search: what the items must contain; empty for anything.
+        is_pattern: whether `search` is a regular expression.
+    """
+
+    queue: str
+    offset: int
+    count: int
+    search: bytes = b""
+    is_pattern: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +242,7 @@ Request = (
     | Monitor
     | Confirm
     | TouchRead
+    | Browse
     | Pause
     | Declare
     | Delete
@@ -260,6 +283,12 @@ def value(echo: bytes, data: bytes, cas: int | None = None) -> bytes:
     """Return a VALUE line and its data, without END."""
     extra = b"" if cas is None else b" %d" % cas
     return b"VALUE %b 0 %d%b\r\n%b\r\n" % (echo, len(data), extra, data)
+
+
+def browsed(place: int, add_time: int, expiry: int, data: bytes | memoryview) -> bytes:
+    """Return an item of a `browse`: its place, its times (ms since the epoch) and its data."""
+    head = b"ITEM %d %d %d %d\r\n" % (place, add_time, expiry, len(data))
+    return b"".join((head, data, b"\r\n"))
 
 
 def client_error(reason: str) -> bytes:
@@ -426,6 +455,21 @@ class Parser:
             raise ClientFault("touch_read takes a queue and milliseconds", closes=False)
         return TouchRead(self._queue(words[0]), _count(words[1], "touch_read"))
 
+    def _browse(self, words: list[bytes]) -> Browse:
+        if len(words) not in {3, 4}:
+            reason = "browse takes a queue, an offset, a count, and perhaps text= or pattern="
+            raise ClientFault(reason, closes=False)
+        queue = self._queue(words[0])
+        offset, count = (_count(word, "browse") for word in words[1:3])
+        if len(words) == 3:
+            return Browse(queue, offset, count)
+        kind, _, encoded = words[3].partition(b"=")
+        search = unquote_to_bytes(encoded)
+        if kind not in {b"text", b"pattern"} or not 0 < len(search) <= MAX_SEARCH:
+            reason = f"browse takes text= or pattern=, of 1 to {MAX_SEARCH} bytes, percent-encoded"
+            raise ClientFault(reason, closes=False)
+        return Browse(queue, offset, count, search, is_pattern=kind == b"pattern")
+
     def _declare(self, words: list[bytes]) -> Declare:
         if not words:
             raise ClientFault("declare takes a queue, and its settings", closes=False)
@@ -562,6 +606,7 @@ _VERBS: Final[dict[bytes, Callable[[Parser, list[bytes]], Request]]] = {
     b"monitor": Parser._monitor,
     b"confirm": Parser._confirm,
     b"touch_read": Parser._touch_read,
+    b"browse": Parser._browse,
     b"declare": Parser._declare,
     b"pause": Parser._pause,
     b"resume": Parser._resume,

@@ -9,11 +9,14 @@ Other servers of this protocol understand all of these requests except `touch_re
 `kill_client_request`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
+from urllib.parse import quote_from_bytes
 
 from kestrelmq.errors import InvalidRequest, ProtocolError
-from kestrelmq.protocol.memcache import MAX_ITEM_BYTES
+from kestrelmq.protocol.memcache import MAX_ITEM_BYTES, MAX_SEARCH
 
 MAX_LINE_BYTES: Final = 1024 * 1024
 """The longest reply line accepted; a `STAT` line that names many fanout children is long."""
@@ -32,6 +35,14 @@ class Value:
     key: bytes
     data: bytes
     xid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemReply:
+    """An item of a `browse`; `fields` are the words of its line before the length."""
+
+    fields: tuple[bytes, ...]
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +73,7 @@ class ErrorReply:
     reason: str
 
 
-Reply: TypeAlias = Value | Stat | EndOfList | Line | ErrorReply
+Reply: TypeAlias = Value | ItemReply | Stat | EndOfList | Line | ErrorReply
 
 
 class ReplyParser:
@@ -73,7 +84,8 @@ class ReplyParser:
     def __init__(self, max_item_bytes: int = MAX_ITEM_BYTES) -> None:
         self._buffer = bytearray()
         self._scanned = 0
-        self._pending: tuple[bytes, int, int | None] | None = None
+        # The size of the item whose data is to come, and what makes the reply of the data.
+        self._pending: tuple[int, Callable[[bytes], Reply]] | None = None
         self._max_item_bytes = max_item_bytes
         self._broken = False
 
@@ -105,10 +117,13 @@ class ReplyParser:
             line = self._line()
             if line is None:
                 return None
-            if not line.startswith(b"VALUE "):
+            if line.startswith(b"VALUE "):
+                self._pending = self._value_header(line)
+            elif line.startswith(b"ITEM "):
+                self._pending = self._item_header(line)
+            else:
                 return _parse_line(line)
-            self._pending = self._value_header(line)
-        return self._value(*self._pending)
+        return self._with_data(*self._pending)
 
     def _line(self) -> bytes | None:
         end = self._buffer.find(b"\n", self._scanned)
@@ -122,16 +137,26 @@ class ReplyParser:
         self._scanned = 0
         return line
 
-    def _value_header(self, line: bytes) -> tuple[bytes, int, int | None]:
+    def _value_header(self, line: bytes) -> tuple[int, Callable[[bytes], Reply]]:
         words = line.split(b" ")
         if len(words) not in {4, 5} or not all(map(_is_number, words[2:])):
             raise ProtocolError(f"malformed reply {_shown(line)}")
-        size = int(words[3])
+        xid = int(words[4]) if len(words) == 5 else None
+        return self._checked_size(words[3]), partial(Value, words[1], xid=xid)
+
+    def _item_header(self, line: bytes) -> tuple[int, Callable[[bytes], Reply]]:
+        fields = line.split(b" ")[1:]
+        if not _is_number(fields[-1]):
+            raise ProtocolError(f"malformed reply {_shown(line)}")
+        return self._checked_size(fields[-1]), partial(ItemReply, tuple(fields[:-1]))
+
+    def _checked_size(self, word: bytes) -> int:
+        size = int(word)
         if size > self._max_item_bytes:
             raise ProtocolError(f"an item of {size} bytes is over the limit {self._max_item_bytes}")
-        return words[1], size, int(words[4]) if len(words) == 5 else None
+        return size
 
-    def _value(self, key: bytes, size: int, xid: int | None) -> Value | None:
+    def _with_data(self, size: int, reply: Callable[[bytes], Reply]) -> Reply | None:
         if len(self._buffer) < size + len(_ITEM_END):
             return None
         if self._buffer[size : size + len(_ITEM_END)] != _ITEM_END:
@@ -139,7 +164,7 @@ class ReplyParser:
         data = bytes(memoryview(self._buffer)[:size])
         del self._buffer[: size + len(_ITEM_END)]
         self._pending = None
-        return Value(key, data, xid)
+        return reply(data)
 
 
 def _parse_line(line: bytes) -> Reply:
@@ -221,6 +246,23 @@ def confirm_request(queue: bytes, count: int) -> bytes:
 def touch_request(queue: bytes, wait_ms: int) -> bytes:
     """Return the request to extend the open reads of this connection by `wait_ms`."""
     return b"touch_read %b %d\r\n" % (_queue(queue), _number(wait_ms, "a time"))
+
+
+def browse_request(
+    queue: bytes, offset: int, count: int, search: bytes = b"", *, is_pattern: bool = False
+) -> bytes:
+    """Return the request for `count` items from `offset` on, perhaps only those that match."""
+    request = b"browse %b %d %d" % (
+        _queue(queue),
+        _number(offset, "an offset"),
+        _number(count, "a number of items"),
+    )
+    if len(search) > MAX_SEARCH:
+        raise InvalidRequest(f"what to search for has at most {MAX_SEARCH} bytes")
+    if search:
+        kind = b"pattern" if is_pattern else b"text"
+        request += b" %b=%b" % (kind, quote_from_bytes(search, safe="").encode())
+    return request + b"\r\n"
 
 
 def queue_request(verb: str, queue: bytes, *arguments: str) -> bytes:

@@ -14,6 +14,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.stats import ServerNumbers, server_stats
 from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import QueueUnavailable
+from kestrelmq.server.browsing import Browser
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.server_actions import ServerActionGuard
 from kestrelmq.server.status import ServerStatus
@@ -41,6 +42,7 @@ class ServerContext:
             restart. Raises ConfigError.
         shutdown: begins to stop the server.
         connections: the open connections of clients, by their ids.
+        browser: shows items that stay in their queues.
         actions: decides who may act on the whole server.
         started: when the server started (monotonic seconds).
     """
@@ -55,6 +57,7 @@ class ServerContext:
     reload: Callable[[], Awaitable[list[str]]]
     shutdown: Callable[[], None]
     connections: dict[int, Connection] = field(default_factory=dict)
+    browser: Browser = field(default_factory=Browser)
     actions: ServerActionGuard = field(init=False)
     started: float = field(default_factory=time.monotonic)
 

@@ -7,6 +7,7 @@ from kestrelmq.config import queue_settings
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.stats import sorted_names, stats_of
 from kestrelmq.errors import KestrelError, QueueUnavailable
+from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_expiry
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.memcache import (
     DELETED,
@@ -17,6 +18,7 @@ from kestrelmq.protocol.memcache import (
     OK,
     RELOADED,
     BareCommand,
+    Browse,
     Declare,
     Delete,
     Dump,
@@ -31,6 +33,7 @@ from kestrelmq.protocol.memcache import (
 )
 from kestrelmq.protocol.stats import SERVER_STATS
 from kestrelmq.server import changes
+from kestrelmq.server.browsing import MAX_COUNT, Page, Search
 from kestrelmq.server.clients import ConnectedClient, connected_clients, kill_client
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
@@ -81,6 +84,9 @@ def _serve_server(context: ServerContext, connection: Connection, request: Reque
         case BareCommand("reload"):
             _answer_later(connection, changes.reload(context), lambda _: RELOADED)
             return b""
+        case Browse():
+            _answer_later(connection, _browse(context, request), _page)
+            return b""
         case Declare():
             context.check_writable()
             declaring = changes.declare(context, request.queue, _declared(request))
@@ -101,6 +107,36 @@ def _serve_server(context: ServerContext, connection: Connection, request: Reque
             return b""
         case _:
             raise AssertionError(f"{request} is served elsewhere")
+
+
+async def _browse(context: ServerContext, request: Browse) -> Page | None:
+    """Return the items that are asked for; None if there is no such queue."""
+    context.check_readable()
+    context.check_client(request.queue, write=False)
+    queue = context.collection.queues.get(request.queue)
+    if queue is None:
+        context.collection.check_usable(request.queue)
+        return None
+    search = Search(request.search, request.is_pattern) if request.search else None
+    return await context.browser.page(queue, request.offset, min(request.count, MAX_COUNT), search)
+
+
+def _page(page: Page | None) -> bytes:
+    """Return the reply to `browse`."""
+    if page is None:
+        return NOT_FOUND
+    lines = [
+        memcache.browsed(
+            place,
+            item_add_time(record),
+            item_expiry(record),
+            memoryview(record)[ADDX_HEADER:],
+        )
+        for place, record in page.items
+    ]
+    if page.next_offset is not None:
+        lines.append(b"NEXT %d\r\n" % page.next_offset)
+    return b"".join(lines) + END
 
 
 def _declared(request: Declare) -> dict[str, object]:

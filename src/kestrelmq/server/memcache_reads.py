@@ -15,6 +15,7 @@ from kestrelmq.protocol import memcache
 from kestrelmq.protocol.memcache import END, ERROR, Get, Key, Monitor
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import Forbidden, ServerContext
+from kestrelmq.server.patterns import PatternRefused
 from kestrelmq.server.reads import ConnectionOpenReads, PendingRead, ReadHandler
 from kestrelmq.server.replies import OUTPUT_LIMIT
 
@@ -22,7 +23,7 @@ _GRACE: Final = 5.0
 """Seconds by which the open read of a taken item outlasts the wait for the next item."""
 
 
-_CLIENT_FAULTS: Final = (InvalidQueueName, InvalidDeclaration)
+_CLIENT_FAULTS: Final = (InvalidQueueName, InvalidDeclaration, PatternRefused)
 
 
 def error_reply(error: KestrelError) -> bytes:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kestrelmq.client import commands
+from kestrelmq.client import BrowsedItem, BrowsedPage, commands
 from kestrelmq.errors import ProtocolError
 from kestrelmq.protocol.memcache_client import ReplyParser
 
@@ -119,3 +119,30 @@ def test_a_queue_is_declared_with_its_settings() -> None:
     command = commands.declare(b"q", ["fanout_only", "max_items=5"])
     assert command.request == b"declare q fanout_only max_items=5\r\n"
     assert result(command, END) == "END"
+
+
+def test_browsed_items_are_read() -> None:
+    """With their times, whatever is in them; and where to go on."""
+    command = commands.browse(b"q", 5, 2, b"a b/", is_pattern=False)
+    assert command.request == b"browse q 5 2 text=a%20b%2F\r\n"
+    data = b"ITEM 5 1000 0 4\r\nEND\n\r\nITEM 9 1001 2000 0\r\n\r\nNEXT 10\r\n" + END
+    items = [BrowsedItem(5, b"END\n", 1000, 0), BrowsedItem(9, b"", 1001, 2000)]
+    assert result(command, data) == BrowsedPage(items, 10)
+    assert result(command, END) == BrowsedPage([], None)
+    assert result(command, b"NOT_FOUND\r\n") is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"ITEM 5 1000 1\r\nx\r\n",
+        b"ITEM 5 x 0 1\r\nx\r\n",
+        b"NEXT x\r\n",
+        b"STORED\r\n",
+        b"VALUE q 0 1\r\nx\r\n",
+    ],
+)
+def test_what_is_no_browsed_item_is_an_error(data: bytes) -> None:
+    """As are lines that do not belong there."""
+    with pytest.raises(ProtocolError):
+        result(commands.browse(b"q", 0, 1, b"", is_pattern=False), data)

@@ -1,0 +1,126 @@
+"""Looking at items anywhere in a queue, in memory or on disk, without taking them.
+
+A `View` is made in the owner's thread, and read in any. It has the items that are in memory, and a
+reader of its own for those that are on disk only. Upkeep may replace the journal's files meanwhile;
+the owner's thread sees that afterwards (`is_current`), and makes another view.
+"""
+
+import time
+from collections.abc import Callable
+from itertools import islice
+from typing import Final
+
+from kestrelmq.engine.queue import Queue
+from kestrelmq.errors import QueueUnavailable
+from kestrelmq.journal.records import ADDX_HEADER
+from kestrelmq.journal.writer import FileJournal
+
+_SKIPPED_AT_ONCE: Final = 10_000
+"""Items on disk that are skipped between two pauses."""
+_READ_AT_ONCE: Final = 256 << 10
+"""Bytes of items that are read from disk between two pauses."""
+_LONGEST: Final = 20.0
+"""Seconds that reading may take; skipping many millions of items on disk takes longer."""
+
+
+class View:
+    """A part of a queue as it was at one moment.
+
+    Attributes:
+        total: how many items waited then.
+    """
+
+    def __init__(self, queue: Queue, offset: int, most: int, most_bytes: int) -> None:
+        """Look at the items from `offset` on; 0 is the head.
+
+        Args:
+            queue: the queue.
+            offset: how many items to pass over.
+            most: the most items to read.
+            most_bytes: read no more after so many bytes of data; the last item may exceed it.
+        """
+        backlog = queue.backlog
+        self.total = len(backlog)
+        self._queue = queue
+        self._most_bytes = most_bytes
+        held = len(backlog.memory)
+        self._items = list(islice(backlog.memory, offset, offset + most))
+        self._skip = max(0, offset - held)
+        self._left = min(most, max(0, self.total - offset)) - len(self._items)
+        self._reader = None
+        self._files: list[str] = []
+        journal = queue.journal
+        if self._left and backlog.behind is not None and isinstance(journal, FileJournal):
+            self._reader = backlog.behind.reader.copy()
+            self._files = journal.files
+        self._state = _state(queue)
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether some of the items must be read from disk, which takes time."""
+        return self._reader is not None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether no file was replaced since the view was made, so that what was read is right."""
+        return self._reader is None or self._state == _state(self._queue)
+
+    def read(self, pause: Callable[[float], object] = time.sleep) -> list[bytes]:
+        """Return the items' records, in order; may be called from any thread, once.
+
+        `pause` is called with a number of seconds after each piece of work.
+
+        Raises:
+            DamagedJournal, OSError: the files cannot be read, or are not what they were.
+            QueueUnavailable: it takes too long.
+        """
+        found, size = [], 0
+        for record in self._items:
+            found.append(record)
+            size += len(record) - ADDX_HEADER
+            if size >= self._most_bytes:
+                return found
+        if self._reader is not None:
+            found += self._read_from_disk(self._most_bytes - size, pause)
+        return found
+
+    def _read_from_disk(self, most_bytes: int, pause: Callable[[float], object]) -> list[bytes]:
+        reader, files = self._reader, self._files
+        assert reader is not None  # noqa: S101 # the caller looked
+        began = worked_from = time.monotonic()
+        found: list[bytes] = []
+        while most_bytes > 0 and len(found) < self._left:
+            if self._skip:
+                passed = reader.skip(files, min(self._skip, _SKIPPED_AT_ONCE))
+                self._skip -= passed
+            else:
+                before = reader.item_bytes
+                wanted = min(most_bytes, _READ_AT_ONCE)
+                items = reader.read(files, self._left - len(found), wanted)
+                found += items
+                passed = len(items)
+                most_bytes -= reader.item_bytes - before - ADDX_HEADER * passed
+            if not passed:
+                break  # the rest is not written yet
+            now = time.monotonic()
+            if now - began > _LONGEST:
+                raise QueueUnavailable(
+                    f"queue {self._queue.name}: so many items cannot be passed over in "
+                    f"{_LONGEST:g} s; look nearer to the head"
+                )
+            pause(min(now - worked_from, 1e-3))
+            worked_from = time.monotonic()
+        return found
+
+    def close(self) -> None:
+        """Release the file."""
+        if self._reader is not None:
+            self._reader.close()
+
+
+def _state(queue: Queue) -> tuple[object, ...]:
+    """Return what changes when a file of the journal is replaced, or is about to be."""
+    journal = queue.journal
+    if not isinstance(journal, FileJournal):
+        return ()
+    return tuple(journal.files), journal.rotations, journal.rewrites, queue.is_closed

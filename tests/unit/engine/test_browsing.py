@@ -1,0 +1,135 @@
+"""Looking at items anywhere in a queue: the same in memory and on disk, whatever upkeep does."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kestrelmq.config import ServerConfig
+from kestrelmq.engine import browsing
+from kestrelmq.engine.browsing import View
+from kestrelmq.errors import QueueUnavailable
+from kestrelmq.journal.records import item_data
+from kestrelmq.testing.queues import LocalQueues, queue_settings
+from tests.support.examples import examples
+
+pytestmark = pytest.mark.compiled
+
+
+def seen(
+    spool: LocalQueues, offset: int, most: int = 1000, most_bytes: int = 1 << 20
+) -> list[bytes]:
+    """Return the items of a view."""
+    view = View(spool.queue(), offset, most, most_bytes)
+    try:
+        found = view.read(lambda _seconds: None)
+    finally:
+        view.close()
+    assert view.is_current
+    return [item_data(record) for record in found]
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=60),
+    memory=st.sampled_from([20, 200, 10_000]),
+    journal=st.sampled_from([100, 10_000]),
+    taken=st.integers(0, 30),
+    given_back=st.booleans(),
+    offset=st.integers(0, 70),
+    most=st.integers(0, 70),
+)
+def test_a_view_is_a_part_of_what_would_be_read(
+    sizes: list[int],
+    memory: int,
+    journal: int,
+    taken: int,
+    given_back: bool,  # noqa: FBT001 # drawn
+    offset: int,
+    most: int,
+) -> None:
+    """Wherever the items are; and nothing has changed by it."""
+    with TemporaryDirectory() as path:
+        spool = LocalQueues(
+            queue_settings(Path(path), max_memory_size=memory, max_journal_size=journal)
+        )
+        items = [b"%d " % number + b"x" * size for number, size in enumerate(sizes)]
+        spool.add(*items)
+        for _ in range(taken):
+            spool.take()
+        del items[:taken]
+        if given_back and items:
+            spool.queue().unremove(spool.open_read())
+            spool.commit()
+        assert seen(spool, offset, most) == items[offset : offset + most]
+        assert spool.drain() == items
+        spool.close()
+
+
+def test_a_view_ends_when_it_has_enough_bytes(tmp_path: Path) -> None:
+    """With the item that makes it enough; in memory and on disk."""
+    for memory in (10, 1000):
+        spool = LocalQueues(queue_settings(tmp_path / str(memory), max_memory_size=memory))
+        spool.add(b"12345", b"67890", b"abcde", b"fghij")
+        assert seen(spool, 0, 9, 6) == [b"12345", b"67890"]
+        assert seen(spool, 2, 9, 1) == [b"abcde"]
+        assert seen(spool, 1, 9, 11) == [b"67890", b"abcde", b"fghij"]
+        spool.close()
+
+
+def test_a_view_of_a_queue_without_a_journal(tmp_path: Path) -> None:
+    """It is all in memory."""
+    spool = LocalQueues(queue_settings(tmp_path, keep_journal=False))
+    spool.add(b"one", b"two")
+    assert (seen(spool, 1), seen(spool, 2)) == ([b"two"], [])
+    spool.close()
+
+
+@pytest.mark.parametrize("change", ["rotated", "packed", "deleted"])
+def test_a_view_is_not_current_after_the_files_were_replaced(tmp_path: Path, change: str) -> None:
+    """What it reads may then be wrong, and is not used."""
+    spool = LocalQueues(
+        queue_settings(
+            tmp_path, max_memory_size=100, max_journal_size=2000, min_journal_compact_delay=0
+        )
+    )
+    spool.add(*[b"%d" % number for number in range(200)])
+    view = View(spool.queue(), 100, 10, 1000)
+    assert (view.is_on_disk, view.is_current) == (True, True)
+    if change == "rotated":
+        spool.add(*[b"x"] * 100)
+    elif change == "packed":
+        while not spool.queue().journal.rewrites:
+            view.close()
+            view = View(spool.queue(), 50, 10, 1000)
+            assert view.is_on_disk
+            spool.take()
+    else:
+        spool.collection.delete("jobs")
+    assert not view.is_current
+    view.close()
+    spool.close()
+
+
+def test_passing_over_too_many_items_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rather than reading for minutes."""
+    monkeypatch.setattr(browsing, "_LONGEST", -1.0)
+    spool = LocalQueues(queue_settings(tmp_path, max_memory_size=10))
+    spool.add(*[b"%d" % number for number in range(100)])
+    with pytest.raises(QueueUnavailable, match="look nearer to the head"):
+        seen(spool, 50)
+    spool.close()
+
+
+def test_paused_and_expired_items_are_seen(tmp_path: Path) -> None:
+    """Looking is not reading: it drops nothing."""
+    spool = LocalQueues(ServerConfig(queue_path=tmp_path))
+    spool.add(b"old", expiry=spool.clock.now() + 10)
+    spool.clock.advance(1)
+    assert seen(spool, 0) == [b"old"]
+    assert spool.queue().expired_items == 0
+    spool.close()
