@@ -434,3 +434,44 @@ def test_items_are_browsed_and_searched(client: Client, server: ServerProcess) -
     assert answer(server, "browse", "browsed", "--search", "nothing", "--count", "0") == b""
     assert run(server, "browse", "nosuch").returncode == 1
     assert run(server, "browse", "browsed", "--search", "a", "--pattern", "a").returncode == 2
+
+
+def test_items_are_moved_and_copied(client: Client, server: ServerProcess) -> None:
+    """The number is printed; a refusal is exit status 1."""
+    client.put_many("from", [b"1", b"2", b"3", b"4"])
+    assert answer(server, "copy", "from", "to", "--count", "2") == b"2 items copied\n"
+    assert answer(server, "move", "from", "to", "--count", "1") == b"1 items moved\n"
+    refused = run(server, "move", "from", "small")
+    assert (refused.returncode, refused.stdout) == (1, b"2 items moved\n")
+    assert b"small is full" in refused.stderr
+    assert answer(server, "redrive", "from", "to") == b"1 items moved\n"
+    assert [client.get("to") for _ in range(5)] == [b"1", b"2", b"1", b"4", None]
+    assert run(server, "move", "nosuch", "to").returncode == 1
+    client.flush("small")
+
+
+def test_an_export_is_imported_again(client: Client, server: ServerProcess, tmp_path: Path) -> None:
+    """Any bytes, and what expires; into the same queue or another one."""
+    client.put("original", BINARY)
+    client.put("original", b"expires", 600)
+    client.put_many("original", [b"%d" % number for number in range(1200)])
+    lines = answer(server, "export", "original")
+    assert client.get("original") == BINARY
+    client.flush("original")
+    file = tmp_path / "work.jsonl"
+    file.write_bytes(lines)
+    assert answer(server, "import", str(file)) == b"1202 items added\n"
+    assert answer(server, "import", "-", "--queue", "second", data=lines) == b"1202 items added\n"
+    (page,) = client.browse("original", 1, 1).values()
+    assert page.items[0].expiry > page.items[0].add_time
+    for queue in ("original", "second"):
+        items = [client.get(queue) for _ in range(1203)]
+        assert items == [BINARY, b"expires", *[b"%d" % number for number in range(1200)], None]
+    expired = b'{"queue": "original", "data": "old", "expiry": 5}\n'
+    assert answer(server, "import", data=expired) == b"0 items added\n"
+    wrong = run(server, "import", data=b'{"queue": "original", "data": "x"}\nwrong\n')
+    assert (wrong.returncode, b"line 2" in wrong.stderr) == (1, True)
+    full = run(server, "import", "--queue", "small", data=lines)
+    assert (full.returncode, b"queue 'small' is full" in full.stderr) == (1, True)
+    assert run(server, "import", str(tmp_path / "nosuch")).returncode == 1
+    client.flush("small")

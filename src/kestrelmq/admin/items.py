@@ -1,4 +1,4 @@
-"""API operations on items: browse, search and add them; list open reads and give them back."""
+"""API operations on items: browse, search, add and move them; and on open reads."""
 
 import base64
 import binascii
@@ -7,19 +7,22 @@ from collections.abc import Iterable
 from kestrelmq.admin.calls import Answer, Call, now
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.models import (
+    MovedAnswer,
     NewItem,
+    NewPlace,
     OpenQuery,
     OpenRead,
     OpenReadsAnswer,
     PeekAnswer,
     PeekedItem,
     PeekQuery,
+    Redrive,
     Requeue,
     Requeued,
     Stored,
 )
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
-from kestrelmq.server import changes
+from kestrelmq.server import changes, moving
 from kestrelmq.server.browsing import Search
 
 
@@ -85,6 +88,37 @@ def _data(item: NewItem) -> bytes:
         return (item.text or "").encode()
     except (binascii.Error, ValueError) as error:
         raise ApiError(400, "invalid_body", f"data: not base64: {error}") from None
+
+
+async def move_items(call: Call) -> Answer:
+    """Move the first items of a queue to another one, in order.
+
+    An item is in the target before it leaves the queue: a crash may leave it in both. Where the
+    target refuses an item, the move ends.
+    """
+    body, name = call.body(NewPlace), call.queue().name
+    return _moved(await moving.move(call.admin.context, name, body.target, body.count))
+
+
+async def copy_items(call: Call) -> Answer:
+    """Copy the first items of a queue to another one, in order.
+
+    What is read from the queue meanwhile may make it leave out or repeat some items.
+    """
+    body, name = call.body(NewPlace), call.queue().name
+    return _moved(await moving.copy(call.admin.context, name, body.target, body.count))
+
+
+async def redrive(call: Call) -> Answer:
+    """Move all items of a dead-letter queue back to where they came from, or to another queue."""
+    body, name = call.body(Redrive), call.queue().name
+    return _moved(await moving.move(call.admin.context, name, body.target))
+
+
+def _moved(moved: moving.Moved | None) -> Answer:
+    if moved is None:
+        raise ApiError(404, "queue_not_found", "the queue was deleted")
+    return Answer(MovedAnswer(count=moved.count, stopped=moved.stopped))
 
 
 async def list_open_reads(call: Call) -> Answer:

@@ -128,6 +128,23 @@ class Operations(_Model):
     """Which operations of clients."""
 
 
+class NewPlace(_Model):
+    """Where to move or copy items."""
+
+    target: Annotated[str, Field(min_length=1, max_length=200)]
+    """The queue, or the alias, that they are added to."""
+    count: Annotated[int, Field(ge=0)] | None = None
+    """How many of the first items; if absent, all that wait."""
+
+
+class Redrive(_Model):
+    """Where to move dead letters."""
+
+    target: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """The queue that they are added to; if absent, the only one that has this queue as
+    `dead_letter_queue`."""
+
+
 class Requeue(_Model):
     """Which open reads to give back."""
 
@@ -354,6 +371,15 @@ class PausedAnswer(_Model):
 
     paused: str
     """What is paused now: `reads`, `writes` or `all`; empty for nothing."""
+
+
+class MovedAnswer(_Model):
+    """Items that were moved or copied."""
+
+    count: Count
+    """How many."""
+    stopped: str | None
+    """Why it ended early; null if it did not."""
 
 
 class Requeued(_Model):

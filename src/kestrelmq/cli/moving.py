@@ -1,8 +1,13 @@
-"""`kestrelmq browse`: look at items and leave them in their queues."""
+"""`kestrelmq browse`, `move`, `copy`, `redrive`, `export`, `import`: look at items, move them."""
 
 import sys
-from collections.abc import Iterator
-from typing import Annotated
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Annotated, BinaryIO, Final
 
 import typer
 
@@ -15,11 +20,14 @@ from kestrelmq.cli.servers import (
     connect,
 )
 from kestrelmq.cli.terminal import printable
-from kestrelmq.client import BrowsedItem, Client
-from kestrelmq.journal.exchange import ExportRow, to_json
+from kestrelmq.client import BrowsedItem, Client, Moved
+from kestrelmq.errors import KestrelError
+from kestrelmq.journal.exchange import ExportRow, from_json, to_json
 
-_SHOWN = 200
+_SHOWN: Final = 200
 """Characters of an item that a line shows."""
+_BATCH: Final = 1000
+"""The most items that are added together."""
 
 
 def browse(  # noqa: PLR0913 # one parameter a flag
@@ -57,11 +65,15 @@ def browse(  # noqa: PLR0913 # one parameter a flag
         check_exists(client, queue)
         for item in found_items(client, queue, offset, count, search, pattern):
             if as_json:
-                print(to_json(ExportRow(queue, item.place, item.data, item.add_time, item.expiry)))
+                print(_json_line(queue, item))
             else:
                 text = printable(item.data[: 4 * _SHOWN].decode(errors="replace"))[:_SHOWN]
                 print(f"{item.place}\t{len(item.data)}\t{text}")
     sys.stdout.flush()
+
+
+def _json_line(queue: str, item: BrowsedItem) -> str:
+    return to_json(ExportRow(queue, item.place, item.data, item.add_time, item.expiry))
 
 
 def found_items(
@@ -93,3 +105,152 @@ def found_items(
 
 def _page(count: int) -> int:
     return min(count, 1000) if count > 0 else 1000
+
+
+TargetArgument = Annotated[str, typer.Argument(metavar="TARGET", help="Where the items go.")]
+CountFlag = Annotated[
+    int | None, typer.Option(min=0, help="How many of the first items; otherwise all that wait.")
+]
+
+
+def move(
+    queue: QueueArgument,
+    target: TargetArgument,
+    *,
+    count: CountFlag = None,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Move items from the head of a queue to another one, on every server, in order.
+
+    An item is in TARGET before it leaves QUEUE: if the server crashes, it may be in both. Exit
+    status 1: TARGET refused an item, which is still in QUEUE; or no server has the queue.
+    """
+    with connect(servers, zookeeper, path_prefix) as client:
+        _report(queue, "moved", client.move(queue, target, count))
+
+
+def copy(
+    queue: QueueArgument,
+    target: TargetArgument,
+    *,
+    count: CountFlag = None,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Copy items from the head of a queue to another one, on every server, in order.
+
+    What is read from QUEUE meanwhile may make it leave out or repeat some items. Exit status 1:
+    TARGET refused an item, or no server has the queue.
+    """
+    with connect(servers, zookeeper, path_prefix) as client:
+        _report(queue, "copied", client.copy(queue, target, count))
+
+
+def redrive(
+    queue: QueueArgument,
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="TARGET", help="Otherwise the queue with this dead_letter_queue."),
+    ] = None,
+    *,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Move all items of a dead-letter queue back to where they came from, on every server.
+
+    Exit status 1: an item was refused, or no server has the queue.
+    """
+    with connect(servers, zookeeper, path_prefix) as client:
+        _report(queue, "moved", client.redrive(queue, target))
+
+
+def _report(queue: str, done: str, results: Mapping[str, Moved]) -> None:
+    if not results:
+        raise KestrelError(f"no server has a queue {queue!r}")
+    print(f"{sum(moved.count for moved in results.values())} items {done}")
+    stopped = [f"{server}: {one.stopped}" for server, one in results.items() if one.stopped]
+    if stopped:
+        raise KestrelError("; ".join(stopped))
+
+
+def export(
+    queue: QueueArgument,
+    *,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Print the items of a queue as JSON lines, and leave them there.
+
+    \b
+    kestrelmq export work > work.jsonl
+    kestrelmq import work.jsonl
+
+    The lines are those of `kestrelmq journal export`. Items of open reads are not included. What is
+    read from the queue meanwhile may make it leave out or repeat some items.
+    """  # noqa: D301 # \b is for the help
+    with connect(servers, zookeeper, path_prefix) as client:
+        check_exists(client, queue)
+        for item in found_items(client, queue):
+            print(_json_line(queue, item))
+    sys.stdout.flush()
+
+
+def import_items(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="JSON lines; - reads standard input.")
+    ] = "-",
+    *,
+    queue: Annotated[
+        str | None, typer.Option(help="Add all items to this queue, whatever the lines say.")
+    ] = None,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Add the items of JSON lines, as an export prints them, to their queues.
+
+    They are new items: they keep their expiry, to the second, but not the time when they were
+    added. Those that have expired meanwhile are left out. Exit status 1: a line is wrong, or an
+    item was refused; the message says how many were added.
+    """
+    added, problem = 0, None
+    with connect(servers, zookeeper, path_prefix) as client, _lines(file) as lines:
+        try:
+            for (name, expiry), items in _batches(lines, queue):
+                due = datetime.fromtimestamp(expiry / 1000, UTC) if expiry else None
+                outcomes = client.put_many(name, items, due)
+                added += outcomes.count(True)
+                if not all(outcomes):
+                    problem = f"queue {name!r} is full, or an item is too large"
+                    break
+        except KestrelError as error:
+            problem = str(error)
+    if problem is not None:
+        raise KestrelError(f"{problem}; {added} items added")
+    print(f"{added} items added")
+
+
+def _lines(file: str) -> AbstractContextManager[BinaryIO]:
+    if file == "-":
+        return nullcontext(sys.stdin.buffer)
+    try:
+        return Path(file).open("rb")
+    except OSError as error:
+        raise KestrelError(f"{file}: {error.strerror}") from error
+
+
+def _batches(
+    lines: Iterable[bytes], queue: str | None
+) -> Iterator[tuple[tuple[str, int], list[bytes]]]:
+    """Yield items that can be added together, with their queue and expiry."""
+    rows = (from_json(line, number, 0) for number, line in enumerate(lines, 1) if line.strip())
+    now = time.time() * 1000
+    live = (row for row in rows if not row.expiry or row.expiry > now)
+    for key, same in groupby(live, lambda row: (queue or row.queue, row.expiry)):
+        while batch := [row.data for row in islice(same, _BATCH)]:
+            yield key, batch

@@ -8,7 +8,7 @@ import logging
 
 from kestrelmq.client.aio import AsyncClient
 from kestrelmq.client.blocking import Client
-from kestrelmq.client.commands import BrowsedItem, BrowsedPage
+from kestrelmq.client.commands import BrowsedItem, BrowsedPage, Moved
 from kestrelmq.client.connected import ConnectedClient
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.statistics import QueueStats
@@ -20,6 +20,7 @@ __all__ = [
     "Client",
     "ClientOptions",
     "ConnectedClient",
+    "Moved",
     "QueueStats",
 ]
 

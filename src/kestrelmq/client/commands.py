@@ -8,12 +8,15 @@ thrown into it.
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 from kestrelmq.client.statistics import queue_stats
 from kestrelmq.errors import ConnectionLost, InvalidRequest, ProtocolError, ServerRefused
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import memcache_client as wire
+
+_MOVE_WAIT: Final = 600.0
+"""Seconds that a move or a copy may take besides the usual time-out."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -232,6 +235,43 @@ def _number(reply: wire.Reply, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 20):
         _unexpected(reply)
     return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What became of a move or a copy on one server.
+
+    Attributes:
+        count: how many items were moved or copied.
+        stopped: why it ended early; None if it did not.
+    """
+
+    count: int
+    stopped: str | None = None
+
+
+def move(
+    verb: Literal["move", "copy", "redrive"], queue: bytes, target: bytes | None, count: int | None
+) -> Command[Moved | None]:
+    """Move or copy the first `count` items, or all, to another queue; None: no such queue."""
+    words = [] if target is None else [target.decode()]
+    if count is not None:
+        words.append(str(count))
+    request = wire.queue_request(verb, queue, *words)
+    return Command(request, _read_moved("COPIED " if verb == "copy" else "MOVED "), _MOVE_WAIT)
+
+
+def _read_moved(word: str) -> Callable[[], Reading[Moved | None]]:
+    def read() -> Reading[Moved | None]:
+        reply = yield
+        if reply == wire.Line("NOT_FOUND"):
+            return None
+        if not isinstance(reply, wire.Line) or not reply.text.startswith(word):
+            _unexpected(reply)
+        count, _, stopped = reply.text.removeprefix(word).partition(" ")
+        return Moved(_number(reply, count), stopped or None)
+
+    return read
 
 
 def declare(queue: bytes, settings: Sequence[str]) -> Command[str]:

@@ -34,6 +34,7 @@ from typing import (
     Concatenate,
     Final,
     Generic,
+    Literal,
     ParamSpec,
     Protocol,
     TypeAlias,
@@ -45,7 +46,7 @@ from typing import (
 from kestrelmq.client import commands
 from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import Membership, ServerSet
-from kestrelmq.client.commands import BrowsedPage, Command
+from kestrelmq.client.commands import BrowsedPage, Command, Moved
 from kestrelmq.client.connected import ConnectedClient, connected_client
 from kestrelmq.client.options import ClientOptions, Expiry, protocol_expiry
 from kestrelmq.client.statistics import QueueStats, queue_stats
@@ -606,6 +607,41 @@ class Planner:
         answers = yield from self._on_every_server(command)
         return {server: page for server, page in answers.items() if page is not None}
 
+    def move(self, queue: str, target: str, count: int | None = None) -> Plan[dict[str, Moved]]:
+        """Move the first `count` items of a queue, or all that wait, to another, on every server.
+
+        Each server moves its own items, in order. An item is in the target before it leaves the
+        queue: if a server crashes, it may be in both. Where the target refuses an item, the move
+        ends.
+
+        Returns:
+            What each server did that has the queue.
+        """
+        return (yield from self._move("move", queue, target, count))
+
+    def copy(self, queue: str, target: str, count: int | None = None) -> Plan[dict[str, Moved]]:
+        """Copy the first `count` items of a queue, or all that wait, to another; as `move`."""
+        return (yield from self._move("copy", queue, target, count))
+
+    def redrive(self, queue: str, target: str | None = None) -> Plan[dict[str, Moved]]:
+        """Move all items of a dead-letter queue to `target`; as `move`.
+
+        Without a target, they go to the only queue that has this one as `dead_letter_queue`.
+        """
+        return (yield from self._move("redrive", queue, target, None))
+
+    def _move(
+        self,
+        verb: Literal["move", "copy", "redrive"],
+        queue: str,
+        target: str | None,
+        count: int | None,
+    ) -> Plan[dict[str, Moved]]:
+        name = commands.checked_queue(queue)
+        to = None if target is None else commands.checked_queue(target)
+        answers = yield from self._on_every_server(commands.move(verb, name, to, count))
+        return {server: moved for server, moved in answers.items() if moved is not None}
+
     def declare(
         self,
         queue: str,
@@ -826,6 +862,9 @@ class ClientOperations:
     flush_all = PlanMethod(Planner.flush_all)
     delete = PlanMethod(Planner.delete)
     browse = PlanMethod(Planner.browse)
+    move = PlanMethod(Planner.move)
+    copy = PlanMethod(Planner.copy)
+    redrive = PlanMethod(Planner.redrive)
     declare = PlanMethod(Planner.declare)
     pause = PlanMethod(Planner.pause)
     resume = PlanMethod(Planner.resume)

@@ -736,7 +736,15 @@ class Queue(Committable):
         """Return the head without taking it; None if the queue is empty."""
         return self.backlog.memory[0] if self._has_head() else None
 
-    def _has_head(self) -> bool:
+    def head(self) -> bytes | None:
+        """Return the head without taking it, also while reads are paused; None if there is none."""
+        return self.backlog.memory[0] if self._has_head(although_paused=True) else None
+
+    def hold_head(self) -> int:
+        """Open a read of the head, which `head` returned, without a time limit; return its xid."""
+        return self._open(self.backlog.take(), by_reader=True)
+
+    def _has_head(self, *, although_paused: bool = False) -> bool:
         """Bring the head into memory; return False if there is none that may be taken now.
 
         Raises:
@@ -744,7 +752,7 @@ class Queue(Committable):
         """
         if self._needs_checks:
             self._check_usable()
-            if self._limits.reads_paused:
+            if self._limits.reads_paused and not although_paused:
                 return False
             if self._expiring:
                 self.discard_expired(None)

@@ -132,6 +132,23 @@ class Browse:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """Move or copy the first items of a queue to another one.
+
+    Attributes:
+        queue: the name of the queue.
+        target: where they go; None is back to the queue of these dead letters.
+        count: how many; None is all.
+        copies: whether they stay in the queue, too.
+    """
+
+    queue: str
+    target: str | None
+    count: int | None
+    copies: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """Pause or resume operations of a queue."""
 
@@ -243,6 +260,7 @@ Request = (
     | Confirm
     | TouchRead
     | Browse
+    | Move
     | Pause
     | Declare
     | Delete
@@ -470,6 +488,24 @@ class Parser:
             raise ClientFault(reason, closes=False)
         return Browse(queue, offset, count, search, is_pattern=kind == b"pattern")
 
+    def _move(self, words: list[bytes]) -> Move:
+        return self._transfer(words, "move", copies=False)
+
+    def _copy(self, words: list[bytes]) -> Move:
+        return self._transfer(words, "copy", copies=True)
+
+    def _transfer(self, words: list[bytes], verb: str, *, copies: bool) -> Move:
+        if len(words) not in {2, 3}:
+            raise ClientFault(f"{verb} takes two queues, and perhaps a count", closes=False)
+        count = _count(words[2], verb) if len(words) == 3 else None
+        return Move(self._queue(words[0]), self._queue(words[1]), count, copies)
+
+    def _redrive(self, words: list[bytes]) -> Move:
+        if len(words) not in {1, 2}:
+            raise ClientFault("redrive takes a queue, and perhaps a target", closes=False)
+        target = self._queue(words[1]) if len(words) == 2 else None
+        return Move(self._queue(words[0]), target, None)
+
     def _declare(self, words: list[bytes]) -> Declare:
         if not words:
             raise ClientFault("declare takes a queue, and its settings", closes=False)
@@ -607,6 +643,9 @@ _VERBS: Final[dict[bytes, Callable[[Parser, list[bytes]], Request]]] = {
     b"confirm": Parser._confirm,
     b"touch_read": Parser._touch_read,
     b"browse": Parser._browse,
+    b"move": Parser._move,
+    b"copy": Parser._copy,
+    b"redrive": Parser._redrive,
     b"declare": Parser._declare,
     b"pause": Parser._pause,
     b"resume": Parser._resume,

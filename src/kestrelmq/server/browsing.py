@@ -96,12 +96,19 @@ class Browser:
         end = offset + passed
         return Page(total, items, end if passed and end < total else None)
 
-    async def _read(self, queue: Queue, offset: int, most: int) -> tuple[int, list[bytes]]:
+    async def records(self, queue: Queue, offset: int, most: int, most_bytes: int) -> list[bytes]:
+        """Return the records of at most `most` items from `offset` on. Raises QueueUnavailable."""
+        _, records = await self._read(queue, offset, most, most_bytes)
+        return records
+
+    async def _read(
+        self, queue: Queue, offset: int, most: int, most_bytes: int = READ_BYTES
+    ) -> tuple[int, list[bytes]]:
         """Return how many items wait, and the records of some."""
         for _ in range(_TRIES):
             if queue.is_closed:
                 break
-            view = View(queue, offset, most, READ_BYTES)
+            view = View(queue, offset, most, most_bytes)
             failure: Exception | None = None
             records: list[bytes] = []
             try:

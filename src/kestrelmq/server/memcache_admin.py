@@ -26,6 +26,7 @@ from kestrelmq.protocol.memcache import (
     FlushAll,
     FlushExpired,
     KillClient,
+    Move,
     Pause,
     Request,
     Stats,
@@ -39,6 +40,7 @@ from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import Pieces
 from kestrelmq.server.memcache_reads import error_reply
+from kestrelmq.server.moving import Moved, copy, move
 from kestrelmq.server.server_actions import Action, RemoteAdminRefused
 from kestrelmq.server.status import Status, StatusNotSaved
 from kestrelmq.version import VERSION
@@ -84,6 +86,9 @@ def _serve_server(context: ServerContext, connection: Connection, request: Reque
         case BareCommand("reload"):
             _answer_later(connection, changes.reload(context), lambda _: RELOADED)
             return b""
+        case Move():
+            _start_move(context, connection, request)
+            return b""
         case Browse():
             _answer_later(connection, _browse(context, request), _page)
             return b""
@@ -107,6 +112,22 @@ def _serve_server(context: ServerContext, connection: Connection, request: Reque
             return b""
         case _:
             raise AssertionError(f"{request} is served elsewhere")
+
+
+def _start_move(context: ServerContext, connection: Connection, request: Move) -> None:
+    word, name, target = b"MOVED", request.queue, request.target
+    if request.copies and target is not None:
+        word = b"COPIED"
+        moving = copy(context, name, target, request.count)
+    else:
+        moving = move(context, name, target, request.count)
+
+    def reply(moved: Moved | None) -> bytes:
+        if moved is None:
+            return NOT_FOUND
+        return word + b" " + memcache.line(f"{moved.count} {moved.stopped or ''}")
+
+    _answer_later(connection, moving, reply)
 
 
 async def _browse(context: ServerContext, request: Browse) -> Page | None:

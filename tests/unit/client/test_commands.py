@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kestrelmq.client import BrowsedItem, BrowsedPage, commands
+from kestrelmq.client import BrowsedItem, BrowsedPage, Moved, commands
 from kestrelmq.errors import ProtocolError
 from kestrelmq.protocol.memcache_client import ReplyParser
 
@@ -146,3 +146,17 @@ def test_what_is_no_browsed_item_is_an_error(data: bytes) -> None:
     """As are lines that do not belong there."""
     with pytest.raises(ProtocolError):
         result(commands.browse(b"q", 0, 1, b"", is_pattern=False), data)
+
+
+def test_a_move_says_how_many() -> None:
+    """And why no more."""
+    move = commands.move("move", b"q", b"other", 5)
+    assert move.request == b"move q other 5\r\n"
+    assert commands.move("copy", b"q", b"other", None).request == b"copy q other\r\n"
+    assert commands.move("redrive", b"q", None, None).request == b"redrive q\r\n"
+    assert result(move, b"MOVED 5\r\n") == Moved(5)
+    assert result(move, b"MOVED 2 other is full\r\n") == Moved(2, "other is full")
+    assert result(move, b"NOT_FOUND\r\n") is None
+    for wrong in (b"COPIED 5\r\n", b"MOVED\r\n", b"MOVED x\r\n", END):
+        with pytest.raises(ProtocolError):
+            result(move, wrong)

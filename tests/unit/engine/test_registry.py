@@ -89,18 +89,15 @@ def test_what_waits_for_a_write_that_did_it_too_is_told_at_once(tmp_path: Path) 
 
 def test_a_write_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
     """What is set is in force; the file is the old one, and no temporary is left."""
-    links = tmp_path / "links"
-    (tmp_path / "queues").mkdir()
-    links.mkdir()
-    directory = CrashingDirectory(tmp_path / "queues", links)
+    directory = CrashingDirectory.within(tmp_path)
     kept = QueueRegistry(directory, FakeClock())
     kept.put("jobs", READS)
     assert failures(kept) == [None]
     before = (tmp_path / "queues" / FILE).read_bytes()
     kept.put("jobs", QueueEntry(Paused.ALL))
-    directory.fail = lambda _step: True
+    directory.break_steps()
     (failure,) = failures(kept)
-    directory.fail = lambda _step: False
+    directory.mend()
     assert "could not be saved in ~~queues" in str(failure)
     assert kept.entry("jobs").paused is Paused.ALL
     assert (tmp_path / "queues" / FILE).read_bytes() == before

@@ -1,0 +1,151 @@
+"""Moving items from the head of one queue to another, a slice at a time.
+
+A slice: add each item to the target, as a client would, and open a read of it in the source, so
+that no reader gets it. Write the target, and wait until that is as durable as its settings ask for.
+Then confirm the reads. So a crash leaves an item in the source, in the target, or in both, but
+never in neither. Reads that were not confirmed are given back.
+
+The first item that the target refuses ends the move, and stays at the head of the source.
+"""
+
+from collections.abc import Generator
+from typing import Final
+
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.queue import Queue
+from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError
+from kestrelmq.journal.records import ADDX_HEADER, item_expiry
+
+SLICE_ITEMS: Final = 200
+"""The most items of a slice; moving so many takes about a millisecond."""
+SLICE_BYTES: Final = 1 << 20
+"""Bytes of data after which a slice ends."""
+_RETRY: Final = 1.0
+"""Seconds after which reads are given back that could not be given back at once."""
+
+
+class Target:
+    """The queue, or the queues of an alias, that gets the items.
+
+    Attributes:
+        added: how many items it accepted.
+        refusal: why it refused one; None while it accepted all.
+    """
+
+    def __init__(self, collection: QueueCollection, name: str, source: Queue) -> None:
+        """Prepare to add items of `source` to `name`.
+
+        Raises:
+            InvalidQueueName: items that are added to `name` would come back to `source`.
+        """
+        self.added = 0
+        self.refusal: str | None = None
+        self._collection = collection
+        self._name = name
+        if source.name == name or source in collection.destinations(name):
+            raise InvalidQueueName(f"what is added to {name} comes to {source.name}, too")
+
+    def add(self, record: bytes) -> bool:
+        """Add an item with its expiry; return False, and set `refusal`, if it is refused."""
+        data, expiry = record[ADDX_HEADER:], item_expiry(record)
+        collection = self._collection
+        try:
+            collection.loading.check(collection.leaves(self._name))
+            queues = [collection.obtain(leaf) for leaf in collection.leaves(self._name)]
+            # If there are several, none gets the item unless all have room.
+            accepted = len(queues) == 1 or all(queue.has_room(len(data)) for queue in queues)
+            if accepted:
+                accepted = sum(queue.add(data, expiry) for queue in queues) == len(queues)
+        except KestrelError as error:
+            self.refusal = str(error)
+            return False
+        if not accepted:
+            self.refusal = f"{self._name} is full, or the item is too large for it"
+            return False
+        self.added += 1
+        return True
+
+    def write(self) -> tuple[Queue, ...]:
+        """Write what was added; return the queues that have it. Raises JournalError."""
+        queues = tuple(self._collection.destinations(self._name))
+        for queue in queues:
+            queue.write_now()
+        return queues
+
+
+class Move:
+    """One move.
+
+    Attributes:
+        moved: how many items are in the target now, and not in the source.
+        stopped: why it ended early; None if it did not.
+    """
+
+    def __init__(
+        self, collection: QueueCollection, source: Queue, target: str, count: int | None = None
+    ) -> None:
+        """Prepare to move `count` items; None is all that wait now.
+
+        Raises:
+            InvalidQueueName: see `Target`.
+        """
+        self.moved = 0
+        self.stopped: str | None = None
+        self._source = source
+        self._target = Target(collection, target, source)
+        self._left = len(source) if count is None else count
+
+    def slices(self) -> Generator[tuple[Queue, ...], None, None]:
+        """Move the items.
+
+        Yields:
+            The queues that must be durable before it goes on. If they cannot be, throw the
+            JournalError into it.
+
+        Raises:
+            JournalError: a queue could not be written; items may be in both queues.
+            QueueUnavailable: the source was closed, or cannot be read.
+        """
+        while self._left > 0:
+            held: list[int] = []
+            try:
+                self._hold_slice(held)
+                if not held:
+                    break
+                yield self._target.write()
+                for xid in held:
+                    self._source.confirm(xid)
+                self._source.write_now()
+                self.moved += len(held)
+            except BaseException:
+                self._give_back(held)
+                raise
+            if self._target.refusal is not None:
+                break
+        self.stopped = self._target.refusal
+
+    def _hold_slice(self, held: list[int]) -> None:
+        """Add the next items to the target, and append to `held` the xids of their reads."""
+        size = 0
+        while self._left > 0 and len(held) < SLICE_ITEMS and size < SLICE_BYTES:
+            record = self._source.head()
+            if record is None:
+                self._left = 0
+                return
+            if not self._target.add(record):
+                return
+            held.append(self._source.hold_head())
+            self._left -= 1
+            size += len(record)
+
+    def _give_back(self, held: list[int]) -> None:
+        """Give reads back; if that cannot be written, later."""
+        source = self._source
+        if source.is_closed:
+            return
+        source.give_back(held, counted=False)
+        try:
+            source.write_now()
+        except JournalError:
+            for xid in held:
+                source.extend(xid, _RETRY)

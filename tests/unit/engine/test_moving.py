@@ -1,0 +1,215 @@
+"""Moving items between queues: in order, up to the first refusal, and never lost."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.config import ServerConfig, config_from_toml
+from kestrelmq.engine.moving import SLICE_ITEMS, Move
+from kestrelmq.engine.paused import Paused
+from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.worker import run_to_end
+from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
+from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
+from kestrelmq.testing.queues import LocalQueues, items_on_disk, queue_settings
+from kestrelmq.testing.real import SimulatedCrash
+
+pytestmark = pytest.mark.compiled
+
+
+@pytest.fixture(name="spool")
+def local_queues(tmp_path: Path) -> Iterator[LocalQueues]:
+    """Queues with default settings; `jobs` has three items."""
+    queues = LocalQueues(ServerConfig(queue_path=tmp_path))
+    queues.add(b"1", b"2", b"3")
+    yield queues
+    queues.close()
+
+
+def move(
+    spool: LocalQueues, target: str = "late", count: int | None = None
+) -> tuple[int, str | None]:
+    """Move items of `jobs`; return how many, and why no more."""
+    work = Move(spool.collection, spool.queue(), target, count)
+    run_to_end(work.slices())
+    spool.commit()
+    return work.moved, work.stopped
+
+
+@pytest.mark.parametrize(("count", "moved"), [(0, 0), (2, 2), (3, 3), (9, 3), (None, 3)])
+def test_the_first_items_go_to_the_end_of_the_target(
+    spool: LocalQueues, count: int | None, moved: int
+) -> None:
+    """In order; the others stay; also after a restart."""
+    spool.add(b"0", name="late")
+    assert move(spool, count=count) == (moved, None)
+    items = [b"1", b"2", b"3"]
+    for _ in range(2):
+        assert spool.items() == items[moved:]
+        assert spool.items("late") == [b"0", *items[:moved]]
+        spool.restart()
+
+
+def test_a_refusal_ends_the_move(tmp_path: Path) -> None:
+    """The item that was refused is still the head; nothing is counted as delivered."""
+    config = config_from_toml(
+        '[queues.late]\nmax_items = 2\n[default]\nmax_deliveries = 1\ndead_letter_queue = "dead"\n',
+        "test",
+    )
+    spool = LocalQueues(config.model_copy(update={"queue_path": tmp_path}))
+    spool.add(b"1", b"2", b"3")
+    assert move(spool) == (2, "late is full, or the item is too large for it")
+    assert move(spool) == (0, "late is full, or the item is too large for it")
+    assert (spool.items(), spool.items("late")) == ([b"3"], [b"1", b"2"])
+    spool.collection.pause("late", Paused.WRITES)
+    assert move(spool) == (0, "queue late is paused for writes")
+    assert (spool.queue().open_reads, "dead" in spool.collection.queues) == (0, False)
+    spool.close()
+
+
+def test_items_keep_their_expiry_and_expired_ones_stay_behind(spool: LocalQueues) -> None:
+    """As if they were read and added."""
+    expiry = spool.clock.now() + 5000
+    spool.drain()
+    spool.add(b"old", expiry=spool.clock.now() + 10)
+    spool.add(b"new", expiry=expiry)
+    spool.clock.advance(1)
+    assert move(spool) == (1, None)
+    assert spool.items("late") == [b"new"]
+    spool.clock.advance(5)
+    assert spool.take("late") is None
+
+
+def test_a_queue_whose_reads_are_paused_can_be_emptied(spool: LocalQueues) -> None:
+    """That is why somebody paused it."""
+    spool.collection.pause("jobs", Paused.ALL)
+    assert move(spool) == (3, None)
+    assert len(spool.queue()) == 0
+
+
+def test_items_do_not_come_back(tmp_path: Path) -> None:
+    """A target that adds to the source is refused; a child of the target gets them, too."""
+    toml = "[aliases.both]\ndestination_queues = ['late', 'jobs']\n"
+    config = config_from_toml(toml, "test").model_copy(update={"queue_path": tmp_path})
+    spool = LocalQueues(config)
+    spool.add(b"1", b"2")
+    spool.queue("late")
+    for name in ("jobs", "both"):
+        with pytest.raises(InvalidQueueName, match="comes to jobs, too"):
+            move(spool, name)
+    spool.queue("master+child")
+    spool.queue("master")
+    with pytest.raises(InvalidQueueName, match=r"comes to master\+child, too"):
+        Move(spool.collection, spool.queue("master+child"), "master")
+    assert move(spool, "master", 1) == (1, None)
+    assert spool.items("master") == spool.items("master+child") == [b"1"]
+    spool.close()
+
+
+def test_all_queues_of_an_alias_get_an_item_or_none(tmp_path: Path) -> None:
+    """So that it is not there twice after the next try."""
+    toml = "[aliases.both]\ndestination_queues = ['left', 'right']\n[queues.right]\nmax_items = 1\n"
+    config = config_from_toml(toml, "test").model_copy(update={"queue_path": tmp_path})
+    spool = LocalQueues(config)
+    spool.add(b"1", b"2")
+    assert move(spool, "both") == (1, "both is full, or the item is too large for it")
+    assert (spool.items(), spool.items("left"), spool.items("right")) == ([b"2"], [b"1"], [b"1"])
+    spool.close()
+
+
+def test_items_on_disk_are_moved(tmp_path: Path) -> None:
+    """From and to queues that are longer than memory, over many slices."""
+    spool = LocalQueues(queue_settings(tmp_path, max_memory_size=100, max_journal_size=2000))
+    items = [b"%d" % number for number in range(3 * SLICE_ITEMS + 7)]
+    spool.add(*items)
+    assert move(spool) == (len(items), None)
+    assert (spool.drain("late"), spool.drain()) == (items, [])
+    spool.close()
+
+
+def test_no_reader_gets_what_is_being_moved(spool: LocalQueues) -> None:
+    """While a slice waits to be durable; if it cannot be, its items come back as they were."""
+    slices = Move(spool.collection, spool.queue(), "late", 2).slices()
+    (late,) = next(slices)
+    assert isinstance(late, Queue)
+    assert (late.name, spool.take(), spool.take()) == ("late", b"3", None)
+    with pytest.raises(JournalError, match="lost"):
+        slices.throw(JournalError("lost"))
+    spool.commit()
+    assert spool.drain() == [b"1", b"2"]
+
+
+def test_a_source_that_is_deleted_meanwhile_ends_the_move(spool: LocalQueues) -> None:
+    """Its items are in the target."""
+    work = Move(spool.collection, spool.queue(), "late", None)
+    slices = work.slices()
+    next(slices)
+    spool.collection.delete("jobs")
+    next(slices, None)
+    assert spool.items("late") == [b"1", b"2", b"3"]
+    work = Move(spool.collection, spool.queue(), "late", 5)
+    spool.collection.delete("jobs")
+    with pytest.raises(QueueUnavailable):
+        next(work.slices())
+
+
+@pytest.mark.parametrize("fails", ["late", "jobs"])
+def test_a_full_disk_loses_nothing(tmp_path: Path, fails: str) -> None:
+    """The error is raised; items are in one queue or in both, and can be read."""
+    directory = CrashingDirectory.within(tmp_path)
+    spool = LocalQueues(ServerConfig(queue_path=tmp_path / "queues"), directory)
+    spool.add(b"1", b"2", b"3")
+    spool.queue("late")
+    directory.break_steps(f"append to {fails}")
+    with pytest.raises(JournalError):
+        move(spool)
+    spool.collection.commits.commit()
+    directory.mend()
+    spool.clock.advance(2)
+    spool.collection.give_back_overdue()
+    assert spool.drain() == [b"1", b"2", b"3"]
+    assert spool.drain("late") == ([] if fails == "late" else [b"1", b"2", b"3"])
+    spool.close()
+
+
+@pytest.mark.parametrize("loss", [CrashLoss.KILLED, CrashLoss.POWER_LOST])
+@pytest.mark.parametrize("dialect", ["documented", "kestrel-2"])
+def test_a_crash_at_any_step_leaves_each_item_somewhere(
+    tmp_path: Path, loss: CrashLoss, dialect: str
+) -> None:
+    """In the source, in the target, or in both; in order in each."""
+    items = [b"%d" % number for number in range(SLICE_ITEMS + 5)]
+    step, crashed = 0, True
+    while crashed:
+        step += 1
+        crashed = False
+        root = tmp_path / str(step)
+        directory = CrashingDirectory.within(root)
+        config = queue_settings(root / "queues", journal_dialect=dialect, max_memory_size=400)
+        spool = LocalQueues(config, directory)
+        spool.add(*items)
+        spool.queue("late")
+        for queue in spool.collection.queues.values():
+            queue.sync()
+        directory.sync()
+        slices = Move(spool.collection, spool.queue(), "late").slices()
+        try:
+            directory.crash_at = directory.steps + step
+            for targets in slices:
+                for queue in targets:
+                    queue.sync()
+            spool.commit()
+        except SimulatedCrash:
+            crashed = True
+        with suppress(SimulatedCrash):
+            slices.close()
+        directory.survive(loss, root / "left")
+        spool.collection._lock.release()
+        source = items_on_disk(root / "left", journal_dialect=dialect)
+        target = items_on_disk(root / "left", "late", journal_dialect=dialect)
+        assert target == items[: len(target)]
+        assert source == items[len(items) - len(source) :]
+        assert len(source) + len(target) >= len(items)
+    assert step > 8
