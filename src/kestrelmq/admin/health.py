@@ -91,5 +91,7 @@ def _problems(context: ServerContext) -> Iterator[Problem]:
     for name, reason in sorted(damaged_queues(collection).items()):
         yield Problem("damaged", name, reason)
     for name, queue in collection.queues.items():
-        if queue.failure is not None:
-            yield Problem("failing", name, f"the journal cannot be written: {queue.failure}")
+        if queue.delayed_damage is not None:
+            yield Problem("damaged", name, queue.delayed_damage)
+        if queue.is_failing:
+            yield Problem("failing", name, f"the journal cannot be written: {queue.problem}")

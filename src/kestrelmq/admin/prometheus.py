@@ -127,7 +127,7 @@ class Exposition:
         yield status
         states = GaugeMetricFamily(_PREFIX + "queues", "queues, by state", labels=["state"])
         collection = context.collection
-        failing = sum(queue.failure is not None for queue in collection.queues.values())
+        failing = sum(queue.problem is not None for queue in collection.queues.values())
         states.add_metric(["up"], len(collection.queues) - failing)
         states.add_metric(["failing"], failing)
         states.add_metric(["damaged"], len(collection.damaged))

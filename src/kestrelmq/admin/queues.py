@@ -154,7 +154,7 @@ async def show_queue(call: Call) -> Answer:
         QueueDetail(
             name=queue.name,
             state=state_of(queue),
-            problem=None if queue.failure is None else str(queue.failure),
+            problem=queue.problem,
             paused=str(queue.paused),
             time=now(),
             oldest=queue.oldest,

@@ -261,6 +261,6 @@ def snapshot_of(queue: Queue, put_rate: float = 0.0, get_rate: float = 0.0) -> Q
 
 def state_of(queue: Queue) -> State:
     """Return the state of a queue that is neither damaged nor loading."""
-    if queue.failure is not None:
+    if queue.problem is not None:
         return "failing"
     return "behind" if queue.read_behind else "ok"

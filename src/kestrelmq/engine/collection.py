@@ -34,7 +34,7 @@ from kestrelmq.journal.files import (
     directory_names,
     make_queue_path,
 )
-from kestrelmq.journal.loading import Pace, load_queue, remove_left_over
+from kestrelmq.journal.loading import Pace, load_with_delayed, remove_left_over
 from kestrelmq.journal.names import LEFT, QueueFiles, group_files, temporary_name
 from kestrelmq.journal.records import AnnotatedItem, item
 from kestrelmq.journal.replay import Replay
@@ -130,8 +130,9 @@ class QueueCollection:
             # Records that were written earlier in this turn may be lost, too.
             failure = JournalError(self.guard.lost)
             for queue in self._everything():
-                if isinstance(queue.journal, FileJournal):
-                    self.commits.failures[queue] = failure
+                for one in (queue, queue.companion):
+                    if one is not None and isinstance(one.journal, FileJournal):
+                        self.commits.failures[one] = failure
 
     def _everything(self) -> list[Queue]:
         return [*self.queues.values(), *self._masked.values()]
@@ -150,27 +151,32 @@ class QueueCollection:
             return self._new_queue(name, config)
         try:
             memory = config.max_memory_size
-            found = load_queue(self._directory, queue_files, memory, self._clock, pace)
+            found, delayed = load_with_delayed(
+                self._directory, queue_files, memory, self._clock, pace
+            )
         except (JournalError, OSError) as error:
             return _cannot_be_loaded(name, error)
         # The journal is not open yet, so a change of its dialect has to wait.
         dialect = found.journal.dialect
         if dialect not in {None, config.journal_dialect}:
             config = config.model_copy(update={"journal_dialect": dialect})
-        return self._new_queue(name, config, found.journal, found.state, found.created)
+        queue = self._new_queue(name, config, found.journal, found.state, found.created)
+        queue.hold_loaded(delayed)
+        return queue
 
     def add_loaded(self, name: str, found: Queue | QueueUnavailable) -> None:
         """Make a queue that `load` returned usable, or record that it is damaged."""
         if isinstance(found, Queue):
             try:
-                if isinstance(found.journal, FileJournal):
-                    found.journal.open()
+                found.open_journal()
                 found.configure(self._configured(name))
             except (JournalError, OSError) as error:
                 found.close()
                 found = _cannot_be_loaded(name, error)
         if isinstance(found, Queue):
             self._register(found)
+            if found.delayed_damage is not None:
+                log.error("%s", found.delayed_damage)
         else:
             log.error("%s", found, extra={"queue": name})
             self.damaged[name] = found
@@ -254,10 +260,16 @@ class QueueCollection:
         for queue in self.destinations(name):
             queue.refusals.count("too_large")
 
-    def destinations(self, name: str) -> list[Queue]:
-        """Return the loaded queues that an add to `name` is written to."""
+    def destinations(self, name: str, *, delayed: bool = False) -> list[Queue]:
+        """Return the loaded queues that an add to `name` is written to.
+
+        `delayed` is whether the added items are.
+        """
         found = [self.queues[leaf] for leaf in self.leaves(name) if leaf in self.queues]
-        return [one for queue in found for one in queue.targets]
+        targets = [one for queue in found for one in queue.targets]
+        if delayed:
+            targets += [one.companion for one in targets if one.companion is not None]
+        return targets
 
     def _create(self, name: str) -> Queue:
         config = self._configured(name)
@@ -312,8 +324,14 @@ class QueueCollection:
 
     # --- adding ---
 
-    def add(self, name: str, data: bytes, expiry: int = 0) -> bool:
+    def add(self, name: str, data: bytes, expiry: int = 0, *, due: int = 0) -> bool:
         """Add an item to a queue and its fanouts, or to all destinations of an alias.
+
+        Args:
+            name: the queue, or alias.
+            data: the item.
+            expiry: when it expires (ms since the epoch), 0 for never.
+            due: from when on the item waits (ms since the epoch), 0 for now.
 
         Returns:
             False if the item was refused; for an alias, if any destination refused it.
@@ -325,12 +343,13 @@ class QueueCollection:
         self.loading.check(self.leaves(name))
         alias = self.config.aliases.get(name)
         if alias is None:
-            return self.obtain(name).add(data, expiry)
+            queue = self.obtain(name)
+            return queue.add_delayed(data, due, expiry) if due else queue.add(data, expiry)
         accepted = True
         failure: str | None = None  # keeping the exception itself would be a reference cycle
         for destination in alias.destination_queues:
             try:
-                accepted &= self.add(destination, data, expiry)
+                accepted &= self.add(destination, data, expiry, due=due)
             except QueueUnavailable as error:
                 failure = str(error)
         if failure is not None:
@@ -566,6 +585,8 @@ class QueueCollection:
             age is not None
             and now > queue.create_time + age * 1000
             and not len(queue)
+            and not queue.delayed_items
+            and queue.delayed_damage is None
             and not queue.open
             and not queue.waiters
             and not queue.paused
@@ -591,15 +612,25 @@ class QueueCollection:
                 log.exception("the upkeep of the journal of queue %s failed", queue.name)
             yield
 
-    def give_back_overdue(self) -> None:
-        """Give back the open reads whose time is up."""
+    def check_deadlines(self) -> None:
+        """Do all of `checking_deadlines`."""
+        run_to_end(self.checking_deadlines())
+
+    def checking_deadlines(self) -> Generator[None, None, None]:
+        """Give back the open reads whose time is up, and add the delayed items that are due.
+
+        Yields after each short piece of work.
+        """
         for queue in list(self.commits.with_deadlines):
             try:
-                others = queue.check_deadlines()
+                again = queue.check_deadlines()
+                while again is not None and again <= self._clock.monotonic():
+                    yield
+                    again = queue.check_deadlines()
             except Exception:
-                log.exception("overdue reads of a queue could not be given back")
+                log.exception("what was due in a queue could not be done")
                 continue
-            if not others:
+            if again is None:
                 self.commits.with_deadlines.discard(queue)
 
     def flush_expired(self, name: str) -> int:
@@ -711,11 +742,13 @@ class QueueCollection:
         if found is None:
             return
         now = self._clock.now()
-        for file in found.dead:
+        delayed = found.delayed or QueueFiles(name)
+        dead = (*delayed.dead, *found.dead)
+        for file in dead:
             self._directory.remove(file)
-        if found.dead:
+        if dead:
             self._directory.sync()
-        for file in reversed(found.present):
+        for file in (*reversed(delayed.present), *reversed(found.present)):
             aside = temporary_name(file, LEFT, now)
             log.warning(
                 "queue %s begins a new journal; its old file %s is kept as %s", name, file, aside
@@ -730,7 +763,7 @@ class QueueCollection:
         Raises:
             JournalError: the journal could not be removed.
         """
-        if not len(queue) and not queue.open:
+        if not len(queue) and not queue.open and not queue.delayed_items:
             queue.end_journal(queue.config.max_memory_size)
             queue.configure(queue.config)
 

@@ -34,8 +34,8 @@ class Committable:  # pragma: no cover: it only declares what a queue does
         """Return the error to report for a failure outside of `commit`."""
         raise NotImplementedError
 
-    def check_deadlines(self) -> bool:
-        """Give back the open reads whose time is up; return whether others have a deadline."""
+    def check_deadlines(self) -> float | None:
+        """Do what is due by now; return when to call this again, None if not before a change."""
         raise NotImplementedError
 
 
@@ -172,7 +172,7 @@ class GroupCommit:
         dirty: these queues; a queue adds itself with its first change.
         failures: queues whose changes were taken back since the last `commit`, and why.
         syncs: schedules the syncs of what was written.
-        with_deadlines: queues with open reads that have deadlines.
+        with_deadlines: queues with something to do at some time.
         on_timer_needed: called when something has to happen later; see `needs_timer`.
         new_files: how many names for new files the queues have asked for; it numbers those.
         worker: runs long work on the journals.
@@ -240,7 +240,7 @@ class GroupCommit:
         return bool(self.with_deadlines) or self.syncs.has_due
 
     def watch_deadlines(self, queue: Committable) -> None:
-        """Let `check_deadlines` of `queue` be called regularly, while open reads have deadlines."""
+        """Let `check_deadlines` of `queue` be called regularly, while it has something to do."""
         if queue not in self.with_deadlines:
             self.with_deadlines.add(queue)
             self.on_timer_needed()

@@ -3,6 +3,7 @@
     backlog   the waiting items, in memory or on disk only
     reads     the open reads: which items readers hold, and until when
     changes   what is not in the journal yet, and how to take it back
+    delayed   the items that wait until they are due, if there ever were any
     waiters   the readers that wait for an item, first come, first served
     upkeep    what keeps the journal small
 
@@ -31,6 +32,10 @@ from kestrelmq.engine.changes import (
     ReadGivenBack,
     ReadOpened,
 )
+from kestrelmq.engine.delayed import (
+    DelayedItems,
+    companion_settings,
+)
 from kestrelmq.engine.durability import Committable, GroupCommit
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.reads import OpenReads
@@ -41,8 +46,9 @@ from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.dump import describe_records
 from kestrelmq.journal.files import Directory, UnnamedFiles, write_file
-from kestrelmq.journal.names import AHEAD, NEXT, temporary_name
-from kestrelmq.journal.notes import counted, uncounted_unremove
+from kestrelmq.journal.loading import LoadedDelayed
+from kestrelmq.journal.names import AHEAD, NEXT, delayed_name, temporary_name
+from kestrelmq.journal.notes import counted, joining, uncounted_unremove
 from kestrelmq.journal.records import (
     ADDX,
     ADDX_HEADER,
@@ -152,6 +158,7 @@ class Queue(Committable):
         histograms: how long its operations took; managed by `metrics`.
         failure: why the last attempt to write the journal failed; None if it succeeded.
         refusals: how many requests were refused, by reason.
+        delayed_damage: why the delayed items could not be loaded; None if they were.
         get_hits, get_misses, discarded, expired_items, dead_lettered, total_flushes, transactions,
             canceled_transactions: counted since the queue was loaded or created.
     """
@@ -168,7 +175,10 @@ class Queue(Committable):
         move_to: MoveTo | None = None,
         created: int | None = None,
     ) -> None:
-        """Start with `state`, which was replayed from `journal`; give its open reads back."""
+        """Start with `state`, which was replayed from `journal`; give its open reads back.
+
+        `open_journal` opens a journal that was loaded.
+        """
         self.name = name
         self.journal = journal = journal or NoJournal()
         self._clock = clock
@@ -187,6 +197,8 @@ class Queue(Committable):
         self.reads = OpenReads(state.last_xid, dialect)
         self.waiters: OrderedDict[Waiter, None] = OrderedDict()
         self._upkeep: Upkeep | None = None
+        self._delayed: DelayedItems | None = None
+        self.delayed_damage: str | None = None
         # Where the journal's files are, or were.
         self._directory = journal.directory if isinstance(journal, FileJournal) else None
         self.children: tuple[Queue, ...] = ()
@@ -217,6 +229,14 @@ class Queue(Committable):
         )
         self.configure(config)
 
+    def open_journal(self) -> None:
+        """Open the journals, which were only loaded until now. Raises OSError."""
+        for queue in (self, self.companion):
+            if queue is not None and isinstance(queue.journal, FileJournal):
+                queue.journal.open()
+        if self.next_deadline is not None:
+            self._commits.watch_deadlines(self)
+
     # --- settings ---
 
     def configure(self, config: QueueConfig) -> None:
@@ -241,6 +261,8 @@ class Queue(Committable):
         if isinstance(journal, FileJournal):
             self._configure_journal(journal, config)
         self._set_needs_checks()
+        if self._delayed is not None:
+            self._delayed.companion.configure(companion_settings(config))
         if holds_too_much and self._upkeep is not None:
             with contextlib.suppress(JournalError):  # if it fails, memory is trimmed later
                 self.write_now()
@@ -408,8 +430,33 @@ class Queue(Committable):
 
     @property
     def delayed(self) -> int:
-        """Number of items that wait until they may be read."""
-        return len(self.reads.retrying)
+        """Number of items that wait until they may be read: delayed ones, and retries."""
+        return len(self.reads.retrying) + self.delayed_items
+
+    @property
+    def delayed_items(self) -> int:
+        """Number of delayed items that are not due yet."""
+        return len(self._delayed) if self._delayed is not None else 0
+
+    @property
+    def companion(self) -> "Queue | None":
+        """The queue that has the delayed items of this one; None if there never were any."""
+        return self._delayed.companion if self._delayed is not None else None
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last attempt to write a journal of the queue failed."""
+        return self.failure is not None or (
+            self._delayed is not None and self._delayed.companion.failure is not None
+        )
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the journal, or with that of the delayed items; None if nothing is."""
+        failure = self.failure
+        if failure is None and self._delayed is not None:
+            failure = self._delayed.companion.failure
+        return self.delayed_damage if failure is None else str(failure)
 
     def is_held(self, xid: int) -> bool:
         """Whether a reader has the open read `xid`."""
@@ -473,12 +520,16 @@ class Queue(Committable):
 
     def add_record(self, record: bytes, expiry: int = 0) -> bool:
         """Do what `add` does, for an item that is already a record (see `records.item`)."""
-        if self._limits.writes_paused:
-            self.refusals.count("paused")
-            raise QueueUnavailable(f"queue {self.name} is paused for writes")
+        self._check_writes()
         for child in self.children:
             child.accept(record, expiry)
         return self.accept(record, expiry)
+
+    def _check_writes(self) -> None:
+        """Raise QueueUnavailable if the queue is paused for writes."""
+        if self._limits.writes_paused:
+            self.refusals.count("paused")
+            raise QueueUnavailable(f"queue {self.name} is paused for writes")
 
     def accept(self, record: bytes, expiry: int = 0) -> bool:
         """Add an item's record, which several queues may share, to this queue only; as `add`."""
@@ -512,7 +563,7 @@ class Queue(Committable):
     def _append(self, record: bytes, size: int) -> None:
         """Append an item to the backlog; its record is not collected yet."""
         backlog = self.backlog
-        if backlog.behind is None and not backlog.has_room(size):
+        if backlog.behind is None and not self._limits.memory_only and not backlog.has_room(size):
             backlog.enter_read_behind(self.changes.size)
         backlog.append(record, size)
 
@@ -537,6 +588,9 @@ class Queue(Committable):
                 return None
             while self._too_full(size) is not None and self._drop_head():
                 self.discarded += 1
+            if self.delayed_items and (full := self._too_full(size)) is not None:
+                self.refusals.count(full)
+                return None
         max_age = limits.max_age
         if max_age is not None:
             added, expiry = item_add_time(record), item_expiry(record)
@@ -567,22 +621,175 @@ class Queue(Committable):
         Items are refused once a limit is reached, so the last accepted one may exceed `max_size`.
         If older items are dropped instead, the queue stays within its limits with the new one.
         """
-        limits, backlog = self._limits, self.backlog
-        if limits.max_items is not None and len(backlog) >= limits.max_items:
+        limits, backlog, delayed = self._limits, self.backlog, self._delayed
+        items, held = len(backlog), backlog.size
+        if delayed is not None:
+            items, held = items + len(delayed), held + delayed.size
+        if limits.max_items is not None and items >= limits.max_items:
             return "full_items"
         if limits.max_size is not None and (
-            backlog.size + size > limits.max_size
+            held + size > limits.max_size
             if self.config.discard_old_when_full
-            else backlog.size >= limits.max_size
+            else held >= limits.max_size
         ):
             return "full_bytes"
-        if (
-            limits.memory_only
-            and backlog.memory
-            and backlog.memory_bytes + size > backlog.memory_limit
-        ):
+        if limits.memory_only and items and held + size > backlog.memory_limit:
             return "memory"
         return None
+
+    # --- delayed items ---
+
+    def hold_loaded(self, found: LoadedDelayed | Exception | None) -> None:
+        """Hold the delayed items that were loaded; or remember why they could not be."""
+        if isinstance(found, LoadedDelayed):
+            self._begin_delaying(found)
+        elif found is not None:
+            self.delayed_damage = (
+                f"the delayed items of queue {self.name} cannot be loaded: {found}"
+            )
+
+    def add_delayed(self, data: bytes, due: int, expiry: int = 0) -> bool:
+        """Do what `add` does, but let the item wait at the tail only from `due` (ms) on.
+
+        It counts towards the limits at once, and is then added without a check.
+
+        Raises:
+            QueueUnavailable: the queue was closed, or cannot hold delayed items.
+        """
+        record = item(due, expiry, data)
+        self._check_writes()
+        for child in self.children:
+            child.accept_delayed(record)
+        return self.accept_delayed(record)
+
+    def accept_delayed(self, record: bytes) -> bool:
+        """Do what `add_delayed` does, for this queue only; the add time is when it is due."""
+        if self._limits.fanout_only:
+            return True
+        size = len(record) - ADDX_HEADER
+        admitted = self._admit(record, size)
+        if admitted is None:
+            return False
+        delayed = self._new_delayed() if self._delayed is None else self._delayed
+        if not delayed.has_room(size, self.config.max_memory_size):
+            self.refusals.count("memory")
+            return False
+        delayed.add(admitted)
+        self._commits.watch_deadlines(self)
+        return True
+
+    def _new_delayed(self) -> DelayedItems:
+        """Begin to keep delayed items. Raises QueueUnavailable."""
+        if self.delayed_damage is not None:
+            raise QueueUnavailable(self.delayed_damage)
+        journal = self.journal
+        if isinstance(journal, NoJournal):
+            return self._begin_delaying(LoadedDelayed(journal, {}))
+        if journal.is_ending:
+            raise QueueUnavailable(f"queue {self.name} is being deleted")
+        own = FileJournal(
+            journal.directory, delayed_name(self.name), {}, self._clock, after=journal.after
+        )
+        try:
+            own.open()
+        except OSError as error:
+            raise QueueUnavailable(
+                f"queue {self.name} cannot hold delayed items: {error}"
+            ) from error
+        return self._begin_delaying(LoadedDelayed(own, {}))
+
+    def _begin_delaying(self, found: LoadedDelayed) -> DelayedItems:
+        """Keep delayed items, and begin with those that were found."""
+        journal, state = found.journal, Replay()
+        state.last_xid = found.last_xid
+        config = companion_settings(self.config)
+        if isinstance(journal, FileJournal) and journal.dialect is not None:
+            config = config.model_copy(update={"journal_dialect": journal.dialect})
+        companion = Queue(
+            delayed_name(self.name),
+            config,
+            self._clock,
+            self._commits,
+            journal=journal,
+            state=state,
+        )
+        companion.changes.prelude = found.prelude
+        for xid, record in found.held.items():
+            companion.reads.open[xid] = record
+            companion.reads.set_aside(xid, record)
+        self._delayed = DelayedItems(companion, found.joined)
+        if self._upkeep is not None:
+            self._upkeep.delayed = self._delayed
+        return self._delayed
+
+    def hold(self, record: bytes) -> int:
+        """Add an item as an open read that no reader has; return its xid.
+
+        No item may wait. `confirm_held` ends the read.
+        """
+        self._append(record, len(record) - ADDX_HEADER)
+        self._collect(record)
+        head = self.backlog.take()
+        xid = self._open(head, by_reader=False)
+        self.reads.set_aside(xid, head)
+        return xid
+
+    def confirm_held(self, xids: Sequence[int]) -> None:
+        """Confirm reads of `hold`, and write that. Raises JournalError: they are still open."""
+        if not xids:
+            return
+        self.write_now()
+        self._write_at_once(b"".join(map(confirm_remove, xids)))
+        reads = self.reads
+        for xid in xids:
+            reads.end(xid)
+            reads.forget_aside(xid)
+        self._commits.dirty.append(self)  # the journal grew, so the commit must check upkeep
+
+    def _write_at_once(self, records: bytes) -> None:
+        """Write records of changes that are not made yet. Raises JournalError: do not make them."""
+        try:
+            self.journal.append(self.changes.prelude + records)
+        except OSError as error:
+            raise self._fail(error) from error
+        self.changes.prelude = b""
+
+    def _join_due(self) -> None:
+        """Add some of the delayed items that are due, and write that.
+
+        If it cannot be written, they are still delayed, and it is tried again a second later.
+        """
+        delayed = self._delayed
+        if delayed is None or self._closed:
+            return
+        at = self._clock.monotonic()
+        taken = delayed.take_due(self._clock.now(), at)
+        if taken:
+            try:
+                delayed.companion.write_now()
+                for xid, record in taken:
+                    self._join(xid, record)
+                self.write_now()
+            except BaseException as error:
+                delayed.put_back(at)
+                if not isinstance(error, JournalError):
+                    raise
+                return
+            delayed.have_joined()
+            if self.waiters:
+                self._serve()
+        delayed.settle(self, at)
+
+    def _join(self, xid: int, record: bytes) -> None:
+        """Add the delayed item `record`, which its companion has as the read `xid`."""
+        size = len(record) - ADDX_HEADER
+        if isinstance(record, AnnotatedItem):
+            record = bytes(record)  # its xid is one of the companion
+        self._append(record, size)
+        self._collect(joining(xid, record, self.reads.last_xid))
+        self.changes.undo.append(ItemAdded(size))
+        if record[13:21] != NO_EXPIRY:
+            self._expiring = self._needs_checks = True
 
     # --- adding an item that was written ahead ---
 
@@ -967,13 +1174,26 @@ class Queue(Committable):
 
     @property
     def next_deadline(self) -> float | None:
-        """When the next open read may have to be given back (monotonic seconds)."""
-        return self.reads.next_deadline
+        """When `check_deadlines` may have something to do next (monotonic seconds)."""
+        deadline, delayed = self.reads.next_deadline, self._delayed
+        if delayed is None:
+            return deadline
+        step = delayed.next_step(self._clock.now(), self._clock.monotonic())
+        if step is None or deadline is None:
+            return deadline if step is None else step
+        return min(deadline, step)
 
-    def check_deadlines(self) -> bool:
-        """Give back the open reads whose time is up; return whether others have a deadline."""
-        self.give_back_overdue()
-        return self.reads.has_deadlines
+    def check_deadlines(self) -> float | None:
+        """Give back the open reads whose time is up, and add delayed items that are due.
+
+        Returns:
+            When to call this again (monotonic seconds); None if not before the next change. It may
+            be at once, because it takes only a short time.
+        """
+        if self.reads.has_deadlines:
+            self.give_back_overdue()
+        self._join_due()
+        return self.next_deadline
 
     # --- expiry ---
 
@@ -1259,14 +1479,13 @@ class Queue(Committable):
         return (
             self._expiring
             or bool(self.reads.aside)
-            or self.reads.has_deadlines
+            or self.next_deadline is not None
             or self._may_have_dead_head
         )
 
     def sweep(self) -> None:
-        """Give back overdue reads, and drop or move expired items."""
-        if self.reads.has_deadlines:
-            self.give_back_overdue()
+        """Do what `check_deadlines` does, and drop or move expired items."""
+        self.check_deadlines()
         if self._may_have_dead_head:
             self._bury_heads()
         self.expire(self.config.max_expire_sweep)
@@ -1284,11 +1503,15 @@ class Queue(Committable):
     @property
     def upkeep_waits(self) -> bool:
         """Whether `tick` may have something to do for the journal, now or later."""
+        if self._delayed is not None and self._delayed.companion.upkeep_waits:
+            return True
         return self._upkeep is not None and self._upkeep.waits
 
     def tick(self) -> None:
         """Do upkeep that is due by time; does nothing while changes are not committed."""
         changes = self.changes
+        if self._delayed is not None:
+            self._delayed.companion.tick()
         if self._upkeep is None or changes.pending:
             return
         try:
@@ -1309,28 +1532,27 @@ class Queue(Committable):
 
         Raises:
             JournalError: the journal could not be written; nothing was dropped, or only items that
-                waited for their retry delay.
-            QueueUnavailable: the queue was closed.
+                waited for their retry delay or were delayed.
+            QueueUnavailable: the queue was closed, or its delayed items could not be loaded.
         """
         self._check_usable()
+        if self.delayed_damage is not None:
+            raise QueueUnavailable(self.delayed_damage)
         retrying = list(self.reads.retrying)
         for xid in retrying:
             self.confirm(xid)
         self.write_now()
+        delayed = self._delayed.drop_all() if self._delayed is not None else 0
         count = len(self.backlog)
         if count:
-            try:
-                self.journal.append(self.changes.prelude + REMOVE_RECORD * count)
-            except OSError as error:
-                raise self._fail(error) from error
-            self.changes.prelude = b""
+            self._write_at_once(REMOVE_RECORD * count)
             if self._is_traced:
                 log.info("queue %s: REMOVE, %d times", self.name, count)
             if self.changes.places is not None:
                 self.changes.places.drop(count)
             self._commits.worker.free(self.backlog.drop_all())
         self.total_flushes += 1
-        return count + len(retrying)
+        return count + len(retrying) + delayed
 
     @property
     def worker(self) -> Worker:
@@ -1342,19 +1564,36 @@ class Queue(Committable):
 
         Call `drop` or `removal_failed` afterwards. Raises OSError; then call `removal_failed`, too.
         """
-        return None if self._upkeep is None else self._upkeep.begin_removal()
+        if self.delayed_damage is not None:
+            raise OSError(self.delayed_damage)
+        if self._upkeep is None:
+            return None
+        removal = self._upkeep.begin_removal()
+        if self._delayed is not None:
+            other = self._delayed.companion.begin_removal()
+            if other is not None:
+                removal.include(other)
+        return removal
 
     def removal_failed(self, error: BaseException) -> JournalError:
         """Continue as before `begin_removal`; return the error to report."""
+        self.resume_upkeep()
+        return self._fail(error if isinstance(error, OSError) else OSError(str(error)))
+
+    def resume_upkeep(self) -> None:
+        """Resume the upkeep of the journals, which were not removed."""
+        if self._delayed is not None:
+            self._delayed.companion.resume_upkeep()
         if self._upkeep is not None:
             self._upkeep.removal_failed()
-        return self._fail(error if isinstance(error, OSError) else OSError(str(error)))
 
     def drop(self) -> None:
         """Close the queue because it is deleted: forget its items, reads and changes."""
         self._commits.worker.free(self.backlog.drop_all())
         self.changes.forget()
         self.reads.clear()
+        if self._delayed is not None:
+            self._delayed.companion.drop()
         self.close()
 
     @property
@@ -1371,6 +1610,9 @@ class Queue(Committable):
             waiter, _ = self.waiters.popitem(last=False)
             waiter.serve(None, 0)
         self.backlog.close()
+        if self._delayed is not None:
+            self._delayed.finish(self)
+            self._delayed.companion.close()
         if self._upkeep is not None:
             self._upkeep.cancel()
             # If it was deleted in this turn, the turn's commit still comes: it must skip upkeep.
@@ -1394,10 +1636,27 @@ class Queue(Committable):
             JournalError: the journal could not be written.
         """
         self.write_now()
+        companion = self.companion
+        if companion is not None:
+            companion.begin_journal(directory, companion_settings(config))
+        try:
+            self._begin_own_journal(directory, config)
+        except JournalError:
+            if companion is not None:
+                with contextlib.suppress(JournalError):
+                    companion.end_journal(companion.config.max_memory_size)
+            raise
+
+    def _begin_own_journal(self, directory: Directory, config: QueueConfig) -> None:
+        """Do what `begin_journal` does, but not for the delayed items."""
         reads, dialect = self.reads, config.journal_dialect
         name = temporary_name(self.name, NEXT, self._clock.now())
         contents = MemorySource(
-            dialect, reads.last_xid, tuple(reads.open.items()), self.backlog.memory
+            dialect,
+            reads.last_xid,
+            tuple(reads.open.items()),
+            self.backlog.memory,
+            self._delayed.noted() if self._delayed is not None else (),
         )
         journal = FileJournal(
             directory, self.name, {}, self._clock, dialect if reads.open else None
@@ -1418,6 +1677,7 @@ class Queue(Committable):
         reads.dialect = dialect
         reads.named = set(reads.open) if dialect == "documented" else set()
         self._upkeep = self._new_upkeep(journal, config)
+        self._upkeep.delayed = self._delayed
 
     def end_journal(self, memory_size: int) -> None:
         """Hold all items in memory from now on, and remove the journal.
@@ -1430,24 +1690,29 @@ class Queue(Committable):
                 queue continues as before.
         """
         self.write_now()
-        if self.size > memory_size:
+        size = self.size + (self._delayed.size if self._delayed is not None else 0)
+        if size > memory_size:
             raise JournalError(
-                f"queue {self.name}: its items have {self.size} bytes, and memory may hold "
-                f"{memory_size}"
+                f"queue {self.name}: its items have {size} bytes, and memory may hold {memory_size}"
             )
-        upkeep = self._upkeep
-        assert upkeep is not None  # noqa: S101 # else there is no journal to end
         try:
             self.backlog.read_all_back()
-            removal = upkeep.begin_removal()
+            removal = self.begin_removal()
+            assert removal is not None  # noqa: S101 # there is a journal to end
             removal.replace(no_pause)
         except OSError as error:
-            upkeep.removal_failed()
+            self.resume_upkeep()
             raise JournalError(f"queue {self.name}: {error}") from error
-        self.journal.close()
+        self.continue_in_memory()
         unnamed = UnnamedFiles()
         removal.remove(unnamed, no_pause)
         self._commits.worker.run(unnamed.free, lambda _error: None)
+
+    def continue_in_memory(self) -> None:
+        """Continue without a journal, which is being removed."""
+        if self._delayed is not None:
+            self._delayed.companion.continue_in_memory()
+        self.journal.close()
         self.journal, self._upkeep, self.failure = NoJournal(), None, None
         self.backlog.follow(self.journal)
         self.reads.named.clear()

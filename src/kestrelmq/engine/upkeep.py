@@ -45,6 +45,7 @@ from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig
 from kestrelmq.engine.backlog import Backlog
 from kestrelmq.engine.changes import Changes, Checkpoint, PlaceTracker
+from kestrelmq.engine.delayed import DelayedItems
 from kestrelmq.engine.reads import OpenReads
 from kestrelmq.engine.worker import InlineWorker, Worker
 from kestrelmq.errors import JournalError
@@ -271,6 +272,7 @@ class Upkeep:
         attend_at: journal size (bytes) beyond which to call `attend` if items wait.
         attend_empty_at: the same, if no item waits.
         state: what is being done.
+        delayed: the queue's delayed items, if there ever were any.
     """
 
     def __init__(
@@ -309,6 +311,7 @@ class Upkeep:
         self._trim_at: float | None = None
         self._rewrote_at: float | None = None
         self.state: State = Idle()
+        self.delayed: DelayedItems | None = None
         self.attend_at = self.attend_empty_at = 0
         self._set_thresholds(0)
 
@@ -521,12 +524,20 @@ class Upkeep:
                 reads.last_xid if reads.dialect == "documented" else None,
             )
             files = list(journal.sizes)
-            source = FilesSource(journal.directory, files, reads.dialect, expected=expected)
+            source = FilesSource(
+                journal.directory, files, reads.dialect, expected=expected, joined=self._joined()
+            )
         self._replace_all(source, cures=cures)
 
     def _memory_source(self, items: tuple[bytes, ...]) -> MemorySource:
         reads = self._reads
-        return MemorySource(reads.dialect, reads.last_xid, tuple(reads.open.items()), items)
+        return MemorySource(
+            reads.dialect, reads.last_xid, tuple(reads.open.items()), items, self._joined()
+        )
+
+    def _joined(self) -> tuple[tuple[int, bytes], ...]:
+        """Return the delayed items to note in the new file, see `delayed`."""
+        return self.delayed.noted() if self.delayed is not None else ()
 
     def _replace_all(self, source: ContentSource, *, cures: bool) -> None:
         """Begin to replace all files but the current one by `source`."""
@@ -535,7 +546,11 @@ class Upkeep:
             reads.named = set(reads.open)
         # All older files are removed, so the checkpoints in them are useless.
         self._changes.places = None
-        replacement = Replacement(journal.directory, self._name, list(journal.sizes), source)
+        # The old files' notes of delayed items that are over are dropped: sync that they are over.
+        before = None if self.delayed is None else self.delayed.sync
+        replacement = Replacement(
+            journal.directory, self._name, list(journal.sizes), source, before
+        )
         work = Rewrite(
             replacement,
             memory_items=len(backlog.memory),
@@ -561,11 +576,21 @@ class Upkeep:
             frozenset(xid for xid, at in checkpoint.opened.items() if at in early),
         )
         files = self._files_to(checkpoint.file)
-        source = FilesSource(journal.directory, files, self._reads.dialect, live=live)
+        source = FilesSource(
+            journal.directory, files, self._reads.dialect, live=live, joined=self._joined()
+        )
         journal.rewrites += 1
         log.info("packing %d files of queue %s", len(files), self._name)
-        # The pack leaves out items that later records remove: sync those records before it is used.
-        replacement = Replacement(journal.directory, self._name, files, source, journal.sync)
+        delayed = self.delayed
+
+        def sync() -> None:
+            # The pack leaves out items that later records remove, and notes of delayed items that
+            # are over: sync those records before it is used.
+            journal.sync()
+            if delayed is not None:
+                delayed.sync()
+
+        replacement = Replacement(journal.directory, self._name, files, source, sync)
         self._enter(Placing(Pack(replacement, checkpoint)))
 
     # --- the new file is written ---

@@ -1,11 +1,13 @@
 """The contents of queues as rows, for export and import: JSON Lines, and Parquet with pyarrow.
 
 A row is an item: its queue, its position (0 is the head; items of open reads come first, as if they
-had been given back), its data, and its add time and expiry in milliseconds (0 for never).
+had been given back), its data, and its add time and expiry in milliseconds (0 for never). The row
+of a delayed item says when it is due, and has no position.
 
 An import writes the items of a queue to a temporary and syncs it. Then it rotates the current file,
 and the temporary takes its place. A crash leaves a queue with all of the items or none, and perhaps
-temporaries; an error leaves no temporary. No server may use the queue meanwhile.
+temporaries; an error leaves no temporary. Delayed items are a queue's second journal, which is put
+in place likewise. No server may use the queue meanwhile.
 """
 
 import base64
@@ -21,17 +23,26 @@ from kestrelmq.clock import Clock
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.dump import data_fields
 from kestrelmq.journal.files import Directory, FileWriter, mapped
-from kestrelmq.journal.loading import fold, load_queue
+from kestrelmq.journal.loading import fold, load_queue, open_all
 from kestrelmq.journal.names import (
     NEXT,
     QueueFiles,
+    delayed_name,
     group_files,
     later_timestamp,
     rotated_name,
     temporary_name,
 )
-from kestrelmq.journal.records import item, item_add_time, item_data, item_expiry
-from kestrelmq.journal.selection import SelectedQueue
+from kestrelmq.journal.records import (
+    LATEST,
+    REMOVE_TENTATIVE_RECORD,
+    item,
+    item_add_time,
+    item_data,
+    item_expiry,
+)
+from kestrelmq.journal.replay import Replay
+from kestrelmq.journal.selection import SelectedQueue, select
 from kestrelmq.journal.walk import WINDOW
 from kestrelmq.names import queue_name_error
 
@@ -48,27 +59,35 @@ class ExportRow:
     data: bytes
     add_time: int
     expiry: int
+    due: int = 0
+    """When it is due (ms), if it is a delayed item; otherwise 0."""
 
     @property
-    def record(self) -> bytes:
-        """The item's journal record."""
+    def journal(self) -> str:
+        """The name of the journal that the item is in."""
+        return delayed_name(self.queue) if self.due else self.queue
+
+    @property
+    def records(self) -> bytes:
+        """The records that add the item to its journal."""
+        if self.due:
+            return item(self.due, self.expiry, self.data) + REMOVE_TENTATIVE_RECORD
         return item(self.add_time, self.expiry, self.data)
 
 
 def rows(selected: SelectedQueue) -> Iterator[ExportRow]:
-    """Yield the items of a queue, as a server would load it.
+    """Yield the items of a queue, or the delayed items of one, as a server would load it.
 
     Raises:
         DamagedJournal: the journal is damaged.
         JournalError: a file was cut short meanwhile.
         OSError: a file cannot be read.
     """
+    if selected.is_delayed:
+        yield from _delayed_rows(selected)
+        return
     state = selected.new_replay()
-    for index, name in enumerate(selected.files):
-        path = selected.path / name
-        with mapped(path) as buffer:
-            files = selected.files[: index + 1]
-            fold(state, buffer, files, path, lambda _at: WINDOW, last=selected.is_last(name))
+    _fold_all(selected, state)
     for xid in sorted(state.open, reverse=True):
         state.unremove(xid)
     number = 0
@@ -78,20 +97,44 @@ def rows(selected: SelectedQueue) -> Iterator[ExportRow]:
         number += 1
 
 
+def _fold_all(selected: SelectedQueue, state: Replay) -> None:
+    for index, name in enumerate(selected.files):
+        path = selected.path / name
+        with mapped(path) as buffer:
+            files = selected.files[: index + 1]
+            fold(state, buffer, files, path, lambda _at: WINDOW, last=selected.is_last(name))
+
+
+def _delayed_rows(selected: SelectedQueue) -> Iterator[ExportRow]:
+    """Yield the delayed items that have not joined their queue yet, in the order of their times."""
+    state = Replay()
+    _fold_all(selected, state)
+    open_all(state)
+    joined: set[int] = set()
+    for master in select([selected.path]):
+        if master.queue == selected.master:
+            replay = master.new_replay(delayed=state.open)
+            _fold_all(master, replay)
+            if replay.behind is not None:
+                replay.behind.close()
+            joined = replay.joined
+    waiting = [record for xid, record in state.open.items() if xid not in joined]
+    for record in sorted(waiting, key=item_add_time):
+        due = item_add_time(record)
+        yield ExportRow(selected.master, 0, item_data(record), due, item_expiry(record), due=due)
+
+
 def to_json(row: ExportRow) -> str:
     """Return a row as a line of JSON; data that is not UTF-8 is in `data_base64`."""
-    fields = {
-        "queue": row.queue,
-        "position": row.position,
-        **data_fields(row.data),
-        "add_time": row.add_time,
-        "expiry": row.expiry,
-    }
+    fields: dict[str, object] = {"queue": row.queue}
+    fields |= {"due": row.due} if row.due else {"position": row.position}
+    fields |= data_fields(row.data)
+    fields |= {"add_time": row.add_time, "expiry": row.expiry}
     return json.dumps(fields, ensure_ascii=False)
 
 
 def from_json(line: str | bytes, number: int, now: int) -> ExportRow:
-    """Return the row of line `number`; `add_time` (default `now`) and `expiry` are optional.
+    """Return the row of line `number`; `add_time` (default `now`), `expiry` and `due` are optional.
 
     Raises:
         JournalError: the line is not such a row; the message says which and why.
@@ -104,22 +147,24 @@ def from_json(line: str | bytes, number: int, now: int) -> ExportRow:
             else fields["data"].encode()
         )
         added, expiry = fields.get("add_time", now), fields.get("expiry", 0)
-        return _row(fields["queue"], number, data, added, expiry)
+        return _row(fields["queue"], number, data, added, expiry, fields.get("due", 0))
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise JournalError(f"line {number}: not a row of an export: {error!r}") from None
 
 
-def _row(queue: object, number: int, data: bytes, added: object, expiry: object) -> ExportRow:
+def _row(
+    queue: object, number: int, data: bytes, added: object, expiry: object, due: object
+) -> ExportRow:
     if not isinstance(queue, str):
         raise TypeError("the queue name is not a string")
     problem = queue_name_error(queue)
     if problem is not None:
         raise ValueError(problem)
-    if not isinstance(added, int) or not isinstance(expiry, int):
+    if not isinstance(added, int) or not isinstance(expiry, int) or not isinstance(due, int):
         raise TypeError("times must be whole milliseconds")
-    if not (0 <= added < 1 << 63 and 0 <= expiry < 1 << 63):
+    if not all(0 <= time <= LATEST for time in (added, expiry, due)):
         raise ValueError("times must be milliseconds since 1970, from 0 to 2^63 - 1")
-    return ExportRow(queue, number, data, added, expiry)
+    return ExportRow(queue, number, data, added, expiry, due)
 
 
 # --- importing ---
@@ -140,30 +185,31 @@ def import_rows(
         JournalError: a queue exists or is damaged, or a row is invalid; no queue got anything.
         OSError: a file could not be written; each queue got all of its items, or none.
     """
-    existing = group_files(directory.names()).queues
+    found = group_files(directory.names())
     writers: dict[str, FileWriter] = {}
     counts: dict[str, int] = {}
     now = clock.now()
     try:
         for row in source:
-            writer = writers.get(row.queue)
+            writer = writers.get(row.journal)
             if writer is None:
                 if not append:
-                    _check_new(row.queue, existing)
-                name = temporary_name(row.queue, NEXT, now)
-                writer = writers[row.queue] = FileWriter(directory, name)
-                counts[row.queue] = 0
-            writer.add(row.record)
+                    _check_new(row.queue, found.queues)
+                name = temporary_name(row.journal, NEXT, now)
+                writer = writers[row.journal] = FileWriter(directory, name)
+                counts.setdefault(row.queue, 0)
+            writer.add(row.records)
             counts[row.queue] += 1
         for writer in writers.values():
             writer.sync()
-        for queue in writers:
-            if queue in existing:
-                _make_loadable(directory, existing[queue], clock)
+        existing = {name: found.of_journal(name) or QueueFiles(name) for name in writers}
+        for files in existing.values():
+            if files.present:
+                _make_loadable(directory, files, clock)
         directory.crash_point("import: written")
-        for queue, writer in writers.items():
+        for journal, writer in writers.items():
             writer.close()
-            _put_in_place(directory, existing.get(queue, QueueFiles(queue)), writer.name, clock)
+            _put_in_place(directory, existing[journal], writer.name, clock)
     except BaseException:
         for writer in writers.values():
             writer.close()
@@ -208,6 +254,7 @@ def write_parquet(source: Iterable[ExportRow], file: Path) -> int:
             ("data", arrow.binary()),
             ("add_time", arrow.int64()),
             ("expiry", arrow.int64()),
+            ("due", arrow.int64()),
         ]
     )
     count = 0
@@ -227,7 +274,7 @@ def write_parquet(source: Iterable[ExportRow], file: Path) -> int:
 def read_parquet(file: Path, now: int) -> Iterator[ExportRow]:
     """Yield the rows of a Parquet file with the columns `queue` and `data`.
 
-    The columns `add_time` (default `now`) and `expiry` are optional.
+    The columns `add_time` (default `now`), `expiry` and `due` are optional.
 
     Raises:
         JournalError: pyarrow is not installed, the file is not Parquet, or a row is invalid.
@@ -238,7 +285,8 @@ def read_parquet(file: Path, now: int) -> Iterator[ExportRow]:
             data = data.encode() if isinstance(data, str) else bytes(memoryview(data))
             added, expiry = fields.get("add_time"), fields.get("expiry")
             added = now if added is None else added
-            yield _row(fields.get("queue"), number, data, added, expiry or 0)
+            due = fields.get("due") or 0
+            yield _row(fields.get("queue"), number, data, added, expiry or 0, due)
         except (ValueError, TypeError) as error:
             raise JournalError(f"{file}: row {number}: {error}") from None
 

@@ -14,12 +14,13 @@ rotated file, cut or not, and no current one.
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from kestrelmq.clock import Clock, Pause
+from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import Directory, mapped, open_regular, write_file
 from kestrelmq.journal.names import (
     QueueFiles,
@@ -32,14 +33,16 @@ from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import (
     ADDX,
     ADDX_HEADER,
+    REMOVE_TENTATIVE,
+    REMOVE_TENTATIVE_RECORD,
     YEAR_2000,
     YEAR_2100,
     Buffer,
     item_add_time,
 )
-from kestrelmq.journal.replay import Replay
+from kestrelmq.journal.replay import NONE_DELAYED, Replay, apply
 from kestrelmq.journal.walk import ONLY_ZEROS, WINDOW, EndKind, Walk, WalkEnd, find_records
-from kestrelmq.journal.writer import FileJournal
+from kestrelmq.journal.writer import FileJournal, NoJournal
 
 _TINY_BATCH: Final = 16 << 10
 """Bytes to replay at a time for upkeep, beside queues under full load: records may be one byte."""
@@ -73,14 +76,74 @@ class LoadedQueue:
     created: int
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedDelayed:
+    """The delayed items of a queue, which were read from their journal.
+
+    Attributes:
+        journal: the files; not open yet, unless they are new.
+        held: the items by xid, in the order in which they came.
+        last_xid: the last-used xid.
+        prelude: records to write before any others. A write that was cut short may have left the
+            last item without the record that opens it; this opens it.
+        joined: xids of those that have joined the queue, according to its own journal.
+    """
+
+    journal: FileJournal | NoJournal
+    held: dict[int, bytes]
+    last_xid: int = 0
+    prelude: bytes = b""
+    joined: Collection[int] = ()
+
+
+def load_with_delayed(
+    directory: Directory,
+    queue_files: QueueFiles,
+    memory_limit: int | None,
+    clock: Clock,
+    pace: Pace | None = None,
+) -> tuple[LoadedQueue, LoadedDelayed | JournalError | OSError | None]:
+    """Replay the files of one queue and those of its delayed items; arguments as for `load_queue`.
+
+    Returns:
+        The queue, and its delayed items or why they cannot be loaded; None if there never were any.
+
+    Raises:
+        DamagedJournal: a file has bytes that are not a record; the error names the file.
+        OSError: a file could not be read, or a clean-up failed.
+    """
+    if queue_files.delayed is None:
+        return load_queue(directory, queue_files, memory_limit, clock, pace), None
+    try:
+        stored = load_queue(directory, queue_files.delayed, None, clock, pace)
+    except (JournalError, OSError) as error:
+        return load_queue(directory, queue_files, memory_limit, clock, pace), error
+    prelude = open_all(stored.state)
+    held = stored.state.open
+    loaded = load_queue(directory, queue_files, memory_limit, clock, pace, delayed=held)
+    return loaded, LoadedDelayed(
+        stored.journal, held, stored.state.last_xid, prelude, loaded.state.joined
+    )
+
+
+def open_all(state: Replay) -> bytes:
+    """Open reads of all items that wait; return the records that do so."""
+    count = state.items
+    for _ in range(count):
+        apply(state, REMOVE_TENTATIVE, 0)
+    return REMOVE_TENTATIVE_RECORD * count
+
+
 def load_queue(
     directory: Directory,
     queue_files: QueueFiles,
     memory_limit: int | None,
     clock: Clock,
     pace: Pace | None = None,
+    *,
+    delayed: Mapping[int, bytes] = NONE_DELAYED,
 ) -> LoadedQueue:
-    """Replay the files of one queue.
+    """Replay the files of one queue, without its delayed items.
 
     Args:
         directory: where they are.
@@ -89,6 +152,7 @@ def load_queue(
         clock: tells the time.
         pace: for loading beside queues that serve. An exception that it raises ends the loading,
             and the queue can be loaded again later.
+        delayed: as for `Replay`.
 
     Raises:
         DamagedJournal: a file has bytes that are not a record; the error names the file.
@@ -99,6 +163,7 @@ def load_queue(
     state = Replay(
         memory_limit,
         lambda file, at: JournalReader(directory.path, file, at, open_file=directory.open),
+        delayed=delayed,
     )
     files = queue_files.files
     progress = _Progress(directory, queue_files, clock, pace)

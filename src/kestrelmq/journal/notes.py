@@ -13,7 +13,9 @@ A note is written together with the record that it is about, in one write. A cra
 or the note alone, which then has no meaning. `docs/journal.md` lists the kinds.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from struct import Struct
 from typing import Final
 from zlib import crc32
@@ -25,12 +27,19 @@ DELIVERIES: Final = 1
 UNCOUNTED: Final = 2
 """Kind: no payload; the read that the next UNREMOVE gives back is not counted."""
 
+DELAYED: Final = 3
+"""Kind: i32 xid, u32 CRC-32; the next record adds the item of that read of `NAME~~delayed`."""
+JOINED: Final = 4
+"""Kind: i32 xid, u32 CRC-32, as often as it fits; the items of those reads were added already."""
+
 _WORD: Final = Struct("<i")
 _U32: Final = Struct("<I")
 _MARK: Final = b"NOTE"
 _MARK_WORD: Final[int] = _WORD.unpack(_MARK)[0]
 _HEADER_WORDS: Final = 3
 _MOST: Final = 0xFFFF_FFFF
+_JOIN: Final = Struct("<iI")
+_JOINS_IN_NOTE: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +85,32 @@ def noted_deliveries(note: Note | None) -> int:
     return count
 
 
+def joining(xid: int, record: bytes, last_xid: int) -> bytes:
+    """Return the records that add `record`, the delayed item that is open under `xid`."""
+    return encode(Note(DELAYED, _JOIN.pack(xid, crc32(record))), last_xid) + record
+
+
+def joined_notes(joined: Iterable[tuple[int, bytes]], last_xid: int) -> Iterator[bytes]:
+    """Yield notes that these delayed items, given with their xids, were added already."""
+    rest = iter(joined)
+    while some := list(islice(rest, _JOINS_IN_NOTE)):
+        payload = b"".join(_JOIN.pack(xid, crc32(record)) for xid, record in some)
+        yield encode(Note(JOINED, payload), last_xid)
+
+
+def noted_joins(note: Note) -> Iterator[tuple[int, int]]:
+    """Yield the xid and the CRC-32 of each delayed item that `note` is about."""
+    if note.kind in {DELAYED, JOINED} and len(note.payload) % _JOIN.size == 0:
+        yield from _JOIN.iter_unpack(note.payload)
+
+
 def describe(note: Note) -> str:
     """Return what a note says, as text."""
+    if note.kind == DELAYED:
+        xids = ", ".join(str(xid) for xid, _ in noted_joins(note))
+        return f"the next item was delayed, as xid {xids}"
+    if note.kind == JOINED:
+        return f"{len(list(noted_joins(note)))} delayed items were added already"
     if note.kind == UNCOUNTED:
         return "the next UNREMOVE does not count as a delivery"
     if note.kind == DELIVERIES:

@@ -17,12 +17,13 @@ from typing import Final
 
 from kestrelmq.clock import Clock, no_pause
 from kestrelmq.journal.files import Directory, write_file
-from kestrelmq.journal.loading import clean_up, load_queue
+from kestrelmq.journal.loading import clean_up, load_with_delayed
 from kestrelmq.journal.names import (
     PACK,
     QueueFiles,
     group_files,
     later_timestamp,
+    master_of_delayed,
     pack_name,
     rotated_name,
     temporary_name,
@@ -70,19 +71,27 @@ def take_place(directory: Directory, files: QueueFiles, file: str, now: int) -> 
     directory.rename(file, pack_name(queue, timestamp))
     directory.sync()
     directory.crash_point("pack: in place")
-    clean_up(directory, group_files([*old, pack_name(queue, timestamp)]).queues[queue])
+    packed = group_files([*old, pack_name(queue, timestamp)]).of_journal(queue)
+    assert packed is not None  # noqa: S101 # it has the pack at least
+    clean_up(directory, packed)
     return rotated_name(queue, timestamp)
 
 
 def pack(directory: Directory, files: QueueFiles, dialect: Dialect, clock: Clock) -> PackResult:
-    """Pack the journal of one queue. Nobody else may use it.
+    """Pack the journal of one queue, without its delayed items. Nobody else may use it.
+
+    The journal of the delayed items can be packed in the same way, in the documented dialect.
 
     Raises:
         DamagedJournal: the journal must be repaired first; nothing was changed.
         OSError: a file could not be read or written; the queue is as it was, or packed.
     """
     queue, path = files.queue, directory.path
-    loaded = load_queue(directory, files, _MEMORY_LIMIT, clock)
+    if master_of_delayed(queue) is not None:
+        dialect = "documented"
+    loaded, delayed = load_with_delayed(directory, files, _MEMORY_LIMIT, clock)
+    if isinstance(delayed, Exception):
+        raise delayed  # the notes that the new file must have are not known
     state = loaded.state
     if state.behind is not None:
         state.behind.close()
@@ -90,9 +99,9 @@ def pack(directory: Directory, files: QueueFiles, dialect: Dialect, clock: Clock
     files = QueueFiles(queue, tuple(loaded.journal.sizes), (path / queue).exists())
     before = sum((path / name).lstat().st_size for name in files.files)
     temporary = temporary_name(queue, PACK, clock.now())
-    after = write_file(
-        directory, temporary, FilesSource(directory, files.files, dialect).pieces(no_pause)
-    )
+    joined = [(xid, delayed.held[xid]) for xid in delayed.joined] if delayed is not None else ()
+    source = FilesSource(directory, files.files, dialect, joined=joined)
+    after = write_file(directory, temporary, source.pieces(no_pause))
     directory.crash_point("pack: temporary written")
     placed = take_place(directory, files, temporary, clock.now())
     directory.rename(placed, queue)

@@ -17,6 +17,9 @@ Readers of the documented dialect disagree about a REMOVE_TENTATIVE after an ADD
 xid of its item, others the next one. So a SAVE_XID before each read sets the counter such that both
 are the same xid, and one at the end restores the last-used xid.
 
+Then come notes of the delayed items that joined the queue in the files that are replaced, but are
+still in their own journal (see `notes`).
+
 A crash leaves the old files, or the pack beside some of them, or the pack alone; loading completes
 the replacement. Each step may be tried again after a failure. `cancel`, from another thread,
 prevents further steps when the queue is deleted or closed.
@@ -35,7 +38,7 @@ from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import replay_whole
 from kestrelmq.journal.names import PACK, pack_name, parse_name, temporary_name
-from kestrelmq.journal.notes import counted, deliveries_note
+from kestrelmq.journal.notes import counted, deliveries_note, joined_notes
 from kestrelmq.journal.reader import JournalReader, too_few_items
 from kestrelmq.journal.records import (
     REMOVE_TENTATIVE_RECORD,
@@ -148,8 +151,10 @@ class MemorySource:
         last_xid: int,
         reads: Sequence[tuple[int, bytes]],
         items: Sequence[bytes],
+        joined: Sequence[tuple[int, bytes]] = (),
     ) -> None:
         self.written = 0
+        self._joined = joined
         self._dialect: Dialect = dialect
         self._last_xid = last_xid
         self._reads = reads
@@ -158,6 +163,7 @@ class MemorySource:
     def pieces(self, pause: Pause) -> Iterator[bytes]:  # noqa: ARG002 # there is nothing to read
         """Yield the records."""
         yield from in_pieces(open_read_records(self._dialect, self._last_xid, self._reads))
+        yield from joined_notes(self._joined, self._last_xid)
         yield from in_pieces(counted(one, self._last_xid) for one in self._items)
 
 
@@ -202,8 +208,10 @@ class FilesSource:
         *,
         expected: ExpectedContents | None = None,
         live: LiveContents | None = None,
+        joined: Sequence[tuple[int, bytes]] = (),
     ) -> None:
         self.written = 0
+        self._joined = joined
         self._directory = directory
         self._files = files
         self._dialect: Dialect = dialect
@@ -217,6 +225,7 @@ class FilesSource:
             replay_whole(self._directory, state, self._files, pause)
             self._check(state)
             yield from in_pieces(self._read_records(state))
+            yield from joined_notes(self._joined, state.last_xid)
             for items in self._items(state):
                 piece = b"".join([counted(one, state.last_xid) for one in items])
                 self.written += len(items)

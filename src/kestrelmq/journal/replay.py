@@ -20,19 +20,29 @@ confirm of an xid that is not open. Opening a read under an xid that is already 
 either; the original's packer writes such files.
 
 An item counts how often it was handed out: once for each time that it was opened and given back,
-after the count that a note before it says (see `notes`).
+after the count that a note before it says (see `notes`). Other notes say which delayed items have
+joined the queue.
 
 `Replay` holds at most `memory_limit` bytes of item data. Further items are only counted, and read
 back from the files through a `JournalReader` when a remove gets that far.
 """
 
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, Literal, Protocol, TypeVar
+from zlib import crc32
 
 from kestrelmq.journal.memory import fitting, limit_for_now
-from kestrelmq.journal.notes import UNCOUNTED, NoteReader, noted_deliveries
+from kestrelmq.journal.notes import (
+    DELAYED,
+    JOINED,
+    UNCOUNTED,
+    Note,
+    NoteReader,
+    noted_deliveries,
+    noted_joins,
+)
 from kestrelmq.journal.reader import JournalReader, too_few_items
 from kestrelmq.journal.records import (
     ADD,
@@ -60,6 +70,7 @@ from kestrelmq.journal.walk import RecordBatch
 ReaderFactory = Callable[[str, int], JournalReader]
 Item = TypeVar("Item")
 Opened_contra = TypeVar("Opened_contra", contravariant=True)
+NONE_DELAYED: Final[Mapping[int, bytes]] = {}
 _ADDING: Final = frozenset({ADD, ADDX, ADD_XID, CONTINUE})
 """Opcodes of records that add an item."""
 
@@ -162,10 +173,15 @@ class Replay:
         open: items of open reads by xid.
         last_xid: the last-used xid.
         dialect: how the last file says which xid a read got; None if it has no such record yet.
+        joined: xids of those delayed items that have joined the queue, according to notes.
     """
 
     def __init__(
-        self, memory_limit: int | None = None, open_reader: ReaderFactory | None = None
+        self,
+        memory_limit: int | None = None,
+        open_reader: ReaderFactory | None = None,
+        *,
+        delayed: Mapping[int, bytes] = NONE_DELAYED,
     ) -> None:
         """Start empty.
 
@@ -173,6 +189,7 @@ class Replay:
             memory_limit: most bytes of item data to hold; None for no limit. One item is always
                 held.
             open_reader: makes a reader positioned at (file, position); required with a limit.
+            delayed: the queue's delayed items by xid, according to their own journal.
         """
         self.memory: deque[bytes] = deque()
         self.memory_bytes = 0
@@ -186,10 +203,16 @@ class Replay:
         self._open_reader = open_reader
         self._files: Sequence[str] = ()
         self._notes = NoteReader()
-        # How often the item that the next record adds was handed out, according to a note.
+        # Whether a note says something about the item that the next record adds.
+        self._is_item_noted = False
+        # How often that item was handed out, according to a note.
         self._deliveries = 0
         # Whether a note says that the next read that is given back does not count.
         self._is_uncounted = False
+        self._delayed = delayed
+        self.joined: set[int] = set()
+        # The xid of the delayed item that it is, according to a note.
+        self._joining: int | None = None
 
     @property
     def items(self) -> int:
@@ -229,7 +252,7 @@ class Replay:
         while start != end:
             stop = next(bounds, end)
             opcode = buffer[start]
-            if opcode == ADDX and not self._deliveries:
+            if opcode == ADDX and not self._is_item_noted:
                 size = stop - start - ADDX_HEADER
                 if self.behind is None and (
                     limit is None or self.memory_bytes + size <= limit or not memory
@@ -258,7 +281,7 @@ class Replay:
         self, buffer: Buffer, starts: Sequence[int], end: int, files: Sequence[str]
     ) -> None:
         """Do what `feed` does, for records that are all ADDX."""
-        if self._deliveries:
+        if self._is_item_noted:
             self.feed(buffer, starts, end, files)
             return
         size = end - starts[0] - len(starts) * ADDX_HEADER
@@ -282,7 +305,7 @@ class Replay:
         self, buffer: Buffer, start: int, count: int, length: int, files: Sequence[str]
     ) -> None:
         """Do what `feed` does, for `count` records of one length that are all ADDX or all ADD."""
-        if self._deliveries:
+        if self._is_item_noted:
             self.feed(buffer, (start,), start + length, files)
             start, count = start + length, count - 1
         is_addx = buffer[start] == ADDX
@@ -314,7 +337,8 @@ class Replay:
         if self._files and files[-1] != self._files[-1]:
             self.dialect = None
             self._notes.reset()
-            self._deliveries, self._is_uncounted = 0, False
+            self._deliveries, self._is_uncounted, self._joining = 0, False, None
+            self._is_item_noted = False
         self._files = files
 
     def _add(self, item: bytes, start: int) -> None:
@@ -329,7 +353,9 @@ class Replay:
             self.memory_bytes += size
         else:
             self._add_behind(size, start)
-        self._deliveries = 0
+        if self._joining is not None:
+            self.joined.add(self._joining)
+        self._deliveries, self._joining, self._is_item_noted = 0, None, False
 
     def _add_behind(self, size: int, start: int) -> None:
         if self.behind is None:
@@ -376,6 +402,24 @@ class Replay:
         if note is not None:
             self._deliveries = noted_deliveries(note)
             self._is_uncounted = note.kind == UNCOUNTED
+            if self._delayed:
+                self._note_joins(note)
+            self._is_item_noted = self._deliveries != 0 or self._joining is not None
+
+    def _note_joins(self, note: Note) -> None:
+        """Take note of the delayed items that `note` is about, if they are still there.
+
+        A read of the same xid is another item if its checksum differs.
+        """
+        delayed = self._delayed
+        there = [
+            xid
+            for xid, checksum in noted_joins(note)
+            if xid in delayed and crc32(delayed[xid]) == checksum
+        ]
+        self._joining = there[0] if there and note.kind == DELAYED else None
+        if note.kind == JOINED:
+            self.joined.update(there)
 
     def remove(self) -> None:
         """Drop the head, if there is one."""

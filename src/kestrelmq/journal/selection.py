@@ -1,15 +1,15 @@
 """Selecting the journal files that a tool works on: queue paths, queues in them, single files."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import file_names
-from kestrelmq.journal.names import QueueFiles, group_files, parse_name
+from kestrelmq.journal.names import QueueFiles, group_files, master_of_delayed, parse_name
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.replay import Replay
+from kestrelmq.journal.replay import NONE_DELAYED, Replay
 
 _MEMORY_LIMIT = 8 << 20
 
@@ -36,6 +36,16 @@ class SelectedQueue:
         return self.all_files.queue
 
     @property
+    def is_delayed(self) -> bool:
+        """Whether these are the files of the delayed items of a queue."""
+        return master_of_delayed(self.queue) is not None
+
+    @property
+    def master(self) -> str:
+        """The queue's name; if these are the files of delayed items, the name of their queue."""
+        return master_of_delayed(self.queue) or self.queue
+
+    @property
     def size(self) -> int:
         """Bytes in the files."""
         return sum((self.path / name).lstat().st_size for name in self.files)
@@ -44,9 +54,16 @@ class SelectedQueue:
         """Whether `name` is the last of all the queue's files, not only of `files`."""
         return name == self.all_files.present[-1]
 
-    def new_replay(self) -> Replay:
-        """Return a replay that holds little in memory, however long the queue is."""
-        return Replay(_MEMORY_LIMIT, lambda file, at: JournalReader(self.path, file, at))
+    def new_replay(self, delayed: Mapping[int, bytes] = NONE_DELAYED) -> Replay:
+        """Return a replay that holds little in memory, however long the queue is.
+
+        `delayed` are its delayed items, as for `Replay`.
+        """
+        return Replay(
+            _MEMORY_LIMIT,
+            lambda file, at: JournalReader(self.path, file, at),
+            delayed=delayed,
+        )
 
 
 @contextmanager
@@ -95,10 +112,10 @@ def select(paths: Sequence[Path], queues: Sequence[str] = ()) -> list[SelectedQu
     chosen = [one for path in paths for one in _select(path)]
     if not queues:
         return chosen
-    missing = set(queues) - {one.queue for one in chosen}
+    missing = set(queues) - {one.master for one in chosen}
     if missing:
         raise JournalError(f"there is no journal of queue {', '.join(sorted(missing))}")
-    return [one for one in chosen if one.queue in queues]
+    return [one for one in chosen if one.master in queues]
 
 
 def _select(path: Path) -> Iterator[SelectedQueue]:
@@ -119,8 +136,13 @@ def _select(path: Path) -> Iterator[SelectedQueue]:
             yield SelectedQueue(path.parent, one, (path.name,))
 
 
-def _queues_in(path: Path) -> Iterable[QueueFiles]:
-    return group_files(file_names(path)).queues.values()
+def _queues_in(path: Path) -> Iterator[QueueFiles]:
+    """Yield the files of each queue, and those of its delayed items like another queue's."""
+    for files in group_files(file_names(path)).queues.values():
+        if files.present:
+            yield files
+        if files.delayed is not None:
+            yield files.delayed
 
 
 def whole_queues(selected: Sequence[SelectedQueue]) -> list[SelectedQueue]:

@@ -82,6 +82,7 @@ class FileJournal:
     Attributes:
         directory: where its files are.
         queue: the queue's name.
+        after: a timestamp (ms). Rotated files up to it belong to a deleted queue of this name.
         sizes: bytes in each rotated file by its name, in replay order.
         size: bytes in all files.
         dialect: how the current file says which xid a read got; None if it has no such record yet.
@@ -100,13 +101,13 @@ class FileJournal:
     """
 
     __slots__ = (
-        "_after",
         "_clock",
         "_current",
         "_lock",
         "_name",
         "_names_changed",
         "_synced",
+        "after",
         "dialect",
         "directory",
         "follower",
@@ -140,10 +141,10 @@ class FileJournal:
             rotated: the size of each rotated file, in replay order.
             clock: tells the timestamps of new files.
             dialect: that of the current file.
-            after: a timestamp (ms). Rotated files up to it belong to a deleted queue of this name.
+            after: as the attribute.
         """
         self._clock = clock
-        self._after = after
+        self.after = after
         self.is_ending = False
         self.queue = queue
         self.sizes = rotated
@@ -447,7 +448,7 @@ class FileJournal:
 
     def _timestamp(self) -> int:
         """Return the timestamp (ms) of the next rotated file: they increase, whatever the clock."""
-        return max(later_timestamp(list(self.sizes), self._clock.now()), self._after + 1)
+        return max(later_timestamp(list(self.sizes), self._clock.now()), self.after + 1)
 
     def close(self) -> None:
         """Release the files."""
@@ -465,8 +466,14 @@ class JournalRemoval:
     pack. A crash before `replace` leaves everything, a later one an empty queue or none. Both
     steps may run in another thread.
 
+    The journal of the delayed items is removed in the same steps, so that none of them can come up
+    in a new queue of that name. A crash within `replace` may leave those items, or all the others.
+
     Attributes:
         newest: the timestamp (ms) up to which files belong to the deleted queue.
+        queues: the names of the queue and of what is removed with it.
+        sizes: the size in bytes of each file.
+        also: names of more files to remove.
     """
 
     def __init__(
@@ -487,25 +494,36 @@ class JournalRemoval:
             also: names of more files to remove.
         """
         self.newest = newest
+        self.queues = [queue]
+        self.sizes = dict(sizes)
+        self.also = list(also)
         self._directory = directory
-        self._queue = queue
-        self._sizes = sizes
-        self._also = also
-        self._pack = pack_name(queue, newest)
+
+    def include(self, other: "JournalRemoval") -> None:
+        """Remove the files of `other` in the same steps, instead of by its own."""
+        self.newest = max(self.newest, other.newest)
+        self.queues += other.queues
+        self.sizes |= other.sizes
+        self.also += other.also
 
     def replace(self, _pause: Pause) -> None:
         """Replace the files by an empty pack. Raises OSError: they are not replaced."""
         directory = self._directory
-        temporary = temporary_name(self._queue, DELETE, self.newest)
-        directory.create(temporary).close()
+        temporaries = [temporary_name(queue, DELETE, self.newest) for queue in self.queues]
+        for name in temporaries:
+            directory.create(name).close()
         # The pack replaces the files only under the names that they have now: these must be on
         # disk before it.
         directory.sync()
-        directory.rename(temporary, self._pack)
+        placed: list[str] = []
         try:
+            for name, pack in zip(temporaries, self._packs, strict=True):
+                directory.rename(name, pack)
+                placed.append(pack)
             directory.sync()
         except OSError:
-            directory.remove(self._pack)
+            for pack in placed:
+                directory.remove(pack)
             raise
         directory.crash_point("delete: empty pack in place")
 
@@ -515,16 +533,21 @@ class JournalRemoval:
         Large files are handed to `unnamed`, which frees them later.
         """
         directory = self._directory
-        for name, size in self._sizes.items():
+        for name, size in self.sizes.items():
             if size > _LARGE:
                 unnamed.hold(name, directory.open)
         try:
-            for name in (*self._sizes, *self._also):
+            for name in (*self.sizes, *self.also):
                 directory.remove(name)
                 directory.crash_point("delete: file removed")
             directory.sync()
-            directory.remove(self._pack)
-            directory.crash_point("delete: pack removed")
+            for pack in self._packs:
+                directory.remove(pack)
+                directory.crash_point("delete: pack removed")
             directory.sync()
         except OSError as error:
-            log.warning("queue %s is deleted, but not all of its files: %s", self._queue, error)
+            log.warning("queue %s is deleted, but not all of its files: %s", self.queues[0], error)
+
+    @property
+    def _packs(self) -> list[str]:
+        return [pack_name(queue, self.newest) for queue in self.queues]

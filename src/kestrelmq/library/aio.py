@@ -79,7 +79,7 @@ class AsyncPersistentQueue:
         self._sync_worker: Worker = InlineWorker()
         self._pending_syncs: dict[int, _PendingSync] = {}
         self._periodic: asyncio.Task[None] | None = None
-        self._abort_timer: asyncio.TimerHandle | None = None
+        self._deadline_timer: asyncio.TimerHandle | None = None
         self._upkeep_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -99,6 +99,7 @@ class AsyncPersistentQueue:
         self._opened, self._lock = open_queue(
             self._name, self._path, self._config, self._clock, self._commits
         )
+        self._schedule_check(self._opened)
         self._schedule_upkeep(self._opened)
         if self._config.sync_journal:
             self._periodic = asyncio.create_task(self._sync_periodically(self._config.sync_journal))
@@ -113,10 +114,10 @@ class AsyncPersistentQueue:
         queue, self._opened = self._opened, None
         if queue is None:
             return
-        for timer in (self._abort_timer, self._upkeep_timer):
+        for timer in (self._deadline_timer, self._upkeep_timer):
             if timer is not None:
                 timer.cancel()
-        self._abort_timer = self._upkeep_timer = None
+        self._deadline_timer = self._upkeep_timer = None
         if self._periodic is not None:
             self._periodic.cancel()
         try:
@@ -309,7 +310,7 @@ class AsyncPersistentQueue:
                 _deliver(self._take_served(), failure)
         if failure is not None:
             raise failure
-        self._schedule_abort(queue)
+        self._schedule_check(queue)
         self._schedule_upkeep(queue)
         return result, syncing
 
@@ -356,21 +357,27 @@ class AsyncPersistentQueue:
             for queue in self._syncs.take_due(math.inf):
                 await asyncio.wait([self._sync(queue)])
 
-    def _schedule_abort(self, queue: Queue) -> None:
-        """Schedule the next overdue read to be given back in time."""
+    def _schedule_check(self, queue: Queue) -> None:
+        """Schedule the next overdue read to be given back in time, and the next delayed item."""
         due = queue.next_deadline
-        if due is None or (self._abort_timer is not None and not self._abort_timer.cancelled()):
+        if due is None:
             return
-        delay = max(0.0, due - self._clock.monotonic())
-        self._abort_timer = asyncio.get_running_loop().call_later(delay, self._abort_overdue, queue)
+        loop = asyncio.get_running_loop()
+        at = loop.time() + max(0.0, due - self._clock.monotonic())
+        timer = self._deadline_timer
+        if timer is not None and not timer.cancelled():
+            if timer.when() <= at:
+                return
+            timer.cancel()
+        self._deadline_timer = loop.call_at(at, self._check_deadlines, queue)
 
-    def _abort_overdue(self, queue: Queue) -> None:
-        self._abort_timer = None
+    def _check_deadlines(self, queue: Queue) -> None:
+        self._deadline_timer = None
         try:
-            self._apply(queue, lambda _: queue.give_back_overdue())
+            self._apply(queue, lambda _: queue.check_deadlines())
         except Exception:
-            log.exception("queue %s: overdue reads stay open", self._name)
-            self._schedule_abort(queue)
+            log.exception("queue %s: what is due could not be done", self._name)
+            self._schedule_check(queue)
 
     def _schedule_upkeep(self, queue: Queue) -> None:
         """Schedule upkeep in about a second, if the queue has anything that depends on time."""

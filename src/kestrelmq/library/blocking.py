@@ -63,7 +63,7 @@ class BlockingQueue(ABC):
     def _change(self, operation: Callable[[Queue], T]) -> T:
         def apply() -> tuple[Queue, T]:
             queue = self._queue()
-            queue.give_back_overdue()
+            queue.check_deadlines()
             try:
                 return queue, operation(queue)
             finally:

@@ -15,7 +15,7 @@ from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import ConfigError, InvalidQueueName
 from kestrelmq.journal.files import DiskDirectory, FileLock, QueuePathLock, make_queue_path
-from kestrelmq.journal.loading import load_queue
+from kestrelmq.journal.loading import load_with_delayed
 from kestrelmq.journal.names import QueueFiles, group_files
 from kestrelmq.names import queue_name_error
 
@@ -67,8 +67,7 @@ def open_queue(
     with _lock(path, name) as held:
         directory = DiskDirectory(path)
         files = group_files(directory.names()).queues.get(name, QueueFiles(name))
-        loaded = load_queue(directory, files, config.max_memory_size, clock)
-        loaded.journal.open()
+        loaded, delayed = load_with_delayed(directory, files, config.max_memory_size, clock)
         queue = Queue(
             name,
             config,
@@ -78,4 +77,6 @@ def open_queue(
             state=loaded.state,
             created=loaded.created,
         )
+        queue.hold_loaded(delayed)
+        queue.open_journal()
         return queue, held.pop_all()

@@ -317,7 +317,7 @@ class Server:
             await in_slices(self._collection.sweeping(), self._turns)
 
     async def _run_timers(self) -> None:
-        """End open reads whose time is up, and do syncs that are due; wait if there are neither."""
+        """Do what deadlines ask for, and syncs that are due; wait while there are neither."""
         commits, loop = self._collection.commits, asyncio.get_running_loop()
         timed = asyncio.Event()
         commits.on_timer_needed = timed.set
@@ -326,7 +326,7 @@ class Server:
                 timed.clear()
                 await timed.wait()
             await asyncio.sleep(_TIMER_PERIOD)
-            self._collection.give_back_overdue()
+            await in_slices(self._collection.checking_deadlines(), self._turns)
             self._turns.sync(commits.syncs.take_due(loop.time()))
 
     async def _do_upkeep(self) -> None:

@@ -102,7 +102,7 @@ def list_files(pattern: str) -> list[SpoolFile]:
             spool, name = os.path.split(absolute)
             single.setdefault(spool, []).append(name)
     for spool, names in single.items():
-        if not is_glob and parse_name(names[0]) is None:
+        if not is_glob and (parse_name(names[0]) is None or TEMPORARY_MARK in names[0]):
             raise FileNotFoundError(f"option 'path': {pattern!r} does not have a journal's name")
         files.extend(_files_in(spool, frozenset(names), root))
     return files

@@ -82,14 +82,14 @@ def test_overdue_reads_that_cannot_be_written_are_given_back_later(tmp_path: Pat
     queue = disk.queue()
     disk.crashing.break_steps("append")
     disk.clock.advance(6)
-    disk.collection.give_back_overdue()
+    disk.collection.check_deadlines()
     assert isinstance(disk.collection.commits.commit()[queue], JournalError)
     assert list(queue.open) == xids
     disk.crashing.mend()
-    disk.collection.give_back_overdue()
+    disk.collection.check_deadlines()
     assert list(queue.open) == xids, "it is not tried again at once"
     disk.clock.advance(1)
-    disk.collection.give_back_overdue()
+    disk.collection.check_deadlines()
     disk.commit()
     assert [item_data(record) for record in queue.browse(9)] == [b"0", b"1"]
     disk.close()
@@ -105,7 +105,7 @@ def test_reads_that_are_overdue_together_come_back_oldest_first(tmp_path: Path) 
         assert queue.open_read(seconds) is not None
     readers = [Reader(queue) for _ in range(3)]
     disk.clock.advance(4)
-    disk.collection.give_back_overdue()
+    disk.collection.check_deadlines()
     assert [reader.told for reader in readers] == [[b"0"], [b"1"], [b"2"]]
     disk.close()
 
@@ -139,7 +139,7 @@ def test_a_read_that_is_over_does_not_come_back(
     assert not queue.extend(done, 9)
     for seconds, expected in ((6, []), (4, [b"1"])):
         disk.clock.advance(seconds)
-        disk.collection.give_back_overdue()
+        disk.collection.check_deadlines()
         disk.commit()
         assert disk.items() == expected
     assert not disk.collection.commits.needs_timer
@@ -161,7 +161,7 @@ def test_reads_that_are_over_take_no_memory_until_their_time_is_up(tmp_path: Pat
         disk.commit()
     assert len(queue.reads._deadlines) < 100
     disk.clock.advance(3600)
-    disk.collection.give_back_overdue()
+    disk.collection.check_deadlines()
     disk.commit()
     assert disk.items() == [b"open"]
     disk.close()
@@ -181,11 +181,11 @@ def test_a_queue_that_fails_does_not_keep_others_from_their_upkeep(tmp_path: Pat
 
     disk.crashing.fail = second_fails
     disk.clock.advance(6)
-    disk.collection.give_back_overdue()
+    disk.collection.check_deadlines()
     assert len(disk.collection.commits.commit()) == 1
     assert sorted(len(queue) for queue in disk.collection.queues.values()) == [0, 1, 1]
     disk.clock.advance(1)
-    disk.collection.give_back_overdue()
+    disk.collection.check_deadlines()
     disk.commit()
     assert [len(queue) for queue in disk.collection.queues.values()] == [1, 1, 1]
     disk.close()

@@ -208,12 +208,12 @@ def test_a_bug_that_one_queue_shows_does_not_stop_what_is_done_to_all(
         spool.open_read(name)
     spool.have_bug("b")
     spool.clock.advance(6)
-    spool.collection.give_back_overdue()
-    assert caplog.messages == ["overdue reads of a queue could not be given back"]
+    spool.collection.check_deadlines()
+    assert caplog.messages == ["what was due in a queue could not be done"]
     assert [spool.queue(name).open_reads for name in names] == [0, 1, 0]
     spool.disk.mend()
     spool.clock.advance(1)
-    spool.collection.give_back_overdue()
+    spool.collection.check_deadlines()
     assert spool.contents(*names) == [[b"x"]] * 3
     for name in names:
         spool.open_read(name)

@@ -50,7 +50,7 @@ class Spool(LocalQueues):
     def pass_time(self, seconds: float) -> None:
         """Let time pass, and give back what is due."""
         self.clock.advance(seconds)
-        self.collection.give_back_overdue()
+        self.collection.check_deadlines()
         self.commit()
 
 
@@ -322,7 +322,7 @@ def test_a_waiting_reader_gets_it_when_it_is_due(tmp_path: Path) -> None:
         Waiter(ReadMode.REMOVE, lambda record, _xid: got.append(record), lambda _error: None)
     )
     spool.clock.advance(10)
-    spool.collection.give_back_overdue()
+    spool.collection.check_deadlines()
     spool.commit()
     assert [item_data(record) for record in got if record is not None] == [b"bad"]
     spool.close()
@@ -387,12 +387,12 @@ def test_a_retry_that_cannot_be_written_is_tried_again(tmp_path: Path) -> None:
     give_back(spool)
     disk.break_steps("append")
     spool.clock.advance(10)
-    spool.collection.give_back_overdue()
+    spool.collection.check_deadlines()
     spool.collection.commits.commit()
     assert (spool.queue().delayed, len(spool.queue())) == (1, 0)
     disk.mend()
     spool.clock.advance(1)
-    spool.collection.give_back_overdue()
+    spool.collection.check_deadlines()
     spool.commit()
     assert (counts(spool), spool.queue().delayed) == ([1], 0)
     spool.close()

@@ -44,7 +44,7 @@ def test_open_read_is_timed(tmp_path: Path) -> None:
     assert calls == ["timed"]
     before = collection.commits.needs_timer
     clock.advance(5)
-    collection.give_back_overdue()
+    collection.check_deadlines()
     assert len(queue) == 2
     assert (before, collection.commits.needs_timer) == (True, False)
     collection.close()

@@ -168,7 +168,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, fails: str) -> None:
     spool.collection.commits.commit()
     directory.mend()
     spool.clock.advance(2)
-    spool.collection.give_back_overdue()
+    spool.collection.check_deadlines()
     assert spool.drain() == [b"1", b"2", b"3"]
     assert spool.drain("late") == ([] if fails == "late" else [b"1", b"2", b"3"])
     spool.close()

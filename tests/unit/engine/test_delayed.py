@@ -1,0 +1,688 @@
+"""Delayed items: durable at once, in the queue when they are due."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.clock import SystemClock
+from kestrelmq.config import ServerConfig
+from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.waiters import ReadMode, Waiter
+from kestrelmq.errors import JournalError, QueueUnavailable
+from kestrelmq.journal.exchange import from_json, import_rows, rows, to_json
+from kestrelmq.journal.files import Directory, DiskDirectory
+from kestrelmq.journal.pack import pack
+from kestrelmq.journal.records import item_add_time, item_data, item_expiry
+from kestrelmq.journal.selection import select
+from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.testing.queues import LocalQueues, queue_settings
+from kestrelmq.testing.worker import HeldWorker
+
+pytestmark = pytest.mark.compiled
+
+SECOND = 1000
+YEAR = 365 * 24 * 60 * 60 * SECOND
+
+
+class Spool(LocalQueues):
+    """Queues whose items can be delayed."""
+
+    def __init__(
+        self,
+        path: Path,
+        directory: Directory | None = None,
+        worker: HeldWorker | None = None,
+        **settings: object,
+    ) -> None:
+        self.path = path
+        super().__init__(queue_settings(path, **settings), directory, worker=worker)
+
+    def delay(self, data: bytes, seconds: float, name: str = "jobs", *, expires: float = 0) -> bool:
+        """Add an item that is due, and expires, so many seconds from now; and commit."""
+        now = self.clock.now()
+        expiry = now + round(expires * SECOND) if expires else 0
+        added = self.collection.add(name, data, expiry, due=now + round(seconds * SECOND))
+        self.commit()
+        return added
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, and do what is due."""
+        self.clock.advance(seconds)
+        self.collection.check_deadlines()
+        self.commit()
+
+    def kill(self) -> None:
+        """Open the queues again as they are on disk, without closing them first."""
+        self.collection._lock.release()
+        self.open()
+
+    def files(self) -> set[str]:
+        """Return the names of the files."""
+        return {file.name for file in self.path.iterdir()}
+
+
+def companion(spool: LocalQueues, name: str = "jobs") -> Queue:
+    """Return the queue that has the delayed items of another."""
+    found = spool.queue(name).companion
+    assert found is not None
+    return found
+
+
+def breakable(path: Path) -> CrashingDirectory:
+    """Return a queue path in `path` that can be made to fail."""
+    for name in ("queues", "links"):
+        (path / name).mkdir()
+    return CrashingDirectory(path / "queues", path / "links")
+
+
+def rewrite(queue: Queue) -> None:
+    """Rewrite the journal of a queue now."""
+    queue.write_now()
+    assert queue._upkeep is not None
+    queue._upkeep._rewrite()
+
+
+def test_an_item_joins_when_it_is_due(tmp_path: Path) -> None:
+    """Not earlier, and then behind those that wait; its add time is when it was due."""
+    spool = Spool(tmp_path)
+    assert spool.delay(b"later", 5)
+    spool.add(b"first", b"second")
+    due = spool.clock.now() + 5 * SECOND
+    spool.pass_time(4.9)
+    assert spool.items() == [b"first", b"second"]
+    assert spool.queue().delayed == 1
+    spool.pass_time(0.2)
+    assert spool.items() == [b"first", b"second", b"later"]
+    assert spool.queue().delayed == 0
+    assert item_add_time(spool.queue().browse(3)[2]) == due
+    spool.close()
+
+
+def test_items_join_in_the_order_in_which_they_are_due(tmp_path: Path) -> None:
+    """Those that are due at the same time in the order in which they came."""
+    spool = Spool(tmp_path)
+    for data, seconds in ((b"c", 3), (b"a", 1), (b"d", 3), (b"b", 2), (b"e", 3)):
+        spool.delay(data, seconds)
+    spool.pass_time(5)
+    assert spool.drain() == [b"a", b"b", b"c", b"d", b"e"]
+    spool.close()
+
+
+def test_a_long_delay_holds_up_no_short_one(tmp_path: Path) -> None:
+    """There is no upper limit."""
+    spool = Spool(tmp_path)
+    spool.delay(b"far", 1000 * YEAR / SECOND)
+    spool.delay(b"near", 1)
+    spool.pass_time(1)
+    assert spool.drain() == [b"near"]
+    spool.kill()
+    assert spool.queue().delayed == 1
+    spool.close()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_due_time_survives_a_restart(tmp_path: Path, times: int) -> None:
+    """And a kill; what was due meanwhile joins in order."""
+    spool = Spool(tmp_path)
+    for data, seconds in ((b"b", 5), (b"a", 3), (b"far", 100)):
+        spool.delay(data, seconds)
+    for _ in range(times):
+        spool.kill()
+        assert spool.queue().delayed == 3
+    spool.restart()
+    spool.pass_time(2)
+    assert spool.items() == []
+    spool.pass_time(4)
+    assert spool.drain() == [b"a", b"b"]
+    assert spool.queue().delayed == 1
+    spool.close()
+
+
+@pytest.mark.parametrize("dialect", ["documented", "kestrel-2"])
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_an_item_that_joined_does_not_come_twice(
+    tmp_path: Path, dialect: str, *, rewritten: bool
+) -> None:
+    """Not if the crash comes before its own journal is rid of it, whoever read it since."""
+    worker = HeldWorker()
+    spool = Spool(tmp_path, worker=worker, journal_dialect=dialect)
+    spool.delay(b"a", 1)
+    spool.delay(b"b", 1)
+    spool.delay(b"later", 100)
+    spool.pass_time(1)
+    assert spool.take() == b"a"
+    if rewritten:
+        rewrite(spool.queue())
+        while worker.step():
+            pass
+    assert len(companion(spool).open) == 3
+    for _ in range(2):
+        spool.kill()
+        assert spool.items() == [b"b"]
+        assert spool.queue().delayed == 1
+    spool.pass_time(1)
+    while worker.step():
+        pass
+    spool.pass_time(1)
+    assert len(companion(spool).open) == 1
+    spool.close()
+
+
+def test_a_reused_xid_is_another_item(tmp_path: Path) -> None:
+    """Its checksum tells it from the one that joined, so it is not lost."""
+    spool = Spool(tmp_path)
+    spool.delay(b"a", 1)
+    spool.pass_time(1)
+    spool.close()
+    for file in tmp_path.glob("jobs~~delayed*"):
+        file.unlink()
+    spool.open()
+    spool.delay(b"a", 1)
+    spool.kill()
+    assert spool.queue().delayed == 1
+    spool.pass_time(1)
+    assert spool.drain() == [b"a", b"a"]
+    spool.close()
+
+
+def test_xids_are_not_reused_after_a_rewrite(tmp_path: Path) -> None:
+    """Though no item is left that has one."""
+    spool = Spool(tmp_path)
+    for number in range(3):
+        spool.delay(b"%d" % number, 1)
+    spool.pass_time(1)
+    spool.pass_time(1)
+    assert not companion(spool).open
+    rewrite(companion(spool))
+    spool.restart()
+    spool.delay(b"new", 1)
+    assert list(companion(spool).open) == [4]
+    spool.close()
+
+
+def test_waiting_readers_get_what_is_due(tmp_path: Path) -> None:
+    """In the order in which they wait."""
+    spool = Spool(tmp_path)
+    served: list[bytes | None] = []
+    queue = spool.queue()
+    for _ in range(2):
+        queue.wait(Waiter(ReadMode.REMOVE, lambda record, _: served.append(record), print))
+    for data in (b"a", b"b", b"c"):
+        spool.delay(data, 1)
+    spool.pass_time(1)
+    assert [item_data(record or b"") for record in served] == [b"a", b"b"]
+    assert spool.items() == [b"c"]
+    spool.close()
+
+
+def test_very_many_are_due_at_once(tmp_path: Path) -> None:
+    """They join a few at a time, so that others are served in between."""
+    spool = Spool(tmp_path)
+    now = spool.clock.now()
+    for number in range(2000):
+        assert spool.queue().add_delayed(b"%d" % number, now + SECOND)
+    spool.commit()
+    spool.clock.advance(1)
+    work = spool.collection.checking_deadlines()
+    next(work)
+    assert 0 < len(spool.queue()) < 1000
+    spool.collection.check_deadlines()
+    assert spool.items() == [b"%d" % number for number in range(2000)]
+    for _ in range(2):
+        spool.pass_time(1)
+    assert not companion(spool).open
+    assert not spool.collection.commits.needs_timer
+    spool.close()
+
+
+def test_expiry_and_max_age_count_from_the_due_time(tmp_path: Path) -> None:
+    """An item does not expire before."""
+    spool = Spool(tmp_path, max_age=10)
+    spool.delay(b"a", 100)
+    spool.delay(b"b", 100, expires=105)
+    spool.pass_time(101)
+    assert spool.items() == [b"a", b"b"]
+    first, second = spool.queue().browse(2)
+    assert item_expiry(first) == item_add_time(first) + 10 * SECOND
+    assert item_expiry(second) == item_add_time(second) + 5 * SECOND
+    spool.pass_time(10)
+    assert spool.take() is None
+    spool.close()
+
+
+def test_delayed_items_count_towards_the_limits(tmp_path: Path) -> None:
+    """Theirs and those of other items; when one is due, it is let in."""
+    spool = Spool(tmp_path, max_items=2)
+    spool.add(b"a")
+    assert spool.delay(b"b", 1)
+    assert not spool.delay(b"c", 1)
+    assert not spool.collection.add("jobs", b"d")
+    spool.pass_time(1)
+    assert spool.items() == [b"a", b"b"]
+    spool.close()
+
+
+def test_delayed_bytes_count_towards_max_size(tmp_path: Path) -> None:
+    """Also over a restart."""
+    spool = Spool(tmp_path, max_size=100)
+    assert spool.delay(bytes(100), 1)
+    for _ in range(2):
+        assert not spool.delay(b"c", 1)
+        assert not spool.collection.add("jobs", b"d")
+        spool.restart()
+    spool.close()
+
+
+def test_an_item_may_be_too_large(tmp_path: Path) -> None:
+    """Delayed or not."""
+    spool = Spool(tmp_path, max_item_size=10)
+    assert not spool.delay(bytes(11), 1)
+    assert spool.delay(bytes(10), 1)
+    spool.close()
+
+
+def test_old_items_make_room_but_delayed_ones_do_not(tmp_path: Path) -> None:
+    """With `discard_old_when_full`."""
+    spool = Spool(tmp_path, max_items=2, discard_old_when_full=True)
+    spool.add(b"a", b"b")
+    assert spool.delay(b"c", 1)
+    assert spool.items() == [b"b"]
+    assert spool.delay(b"d", 1)
+    assert not spool.collection.add("jobs", b"e")
+    spool.pass_time(1)
+    assert spool.drain() == [b"c", b"d"]
+    spool.close()
+
+
+def test_they_take_no_more_memory_than_waiting_items(tmp_path: Path) -> None:
+    """Beyond `max_memory_size`, which one item may exceed, they are refused."""
+    spool = Spool(tmp_path, max_memory_size=1000)
+    assert spool.delay(bytes(2000), 1)
+    assert not spool.delay(b"", 1)
+    spool.pass_time(1)
+    spool.pass_time(1)
+    assert spool.delay(b"", 1)
+    spool.close()
+
+
+def test_an_item_joins_behind_those_on_disk(tmp_path: Path) -> None:
+    """The queue reads behind."""
+    spool = Spool(tmp_path, max_memory_size=200)
+    assert spool.delay(b"x" * 50, 1)
+    spool.add(*(b"%03d" % number * 30 for number in range(10)))
+    assert spool.queue().read_behind
+    spool.pass_time(1)
+    spool.add(b"last")
+    spool.kill()
+    *_, late, last = spool.drain()
+    assert (late, last) == (b"x" * 50, b"last")
+    assert not spool.queue().delayed
+    spool.close()
+
+
+def test_each_fanout_child_has_its_own(tmp_path: Path) -> None:
+    """A master that only fans out keeps none."""
+    config = queue_settings(tmp_path).model_copy(
+        update={"queues": {"jobs": queue_settings(tmp_path, fanout_only=True).default}}
+    )
+    spool = Spool(tmp_path)
+    spool.close()
+    spool.config = ServerConfig.model_validate(config.model_dump(exclude_unset=True))
+    spool.open()
+    for child in ("jobs+a", "jobs+b"):
+        spool.queue(child)
+    assert spool.delay(b"x", 1)
+    assert [spool.queue(name).delayed for name in ("jobs", "jobs+a", "jobs+b")] == [0, 1, 1]
+    spool.pass_time(1)
+    assert [spool.items(name) for name in ("jobs", "jobs+a", "jobs+b")] == [[], [b"x"], [b"x"]]
+    spool.close()
+
+
+def test_an_alias_delays_at_each_destination(tmp_path: Path) -> None:
+    """And so do the queues behind it."""
+    spool = Spool(tmp_path)
+    spool.close()
+    spool.config = ServerConfig.model_validate(
+        {"queue_path": tmp_path, "aliases": {"all": {"destination_queues": ["one", "two"]}}}
+    )
+    spool.open()
+    assert spool.delay(b"x", 1, "all")
+    companions = {companion(spool, name) for name in ("one", "two")}
+    assert companions < set(spool.collection.destinations("all", delayed=True))
+    assert companions.isdisjoint(spool.collection.destinations("all"))
+    spool.pass_time(1)
+    assert (spool.items("one"), spool.items("two")) == ([b"x"], [b"x"])
+    spool.close()
+
+
+def test_a_flush_drops_delayed_items(tmp_path: Path) -> None:
+    """For good."""
+    spool = Spool(tmp_path)
+    spool.add(b"a")
+    spool.delay(b"b", 1)
+    spool.delay(b"c", 100)
+    assert spool.queue().flush() == 3
+    spool.commit()
+    spool.delay(b"d", 1)
+    spool.kill()
+    spool.pass_time(200)
+    assert spool.drain() == [b"d"]
+    spool.close()
+
+
+def test_a_deleted_queue_takes_its_delayed_items_along(tmp_path: Path) -> None:
+    """None comes up in a new queue of that name."""
+    spool = Spool(tmp_path)
+    spool.delay(b"a", 1)
+    spool.restart()
+    assert spool.collection.delete("jobs")
+    assert spool.files() == {"~~lock"}
+    spool.add(b"new")
+    spool.delay(b"late", 1)
+    spool.kill()
+    spool.pass_time(5)
+    assert spool.drain() == [b"new", b"late"]
+    spool.close()
+
+
+def test_a_queue_with_delayed_items_does_not_expire(tmp_path: Path) -> None:
+    """With `max_queue_age`, it is not empty."""
+    spool = Spool(tmp_path, max_queue_age=10)
+    spool.delay(b"a", 100)
+    spool.pass_time(50)
+    spool.collection.sweep()
+    assert "jobs" in spool.collection.queues
+    spool.pass_time(50)
+    assert spool.drain() == [b"a"]
+    spool.collection.sweep()
+    spool.pass_time(5)
+    spool.collection.sweep()
+    assert "jobs" not in spool.collection.queues
+    spool.close()
+
+
+def test_without_a_journal_they_are_in_memory(tmp_path: Path) -> None:
+    """And gone with the process."""
+    spool = Spool(tmp_path, keep_journal=False)
+    spool.delay(b"a", 1)
+    spool.pass_time(1)
+    assert spool.drain() == [b"a"]
+    spool.delay(b"b", 1)
+    assert spool.files() == {"~~lock"}
+    spool.restart()
+    spool.pass_time(5)
+    assert spool.drain() == []
+    spool.close()
+
+
+def test_the_journal_may_begin_and_end(tmp_path: Path) -> None:
+    """Delayed items, and what joined, are on disk exactly as long as there is one."""
+    spool = Spool(tmp_path, keep_journal=False, worker=HeldWorker())
+    spool.delay(b"a", 1)
+    spool.delay(b"b", 100)
+    spool.pass_time(1)
+    assert not spool.reload(queue_settings(tmp_path))
+    spool.kill()
+    assert spool.items() == [b"a"]
+    assert spool.queue().delayed == 1
+    assert not spool.reload(queue_settings(tmp_path, keep_journal=False))
+    assert spool.files() == {"~~lock"}
+    spool.pass_time(100)
+    assert spool.drain() == [b"a", b"b"]
+    spool.close()
+
+
+def test_old_files_of_a_queue_without_a_journal_are_set_aside(tmp_path: Path) -> None:
+    """Its delayed items do not come back when it keeps a journal again."""
+    spool = Spool(tmp_path)
+    spool.delay(b"old", 1)
+    spool.close()
+    spool.config = queue_settings(tmp_path, keep_journal=False)
+    spool.open()
+    spool.delay(b"new", 1)
+    assert not spool.reload(queue_settings(tmp_path))
+    spool.kill()
+    spool.pass_time(5)
+    assert spool.drain() == [b"new"]
+    spool.close()
+
+
+def test_a_failed_write_adds_nothing(tmp_path: Path) -> None:
+    """The add is an error; one that is tried again is there once."""
+    directory = breakable(tmp_path)
+    spool = Spool(directory.path, directory)
+    spool.delay(b"a", 1)
+    directory.fail = lambda point: point.startswith("append")
+    now = spool.clock.now()
+    assert spool.collection.add("jobs", b"b", due=now + SECOND)
+    failures = spool.collection.commits.commit()
+    assert list(failures) == [companion(spool)]
+    assert spool.queue().delayed == 1
+    assert spool.queue().problem is not None
+    directory.fail = lambda _point: False
+    assert spool.delay(b"b", 1)
+    spool.pass_time(1)
+    assert spool.drain() == [b"a", b"b"]
+    assert spool.queue().problem is None
+    spool.close()
+
+
+def test_an_item_that_cannot_join_is_tried_again(tmp_path: Path) -> None:
+    """It is neither lost nor there twice."""
+    directory = breakable(tmp_path)
+    spool = Spool(directory.path, directory)
+    for data in (b"a", b"b"):
+        spool.delay(data, 1)
+    directory.fail = lambda point: point.startswith("append")
+    spool.clock.advance(1)
+    spool.collection.check_deadlines()
+    assert spool.collection.commits.commit()
+    assert (len(spool.queue()), spool.queue().delayed) == (0, 2)
+    directory.fail = lambda _point: False
+    spool.pass_time(0.5)
+    assert spool.queue().delayed == 2
+    spool.pass_time(0.5)
+    assert spool.items() == [b"a", b"b"]
+    spool.kill()
+    assert spool.drain() == [b"a", b"b"]
+    spool.close()
+
+
+@pytest.mark.parametrize("step", ["append", "sync"])
+def test_items_that_joined_are_kept_until_it_is_on_disk(tmp_path: Path, step: str) -> None:
+    """They are confirmed once the disk works again."""
+    directory = breakable(tmp_path)
+    spool = Spool(directory.path, directory)
+    spool.delay(b"a", 1)
+    spool.clock.advance(1)
+    work = spool.collection.checking_deadlines()
+    if step == "append":
+        next(work)
+    directory.fail = lambda point: point.startswith(step)
+    for _ in work:
+        pass
+    spool.collection.commits.commit()
+    assert spool.items() == [b"a"]
+    assert len(companion(spool).open) == 1
+    directory.fail = lambda _point: False
+    for _ in range(5):
+        spool.collection.tick()
+        spool.pass_time(1)
+    assert not companion(spool).open
+    spool.kill()
+    assert spool.drain() == [b"a"]
+    spool.close()
+
+
+def test_damaged_delayed_items_leave_the_queue_in_service(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Everything that would need them is refused with the reason; no file is changed."""
+    spool = Spool(tmp_path)
+    spool.add(b"a")
+    spool.delay(b"b", 1)
+    spool.close()
+    file = tmp_path / "jobs~~delayed"
+    damaged = b"\x77" + file.read_bytes()
+    file.write_bytes(damaged)
+    with caplog.at_level(logging.ERROR):
+        spool.open()
+    assert "delayed" in caplog.text
+    assert "delayed" in (spool.queue().problem or "")
+    spool.add(b"c")
+    with pytest.raises(QueueUnavailable, match="delayed"):
+        spool.delay(b"d", 1)
+    with pytest.raises(QueueUnavailable, match="delayed"):
+        spool.queue().flush()
+    with pytest.raises(JournalError, match="delayed"):
+        spool.collection.delete("jobs")
+    spool.pass_time(5)
+    assert spool.drain() == [b"a", b"c"]
+    spool.close()
+    assert file.read_bytes() == damaged
+
+
+def test_a_torn_end_is_set_aside(tmp_path: Path) -> None:
+    """An item whose read is not open yet is there; what follows is not mixed up with it."""
+    spool = Spool(tmp_path)
+    spool.delay(b"a", 1)
+    spool.delay(b"b", 2)
+    spool.close()
+    file = tmp_path / "jobs~~delayed"
+    file.write_bytes(file.read_bytes()[:-1])
+    spool.open()
+    assert spool.queue().delayed == 2
+    spool.delay(b"c", 3)
+    spool.kill()
+    spool.pass_time(1)
+    assert spool.items() == [b"a"]
+    spool.pass_time(1)
+    spool.kill()
+    spool.pass_time(1)
+    assert spool.drain() == [b"a", b"b", b"c"]
+    spool.close()
+
+
+def test_delayed_items_without_a_file_of_the_queue(tmp_path: Path) -> None:
+    """A loss of power may leave that."""
+    spool = Spool(tmp_path)
+    spool.delay(b"a", 1)
+    spool.close()
+    (tmp_path / "jobs").unlink()
+    spool.open()
+    spool.pass_time(1)
+    assert spool.drain() == [b"a"]
+    spool.close()
+
+
+def test_its_journal_is_kept_small(tmp_path: Path) -> None:
+    """It rotates and is rewritten as any other."""
+    spool = Spool(
+        tmp_path, default_journal_size=500, max_memory_size=2000, min_journal_compact_delay=0
+    )
+    for number in range(200):
+        spool.delay(b"%d" % number, 1)
+        spool.pass_time(1)
+        assert spool.take() == b"%d" % number
+    assert companion(spool).journal.size < 2000
+    spool.restart()
+    assert spool.queue().delayed == 0
+    spool.close()
+
+
+def test_a_queue_without_delayed_items_has_no_companion(tmp_path: Path) -> None:
+    """And no file for it."""
+    spool = Spool(tmp_path)
+    spool.add(b"a")
+    spool.open_read()
+    spool.restart()
+    assert spool.queue().companion is None
+    assert spool.files() == {"jobs", "~~lock"}
+    spool.close()
+
+
+def test_the_clock_may_be_set(tmp_path: Path) -> None:
+    """Due times are the clock's."""
+    clock = FakeClock()
+    spool = Spool(tmp_path)
+    spool.clock = clock
+    spool.restart()
+    spool.delay(b"a", 3600)
+    clock.step(3600 * SECOND)
+    spool.collection.check_deadlines()
+    assert spool.drain() == [b"a"]
+    spool.close()
+
+
+def test_an_item_that_joins_after_a_rewrite_is_plain(tmp_path: Path) -> None:
+    """Its xid in the other journal means nothing in the queue's own."""
+    spool = Spool(tmp_path)
+    for data in (b"a", b"b"):
+        spool.delay(data, 1)
+    rewrite(companion(spool))
+    spool.restart()
+    spool.pass_time(1)
+    assert spool.open_read() == 1
+    spool.kill()
+    assert spool.drain() == [b"a", b"b"]
+    spool.close()
+
+
+def test_closing_leaves_nothing_to_be_done(tmp_path: Path) -> None:
+    """What joined is over, so that other tools need not know of it."""
+    spool = Spool(tmp_path, worker=HeldWorker())
+    spool.delay(b"a", 1)
+    spool.pass_time(1)
+    assert len(companion(spool).open) == 1
+    spool.restart()
+    assert not companion(spool).open
+    assert spool.drain() == [b"a"]
+    spool.close()
+
+
+def test_tools_pack_both_journals(tmp_path: Path) -> None:
+    """A packed queue still knows what joined; the delayed items keep their xids."""
+    spool = Spool(tmp_path, worker=HeldWorker())
+    for data, seconds in ((b"a", 1), (b"b", 100), (b"c", 1)):
+        spool.delay(data, seconds)
+    spool.pass_time(1)
+    assert spool.take() == b"a"
+    spool.collection._lock.release()
+    for selected in select([tmp_path]):
+        pack(DiskDirectory(tmp_path), selected.all_files, "kestrel-2", SystemClock())
+    spool.open()
+    assert spool.items() == [b"c"]
+    assert spool.queue().delayed == 1
+    spool.pass_time(100)
+    assert spool.drain() == [b"c", b"b"]
+    spool.delay(b"d", 1)
+    assert max(companion(spool).open) == 4
+    spool.close()
+
+
+def test_delayed_items_can_be_exported_and_imported(tmp_path: Path) -> None:
+    """With when they are due; those that joined are items like others."""
+    spool = Spool(tmp_path / "one", worker=HeldWorker())
+    for data, seconds in ((b"late", 100), (b"a", 1), (b"soon", 50)):
+        spool.delay(data, seconds)
+    spool.pass_time(1)
+    spool.collection._lock.release()
+    found = [row for selected in select([tmp_path / "one"]) for row in rows(selected)]
+    assert [(row.queue, row.data, row.due > 0) for row in found] == [
+        ("jobs", b"a", False),
+        ("jobs", b"soon", True),
+        ("jobs", b"late", True),
+    ]
+    found = [from_json(to_json(row), 0, 0) for row in found]
+    (tmp_path / "two").mkdir()
+    import_rows(DiskDirectory(tmp_path / "two"), found, SystemClock())
+    import_rows(DiskDirectory(tmp_path / "two"), found, SystemClock(), append=True)
+    other = Spool(tmp_path / "two")
+    assert other.items() == [b"a", b"a"]
+    other.clock.advance(1)
+    other.pass_time(49)
+    assert other.drain() == [b"a", b"a", b"soon", b"soon"]
+    assert other.queue().delayed == 2
+    other.close()
