@@ -72,10 +72,13 @@ async def put_item(call: Call) -> Answer:
     call.allow_changes()
     call.check_client(write=True)
     data = _data(item)
-    expiry = 0 if item.expires_in is None else now() + round(item.expires_in * 1000)
-    collection = call.admin.context.collection
-    stored = collection.add(name, data, expiry)
-    await changes.wait_until_durable(call.admin.context, *collection.destinations(name))
+    context = call.admin.context
+    due = context.due_after(round((item.delay or 0) * 1000))
+    expiry = 0 if item.expires_in is None else (due or now()) + round(item.expires_in * 1000)
+    collection = context.collection
+    stored = collection.add(name, data, expiry, due=due)
+    destinations = collection.destinations(name, delayed=due > 0)
+    await changes.wait_until_durable(context, *destinations)
     if not stored:
         raise ApiError(409, "item_refused", f"{name} is full, or the item is too large for it")
     return Answer(Stored(queue=name, size=len(data)), status=201)

@@ -112,7 +112,9 @@ class NewItem(_Model):
     data: Annotated[str, Field(max_length=2 * MAX_TEXT)] | None = None
     """The item, in base64."""
     expires_in: Annotated[float, Field(gt=0, le=100 * 366 * 86_400)] | None = None
-    """Seconds until it expires; if absent, it never expires."""
+    """Seconds until it expires, from when it is due; if absent, it never expires."""
+    delay: Annotated[float, Field(ge=0, le=1e14)] | None = None
+    """Seconds until it is due; only then it waits in the queue. If absent, it is due at once."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:

@@ -7,7 +7,7 @@ is confirmed only after it has been written.
 import itertools
 import os
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from io import BufferedReader
 from typing import Annotated, Final, cast
@@ -47,7 +47,7 @@ CreateFlag = Annotated[
 ]
 
 
-def put(
+def put(  # noqa: PLR0913 # one parameter a flag
     queue: QueueArgument,
     data: Annotated[
         str | None,
@@ -59,6 +59,12 @@ def put(
     ] = False,
     expiry: Annotated[
         str | None, typer.Option(help="Drop the item if it is not read in this time, such as 1h.")
+    ] = None,
+    delay: Annotated[
+        str | None,
+        typer.Option(
+            help="Hold the item back for this time, such as 10s; --expiry counts after it."
+        ),
     ] = None,
     retry_unknown: Annotated[
         bool,
@@ -82,17 +88,23 @@ def put(
     Exit status 1: the queue is full, or no server could be used; the message says how many items
     were put.
     """  # noqa: D301 # \b is for the help
-    seconds = duration(expiry)
+    seconds, held_back = duration(expiry), duration(delay)
     if lines and data not in {None, "-"}:
         raise typer.BadParameter("--lines reads standard input, and takes no DATA")
     with connect(servers, zookeeper, path_prefix) as client:
         if lines:
             stream = cast(BufferedReader, sys.stdin.buffer)
-            count = _put_lines(client, queue, stream, seconds, retry_unknown=retry_unknown)
+
+            def put_many(batch: list[bytes]) -> list[bool]:
+                return client.put_many(
+                    queue, batch, seconds, delay=held_back, retry_unknown=retry_unknown
+                )
+
+            count = _put_lines(queue, stream, put_many)
             print(f"{count} items put")
             return
         item = sys.stdin.buffer.read() if data in {None, "-"} else str(data).encode()
-        if not client.put(queue, item, seconds, retry_unknown=retry_unknown):
+        if not client.put(queue, item, seconds, delay=held_back, retry_unknown=retry_unknown):
             raise ServerRefused(f"queue {queue!r} is full, or the item is too large")
 
 
@@ -231,7 +243,7 @@ def _write(item: bytes, after: bytes) -> None:
 
 
 def _put_lines(
-    client: Client, queue: str, stream: BufferedReader, expiry: float | None, *, retry_unknown: bool
+    queue: str, stream: BufferedReader, put_many: Callable[[list[bytes]], list[bool]]
 ) -> int:
     stored = 0
     columns = (SpinnerColumn(), TextColumn("put"), MofNCompleteColumn(), TimeElapsedColumn())
@@ -239,7 +251,7 @@ def _put_lines(
         bar = progress.add_task("put", total=None)
         for batch in _line_batches(stream):
             try:
-                outcomes = client.put_many(queue, batch, expiry, retry_unknown=retry_unknown)
+                outcomes = put_many(batch)
             except ClientError as error:
                 stored += error.stored.count(True)
                 unknown = error.stored.count(None)

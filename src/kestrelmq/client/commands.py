@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
+from kestrelmq.client.options import ItemTimes
 from kestrelmq.client.statistics import queue_stats
 from kestrelmq.errors import ConnectionLost, InvalidRequest, ProtocolError, ServerRefused
 from kestrelmq.names import queue_name_error
@@ -108,13 +109,13 @@ def abort_read(queue: bytes) -> Command[bytes | None]:
 
 
 def set_items(
-    queue: bytes, items: Sequence[bytes], expiry: int, acknowledged: list[bool]
+    queue: bytes, items: Sequence[bytes], times: ItemTimes, acknowledged: list[bool]
 ) -> Command[None]:
     """Add `items`, pipelined.
 
     Each answer is appended to `acknowledged` as it arrives, so that they are known after an error.
     """
-    request = b"".join(wire.set_request(queue, item, expiry) for item in items)
+    request = b"".join(wire.set_request(queue, item, times.expiry, times.delay) for item in items)
 
     def read() -> Reading[None]:
         for _ in items:

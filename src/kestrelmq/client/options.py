@@ -14,6 +14,8 @@ Expiry: TypeAlias = float | datetime | None
 """When an item expires: seconds from now, a point in time, or None for never."""
 
 _RELATIVE_LIMIT: Final = 1_000_000
+_LONGEST_DELAY: Final = 1e14
+"""Seconds; in milliseconds, so many have 18 digits, which every server reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,36 @@ class ClientOptions:
     max_item_bytes: int = MAX_ITEM_BYTES
 
 
+@dataclass(frozen=True, slots=True)
+class ItemTimes:
+    """The times of an item as the protocol sends them.
+
+    Attributes:
+        expiry: see `protocol_expiry`.
+        delay: milliseconds after which the item waits in the queue; 0 for at once.
+    """
+
+    expiry: int
+    delay: int
+
+
+def item_times(expiry: Expiry, delay: float | None) -> ItemTimes:
+    """Return the times of an item that is due in `delay` seconds; its expiry counts from then.
+
+    Raises:
+        InvalidRequest: `delay` is negative or not finite; or as `protocol_expiry`.
+    """
+    if delay is None:
+        return ItemTimes(protocol_expiry(expiry), 0)
+    if not (math.isfinite(delay) and 0 <= delay <= _LONGEST_DELAY):
+        raise InvalidRequest("the delay must be a number of seconds from 0 on")
+    return ItemTimes(protocol_expiry(expiry, lambda: time.time() + delay), math.ceil(delay * 1000))
+
+
 def protocol_expiry(expiry: Expiry, now: Callable[[], float] = time.time) -> int:
     """Return `expiry` as the protocol sends it, rounded up to whole seconds.
 
-    The protocol takes numbers from 1,000,000 on for seconds since 1970. So a longer time from now
+    The protocol takes numbers from 1,000,000 on for seconds since 1970. So a longer time from `now`
     is sent as the absolute time at which it ends. A time in the past is sent as -1.
 
     Raises:

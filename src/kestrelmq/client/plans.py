@@ -48,7 +48,7 @@ from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import Membership, ServerSet
 from kestrelmq.client.commands import BrowsedPage, Command, Moved
 from kestrelmq.client.connected import ConnectedClient, connected_client
-from kestrelmq.client.options import ClientOptions, Expiry, protocol_expiry
+from kestrelmq.client.options import ClientOptions, Expiry, ItemTimes, item_times
 from kestrelmq.client.statistics import QueueStats, queue_stats
 from kestrelmq.errors import (
     ClientError,
@@ -326,12 +326,14 @@ class Planner:
         data: bytes | str,
         expiry: Expiry = None,
         *,
+        delay: float | None = None,
         retry_unknown: bool | None = None,
     ) -> Plan[bool]:
         """Add an item; False if every server that answered refused it (full, or item too large).
 
         Text is encoded as UTF-8. While the only server restarts, the item is tried again for the
-        `restart_patience` of the options.
+        `restart_patience` of the options. With a `delay` in seconds, the item waits in the queue
+        only after that time, from which its expiry counts, too.
 
         Raises:
             InvalidRequest: the item is neither bytes nor text that can be encoded.
@@ -339,7 +341,9 @@ class Planner:
                 `retry_unknown` the item is sent again, at the risk of a duplicate, and this is
                 raised only if no server stores it.
         """
-        stored = yield from self.put_many(queue, [data], expiry, retry_unknown=retry_unknown)
+        stored = yield from self.put_many(
+            queue, [data], expiry, delay=delay, retry_unknown=retry_unknown
+        )
         return stored[0]
 
     def put_many(
@@ -348,6 +352,7 @@ class Planner:
         items: Sequence[bytes | str],
         expiry: Expiry = None,
         *,
+        delay: float | None = None,
         retry_unknown: bool | None = None,
     ) -> Plan[list[bool]]:
         """Add items in order, many per round trip; return for each what `put` returns.
@@ -356,7 +361,7 @@ class Planner:
         unknown.
         """
         name = commands.checked_queue(queue)
-        ends = protocol_expiry(expiry)
+        times = item_times(expiry, delay)
         retry = self.retry_unknown if retry_unknown is None else retry_unknown
         encoded = [commands.item_bytes(item) for item in items]
         outcomes: list[bool | None] = [None] * len(items)
@@ -364,7 +369,7 @@ class Planner:
         for batch in batch_ranges(encoded):
             try:
                 yield from self._put_patiently(
-                    name, ends, PutBatch(encoded, batch, outcomes), deadline, retry=retry
+                    name, times, PutBatch(encoded, batch, outcomes), deadline, retry=retry
                 )
             except ClientError as error:
                 error.stored = tuple(outcomes)
@@ -372,13 +377,13 @@ class Planner:
         return [outcome is True for outcome in outcomes]
 
     def _put_patiently(
-        self, queue: bytes, expiry: int, batch: PutBatch, deadline: float, *, retry: bool
+        self, queue: bytes, times: ItemTimes, batch: PutBatch, deadline: float, *, retry: bool
     ) -> Plan[None]:
         """Add the items; until `deadline`, wait for the only server if it cannot be reached."""
         while True:
             server_round = ServerRound(self.writes)
             try:
-                yield from self._put_batch(queue, expiry, batch, server_round, retry=retry)
+                yield from self._put_batch(queue, times, batch, server_round, retry=retry)
             except ClientError:
                 if not server_round.found_no_server or self.clock() >= deadline:
                     raise
@@ -389,7 +394,7 @@ class Planner:
     def _put_batch(
         self,
         queue: bytes,
-        expiry: int,
+        times: ItemTimes,
         batch: PutBatch,
         server_round: ServerRound,
         *,
@@ -397,7 +402,7 @@ class Planner:
     ) -> Plan[None]:
         while (server := server_round.next_server()) is not None:
             answers: list[bool] = []
-            command = commands.set_items(queue, batch.left(), expiry, answers)
+            command = commands.set_items(queue, batch.left(), times, answers)
             try:
                 yield RunStep(server, command)
             except ServerRefused as error:

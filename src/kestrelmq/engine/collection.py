@@ -130,8 +130,8 @@ class QueueCollection:
             # Records that were written earlier in this turn may be lost, too.
             failure = JournalError(self.guard.lost)
             for queue in self._everything():
-                for one in (queue, queue.companion):
-                    if one is not None and isinstance(one.journal, FileJournal):
+                for one in queue.with_companion:
+                    if isinstance(one.journal, FileJournal):
                         self.commits.failures[one] = failure
 
     def _everything(self) -> list[Queue]:
@@ -267,9 +267,7 @@ class QueueCollection:
         """
         found = [self.queues[leaf] for leaf in self.leaves(name) if leaf in self.queues]
         targets = [one for queue in found for one in queue.targets]
-        if delayed:
-            targets += [one.companion for one in targets if one.companion is not None]
-        return targets
+        return [one for queue in targets for one in queue.with_companion] if delayed else targets
 
     def _create(self, name: str) -> Queue:
         config = self._configured(name)

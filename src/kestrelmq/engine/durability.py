@@ -251,13 +251,13 @@ class GroupCommit:
             self.on_timer_needed()
 
 
-def sync_now(queue: Committable) -> JournalError | None:
-    """Force to disk what a queue has written, while nobody else uses it; return the failure."""
+def sync_now(*queues: Committable) -> JournalError | None:
+    """Force to disk what queues have written, while nobody else uses them; return a failure."""
     alone = SyncRound(0)
-    alone.queues.add(queue)
+    alone.queues.update(queues)
     alone.run()
     alone.end()
-    return alone.failures.get(queue)
+    return next(iter(alone.failures.values()), None)
 
 
 def _nobody() -> None:

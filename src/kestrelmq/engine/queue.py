@@ -231,8 +231,8 @@ class Queue(Committable):
 
     def open_journal(self) -> None:
         """Open the journals, which were only loaded until now. Raises OSError."""
-        for queue in (self, self.companion):
-            if queue is not None and isinstance(queue.journal, FileJournal):
+        for queue in self.with_companion:
+            if isinstance(queue.journal, FileJournal):
                 queue.journal.open()
         if self.next_deadline is not None:
             self._commits.watch_deadlines(self)
@@ -442,6 +442,12 @@ class Queue(Committable):
     def companion(self) -> "Queue | None":
         """The queue that has the delayed items of this one; None if there never were any."""
         return self._delayed.companion if self._delayed is not None else None
+
+    @property
+    def with_companion(self) -> "tuple[Queue, ...]":
+        """This queue, and its companion if there is one."""
+        companion = self.companion
+        return (self,) if companion is None else (self, companion)
 
     @property
     def is_failing(self) -> bool:

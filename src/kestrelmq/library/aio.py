@@ -25,7 +25,7 @@ from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.library.access import UPKEEP_PERIOD
-from kestrelmq.library.items import Expiry, Item, expiry_time
+from kestrelmq.library.items import Delay, Expiry, Item, item_times
 from kestrelmq.library.opening import check_queue, open_queue
 
 # ruff: noqa: ASYNC109 # a time-out of a wait is an answer here, not an error
@@ -123,7 +123,7 @@ class AsyncPersistentQueue:
         try:
             if self._config.sync_journal is not None:
                 # This is the last round. When it has ended, all rounds that tasks wait for have.
-                await asyncio.shield(self._sync(queue))
+                await asyncio.shield(self._sync(set(queue.with_companion)))
         finally:
             await self._release(queue)
 
@@ -146,10 +146,14 @@ class AsyncPersistentQueue:
 
     # --- operations ---
 
-    async def add(self, data: bytes, expiry: Expiry = None) -> bool:
+    async def add(self, data: bytes, expiry: Expiry = None, *, delay: Delay = None) -> bool:
         """Add an item at the end, as `PersistentQueue.add` does; False if it was refused."""
-        due = expiry_time(expiry, self._clock.now())
-        return await self._change(lambda queue: queue.add(data, due))
+        expires, due = item_times(expiry, delay, self._clock.now())
+        if due:
+            return await self._change(
+                lambda queue: queue.add_delayed(data, due, expires), delayed=True
+            )
+        return await self._change(lambda queue: queue.add(data, expires))
 
     async def peek(self) -> Item | None:
         """Return the item at the head without removing it; None if the queue is empty."""
@@ -285,17 +289,18 @@ class AsyncPersistentQueue:
             raise QueueUnavailable(f"queue {self._name} is not set up, or was closed")
         return self._opened
 
-    async def _change(self, operation: Callable[[Queue], T]) -> T:
-        result, syncing = self._apply(self._queue(), operation)
+    async def _change(self, operation: Callable[[Queue], T], *, delayed: bool = False) -> T:
+        """Apply an operation; `delayed` is whether it adds a delayed item."""
+        result, syncing = self._apply(self._queue(), operation, delayed=delayed)
         if syncing is not None:
             # Other tasks may wait for the same sync, so it continues if this task is cancelled.
             await asyncio.shield(syncing)
         return result
 
     def _apply(
-        self, queue: Queue, operation: Callable[[Queue], T]
+        self, queue: Queue, operation: Callable[[Queue], T], *, delayed: bool = False
     ) -> tuple[T, asyncio.Future[None] | None]:
-        """Apply `operation` and write its records.
+        """Apply `operation` and write its records; `delayed` is as for `_change`.
 
         Return its result, and the sync to wait for, or None if there is none.
         """
@@ -303,9 +308,12 @@ class AsyncPersistentQueue:
         try:
             result = operation(queue)
         finally:
-            failure = self._commits.commit().get(queue)
-            if self._syncs.take_unsynced():
-                syncing = self._sync(queue)
+            failures = self._commits.commit()
+            failure = failures.get(queue)
+            if failure is None and delayed and queue.companion is not None:
+                failure = failures.get(queue.companion)
+            if unsynced := self._syncs.take_unsynced():
+                syncing = self._sync(unsynced)
             else:
                 _deliver(self._take_served(), failure)
         if failure is not None:
@@ -318,14 +326,16 @@ class AsyncPersistentQueue:
         served, self._served = self._served, []
         return served
 
-    def _sync(self, queue: Committable) -> asyncio.Future[None]:
-        """Request a sync of the queue; return a future that is done when the sync has ended.
+    def _sync(self, queues: set[Committable]) -> asyncio.Future[None]:
+        """Request a sync of the queue, or of its companion, or both.
+
+        Return a future that is done when the sync has ended.
 
         The future has a JournalError if the sync failed. A round begins only after the tasks that
         are ready have run, because they may have something to sync, too.
         """
-        covering = self._syncs.request({queue})
-        assert covering is not None  # noqa: S101 # it covers the queue
+        covering = self._syncs.request(queues)
+        assert covering is not None  # noqa: S101 # it covers the queues
         loop = asyncio.get_running_loop()
         pending = self._pending_syncs.get(covering.number)
         if pending is None:
@@ -354,8 +364,8 @@ class AsyncPersistentQueue:
         while True:
             await asyncio.sleep(period)
             # Sync everything written since the last time, without checking whether it is due.
-            for queue in self._syncs.take_due(math.inf):
-                await asyncio.wait([self._sync(queue)])
+            if due := self._syncs.take_due(math.inf):
+                await asyncio.wait([self._sync(due)])
 
     def _schedule_check(self, queue: Queue) -> None:
         """Schedule the next overdue read to be given back in time, and the next delayed item."""

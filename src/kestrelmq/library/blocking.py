@@ -24,7 +24,7 @@ from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, QueueTickers, Ticker, WaitingThread
-from kestrelmq.library.items import Expiry, Item, expiry_time
+from kestrelmq.library.items import Delay, Expiry, Item, item_times
 from kestrelmq.library.opening import check_queue, open_queue
 
 T = TypeVar("T")
@@ -60,7 +60,9 @@ class BlockingQueue(ABC):
     def _start_upkeep(self) -> None:
         """Start the upkeep that depends on time; called with the lock held."""
 
-    def _change(self, operation: Callable[[Queue], T]) -> T:
+    def _change(self, operation: Callable[[Queue], T], *, delayed: bool = False) -> T:
+        """Apply an operation; `delayed` is whether it adds a delayed item."""
+
         def apply() -> tuple[Queue, T]:
             queue = self._queue()
             queue.check_deadlines()
@@ -71,20 +73,25 @@ class BlockingQueue(ABC):
                     self._start_upkeep()
 
         (queue, result), failures = self._access.change(apply)
-        if queue in failures:
-            raise failures[queue]
+        for written in (queue, queue.companion if delayed else None):
+            if written is not None and written in failures:
+                raise failures[written]
         return result
 
-    def add(self, data: bytes, expiry: Expiry = None) -> bool:
+    def add(self, data: bytes, expiry: Expiry = None, *, delay: Delay = None) -> bool:
         """Add an item at the end; False if it was refused: the queue is full or the item too large.
 
         Args:
             data: the data of the item; it may be empty.
             expiry: seconds from now, a `timedelta`, a `datetime` with a time zone, or None for
-                never.
+                never. Seconds count from when the item is due.
+            delay: when the item is due, that is, when it is put at the end; likewise. None is now.
+                A thread that waits may get it up to a second late.
         """
-        due = expiry_time(expiry, self._clock.now())
-        return self._change(lambda queue: queue.add(data, due))
+        expires, due = item_times(expiry, delay, self._clock.now())
+        if due:
+            return self._change(lambda queue: queue.add_delayed(data, due, expires), delayed=True)
+        return self._change(lambda queue: queue.add(data, expires))
 
     def peek(self) -> Item | None:
         """Return the item at the head without removing it; None if the queue is empty."""
@@ -289,7 +296,7 @@ class PersistentQueue(BlockingQueue):
         if queue is None:
             return tickers, failure
         if self._config.sync_journal is not None:
-            failure = sync_now(queue)
+            failure = sync_now(*queue.with_companion)
         queue.close()
         self._commits.worker.close()
         if self._lock is not None:

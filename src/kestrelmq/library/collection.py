@@ -18,7 +18,7 @@ from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import ConfigError, InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, QueueTickers, Ticker
 from kestrelmq.library.blocking import BlockingQueue
-from kestrelmq.library.items import Expiry, expiry_time
+from kestrelmq.library.items import Delay, Expiry, item_times
 from kestrelmq.names import queue_name_error
 
 T = TypeVar("T")
@@ -86,8 +86,10 @@ class QueueCollection:
         configured = (self._config.default, *self._config.queues.values())
         periods = [config.sync_journal for config in configured if config.sync_journal]
         self._tickers.begin(self._do_upkeep, period, min(periods, default=None))
-        if self._sweep_period is not None or any(
-            queue.upkeep_waits for queue in self._queues.queues.values()
+        if (
+            self._sweep_period is not None
+            or self._queues.commits.with_deadlines
+            or any(queue.upkeep_waits for queue in self._queues.queues.values())
         ):
             self._tickers.start_upkeep()
 
@@ -134,18 +136,20 @@ class QueueCollection:
         start_upkeep = self._tickers.start_upkeep
         return _CollectionQueue(name, self._access, self._clock, self._obtain, start_upkeep)
 
-    def add(self, name: str, data: bytes, expiry: Expiry = None) -> bool:
+    def add(self, name: str, data: bytes, expiry: Expiry = None, *, delay: Delay = None) -> bool:
         """Add an item to a queue and its fanout children, or to every destination of an alias.
+
+        `expiry` and `delay` are as for `PersistentQueue.add`.
 
         Returns:
             False if the item was refused; for an alias, if any destination refused it.
         """
-        due = expiry_time(expiry, self._clock.now())
+        expires, due = item_times(expiry, delay, self._clock.now())
 
         def add() -> tuple[bool, list[Queue]]:
-            accepted = self._collection().add(name, data, due)
-            destinations = self._queues.destinations(name)
-            if any(queue.upkeep_waits for queue in destinations):
+            accepted = self._collection().add(name, data, expires, due=due)
+            destinations = self._queues.destinations(name, delayed=due > 0)
+            if due or any(queue.upkeep_waits for queue in destinations):
                 self._tickers.start_upkeep()
             return accepted, destinations
 
@@ -248,6 +252,7 @@ class QueueCollection:
         if not self.is_closed:
             if self._sweep_period is not None:
                 self.sweep()
+            self._change(lambda queues: queues.check_deadlines())
             self._change(lambda queues: queues.tick())
 
 

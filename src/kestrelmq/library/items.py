@@ -39,6 +39,21 @@ class Item:
         )
 
 
+Delay = float | timedelta | datetime | None
+"""When an item is due: seconds from now, a `datetime` with a time zone, or at once (None)."""
+
+
+def item_times(expiry: Expiry, delay: Delay, now: int) -> tuple[int, int]:
+    """Return when an item expires, 0 for never, and when it is due, 0 for now (ms).
+
+    An expiry in seconds counts from when it is due. Raises ValueError as `expiry_time`.
+    """
+    due = expiry_time(delay, now)
+    if due <= now:
+        due = 0
+    return expiry_time(expiry, due or now), due
+
+
 def expiry_time(expiry: Expiry, now: int) -> int:
     """Return `expiry` as milliseconds since the epoch; 0 for never.
 

@@ -36,7 +36,7 @@ enum Status {
 service Kestrel {
   // Adds items, in order, until one is refused; returns how many were accepted. They expire after
   // expiration_msec milliseconds; 0 is never.
-  i32 put(1: string queue_name, 2: list<binary> items, 3: i32 expiration_msec = 0)
+  i32 put(1: string queue_name, 2: list<binary> items, 3: i32 expiration_msec = 0, 4: i64 delay_msec = 0)
 
   // Reads items until there are max_items or timeout_msec milliseconds have passed. With 10000 items
   // or about 16 MiB it returns without waiting for more. With auto_abort_msec 0 the items are removed

@@ -18,6 +18,7 @@ from urllib.parse import unquote_to_bytes
 
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, is_http
+from kestrelmq.protocol.put_options import NO_OPTIONS, PutOptions, parse_name
 
 Dialect = Literal["kestrel", "memcached"]
 
@@ -42,12 +43,18 @@ NameCheck = Callable[[bytes], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """Add an item; `size` bytes of data and a line end come after the request line."""
+    """Add an item; `size` bytes of data and a line end come after the request line.
+
+    Attributes:
+        plain: the queue, if there are no options; otherwise empty.
+    """
 
     queue: str
     expiry: int
     size: int
     noreply: bool
+    plain: str
+    options: PutOptions = NO_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,10 +414,17 @@ class Parser:
         if flags is None or expiry is None:
             reply = client_error("flags and expiry must be numbers")
             return RefusedRequest(b"" if noreply else reply, size)
-        problem = self._name_error(words[0])
-        if problem is not None:
-            return RefusedRequest(b"" if noreply else client_error(problem), size)
-        return Set(words[0].decode(), expiry, size, noreply)
+        name = words[0]
+        problem = self._name_error(name)
+        if problem is None:
+            queue = name.decode()
+            return Set(queue, expiry, size, noreply, queue)
+        try:
+            name, options = parse_name(name)
+            queue = self._queue(name)
+        except ClientFault as fault:
+            return RefusedRequest(b"" if noreply else client_error(fault.message), size)
+        return Set(queue, expiry, size, noreply, "", options)
 
     def _get(self, words: list[bytes]) -> Request:
         return self._read(words, cas=False)

@@ -196,14 +196,15 @@ def _shown(line: bytes) -> str:
     return repr(_text(line[:100]))
 
 
-def set_request(queue: bytes, data: bytes, expiry: int = 0) -> bytes:
-    """Return the request to add an item.
+def set_request(queue: bytes, data: bytes, expiry: int = 0, delay: int = 0) -> bytes:
+    """Return the request to add an item, which waits in the queue `delay` milliseconds from now.
 
-    An `expiry` of 0 is never, one below 1,000,000 is seconds from now, others are epoch seconds.
+    An `expiry` of 0 is never, one below 1,000,000 is seconds from then, others are epoch seconds.
     """
     if len(data) > MAX_ITEM_BYTES:
         raise InvalidRequest(f"an item has at most {MAX_ITEM_BYTES} bytes, this one {len(data)}")
-    return b"set %b 0 %d %d\r\n%b\r\n" % (_queue(queue), expiry, len(data), data)
+    option = b"/delay=%d" % delay if delay else b""
+    return b"set %b%b 0 %d %d\r\n%b\r\n" % (_queue(queue), option, expiry, len(data), data)
 
 
 def get_request(

@@ -29,6 +29,7 @@ from typing import Final
 
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import is_http
+from kestrelmq.protocol.put_options import parse_name
 from kestrelmq.protocol.text_commands import (
     Command,
     Confirm,
@@ -71,12 +72,23 @@ class _IncompletePut:
         room: the most bytes that the next item may have; 0 when no more items are accepted.
     """
 
-    __slots__ = ("_expiry", "_fault", "_is_cut", "_items", "_limit", "_queue", "_room", "room")
+    __slots__ = (
+        "_expiry",
+        "_fault",
+        "_is_cut",
+        "_items",
+        "_limit",
+        "_options",
+        "_queue",
+        "_room",
+        "room",
+    )
 
     def __init__(self, words: list[bytes], largest: LargestItem) -> None:
         """Parse `words`, the words of the line without the colon. Raises ClientFault."""
         _expect(words, _PUT, 1, 2)
-        self._queue = _name(words[0])
+        name, self._options = parse_name(words[0])
+        self._queue = _name(name)
         self._expiry = _integer(words[1]) if len(words) > 1 else 0
         self._items: list[bytes] = []
         # A message, not an exception: its traceback would keep this put and the input alive.
@@ -113,7 +125,7 @@ class _IncompletePut:
     def finish(self) -> Put:
         if self._fault is not None:
             raise _fault(self._fault)
-        return Put(self._queue, self._expiry, tuple(self._items), self._is_cut)
+        return Put(self._queue, self._expiry, tuple(self._items), self._options, self._is_cut)
 
 
 class TextParser:

@@ -3,17 +3,21 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from kestrelmq.protocol.put_options import NO_OPTIONS, PutOptions
+
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Add `items`; `expiry` is in ms from now: 0 is never, a negative one has passed.
+    """Add `items`.
 
-    `is_cut` tells whether an item was too large for the queue; it and those after it were dropped.
+    `expiry` is in ms from when they are due: 0 is never, a negative one has passed. `is_cut` tells
+    whether an item was too large for the queue; it and those after it were dropped.
     """
 
     queue: str
     expiry: int
     items: tuple[bytes, ...]
+    options: PutOptions = NO_OPTIONS
     is_cut: bool = False
 
 

@@ -267,6 +267,17 @@ def _get(arguments: Any) -> Get:
     )
 
 
+def _put(arguments: Any) -> Put:
+    if arguments.delay_msec < 0:
+        raise MalformedError("delay_msec is below 0")
+    return Put(
+        arguments.queue_name,
+        tuple(arguments.items),
+        arguments.expiration_msec,
+        arguments.delay_msec,
+    )
+
+
 def _set_status(arguments: Any) -> SetStatus:
     try:
         return SetStatus(ThriftStatus(arguments.status))
@@ -275,7 +286,7 @@ def _set_status(arguments: Any) -> SetStatus:
 
 
 _REQUESTS: Final[dict[str, Callable[[Any], Request]]] = {
-    "put": lambda a: Put(a.queue_name, tuple(a.items), a.expiration_msec),
+    "put": _put,
     "get": _get,
     "confirm": lambda a: Confirm(a.queue_name, tuple(a.ids)),
     "abort": lambda a: Abort(a.queue_name, tuple(a.ids)),

@@ -35,11 +35,15 @@ class RefusalReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Add `items`; `expiration` is in ms from now: 0 is never, a negative one has passed."""
+    """Add `items`, which wait in the queue `delay` ms from now.
+
+    `expiration` is in ms from when they are due: 0 is never, a negative one has passed.
+    """
 
     queue: str
     items: tuple[bytes, ...]
     expiration: int
+    delay: int = 0
 
 
 @dataclass(frozen=True, slots=True)

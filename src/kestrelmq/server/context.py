@@ -14,6 +14,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.stats import ServerNumbers, server_stats
 from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import QueueUnavailable
+from kestrelmq.journal.records import LATEST
 from kestrelmq.server.browsing import Browser
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.server_actions import ServerActionGuard
@@ -24,6 +25,19 @@ from kestrelmq.version import VERSION
 
 class Forbidden(QueueUnavailable):
     """The server's status or its number of connections does not allow the request at present."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemTimes:
+    """The times of items that are added, in milliseconds since the epoch.
+
+    Attributes:
+        expiry: when they expire; 0 for never.
+        due: from when on they wait in the queue; 0 for now.
+    """
+
+    expiry: int
+    due: int = 0
 
 
 @dataclass(slots=True)
@@ -101,9 +115,19 @@ class ServerContext:
             return None
         return self.collection.obtain(name)
 
-    def expiry_after(self, lifetime: int) -> int:
-        """Return when an item that lives for `lifetime` ms expires (epoch ms); 0 is never."""
-        return lifetime and max(self.turns.clock.now() + lifetime, 1)
+    def item_times(self, lifetime: int, delay: int) -> ItemTimes:
+        """Return the times of an item that is delayed by `delay` ms and lives for `lifetime` ms.
+
+        It lives from when it is due; a lifetime of 0 has no end.
+        """
+        now = self.turns.clock.now()
+        due = self.due_after(delay)
+        expiry = lifetime and min(max((due or now) + lifetime, 1), LATEST)
+        return ItemTimes(expiry, due)
+
+    def due_after(self, delay: int) -> int:
+        """Return when an item that is delayed by `delay` ms is due (epoch ms); 0 if it is not."""
+        return delay and min(self.turns.clock.now() + delay, LATEST)
 
     def check_client(self, queue: str, *, write: bool, client_id: str | None = None) -> None:
         """Raise QueueUnavailable if the queue's settings do not allow the client.

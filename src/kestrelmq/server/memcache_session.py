@@ -35,7 +35,7 @@ from kestrelmq.protocol.memcache import (
     value_header,
 )
 from kestrelmq.server.connection import Connection, Session
-from kestrelmq.server.context import Forbidden, ServerContext
+from kestrelmq.server.context import Forbidden, ItemTimes, ServerContext
 from kestrelmq.server.large_item import (
     LARGE_ITEM,
     WRITE_AHEAD_SIZE,
@@ -152,7 +152,7 @@ class MemcacheSession(Session):
             after = self._find_end(request, data, body, body_end)
             if after <= 0:
                 return -after
-        queue = self._queues.get(request.queue)
+        queue = self._queues.get(request.plain)
         if queue is None or queue.restricted or not self._status.all_allowed:
             self._new_put(request, data[body:body_end]).begin()
             return after
@@ -214,7 +214,7 @@ class MemcacheSession(Session):
         if ending[:1] == b"\n":
             return body_end + 1
         if not ending or ending == b"\r":
-            queue = self._queues.get(request.queue)
+            queue = self._queues.get(request.plain)
             if queue is None or queue.children:
                 limit = self._context.collection.max_item_size(request.queue)
             else:
@@ -249,7 +249,7 @@ class MemcacheSession(Session):
 
     def _set_large(self, large: ArrivingLargeItem) -> None:
         request = large.request
-        queue = self._queues.get(request.queue)
+        queue = self._queues.get(request.plain)
         if queue is None or queue.restricted or not self._status.all_allowed:
             self._new_put(request, large.data()).begin()
             return
@@ -308,23 +308,27 @@ class MemcacheSession(Session):
         """Give the open reads back."""
         self._reads.give_back()
 
-    def _expiry(self, expiry: int) -> int:
-        """Convert a client's expiry, which is not 0, to milliseconds since the epoch."""
-        now = self._context.turns.clock.now()
+    def _expiry(self, expiry: int, due: int = 0) -> int:
+        """Convert a client's expiry, which is not 0, to milliseconds since the epoch.
+
+        It counts from `due` (ms since the epoch); 0 is now.
+        """
+        begin = due or self._context.turns.clock.now()
         if expiry < 0:
-            return now - 1
-        return now + expiry * 1000 if expiry < self._epoch_expiry else min(expiry * 1000, LATEST)
+            return begin - 1
+        return min(expiry * 1000 + (begin if expiry < self._epoch_expiry else 0), LATEST)
 
     # --- set and get, in full ---
 
     def _new_put(self, request: Set, item: bytes) -> PendingPut:
         """Return the put for a `set` of an item, given as its data or its record."""
+        due = self._context.due_after(request.options.delay)
         return PendingPut(
             self._connection,
             self._context,
             request.queue,
             (item,),
-            request.expiry and self._expiry(request.expiry),
+            ItemTimes(request.expiry and self._expiry(request.expiry, due), due),
             lambda count, queues: self._answer_set(request, queues, stored=bool(count)),
             lambda error: self._refuse_set(request, error),
         )

@@ -19,7 +19,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal import records
 from kestrelmq.server.connection import Connection, PendingRequest
-from kestrelmq.server.context import ServerContext
+from kestrelmq.server.context import ItemTimes, ServerContext
 from kestrelmq.server.large_item import WRITE_AHEAD_SIZE
 from kestrelmq.server.replies import Queues
 
@@ -38,7 +38,6 @@ class PendingPut(PendingRequest):
         "_answer",
         "_connection",
         "_context",
-        "_expiry",
         "_files",
         "_is_cancelled",
         "_is_writing",
@@ -49,6 +48,7 @@ class PendingPut(PendingRequest):
         "_queue",
         "_records",
         "_refuse",
+        "_times",
         "_turn",
         "_written",
     )
@@ -59,7 +59,7 @@ class PendingPut(PendingRequest):
         context: ServerContext,
         name: str,
         items: Sequence[bytes],
-        expiry: int,
+        times: ItemTimes,
         answer: Callable[[int, Queues], None],
         refuse: Callable[[KestrelError], None],
     ) -> None:
@@ -70,7 +70,7 @@ class PendingPut(PendingRequest):
             context: what the sessions share.
             name: the name of the queue, or of an alias.
             items: the items, in order.
-            expiry: when they expire (ms since the epoch); 0 is never.
+            times: when they expire and are due.
             answer: called with the number of items accepted and the queues the reply depends on.
             refuse: called instead, with the error, when no item was accepted.
         """
@@ -78,7 +78,7 @@ class PendingPut(PendingRequest):
         self._context = context
         self._name = name
         self._items = items
-        self._expiry = expiry
+        self._times = times
         self._answer = answer
         self._refuse = refuse
         self._next = self._written = self._large_added = 0
@@ -104,10 +104,10 @@ class PendingPut(PendingRequest):
             self._refuse(error)
             return
         queue = context.collection.queues.get(name)
-        if queue is not None and queue.can_write_ahead:
+        if queue is not None and queue.can_write_ahead and not self._times.due:
             now = context.turns.clock.now()
             large = [
-                records.item(now, self._expiry, data)
+                records.item(now, self._times.expiry, data)
                 for data in self._items
                 if len(data) >= WRITE_AHEAD_SIZE
             ]
@@ -160,9 +160,11 @@ class PendingPut(PendingRequest):
     def _add(self) -> None:
         """Add a slice of the items; answer after the last one."""
         connection, is_first = self._connection, not self._written
+        is_delayed = self._times.due > 0
         try:
             has_more = self._add_slice()
-            queues = tuple(self._context.collection.destinations(self._name))
+            destinations = self._context.collection.destinations(self._name, delayed=is_delayed)
+            queues = tuple(destinations)
             if has_more or not is_first:
                 for queue in queues:
                     queue.write_now()
@@ -201,9 +203,10 @@ class PendingPut(PendingRequest):
             place = self._large_added
             self._large_added += 1
             return self._queue.add_written_ahead(
-                self._records[place], self._files[place], self._expiry
+                self._records[place], self._files[place], self._times.expiry
             )
-        return context.collection.add(self._name, data, self._expiry)
+        times = self._times
+        return context.collection.add(self._name, data, times.expiry, due=times.due)
 
     def _fail(self, error: KestrelError) -> None:
         """Answer with the number of items written so far; if there are none, with the error."""

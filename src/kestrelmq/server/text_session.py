@@ -140,7 +140,7 @@ class TextSession(Session):
             self._context,
             put.queue,
             put.items,
-            self._context.expiry_after(put.expiry),
+            self._context.item_times(put.expiry, put.options.delay),
             lambda count, queues: connection.push(text.count_reply(count), queues),
             lambda error: connection.push(text.error_reply(str(error))),
         ).begin()

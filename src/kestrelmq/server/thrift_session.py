@@ -175,7 +175,7 @@ class ThriftSession(Session):
             self._context,
             put.queue,
             put.items,
-            self._context.expiry_after(put.expiration),
+            self._context.item_times(put.expiration, put.delay),
             lambda count, queues: self._answer(header, count, queues),
             lambda error: self._refuse(header, _internal_error(error)),
         ).begin()

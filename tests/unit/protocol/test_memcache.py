@@ -33,6 +33,7 @@ from kestrelmq.protocol.memcache import (
     StatusCommand,
     TouchRead,
 )
+from kestrelmq.protocol.put_options import PutOptions
 
 pytestmark = pytest.mark.compiled
 
@@ -55,16 +56,29 @@ def get(*keys: Key, cas: bool = False) -> Get:
     return Get(keys, cas, None, b"")
 
 
+def plain_set(queue: str, expiry: int, size: int, *, noreply: bool) -> Set:
+    """Return a `set` without options."""
+    return Set(queue, expiry, size, noreply, plain=queue)
+
+
+def delayed(queue: str, milliseconds: int) -> Set:
+    """Return a `set` with a delay."""
+    return Set(queue, 0, 5, noreply=False, plain="", options=PutOptions(delay=milliseconds))
+
+
 REQUESTS: list[tuple[bytes, Request]] = [
-    (b"set work 0 0 5", Set("work", 0, 5, noreply=False)),
-    (b"SET work 7 -1 0", Set("work", -1, 0, noreply=False)),
-    (b"  set   work 0 1000000 5 noreply", Set("work", 1_000_000, 5, noreply=True)),
-    (b"set caf\xc3\xa9 0 0 1", Set("caf\u00e9", 0, 1, noreply=False)),
-    (b"set orders+audit 0 +5 1", Set("orders+audit", 5, 1, noreply=False)),
+    (b"set work 0 0 5", plain_set("work", 0, 5, noreply=False)),
+    (b"SET work 7 -1 0", plain_set("work", -1, 0, noreply=False)),
+    (b"  set   work 0 1000000 5 noreply", plain_set("work", 1_000_000, 5, noreply=True)),
+    (b"set caf\xc3\xa9 0 0 1", plain_set("caf\u00e9", 0, 1, noreply=False)),
+    (b"set orders+audit 0 +5 1", plain_set("orders+audit", 5, 1, noreply=False)),
     (
         b"set %b 0 0 %d" % (b"q" * 200, MAX_ITEM_BYTES),
-        Set("q" * 200, 0, MAX_ITEM_BYTES, noreply=False),
+        plain_set("q" * 200, 0, MAX_ITEM_BYTES, noreply=False),
     ),
+    (b"set work/delay=1500 0 0 5", delayed("work", 1500)),
+    (b"set orders+audit/delay=0 0 0 5", delayed("orders+audit", 0)),
+    (b"set work/delay=%d 0 0 5" % (10**18 - 1), delayed("work", 10**18 - 1)),
     (b"get work", plain("work")),
     (b"GeT work", plain("work")),
     (b"get work/t=500", plain("work", 500)),
@@ -255,7 +269,23 @@ def test_fault(line: bytes, reason: str, *, closes: bool, dialect: Dialect) -> N
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize("line", [b"set a~b 0 0 5", b"set work x 0 5", b"set work 0 x 5"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"set a~b 0 0 5",
+        b"set work x 0 5",
+        b"set work 0 x 5",
+        b"set a~b/delay=1 0 0 5",
+        b"set work/ 0 0 5",
+        b"set work/open 0 0 5",
+        b"set work/delay 0 0 5",
+        b"set work/delay= 0 0 5",
+        b"set work/delay=-1 0 0 5",
+        b"set work/delay=1.5 0 0 5",
+        b"set work/delay=1/delay=1 0 0 5",
+        b"set work/delay=%b 0 0 5" % (b"9" * 19),
+    ],
+)
 @pytest.mark.parametrize("noreply", [b"", b" noreply"])
 def test_set_whose_data_can_be_skipped(line: bytes, noreply: bytes) -> None:
     """A bad name, flag or expiry does not cost the connection: the length is known."""

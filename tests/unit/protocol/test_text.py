@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kestrelmq.protocol import text
 from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.put_options import PutOptions
 from kestrelmq.protocol.text import TextParser
 from kestrelmq.protocol.text_commands import (
     Command,
@@ -34,6 +35,7 @@ COMMANDS: list[tuple[bytes, Command]] = [
     (b"put work -1 :\nget x\n\n", Put("work", -1, (b"get x",))),
     (b"put a:b:\n \n:\n\n", Put("a:b", 0, (b" ", b":"))),
     (b"put work:\n\n", Put("work", 0, ())),
+    (b"put work/delay=9 5:\na\n\n", Put("work", 5, (b"a",), PutOptions(delay=9))),
     (b"put caf\xc3\xa9:\n\xff\x00\n\n", Put("caf\u00e9", 0, (b"\xff\x00",))),
     (b"get work\n", Get("work", 0)),
     (b"  Get   work\t100 \r\n", Get("work", 100)),

@@ -61,6 +61,12 @@ CALLS: list[tuple[str, dict[str, Any], Request, Answer]] = [
         Put("caf\u00e9", (), -5),
         0,
     ),
+    (
+        "put",
+        {"queue_name": "q", "items": [b"a"], "delay_msec": 2**40},
+        Put("q", (b"a",), 0, 2**40),
+        1,
+    ),
     ("get", {"queue_name": "q", "max_items": 3}, Get("q", 3, 0, 0), [Item(b"a", 0)]),
     (
         "get",

@@ -35,7 +35,7 @@ def test_an_item_is_whole_however_it_is_cut(
     stream = data + ending + after
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     pieces = [stream[a:b] for a, b in pairwise(places)]
-    large = ArrivingLargeItem(Set("jobs", 0, len(data), noreply=False))
+    large = ArrivingLargeItem(Set("jobs", 0, len(data), noreply=False, plain="jobs"))
     assert feed(large, pieces) == after
     assert (large.is_whole, large.is_bad, large.missing) == (True, False, 0)
     assert large.data() == data
@@ -45,14 +45,14 @@ def test_an_item_is_whole_however_it_is_cut(
 @pytest.mark.parametrize("ending", [b"x\n", b"\r\r\n", b"\rx"])
 def test_something_else_than_a_line_end_is_bad(ending: bytes) -> None:
     """The item is never whole then."""
-    large = ArrivingLargeItem(Set("jobs", 0, 3, noreply=False))
+    large = ArrivingLargeItem(Set("jobs", 0, 3, noreply=False, plain="jobs"))
     feed(large, [b"abc", ending])
     assert (large.is_whole, large.is_bad) == (False, True)
 
 
 def test_data_comes_from_the_middle_of_what_was_received() -> None:
     """Where the line of the `set` ended."""
-    large = ArrivingLargeItem(Set("jobs", 0, 3, noreply=False))
+    large = ArrivingLargeItem(Set("jobs", 0, 3, noreply=False, plain="jobs"))
     assert large.take(b"set jobs 0 0 3\r\nabc\r\nget", 16) == 21
     assert large.is_whole
     assert large.data() == b"abc"
