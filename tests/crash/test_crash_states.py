@@ -18,6 +18,9 @@ from tests.support.crash_tools import TOOLS
 
 REACHED = {
     "empty again": {"rotate", "_remove_old"},
+    "delayed": {"rotate", "_remove_old", "replace", "remove"},
+    "delayed, rewritten from files": {"rotate", "_remove_old", "replace", "remove"},
+    "delayed beside a worker": {"rotate", "_remove_old"},
     "rewritten": {"rotate", "_remove_old"},
     "rewritten from files": {"rotate", "_remove_old"},
     "read behind": {"rotate", "_remove_old"},

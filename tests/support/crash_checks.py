@@ -1,17 +1,19 @@
 """Loads what crashes may leave, and compares it with what a model allows."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.journal.files import DiskDirectory
-from kestrelmq.journal.loading import load_queue, remove_left_over
-from kestrelmq.journal.names import group_files
-from kestrelmq.journal.records import item, item_data, unremove
+from kestrelmq.journal.loading import load_with_delayed, remove_left_over
+from kestrelmq.journal.names import group_files, parse_name
+from kestrelmq.journal.records import item, item_add_time, item_data, unremove
+from kestrelmq.journal.writer import FileJournal
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.recording import (
     Contents,
@@ -21,6 +23,7 @@ from kestrelmq.testing.recording import (
     StateBounds,
     crash_states,
 )
+from tests.support.crash_scenarios import as_delayed
 
 Items = tuple[bytes, ...]
 Queues = tuple[tuple[str, Items], ...]
@@ -113,7 +116,7 @@ class Checker:
                     raise WrongState(_told(contents, dict(collection.damaged), None))
                 found.append(
                     tuple(
-                        (name, tuple(map(item_data, queue.browse(10_000))))
+                        (name, (*_delayed(queue), *map(item_data, queue.browse(10_000))))
                         for name, queue in sorted(collection.queues.items())
                     )
                 )
@@ -156,21 +159,43 @@ def _load(directory: RecordingDirectory) -> _Loaded:
     journals = []
     for name, queue in spool.queues.items():
         try:
-            loaded = load_queue(directory, queue, None, clock)
+            loaded, delayed = load_with_delayed(directory, queue, None, clock)
         except DamagedJournal:
             return _Loaded(((name, DAMAGED),), ())
+        if isinstance(delayed, Exception):
+            return _Loaded(((name, DAMAGED),), ())
         state = loaded.state
+        late: Items = ()
+        if delayed is not None:
+            late = _in_order(delayed.held, delayed.joined)
+            assert isinstance(delayed.journal, FileJournal)
+            delayed.journal.open()
+            journals.append((delayed.journal, delayed.prelude))
         given_back = sorted(state.open, reverse=True)
         for xid in given_back:
             state.unremove(xid)
-        found[name] = tuple(map(item_data, state.memory))
+        found[name] = (*late, *map(item_data, state.memory))
         loaded.journal.open()
-        journals.append((loaded.journal, b"".join(map(unremove, given_back))))
+        records = b"".join(map(unremove, given_back)) + item(clock.now(), 0, ONE_MORE)
+        journals.append((loaded.journal, records))
     operations = tuple(directory.operations)
-    for journal, prelude in journals:
-        journal.append(prelude + item(clock.now(), 0, ONE_MORE))
+    for journal, records in journals:
+        journal.append(records)
         journal.close()
     return _Loaded(tuple(sorted(found.items())), operations)
+
+
+def _in_order(held: Mapping[int, bytes], joined: Container[int]) -> Items:
+    """Return the delayed items that have not joined, in the order in which they are due."""
+    waiting = [record for xid, record in held.items() if xid not in joined]
+    return tuple(as_delayed(item_data(one)) for one in sorted(waiting, key=item_add_time))
+
+
+def _delayed(queue: Queue) -> Items:
+    """Return the delayed items of a queue as `_in_order` does."""
+    if queue._delayed is None:
+        return ()
+    return _in_order(queue._delayed.companion.open, queue._delayed.joined)
 
 
 def _check_one_more(contents: Contents, first: Queues, second: Queues) -> None:
@@ -197,7 +222,7 @@ def _check_nothing_is_lost(before: Contents, after: Contents) -> None:
 def is_unread(name: str) -> bool:
     """Whether nobody reads what is in a file of that name."""
     is_read = "~~torn" in name or "~~damaged" in name or name in {STATUS, REGISTRY}
-    return "~~" in name and not is_read
+    return "~~" in name and not is_read and parse_name(name) is None
 
 
 def _told(contents: Contents, found: object, about: object) -> str:

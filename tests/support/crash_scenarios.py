@@ -14,7 +14,7 @@ from kestrelmq.testing.recording import RecordingDirectory
 from kestrelmq.testing.worker import HeldWorker
 
 State = tuple[bytes, ...] | None
-"""The items of a queue, open reads first; None: there is no queue."""
+"""The items of a queue, delayed ones first, then open reads; None: there is no queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ class Run:
         self.states: list[State] = [None]
         self.waiting: deque[bytes] = deque()
         self.open: dict[int, bytes] = {}
+        # When each is due (ms), and the item; in order.
+        self.delayed: list[tuple[int, bytes]] = []
         self.added = 0
         self.ended: list[JournalError | None] = []
         self._synced = synced
@@ -118,8 +120,11 @@ class Run:
     def note(self) -> None:
         """Note the state that is about to be written."""
         reads = (self.open[xid] for xid in sorted(self.open))
-        self.states.append((*reads, *self.waiting))
+        self.states.append((*self._delayed_items(), *reads, *self.waiting))
         self._mark()
+
+    def _delayed_items(self) -> list[bytes]:
+        return [as_delayed(data) for _, data in self.delayed]
 
     def commit(self) -> None:
         """Note the state that is about to be written, and write it."""
@@ -188,13 +193,53 @@ class Run:
 
     def sync(self) -> None:
         """Force everything to disk."""
-        self.queue.sync()
+        for queue in self.queue.with_companion:
+            queue.sync()
         self.answered(safe=True)
+
+    def delay(self, seconds: int) -> None:
+        """Add an item that is due so many seconds from now."""
+        data = b"%d late" % self.added
+        self.added += 1
+        due = self.clock.now() + 1000 * seconds
+        self.queue.add_delayed(data, due)
+        self.delayed.append((due, data))
+        self.delayed.sort(key=lambda one: one[0])
+        self.commit()
+
+    def pass_time(self, seconds: int) -> None:
+        """Let time pass, and the items join that are due."""
+        self.clock.advance(seconds)
+        now = self.clock.now()
+        self.waiting += [data for due, data in self.delayed if due <= now]
+        self.delayed = [one for one in self.delayed if one[0] > now]
+        self.note()
+        self.collection.check_deadlines()
+        self.write()
+
+    def flush(self) -> None:
+        """Drop all items, first the delayed ones."""
+        self.delayed.clear()
+        self.note()
+        self.waiting.clear()
+        self.note()
+        self.queue.flush()
+        self.write()
+
+    def restart(self) -> None:
+        """Kill the server, and start it again; nothing was under way."""
+        self.kill()
+        self.start()
+        self.note()
+        self.answered()
 
     def delete(self) -> None:
         """Delete the queue."""
         self.waiting.clear()
         self.open.clear()
+        if self.delayed:
+            self.states.append(tuple(self._delayed_items()))
+            self.delayed.clear()
         self.states += [(), None]
         self._mark()
         self.collection.delete("jobs")
@@ -223,6 +268,67 @@ class Run:
         self._safe = self._committed = len(self.states)
         self.states += [None, ()]
         self._mark()
+
+
+def as_delayed(data: bytes) -> bytes:
+    """Return how a state shows a delayed item."""
+    return b"delayed " + data
+
+
+def delayed(run: Run) -> None:
+    """Has delayed items that join, in journals that are rewritten, until it is deleted."""
+    run.add()
+    for seconds in (3, 1, 2, 1):
+        run.delay(seconds)
+    run.sync()
+    run.pass_time(1)
+    held = run.open_read()
+    run.remove()
+    run.delay(1)
+    run.pass_time(1)
+    run.confirm(held)
+    run.restart()
+    run.sync()
+    for number in range(6):
+        run.delay(2)
+        run.pass_time(1)
+        run.remove()
+        if number == 3:
+            run.sync()
+    run.restart()
+    run.pass_time(5)
+    run.delay(1)
+    run.flush()
+    run.delay(1)
+    run.delay(9)
+    run.pass_time(1)
+    run.delete()
+    run.delay(2)
+    run.sync()
+    run.pass_time(2)
+
+
+def delayed_beside_a_worker(run: Run) -> None:
+    """Has items that have joined, and are not confirmed yet, when its journal is rewritten."""
+    worker = HeldWorker()
+    run.collection.commits.worker = worker
+    run.add()
+    for number in range(8):
+        run.delay(1)
+        run.pass_time(1)
+        run.add(15)
+        while run.waiting:
+            run.remove()
+        if number == 6:
+            run.sync()
+        if number % 4 == 3:
+            # The sync of the first item that joined, and a rewrite after others joined.
+            worker.step()
+            worker.step()
+    while worker.step():
+        run.pass_time(1)
+    run.restart()
+    run.pass_time(5)
 
 
 def empty_again(run: Run) -> None:
@@ -402,6 +508,17 @@ TINY = QueueConfig(
 )
 SCENARIOS = {
     "empty again": (empty_again, TINY, 50_000),
+    "delayed": (delayed, TINY.model_copy(update={"max_memory_size": 10_000}), 50_000),
+    "delayed, rewritten from files": (
+        delayed,
+        TINY.model_copy(update={"max_memory_size": 10_000}),
+        0,
+    ),
+    "delayed beside a worker": (
+        delayed_beside_a_worker,
+        TINY.model_copy(update={"max_memory_size": 10_000}),
+        50_000,
+    ),
     "rewritten": (rewritten, TINY.model_copy(update={"max_memory_size": 10_000}), 50_000),
     "rewritten from files": (rewritten, TINY.model_copy(update={"max_memory_size": 10_000}), 0),
     "read behind": (
