@@ -23,17 +23,17 @@ import contextlib
 import heapq
 import logging
 from collections import deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Sequence
+from typing import Final, Generic, Protocol, TypeVar
 
 from kestrelmq.clock import Pause
 from kestrelmq.config import QueueConfig
+from kestrelmq.engine.reads import OpenReads
+from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time
-
-if TYPE_CHECKING:
-    from kestrelmq.engine.queue import Queue
+from kestrelmq.journal.writer import FileJournal, NoJournal
 
 SLICE_ITEMS: Final = 200
 """Most items that join, or are confirmed, at once: this takes two or three milliseconds."""
@@ -70,7 +70,43 @@ def companion_settings(config: QueueConfig) -> QueueConfig:
     return QueueConfig().model_copy(update=settings)
 
 
-class DelayedItems:
+class JoinedQueue(Protocol):
+    """What is needed of the queue that the items join."""
+
+    @property
+    def journal(self) -> FileJournal | NoJournal:
+        """Where its items are written."""
+
+    @property
+    def worker(self) -> Worker:
+        """What runs long work on the journal."""
+
+
+class Companion(Protocol):
+    """What is needed of the queue that has the delayed items; `Queue` has it."""
+
+    name: str
+    reads: OpenReads
+
+    @property
+    def journal(self) -> FileJournal | NoJournal:
+        """Where the items are written."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+
+    def hold(self, record: bytes) -> int:
+        """Add an item as an open read that no reader has; return its xid."""
+
+    def confirm_held(self, xids: Sequence[int]) -> None:
+        """Confirm such reads, and write that. Raises JournalError: they are still open."""
+
+
+AnyCompanion = TypeVar("AnyCompanion", bound=Companion)
+
+
+class DelayedItems(Generic[AnyCompanion]):
     """The delayed items of a queue.
 
     Attributes:
@@ -78,7 +114,7 @@ class DelayedItems:
         joined: the items that are joined or safe, by xid.
     """
 
-    def __init__(self, companion: "Queue", joined: Iterable[int]) -> None:
+    def __init__(self, companion: AnyCompanion, joined: Iterable[int]) -> None:
         """Start with what the companion holds; `joined` are xids of items that joined before."""
         self.companion = companion
         self._held = companion.reads.aside
@@ -202,7 +238,7 @@ class DelayedItems:
 
     # --- confirming what joined ---
 
-    def settle(self, queue: "Queue", at: float) -> None:
+    def settle(self, queue: JoinedQueue, at: float) -> None:
         """Let the items that joined `queue` be over, a step further; `at` is monotonic seconds."""
         if self._safe:
             self._confirm_some(at)
@@ -239,7 +275,7 @@ class DelayedItems:
             self._safe.popleft()
             self._joined_bytes -= _size(self.joined.pop(xid))
 
-    def finish(self, queue: "Queue") -> None:
+    def finish(self, queue: JoinedQueue) -> None:
         """Let all items that joined `queue` be over, as far as that works: it is being closed.
 
         What this cannot do, the next start does.

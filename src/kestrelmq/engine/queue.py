@@ -197,7 +197,7 @@ class Queue(Committable):
         self.reads = OpenReads(state.last_xid, dialect)
         self.waiters: OrderedDict[Waiter, None] = OrderedDict()
         self._upkeep: Upkeep | None = None
-        self._delayed: DelayedItems | None = None
+        self._delayed: DelayedItems[Queue] | None = None
         self.delayed_damage: str | None = None
         # Where the journal's files are, or were.
         self._directory = journal.directory if isinstance(journal, FileJournal) else None
@@ -684,7 +684,7 @@ class Queue(Committable):
         self._commits.watch_deadlines(self)
         return True
 
-    def _new_delayed(self) -> DelayedItems:
+    def _new_delayed(self) -> "DelayedItems[Queue]":
         """Begin to keep delayed items. Raises QueueUnavailable."""
         if self.delayed_damage is not None:
             raise QueueUnavailable(self.delayed_damage)
@@ -704,7 +704,7 @@ class Queue(Committable):
             ) from error
         return self._begin_delaying(LoadedDelayed(own, {}))
 
-    def _begin_delaying(self, found: LoadedDelayed) -> DelayedItems:
+    def _begin_delaying(self, found: LoadedDelayed) -> "DelayedItems[Queue]":
         """Keep delayed items, and begin with those that were found."""
         journal, state = found.journal, Replay()
         state.last_xid = found.last_xid

@@ -39,7 +39,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig
@@ -311,7 +311,7 @@ class Upkeep:
         self._trim_at: float | None = None
         self._rewrote_at: float | None = None
         self.state: State = Idle()
-        self.delayed: DelayedItems | None = None
+        self.delayed: DelayedItems[Any] | None = None
         self.attend_at = self.attend_empty_at = 0
         self._set_thresholds(0)
 
