@@ -223,7 +223,7 @@ class QueueTickers:
         """
         self._tickers = [Ticker(period, upkeep, f"kestrelmq-upkeep{suffix}")]
         if sync_period:
-            sync = Ticker(sync_period, self.sync, f"kestrelmq-sync{suffix}")
+            sync = Ticker(sync_period, self.sync_written, f"kestrelmq-sync{suffix}")
             self._tickers.append(sync)
             sync.start()
 
@@ -232,7 +232,7 @@ class QueueTickers:
         if self._tickers:
             self._tickers[0].start()
 
-    def sync(self) -> None:
+    def sync_written(self) -> None:
         """Sync all that is written; if that fails, upkeep will have to rewrite a journal."""
         if self._access.sync_written():
             self._access.change(self.start_upkeep)

@@ -101,7 +101,7 @@ class QueueCollection:
     def close(self) -> None:
         """Close every queue and unlock the path; waiting readers get QueueUnavailable."""
         if self._is_open:
-            self._tickers.sync()
+            self._tickers.sync_written()
         tickers, _ = self._access.change(self._shut)
         for ticker in tickers:
             ticker.stop()
