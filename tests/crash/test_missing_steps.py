@@ -57,12 +57,12 @@ UNSEEN = {
     "journal/files.py write_file: directory.remove(name)": TEMPORARY,
     "journal/writer.py FileJournal.discard_file: self.directory.remove(name)": TEMPORARY,
     "journal/writer.py FileJournal.probe: self.directory.remove(name)": TEMPORARY,
-    "journal/writer.py JournalRemoval.replace: directory.remove(self._pack)": (
+    "journal/writer.py JournalRemoval.replace: directory.remove(pack)": (
         "only after a sync that failed; tests/unit/engine/test_rotation.py"
     ),
     "engine/queue.py Queue.discard_file: directory.remove(file)": TEMPORARY,
-    "engine/queue.py Queue.begin_journal: directory.remove(name)": TEMPORARY,
-    "engine/queue.py Queue.begin_journal: directory.remove(self.name)": (
+    "engine/queue.py Queue._begin_own_journal: directory.remove(name)": TEMPORARY,
+    "engine/queue.py Queue._begin_own_journal: directory.remove(self.name)": (
         "only after a failure; tests/unit/engine/test_journal_settings.py"
     ),
     "journal/loading.py save_tail: directory.truncate(aside, size - end)": "a hole beyond 1 MiB",
