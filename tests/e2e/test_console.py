@@ -149,10 +149,64 @@ def test_a_queue_page_tells_everything(console: Console) -> None:
     page.get_by_text("All statistics").click()
     expect(page.get_by_text("total_flushes")).to_be_visible()
     page.get_by_text("Settings in force").click()
-    expect(page.get_by_text("max_memory_size")).to_be_visible()
+    settings = page.locator("details").filter(has_text="Settings in force")
+    expect(settings.get_by_text("max_memory_size")).to_be_visible()
     console.picture("queue")
     page.get_by_role("link", name="orders+audit").click()
     expect(page.get_by_role("heading", name="orders+audit", level=1)).to_be_visible()
+
+
+def test_a_queue_is_paused_and_resumed(console: Console) -> None:
+    """Pausing asks first and holds for clients; the page and the list say what is paused."""
+    fill(console)
+    console.open("#/queue/email")
+    console.press("Pause reads")
+    dialog = console.page.get_by_role("dialog", name="Pause reads of email?")
+    expect(dialog).to_contain_text("Readers will find the queue empty")
+    console.confirm("Cancel")
+    with console.client() as client:
+        assert client.peek("email") == b"hello"
+        console.press("Pause reads")
+        console.confirm("Pause reads")
+        console.expect_toast("Reads of email are paused.")
+        expect(console.page.locator(".queue-head .paused")).to_have_text("reads paused")
+        assert client.get("email") is None
+        console.press("Pause writes")
+        console.confirm("Pause writes")
+        expect(console.page.locator(".queue-head .paused")).to_have_text("paused")
+        console.picture("paused")
+        console.press("Resume reads")
+        expect(console.page.locator(".queue-head .paused")).to_have_text("writes paused")
+        assert client.get("email") == b"hello"
+        console.open()
+        row = console.page.get_by_role("row").filter(has_text="email")
+        expect(row.locator(".badge.paused")).to_have_text("writes paused")
+
+
+def test_queues_that_need_care_are_first(browser: Browser, tmp_path: Path) -> None:
+    """Damaged queues come first and then paused ones, whatever the order of the others."""
+    (tmp_path / "queues").mkdir()
+    for name in ("zz-damaged", "mm-damaged"):
+        (tmp_path / "queues" / name).write_bytes(b"\x55garbage")
+    with running_server(tmp_path) as server:
+        for console in open_console(browser, server, width=1360, height=900):
+            fill(console)
+            with console.client() as client:
+                client.put("paused", b"x")
+                client.pause("paused")
+            console.open()
+            expect(console.page.locator(".found")).to_have_text("6 queues")
+            first = ["mm-damaged", "zz-damaged", "paused"]
+            assert names_shown(console) == [*first, "orders", "email", "thumbnails"]
+            console.picture("care")
+            header = console.page.get_by_role("columnheader", name="Queue").get_by_role("button")
+            header.click()
+            assert names_shown(console) == [*first, "email", "orders", "thumbnails"]
+            header.click()
+            descending = ["zz-damaged", "mm-damaged", "paused", "thumbnails", "orders", "email"]
+            assert names_shown(console) == descending
+            console.press("Problems")
+            expect(console.page.locator(".found")).to_have_text("3 of 6 queues")
 
 
 def test_items_as_text_json_and_hex(console: Console) -> None:

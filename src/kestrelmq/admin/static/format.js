@@ -49,6 +49,10 @@ export function micros(number) {
 export const moment = (milliseconds) =>
   milliseconds ? new Date(milliseconds).toLocaleString() : "never";
 
+/** What is paused of a queue, in words; empty for nothing. */
+export const pausedWords = (paused) =>
+  ({ reads: "reads paused", writes: "writes paused", all: "paused" })[paused] ?? "";
+
 /** A number with its noun, in the singular or plural. */
 export const count = (number, one, many = `${one}s`) =>
   `${whole(number)} ${number === 1 ? one : many}`;

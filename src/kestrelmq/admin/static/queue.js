@@ -4,7 +4,7 @@ import { call, queuePath } from "./api.js";
 import { Chart, niceTime } from "./charts.js";
 import { askItem, confirm } from "./dialogs.js";
 import { h, pairs, setText, toast } from "./dom.js";
-import { axisTime, bytes, count, duration, micros, moment, rate, short, whole } from "./format.js";
+import { axisTime, bytes, count, duration, micros, moment, pausedWords, rate, short, whole } from "./format.js";
 import { Items } from "./items.js";
 import { fromApi, store } from "./store.js";
 
@@ -13,6 +13,10 @@ const EVERY = 2000; // ms between requests for the details that are not in the e
 const STATES = {
   ok: "ok", behind: "read-behind: some items are only on disk",
   failing: "its journal cannot be written", damaged: "damaged: it could not be loaded", loading: "still loading",
+};
+const PAUSING = {
+  reads: "Readers will find the queue empty until you resume reads. Open reads can still be ended.",
+  writes: "Adding items will be refused until you resume writes.",
 };
 const LATENCIES = {
   set_latency_usec: "Serving an add", get_hit_latency_usec: "Serving a read", get_miss_latency_usec: "Serving an empty read",
@@ -48,6 +52,9 @@ export class QueuePage {
       series: [{ label: "waiting", className: "age", read: (point, time) => (point.oldest ? Math.max(0, time - point.oldest) : 0) }] });
     this.items = new Items(name);
     this.state = h("span", { class: "badge" });
+    this.paused = h("span", { class: "badge paused" });
+    this.pausing = Object.fromEntries(Object.keys(PAUSING).map((what) =>
+      [what, h("button", { type: "button", text: `Pause ${what}`, onclick: () => this.#pause(what) })]));
     this.facts = h("p", { class: "queue-facts" });
     this.problem = h("p", { class: "problem", role: "alert", hidden: true });
     this.places = Object.fromEntries(["fanout", "reads", "journal", "latency", "stats", "settings"].map((key) => [key, h("div", {})]));
@@ -61,9 +68,10 @@ export class QueuePage {
     return h("div", { class: "page queue-page" },
       h("p", { class: "crumbs" }, h("a", { href: "#/", text: "Queues" }), " / ", this.name),
       h("div", { class: "queue-head" },
-        h("h1", { text: this.name }), this.state, h("span", { class: "spring" }),
+        h("h1", { text: this.name }), this.state, this.paused, h("span", { class: "spring" }),
         h("div", { class: "actions" },
           h("button", { type: "button", class: "primary", text: "Put item", onclick: () => this.#put() }),
+          ...Object.values(this.pausing),
           h("button", { type: "button", text: "Flush", onclick: () => this.#flush() }),
           h("button", { type: "button", class: "danger", text: "Delete", onclick: () => this.#delete() }))),
       this.problem, this.facts,
@@ -131,12 +139,20 @@ export class QueuePage {
   }
 
   #show(detail, reads) {
+    this.#showPaused(detail.paused);
     this.#part("fanout", [detail.master, detail.children], () => this.#fanout(detail));
     this.#part("reads", [reads.total, reads.open_reads.map(({ xid }) => xid)], () => this.#reads(reads));
     this.#part("journal", detail.journal, () => this.#journal(detail.journal));
     this.#part("latency", detail.latencies, () => this.#latency(detail.latencies));
     this.#part("stats", detail.stats, () => pairs(Object.entries(detail.stats).map(([name, value]) => [name, name === "create_time" ? moment(value) : whole(value)])));
     this.#part("settings", detail.settings, () => pairs(Object.entries(detail.settings).map(([name, value]) => [name, value || "none"])));
+  }
+
+  #showPaused(paused) {
+    setText(this.paused, pausedWords(paused));
+    for (const [what, button] of Object.entries(this.pausing)) {
+      setText(button, `${paused === "all" || paused === what ? "Resume" : "Pause"} ${what}`);
+    }
   }
 
   #fanout({ name, master, children }) {
@@ -205,6 +221,14 @@ export class QueuePage {
       toast(error.message, "error");
       return null;
     }
+  }
+
+  async #pause(what) {
+    const pause = this.pausing[what].textContent.startsWith("Pause");
+    if (pause && !(await confirm(`Pause ${what} of ${this.name}?`, PAUSING[what], `Pause ${what}`))) return;
+    const path = queuePath(this.name, pause ? "/pause" : "/resume");
+    await this.#act(() => call("POST", path, { operations: what }), () =>
+      `${what === "reads" ? "Reads" : "Writes"} of ${this.name} are ${pause ? "paused" : "resumed"}.`);
   }
 
   async #flush() {

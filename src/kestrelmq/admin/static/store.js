@@ -20,6 +20,12 @@ class Queue {
   }
 }
 
+/** How much a queue needs someone's care: 2 if it does not work, 1 if it is paused, otherwise 0. */
+export function urgency({ state, paused }) {
+  if (state === "failing" || state === "damaged") return 2;
+  return paused ? 1 : 0;
+}
+
 export class Store extends EventTarget {
   queues = new Map();
   totals = null;

@@ -2,8 +2,8 @@
 
 import { sample, sparkline } from "./charts.js";
 import { h, setText } from "./dom.js";
-import { bytes, duration, rate, short, whole } from "./format.js";
-import { store } from "./store.js";
+import { bytes, duration, pausedWords, rate, short, whole } from "./format.js";
+import { store, urgency } from "./store.js";
 
 export const COLUMNS = [
   { key: "name", label: "Queue", first: "ascending" },
@@ -25,12 +25,13 @@ class Row {
   constructor() {
     this.link = h("a", { class: "name" });
     this.state = h("span", { class: "badge", hidden: true });
+    this.paused = h("span", { class: "badge paused" });
     this.depth = h("b", {});
     this.spark = sparkline("depth");
     this.cells = Object.fromEntries(
       ["put", "get", "age", "open", "waiters", "bytes"].map((key) => [key, h("span", { role: "cell", class: `cell ${key}` })]));
     this.element = h("div", { role: "row", class: "row" },
-      h("span", { role: "cell", class: "cell queue" }, this.link, this.state),
+      h("span", { role: "cell", class: "cell queue" }, this.link, this.state, this.paused),
       h("span", { role: "cell", class: "cell items" }, this.spark.element, this.depth),
       ...Object.values(this.cells));
   }
@@ -50,6 +51,7 @@ class Row {
     this.state.hidden = !word;
     this.state.className = `badge ${queue.state}`;
     setText(this.state, word ?? "");
+    setText(this.paused, pausedWords(queue.paused));
     setText(this.depth, short(queue.items));
     this.depth.title = whole(queue.items);
     this.spark.draw(sample(queue.points, (point) => point.items, store.now(), SPAN, 40));
@@ -144,16 +146,15 @@ export class QueueTable {
     return found;
   }
 
+  /** Sort `found`: queues that need care are first in any order. */
   #sorted(found) {
     const sign = this.order === "ascending" ? 1 : -1;
     const byName = (a, b) => (a.name < b.name ? -1 : 1);
-    if (this.sort === "name") {
-      found.sort((a, b) => sign * byName(a, b));
-    } else {
-      const value = this.sort === "age" ? (queue) => store.age(queue.oldest) : (queue) => queue[this.sort];
-      found.sort((a, b) => sign * (value(a) - value(b)) || byName(a, b));
-    }
-    return found;
+    const value = this.sort === "age" ? (queue) => store.age(queue.oldest) : (queue) => queue[this.sort];
+    const chosen = this.sort === "name"
+      ? (a, b) => sign * byName(a, b)
+      : (a, b) => sign * (value(a) - value(b)) || byName(a, b);
+    return found.sort((a, b) => urgency(b) - urgency(a) || chosen(a, b));
   }
 
   #sortRows() {
@@ -168,7 +169,7 @@ export class QueueTable {
     switch (this.only) {
       case "waiting": return queue.items > 0;
       case "busy": return queue.put > 0 || queue.get > 0;
-      case "problems": return queue.state === "failing" || queue.state === "damaged";
+      case "problems": return urgency(queue) > 0;
       default: return true;
     }
   }
