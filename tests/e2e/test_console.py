@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -207,6 +208,42 @@ def test_queues_that_need_care_are_first(browser: Browser, tmp_path: Path) -> No
             assert names_shown(console) == descending
             console.press("Problems")
             expect(console.page.locator(".found")).to_have_text("3 of 6 queues")
+
+
+def test_dead_letters_are_redriven(browser: Browser, tmp_path: Path) -> None:
+    """A queue and its dead-letter queue link to each other; one button moves the items back."""
+    config = """
+[queues.orders]
+max_deliveries = 1
+dead_letter_queue = "failed"
+[queues.email]
+dead_letter_queue = "failed"
+"""
+    with running_server(tmp_path, config=config) as server:
+        for console in open_console(browser, server, width=1360, height=900):
+            fill(console)
+            with console.client() as client:
+                for _ in range(3):
+                    with suppress(ZeroDivisionError), client.reserve("orders"):
+                        raise ZeroDivisionError
+            console.open("#/queue/orders")
+            panel = console.page.get_by_role("region", name="Dead letters", exact=True)
+            expect(panel).to_contain_text("after 1 delivery; 3 items since the start")
+            expect(panel.get_by_role("row").nth(1)).to_contain_text("failed3")
+            console.picture("dead-letters")
+            panel.get_by_role("link", name="failed").click()
+            expect(panel).to_contain_text("The dead letters of these queues come here.")
+            console.picture("dead-letter-queue")
+            panel.get_by_role("button", name="Redrive failed to orders").click()
+            dialog = console.page.get_by_role("dialog", name="Redrive failed?")
+            expect(dialog).to_contain_text("3 items of failed will be added to orders.")
+            expect(dialog).to_contain_text("what came from 1 other queue")
+            console.confirm("Redrive to orders")
+            console.expect_toast("3 items of failed moved to orders.")
+            button = panel.get_by_role("button", name="Redrive failed to orders")
+            expect(button).to_be_disabled()
+            with console.client() as client:
+                assert {queue.name: queue.items for queue in client.queues()}["orders"] == 12
 
 
 def test_items_as_text_json_and_hex(console: Console) -> None:

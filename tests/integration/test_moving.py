@@ -81,6 +81,12 @@ def test_dead_letters_go_back(server: ServerProcess) -> None:
             wire.ask(b"get work/open\r\n", value("work", item) + b"END\r\n")
             wire.ask(b"get work/abort\r\n", b"END\r\n")
         assert stats(wire, "dead")["items"] == "2"
+        queues = "/api/v1/queues"
+        work = Admin(server).get(f"{queues}/work").json
+        dead = Admin(server).get(f"{queues}/dead").json
+        assert work["dead_letter_queue"] == {"name": "dead", "items": 2}
+        assert dead["dead_letters_of"] == [{"name": "work", "items": 0}]
+        assert (work["dead_letters_of"], dead["dead_letter_queue"]) == ([], None)
         wire.ask(b"redrive dead\r\n", b"MOVED 2\r\n")
         wire.ask(b"get work\r\n", value("work", "one") + b"END\r\n")
         wire.ask(b"redrive work other\r\n", b"MOVED 1\r\n")

@@ -209,8 +209,8 @@ class JournalFile(_Model):
     """Its size."""
 
 
-class FanoutMember(_Model):
-    """A fanout child of a queue."""
+class RelatedQueue(_Model):
+    """A queue that another one sends items to, or gets items from."""
 
     name: str
     """Its name."""
@@ -239,8 +239,12 @@ class QueueDetail(_Model):
     """The settings in force."""
     master: str | None
     """The queue that feeds this one, if it is a fanout child."""
-    children: list[FanoutMember]
+    children: list[RelatedQueue]
     """Its fanout children."""
+    dead_letter_queue: RelatedQueue | None
+    """The queue that its dead letters go to; null if it has none."""
+    dead_letters_of: list[RelatedQueue]
+    """The queues whose dead letters come to this one; of more than a hundred only the first."""
     journal: list[JournalFile]
     """The newest files of its journal, in the order of replay."""
     latencies: dict[str, "LatencySummary"]

@@ -11,7 +11,6 @@ from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.history import Point
 from kestrelmq.admin.models import (
     Created,
-    FanoutMember,
     Flushed,
     HistoryAnswer,
     HistoryPoint,
@@ -24,6 +23,7 @@ from kestrelmq.admin.models import (
     QueueDetail,
     QueuePage,
     QueueSummary,
+    RelatedQueue,
 )
 from kestrelmq.admin.sampling import (
     ALL,
@@ -45,8 +45,10 @@ from kestrelmq.journal.writer import FileJournal
 from kestrelmq.names import master_of
 from kestrelmq.server import changes
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.moving import sources_of_dead_letters
 
 _MOST_FILES: Final = 200
+_MOST_SOURCES: Final = 100
 _FILTER_SLICE: Final = 2000
 _SUMMARY_SLICE: Final = 200
 
@@ -161,7 +163,9 @@ async def show_queue(call: Call) -> Answer:
             stats=dict(read_numbers(queue)),
             settings=dict(queue_settings(queue.config)),
             master=master_of(queue.name),
-            children=[FanoutMember(name=child.name, items=len(child)) for child in queue.children],
+            children=[RelatedQueue(name=child.name, items=len(child)) for child in queue.children],
+            dead_letter_queue=_dead_letter_queue(queue, context),
+            dead_letters_of=await _dead_letters_of(queue.name, context),
             journal=files,
             latencies=latency_summaries(context.latencies.histograms_of(queue)),
         )
@@ -180,9 +184,27 @@ def _unusable(name: str, state: State, problem: str, context: ServerContext) -> 
         settings=dict(queue_settings(context.collection.settings(name))),
         master=master_of(name),
         children=[],
+        dead_letter_queue=None,
+        dead_letters_of=[],
         journal=[],
         latencies={},
     )
+
+
+def _dead_letter_queue(queue: Queue, context: ServerContext) -> RelatedQueue | None:
+    name = queue.config.dead_letter_queue
+    if name is None:
+        return None
+    target = context.collection.queues.get(name)
+    return RelatedQueue(name=name, items=0 if target is None else len(target))
+
+
+async def _dead_letters_of(name: str, context: ServerContext) -> list[RelatedQueue]:
+    found: list[Queue] = []
+    async for queues in slices(list(context.collection.queues.values()), _FILTER_SLICE):
+        found += sources_of_dead_letters(queues, name)
+    first = heapq.nsmallest(_MOST_SOURCES, found, key=attrgetter("name"))
+    return [RelatedQueue(name=queue.name, items=len(queue)) for queue in first]
 
 
 def latency_summaries(histograms: Histograms) -> dict[str, LatencySummary]:

@@ -4,6 +4,7 @@ Both work in slices, and others are served in between. `engine/moving.py` says w
 """
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kestrelmq.engine.moving import SLICE_BYTES, SLICE_ITEMS, Move, Target
@@ -103,9 +104,13 @@ def _source_of_dead_letters(context: ServerContext, name: str) -> str:
     Raises:
         InvalidQueueName: there is none, or there are several.
     """
-    queues = context.collection.queues.values()
-    found = [queue.name for queue in queues if queue.config.dead_letter_queue == name]
+    found = sources_of_dead_letters(context.collection.queues.values(), name)
     if len(found) != 1:
         which = "several queues have" if found else "no queue has"
         raise InvalidQueueName(f"{which} {name} as dead_letter_queue: name the target")
-    return found[0]
+    return found[0].name
+
+
+def sources_of_dead_letters(queues: Iterable[Queue], name: str) -> list[Queue]:
+    """Return those of `queues` whose dead letters go to the queue `name`."""
+    return [queue for queue in queues if queue.config.dead_letter_queue == name]

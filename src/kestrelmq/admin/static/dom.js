@@ -28,6 +28,17 @@ export function pairs(entries) {
   return h("dl", { class: "pairs" }, ...entries.map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", { text: value }))));
 }
 
+/** Make a table that scrolls sideways where it is too wide. */
+export function table(heads, rows, label) {
+  return h("div", { class: "scroll-x", tabindex: "0", role: "region", "aria-label": `${label}, table` },
+    h("table", { "aria-label": label },
+      h("thead", {}, h("tr", {}, ...heads.map((head) => h("th", { scope: "col", text: head })))),
+      h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map((cell) => h("td", {}, cell)))))));
+}
+
+/** Make a link to the page of a queue. */
+export const link = (name) => h("a", { href: `#/queue/${encodeURIComponent(name)}`, text: name });
+
 /** Set an element's text only if it differs, so that unchanged elements are not laid out again. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;

@@ -2,8 +2,9 @@
 
 import { call, queuePath } from "./api.js";
 import { Chart, niceTime } from "./charts.js";
+import { deadLetters, redrive } from "./dead_letters.js";
 import { askItem, confirm } from "./dialogs.js";
-import { h, pairs, setText, toast } from "./dom.js";
+import { h, link, pairs, setText, table, toast } from "./dom.js";
 import { axisTime, bytes, count, duration, micros, moment, pausedWords, rate, short, whole } from "./format.js";
 import { Items } from "./items.js";
 import { fromApi, store } from "./store.js";
@@ -23,18 +24,9 @@ const LATENCIES = {
   delivery_latency_usec: "Waiting in the queue", get_timeout_usec: "Waiting without an item",
 };
 
-function table(heads, rows, label) {
-  return h("div", { class: "scroll-x", tabindex: "0", role: "region", "aria-label": `${label}, table` },
-    h("table", { "aria-label": label },
-      h("thead", {}, h("tr", {}, ...heads.map((head) => h("th", { scope: "col", text: head })))),
-      h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map((cell) => h("td", {}, cell)))))));
-}
-
 function panel(title, ...content) {
   return h("section", { class: "card panel", "aria-label": title }, h("h2", { text: title }), ...content);
 }
-
-const link = (name) => h("a", { href: `#/queue/${encodeURIComponent(name)}`, text: name });
 
 export class QueuePage {
   #past = [];
@@ -57,14 +49,14 @@ export class QueuePage {
       [what, h("button", { type: "button", text: `Pause ${what}`, onclick: () => this.#pause(what) })]));
     this.facts = h("p", { class: "queue-facts" });
     this.problem = h("p", { class: "problem", role: "alert", hidden: true });
-    this.places = Object.fromEntries(["fanout", "reads", "journal", "latency", "stats", "settings"].map((key) => [key, h("div", {})]));
+    this.places = Object.fromEntries(["dead", "fanout", "reads", "journal", "latency", "stats", "settings"].map((key) => [key, h("div", {})]));
     this.element = this.#layout();
     this.#load();
     this.timer = setInterval(() => this.#detail(), EVERY);
   }
 
   #layout() {
-    const { fanout, reads, journal, latency, stats, settings } = this.places;
+    const { dead, fanout, reads, journal, latency, stats, settings } = this.places;
     return h("div", { class: "page queue-page" },
       h("p", { class: "crumbs" }, h("a", { href: "#/", text: "Queues" }), " / ", this.name),
       h("div", { class: "queue-head" },
@@ -79,7 +71,7 @@ export class QueuePage {
       h("div", { class: "panels queue-panels" },
         this.items.element,
         h("div", { class: "side" },
-          panel("Open reads", reads), panel("Fanout", fanout), panel("Journal", journal), panel("Latency", latency)),
+          panel("Open reads", reads), panel("Dead letters", dead), panel("Fanout", fanout), panel("Journal", journal), panel("Latency", latency)),
         h("details", { class: "card panel" }, h("summary", { text: "All statistics" }), stats),
         h("details", { class: "card panel" }, h("summary", { text: "Settings in force" }), settings)));
   }
@@ -141,6 +133,8 @@ export class QueuePage {
   #show(detail, reads) {
     this.#showPaused(detail.paused);
     this.#part("fanout", [detail.master, detail.children], () => this.#fanout(detail));
+    const { dead_letter_queue: target, dead_letters_of: sources, stats } = detail;
+    this.#part("dead", [target, sources, stats.items, stats.dead_lettered], () => deadLetters(detail, (from, to) => this.#redrive(from, to)));
     this.#part("reads", [reads.total, reads.open_reads.map(({ xid }) => xid)], () => this.#reads(reads));
     this.#part("journal", detail.journal, () => this.#journal(detail.journal));
     this.#part("latency", detail.latencies, () => this.#latency(detail.latencies));
@@ -259,6 +253,12 @@ export class QueuePage {
     if (!(await confirm(`Requeue on ${this.name}?`, what, `Requeue on ${this.name}`))) return;
     const path = queuePath(this.name, "/open-reads/requeue");
     if (await this.#act(() => call("POST", path, { xids }), ({ requeued }) => `${count(requeued, "item")} back in ${this.name}.`)) this.items.load();
+  }
+
+  async #redrive(from, to) {
+    if (!(await redrive(from, to))) return;
+    await this.#detail();
+    this.items.load();
   }
 
   key() {}

@@ -1,0 +1,47 @@
+// Dead letters: the queue that they go to and the queues that they come from, with counts, and redrive.
+
+import { call, queuePath } from "./api.js";
+import { confirm } from "./dialogs.js";
+import { h, link, table, toast } from "./dom.js";
+import { count, whole } from "./format.js";
+
+/** Make the panel's content; `redrive(from, to)` moves all items of one queue to the other. */
+export function deadLetters({ name, settings, stats, dead_letter_queue: target, dead_letters_of: sources }, redrive) {
+  if (!target && !sources.length) return h("p", { class: "hint", text: "This queue has no dead-letter queue and is none." });
+  const button = (from, to, items) => h("button", {
+    type: "button", class: "small", disabled: items === 0, "aria-label": `Redrive ${from} to ${to}`, text: "Redrive",
+    onclick: () => redrive(from, to),
+  });
+  const parts = [];
+  if (target) {
+    const limit = Number(settings.max_deliveries);
+    parts.push(
+      h("p", { class: "hint", text: `Items go there ${limit ? `after ${count(limit, "delivery", "deliveries")}` : "when a reader rejects them"}; ${count(stats.dead_lettered ?? 0, "item")} since the start.` }),
+      table(["Dead-letter queue", "Items", "Action"],
+        [[link(target.name), whole(target.items), button(target.name, name, target.items)]], "Dead-letter queue"));
+  }
+  if (sources.length) {
+    const items = stats.items ?? 0;
+    parts.push(
+      h("p", { class: "hint", text: `The dead letters of ${sources.length === 1 ? "this queue" : "these queues"} come here.` }),
+      table(["Queue", "Items", "Action"],
+        sources.map((source) => [link(source.name), whole(source.items), button(name, source.name, items)]), "Sources of dead letters"));
+  }
+  return parts;
+}
+
+/** Move all items of `from` to `to` after a question; return whether anything was done. */
+export async function redrive(from, to) {
+  try {
+    const { stats, dead_letters_of: sources } = await call("GET", queuePath(from));
+    const others = sources.length > 1 ? ` That includes what came from ${count(sources.length - 1, "other queue")}.` : "";
+    const what = `${count(stats.items ?? 0, "item")} of ${from} will be added to ${to}.${others}`;
+    if (!(await confirm(`Redrive ${from}?`, what, `Redrive to ${to}`))) return false;
+    const { count: moved, stopped } = await call("POST", queuePath(from, "/redrive"), { target: to });
+    toast(`${count(moved, "item")} of ${from} moved to ${to}.${stopped ? ` It ended early: ${stopped}.` : ""}`, stopped ? "error" : "info");
+    return true;
+  } catch (error) {
+    toast(error.message, "error");
+    return false;
+  }
+}
