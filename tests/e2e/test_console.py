@@ -264,6 +264,38 @@ def test_items_as_text_json_and_hex(console: Console) -> None:
         assert client.peek("thumbnails") == b"\x00\x01\x02binary\xff"
 
 
+def test_items_are_browsed_and_searched(console: Console) -> None:
+    """Pages go on and back; a search finds text or a pattern wherever it is in the queue."""
+    with console.client() as client:
+        client.put_many("orders", [f"order {number}".encode() for number in range(45)])
+    console.open("#/queue/orders")
+    items = console.page.get_by_role("region", name="Items", exact=True)
+    expect(items.get_by_text("Items #0 to #19 of 45 items")).to_be_visible()
+    expect(items.get_by_role("button", name="Back")).to_be_disabled()
+    console.press("Next")
+    expect(console.page.get_by_label("Item 20")).to_have_text("order 20")
+    console.press("Next")
+    expect(items.get_by_text("Items #40 to #44 of 45 items")).to_be_visible()
+    expect(items.get_by_role("button", name="Next")).to_be_disabled()
+    expect(items.get_by_role("button", name="Back")).to_be_focused()
+    console.press("Back")
+    expect(items.get_by_text("Items #20 to #39 of 45 items")).to_be_visible()
+    search = items.get_by_label("Search items")
+    search.fill("order 4")
+    search.press("Enter")
+    expect(items.get_by_text("6 items found in #0 to #44 of 45 items")).to_be_visible()
+    expect(console.page.get_by_label("Item 44")).to_have_text("order 44")
+    console.picture("search")
+    items.get_by_label("Search for", exact=True).select_option("Regular expression")
+    search.fill("[13]7$")
+    console.press("Search")
+    expect(items.get_by_text("2 items found in #0")).to_be_visible()
+    search.fill("[")
+    console.press("Search")
+    expect(items.get_by_role("status")).to_contain_text("no regular expression")
+    expect(items.get_by_role("listitem")).to_have_count(0)
+
+
 def test_what_a_queue_holds_is_never_markup(console: Console) -> None:
     """Names and items that look like HTML are shown, not run."""
     attack = "<img/src=x/onerror=document.title='owned'>"

@@ -1,4 +1,4 @@
-// The first items of a queue, as text, JSON or bytes.
+// The items of a queue, page by page or those that a search finds, as text, JSON or bytes.
 
 import { call, queuePath } from "./api.js";
 import { h, setText } from "./dom.js";
@@ -7,6 +7,8 @@ import { store } from "./store.js";
 
 const VIEWS = [["text", "Text"], ["json", "JSON"], ["hex", "Hex"]];
 const SHOWN_HEX = 4096;
+const PAGE = 20;
+const KINDS = [["text", "Text"], ["pattern", "Regular expression"]];
 
 function decode(data) {
   return Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
@@ -44,36 +46,92 @@ function looksLikeJson(content) {
 export class Items {
   #view = null; // until the user chooses one, the first item decides
   #items = [];
-  #limit = 20;
+  #starts = [0]; // the offsets of the pages up to the present one
+  #next = null; // the offset of the next page; null at the end
+  #search = ""; // the part of the request that says what to search for
+  #request = 0;
 
   constructor(name) {
     this.name = name;
     this.tabs = VIEWS.map(([key, label]) =>
       h("button", { type: "button", "data-view": key, "aria-pressed": "false", text: label, onclick: () => this.#show(key) }));
     this.list = h("ol", { class: "item-list" });
-    this.note = h("p", { class: "hint", role: "status", text: "Show the first items without removing them." });
-    this.more = h("button", { type: "button", hidden: true, text: "Show more", onclick: () => {
-      this.#limit = Math.min(100, this.#limit * 2.5);
-      this.load();
-    } });
+    this.note = h("p", { class: "hint", role: "status", text: "Show items without removing them." });
+    this.wanted = h("input", { type: "search", "aria-label": "Search items", placeholder: "Search items", maxlength: "1000", autocomplete: "off", spellcheck: "false" });
+    this.kind = h("select", { "aria-label": "Search for" }, ...KINDS.map(([value, text]) => h("option", { value, text })));
+    this.back = h("button", { type: "button", disabled: true, text: "Back", onclick: () => this.#goBack() });
+    this.forth = h("button", { type: "button", disabled: true, text: "Next", onclick: () => this.#goOn() });
     this.element = h("section", { class: "card panel", "aria-label": "Items" },
       h("div", { class: "panel-head" },
         h("h2", { text: "Items" }),
         h("div", { class: "choices", role: "group", "aria-label": "Show items as" }, ...this.tabs),
-        h("button", { type: "button", class: "peek", text: "Peek", onclick: () => this.load() })),
-      this.note, h("div", { class: "item-scroll", tabindex: "0", role: "region", "aria-label": "First items" }, this.list), this.more);
+        h("button", { type: "button", class: "peek", text: "Peek", onclick: () => this.first() })),
+      h("form", { class: "item-search", role: "search", onsubmit: (event) => {
+        event.preventDefault();
+        this.first();
+      } }, this.wanted, this.kind, h("button", { type: "submit", text: "Search" })),
+      this.note, this.scroll = h("div", { class: "item-scroll", tabindex: "0", role: "region", "aria-label": "Items of this page" }, this.list),
+      h("div", { class: "pages", role: "group", "aria-label": "Pages of items" }, this.back, this.forth));
   }
 
+  /** Show the first page of what the search field says. */
+  first() {
+    const wanted = this.wanted.value;
+    this.#search = wanted ? `&${this.kind.value}=${encodeURIComponent(wanted)}` : "";
+    this.#starts = [0];
+    return this.load();
+  }
+
+  #goBack() {
+    this.#starts.pop();
+    this.load();
+  }
+
+  #goOn() {
+    this.#starts.push(this.#next);
+    this.load();
+  }
+
+  /** Show the present page as it is now. */
   async load() {
+    const request = ++this.#request;
+    const start = this.#starts.at(-1);
     try {
-      const { total, items } = await call("GET", queuePath(this.name, `/items?limit=${this.#limit}`));
+      const { total, items, next_offset: next } = await call("GET", queuePath(this.name, `/items?limit=${PAGE}&offset=${start}${this.#search}`));
+      if (request !== this.#request) return; // the user has gone on meanwhile
+      this.#next = next;
       this.#items = items.map((item) => ({ ...item, content: decode(item.data) }));
-      setText(this.note, total ? `The first ${count(items.length, "item")} of ${count(total, "item")}, as of ${new Date().toLocaleTimeString()}.` : "The queue is empty.");
-      this.more.hidden = items.length < this.#limit || items.length >= Math.min(total, 100);
+      setText(this.note, this.#said(start, total));
+      this.#setPages();
+      this.scroll.scrollTop = 0;
       this.#show(this.#view ?? (this.#items.length && looksLikeJson(this.#items[0].content) ? "json" : "text"));
     } catch (error) {
+      if (request !== this.#request) return;
+      this.#items = [];
+      this.#next = null;
+      this.list.replaceChildren();
+      this.#setPages();
       setText(this.note, error.message);
     }
+  }
+
+  /** Set which pages can be gone to; the focus stays in the group. */
+  #setPages() {
+    const focused = document.activeElement;
+    this.back.disabled = this.#starts.length === 1;
+    this.forth.disabled = this.#next === null;
+    if (focused === this.back && this.back.disabled) this.forth.focus();
+    if (focused === this.forth && this.forth.disabled) this.back.focus();
+  }
+
+  #said(start, total) {
+    if (!total) return "The queue is empty.";
+    const when = `as of ${new Date().toLocaleTimeString()}`;
+    const found = this.#items.length;
+    const end = this.#next ?? total;
+    if (this.#search) return `${found ? count(found, "item") : "Nothing"} found in #${start} to #${Math.max(start, end - 1)} of ${count(total, "item")}, ${when}.`;
+    if (!found) return `There are no more items: the queue has ${count(total, "item")}, ${when}.`;
+    return `Items #${this.#items[0].position} to #${this.#items.at(-1).position} of ${count(total, "item")}, ${when}.`;
   }
 
   #show(view) {
