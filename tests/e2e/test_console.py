@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, expect
 
+from kestrelmq.errors import ConnectionLost
 from tests.e2e.conftest import Console, open_console
 from tests.support.server import ServerProcess, running_server
 
@@ -424,6 +425,33 @@ def test_the_server_page(browser: Browser, tmp_path: Path) -> None:
             expect(console.page.get_by_role("alert")).to_contain_text("damaged at byte 0")
 
 
+def test_clients_are_listed_and_disconnected(console: Console) -> None:
+    """The page says what each client does; a disconnected one gives its open reads back."""
+    fill(console)
+    lost = pytest.raises(ConnectionLost)
+    with console.client() as reader, lost, reader.reserve("orders") as item:
+        console.open("#/clients")
+        clients = console.page.get_by_role("table", name="Clients")
+        row = clients.get_by_role("row").filter(has=console.page.get_by_text("memcache"))
+        row = row.filter(has=console.page.get_by_role("link", name="orders"))
+        expect(row).to_contain_text("orders 1")
+        expect(row).to_contain_text("idle")
+        current = console.page.get_by_role("navigation").locator("[aria-current]")
+        expect(current).to_have_text("Clients")
+        console.picture("clients")
+        address = row.get_by_role("cell").first.inner_text()
+        row.get_by_role("button", name=f"Disconnect {address}").click()
+        dialog = console.page.get_by_role("dialog", name=f"Disconnect {address}?")
+        expect(dialog).to_contain_text("Its 1 open read will go back to the queue")
+        console.confirm("Cancel")
+        row.get_by_role("button", name=f"Disconnect {address}").click()
+        console.confirm(f"Disconnect {address}")
+        console.expect_toast(f"{address} was disconnected.")
+        expect(clients.get_by_text(address)).to_have_count(0)
+        with console.client() as other:
+            assert other.get("orders") == item
+
+
 def test_the_token_is_asked_for(browser: Browser, tmp_path: Path) -> None:
     """A wrong token is asked for again; the right one is kept for the tab."""
     with running_server(tmp_path, config=f'admin_tokens = ["{TOKEN}"]\n') as server:
@@ -467,14 +495,19 @@ def test_a_lost_server_is_told_and_found_again(console: Console) -> None:
 def test_nothing_comes_from_elsewhere(console: Console) -> None:
     """Every request of every page goes to the server itself."""
     fill(console)
-    for place in ("", "#/queue/orders", "#/server"):
+    for place in PLACES.values():
         console.open(place)
         console.page.wait_for_load_state("load")
     hosts = {urlsplit(url).netloc for url in console.asked}
     assert hosts == {urlsplit(console.url).netloc}
 
 
-PLACES = {"queues": "", "queue": "#/queue/orders", "server": "#/server"}
+PLACES = {
+    "queues": "",
+    "queue": "#/queue/orders",
+    "clients": "#/clients",
+    "server": "#/server",
+}
 
 
 @pytest.fixture(params=["light", "dark", "phone"])
@@ -500,6 +533,7 @@ def test_every_page_is_accessible_in_every_look(screen: tuple[str, Console]) -> 
             ready = {
                 "queues": console.page.get_by_role("link", name="orders"),
                 "queue": console.page.get_by_label("Item 0"),
+                "clients": console.page.get_by_role("button", name="Disconnect"),
                 "server": console.page.get_by_text("total_connections"),
             }[name]
             expect(ready).to_be_visible()

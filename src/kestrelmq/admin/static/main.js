@@ -1,6 +1,7 @@
 // The frame around the pages: navigation, the status switch, the theme.
 
 import { call } from "./api.js";
+import { ClientsPage } from "./clients.js";
 import { confirm } from "./dialogs.js";
 import { setText, toast } from "./dom.js";
 import { Overview } from "./overview.js";
@@ -29,6 +30,7 @@ function pageFor(hash) {
       return new Overview(memory);
     }
   }
+  if (hash === "#/clients") return new ClientsPage();
   return hash === "#/server" ? new ServerPage() : new Overview(memory);
 }
 
@@ -39,7 +41,7 @@ function show(focus = true) {
   page.update();
   document.title = `${page.title} · kestrelmq`;
   for (const link of document.querySelectorAll("nav a")) {
-    const current = link.dataset.page === (page instanceof ServerPage ? "server" : "queues");
+    const current = link.hash === (["#/clients", "#/server"].includes(location.hash) ? location.hash : "#/");
     if (current) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }

@@ -1,0 +1,98 @@
+// The page of the connected clients: what each does, and a button that disconnects it.
+
+import { call } from "./api.js";
+import { confirm } from "./dialogs.js";
+import { h, link, setText, table, toast } from "./dom.js";
+import { count, duration, moment, whole } from "./format.js";
+import { store } from "./store.js";
+
+const EVERY = 2000;
+const PAGE = 100;
+const STATES = { idle: "idle", waiting: "waits for an item", working: "works on a request", stalled: "does not read its replies" };
+
+export class ClientsPage {
+  title = "Clients";
+  #offset = 0;
+  #total = 0;
+  #shown = "";
+  #busy = false;
+
+  constructor() {
+    this.note = h("p", { class: "hint", role: "status", text: "Waiting for the server…" });
+    this.list = h("div", {});
+    this.back = h("button", { type: "button", disabled: true, text: "Back", onclick: () => this.#go(-PAGE) });
+    this.forth = h("button", { type: "button", disabled: true, text: "Next", onclick: () => this.#go(PAGE) });
+    this.element = h("div", { class: "page" },
+      h("h1", { text: "Clients" }), this.note,
+      h("section", { class: "card panel", "aria-label": "Connected clients" }, this.list,
+        h("div", { class: "pages", role: "group", "aria-label": "Pages of clients" }, this.back, this.forth)));
+    this.#load();
+    this.timer = setInterval(() => this.#load(), EVERY);
+  }
+
+  #go(by) {
+    this.#offset = Math.max(0, this.#offset + by);
+    this.#load();
+  }
+
+  async #load() {
+    if (this.#busy || document.hidden) return;
+    this.#busy = true;
+    try {
+      const { total, clients } = await call("GET", `/clients?offset=${this.#offset}&limit=${PAGE}`);
+      this.#total = total;
+      setText(this.note, total > PAGE ? `${count(total, "client")}; those from ${whole(this.#offset + 1)} on are shown.` : `${count(total, "client")}.`);
+      this.#show(clients);
+    } catch (error) {
+      this.#total = 0;
+      this.#show([]);
+      setText(this.note, error.message);
+    } finally {
+      this.#busy = false;
+    }
+  }
+
+  /** Show the rows, if they changed: a new table would take the focus from its buttons. */
+  #show(clients) {
+    this.back.disabled = this.#offset === 0;
+    this.forth.disabled = this.#offset + PAGE >= this.#total;
+    const text = JSON.stringify(clients);
+    if (text === this.#shown) return;
+    this.#shown = text;
+    const focused = document.activeElement?.dataset.client;
+    this.list.replaceChildren(clients.length
+      ? table(["Client", "Protocol", "Connected", "Replies", "State", "Queue", "Open reads", "Action"], clients.map((client) => this.#row(client)), "Clients")
+      : h("p", { class: "hint", text: "No client to show." }));
+    if (focused) this.list.querySelector(`[data-client="${focused}"]`)?.focus();
+  }
+
+  #row({ id, address, protocol, since, replies, state, queue, open_reads: opened }) {
+    const reads = Object.entries(opened).map(([name, number]) => h("div", {}, link(name), ` ${whole(number)}`));
+    return [
+      address, protocol, h("span", { title: `${duration(store.age(since))} ago`, text: moment(since) }), whole(replies),
+      h("span", { class: `badge ${state}`, text: STATES[state] ?? state }), queue ? link(queue) : "–", reads.length ? reads : "–",
+      h("button", { type: "button", class: "small danger", "data-client": id, "aria-label": `Disconnect ${address}`, text: "Disconnect", onclick: () => this.#disconnect(id, address, opened) }),
+    ];
+  }
+
+  async #disconnect(id, address, opened) {
+    const reads = Object.values(opened).reduce((sum, number) => sum + number, 0);
+    const what = `${address} will be disconnected.${reads ? ` Its ${count(reads, "open read")} will go back to the queue, and others will get the items.` : ""}`;
+    if (!(await confirm(`Disconnect ${address}?`, what, `Disconnect ${address}`))) return;
+    try {
+      await call("DELETE", `/clients/${id}`);
+      toast(`${address} was disconnected.`);
+      await this.#load();
+    } catch (error) {
+      toast(error.message, "error");
+    }
+  }
+
+  update() {}
+
+  key() {}
+
+  close() {
+    clearInterval(this.timer);
+  }
+}
