@@ -492,6 +492,30 @@ def test_a_lost_server_is_told_and_found_again(console: Console) -> None:
     assert depth_of(console, "orders") == "12"
 
 
+def test_nothing_looks_up_without_the_server(console: Console) -> None:
+    """Every page says that what it shows is old, and no state looks as if it were known."""
+    fill(console)
+    shown = "element => getComputedStyle(element).color"
+    console.open("#/queue/orders")
+    state = console.page.locator(".queue-head .badge").first
+    expect(state).to_have_text("ok")
+    good = state.evaluate(shown)
+    console.server.kill9()
+    expect(console.page.get_by_role("alert").first).to_contain_text("The server cannot be reached.")
+    for name in ("Clients", "Server", "Queues"):
+        expect(console.page.get_by_label("Server status")).to_have_value("")
+        console.picture(f"lost-{name}", full=False)
+        assert "\n".join(console.accessibility_problems()) == ""
+        for badge in console.page.locator("main .badge").all():
+            assert badge.evaluate(shown) != good
+        console.page.get_by_role("link", name=name, exact=True).first.click()
+        expect(console.page.get_by_role("heading", name=name, level=1)).to_be_attached()
+        expect(console.page.locator("#lost")).to_be_visible()
+    console.server.start()
+    expect(console.page.locator("#lost")).to_be_hidden()
+    expect(console.page.get_by_label("Server status")).to_have_value("UP")
+
+
 def test_nothing_comes_from_elsewhere(console: Console) -> None:
     """Every request of every page goes to the server itself."""
     fill(console)

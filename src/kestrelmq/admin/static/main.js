@@ -4,6 +4,7 @@ import { call } from "./api.js";
 import { ClientsPage } from "./clients.js";
 import { confirm } from "./dialogs.js";
 import { setText, toast } from "./dom.js";
+import { moment } from "./format.js";
 import { Overview } from "./overview.js";
 import { QueuePage } from "./queue.js";
 import { ServerPage } from "./server.js";
@@ -17,6 +18,7 @@ const MEANINGS = {
 };
 const main = document.getElementById("main");
 const live = document.getElementById("live");
+const lost = document.getElementById("lost");
 const status = document.getElementById("status");
 const memory = {};
 let page = null;
@@ -50,9 +52,9 @@ function show(focus = true) {
 }
 
 function showStatus() {
-  const value = store.totals?.status;
-  if (value && document.activeElement !== status) status.value = value;
-  status.dataset.status = value ?? "";
+  const value = store.connected ? store.totals.status : "";
+  if (document.activeElement !== status) status.value = value;
+  status.dataset.status = value;
 }
 
 async function changeStatus() {
@@ -74,6 +76,10 @@ async function changeStatus() {
 function showConnection() {
   setText(live, store.connected ? "Live" : "Reconnecting");
   live.classList.toggle("on", store.connected);
+  document.body.classList.toggle("stale", !store.connected);
+  lost.hidden = store.connected;
+  if (!store.connected) setText(lost, `The server cannot be reached. What you see is from ${moment(store.totals?.time)} and may be wrong.`);
+  showStatus();
 }
 
 function setTheme(theme) {
