@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, expect
 
-from kestrelmq.errors import ConnectionLost
+from kestrelmq.errors import ConnectionLost, KestrelError
 from tests.e2e.conftest import Console, open_console
 from tests.support.server import ServerProcess, running_server
 
@@ -245,6 +245,34 @@ dead_letter_queue = "failed"
             expect(button).to_be_disabled()
             with console.client() as client:
                 assert {queue.name: queue.items for queue in client.queues()}["orders"] == 12
+
+
+def test_limits_and_refusals_are_shown(browser: Browser, tmp_path: Path) -> None:
+    """Each limit beside what there is now, and how often each reason refused something."""
+    config = '[queues.small]\nmax_items = 2\nmax_item_size = "1 KiB"\n'
+    with running_server(tmp_path, config=config) as server:
+        for console in open_console(browser, server, width=1360, height=900):
+            with console.client() as client:
+                client.put("plain", b"x")
+                for item in (b"one", b"two", b"three", b"four", bytes(2000)):
+                    with suppress(KestrelError):
+                        client.put("small", item)
+                client.pause("small", "writes")
+                with suppress(KestrelError):
+                    client.put("small", b"x")
+            console.open("#/queue/small")
+            limits = console.page.get_by_role("table", name="Limits", exact=True)
+            expect(limits.get_by_role("row", name="Items 2 2")).to_be_visible()
+            expect(
+                limits.get_by_role("row", name=re.compile("^One item . 1.0 KiB"))
+            ).to_be_visible()
+            refusals = console.page.get_by_role("table", name="Refusals", exact=True)
+            for reason in ("too large 1", "had its most items 2", "were paused 1"):
+                expect(refusals.get_by_role("row", name=reason)).to_be_visible()
+            console.picture("refusals")
+            console.open("#/queue/plain")
+            panel = console.page.get_by_role("region", name="Limits and refusals", exact=True)
+            expect(panel).to_contain_text("Nothing was refused since the start.")
 
 
 def test_items_as_text_json_and_hex(console: Console) -> None:
@@ -552,12 +580,13 @@ def test_every_page_is_accessible_in_every_look(screen: tuple[str, Console]) -> 
     look, console = screen
     fill(console)
     with console.client() as client, client.reserve("orders"):
+        client.pause("orders", "writes")
         for name, place in PLACES.items():
             console.open(place)
             ready = {
                 "queues": console.page.get_by_role("link", name="orders"),
                 "queue": console.page.get_by_label("Item 0"),
-                "clients": console.page.get_by_role("button", name="Disconnect"),
+                "clients": console.page.get_by_role("button", name="Disconnect").first,
                 "server": console.page.get_by_text("total_connections"),
             }[name]
             expect(ready).to_be_visible()

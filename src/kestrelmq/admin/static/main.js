@@ -53,7 +53,7 @@ function show(focus = true) {
 
 function showStatus() {
   const value = store.connected ? store.totals.status : "";
-  if (document.activeElement !== status) status.value = value;
+  if (!value || document.activeElement !== status) status.value = value;
   status.dataset.status = value;
 }
 

@@ -7,6 +7,7 @@ import { askItem, confirm } from "./dialogs.js";
 import { h, link, pairs, setText, table, toast } from "./dom.js";
 import { axisTime, bytes, count, duration, micros, moment, pausedWords, rate, short, whole } from "./format.js";
 import { Items } from "./items.js";
+import { limits } from "./limits.js";
 import { fromApi, store } from "./store.js";
 
 const SPAN = 300_000;
@@ -49,14 +50,14 @@ export class QueuePage {
       [what, h("button", { type: "button", text: `Pause ${what}`, onclick: () => this.#pause(what) })]));
     this.facts = h("p", { class: "queue-facts" });
     this.problem = h("p", { class: "problem", role: "alert", hidden: true });
-    this.places = Object.fromEntries(["dead", "fanout", "reads", "journal", "latency", "stats", "settings"].map((key) => [key, h("div", {})]));
+    this.places = Object.fromEntries(["dead", "fanout", "reads", "limits", "journal", "latency", "stats", "settings"].map((key) => [key, h("div", {})]));
     this.element = this.#layout();
     this.#load();
     this.timer = setInterval(() => this.#detail(), EVERY);
   }
 
   #layout() {
-    const { dead, fanout, reads, journal, latency, stats, settings } = this.places;
+    const { dead, fanout, reads, limits: bounds, journal, latency, stats, settings } = this.places;
     return h("div", { class: "page queue-page" },
       h("p", { class: "crumbs" }, h("a", { href: "#/", text: "Queues" }), " / ", this.name),
       h("div", { class: "queue-head" },
@@ -71,7 +72,7 @@ export class QueuePage {
       h("div", { class: "panels queue-panels" },
         this.items.element,
         h("div", { class: "side" },
-          panel("Open reads", reads), panel("Dead letters", dead), panel("Fanout", fanout), panel("Journal", journal), panel("Latency", latency)),
+          panel("Open reads", reads), panel("Dead letters", dead), panel("Fanout", fanout), panel("Limits and refusals", bounds), panel("Journal", journal), panel("Latency", latency)),
         h("details", { class: "card panel" }, h("summary", { text: "All statistics" }), stats),
         h("details", { class: "card panel" }, h("summary", { text: "Settings in force" }), settings)));
   }
@@ -138,6 +139,7 @@ export class QueuePage {
     this.#part("reads", [reads.total, reads.open_reads.map(({ xid }) => xid)], () => this.#reads(reads));
     this.#part("journal", detail.journal, () => this.#journal(detail.journal));
     this.#part("latency", detail.latencies, () => this.#latency(detail.latencies));
+    this.#part("limits", stats, () => limits(stats));
     this.#part("stats", detail.stats, () => pairs(Object.entries(detail.stats).map(([name, value]) => [name, name === "create_time" ? moment(value) : whole(value)])));
     this.#part("settings", detail.settings, () => pairs(Object.entries(detail.settings).map(([name, value]) => [name, value || "none"])));
   }
