@@ -51,7 +51,9 @@ class Row {
     this.state.hidden = !word;
     this.state.className = `badge ${queue.state}`;
     setText(this.state, word ?? "");
-    setText(this.paused, pausedWords(queue.paused));
+    const paused = pausedWords(queue.paused);
+    setText(this.paused, paused);
+    this.paused.title = paused;
     setText(this.depth, short(queue.items));
     this.depth.title = whole(queue.items);
     this.spark.draw(sample(queue.points, (point) => point.items, store.now(), SPAN, 40));
