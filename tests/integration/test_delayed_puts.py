@@ -94,7 +94,7 @@ def test_the_thrift_protocol(server: ServerProcess) -> None:
     )
     transport.open()
     client = thriftpy2.thrift.TClient(IDL.Kestrel, PROTOCOLS.TBinaryProtocol(transport))
-    assert client.put("thrift", [b"a", b"b"], 0, 200) == 2
+    assert client.put_delayed("thrift", [b"a", b"b"], 200, 0) == 2
     assert client.get("thrift", 2, 0, 0) == []
     assert client.get("thrift", 1, PATIENCE * 1000, 0)[0].data == b"a"
     transport.close()

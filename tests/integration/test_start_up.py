@@ -26,14 +26,14 @@ GATED = """
 import time
 from kestrelmq.engine import collection
 
-load_queue = collection.load_queue
+load_queue = collection.load_with_delayed
 
 def gated(directory, plan, *others):
     while plan.queue not in ("short", "old") and (directory.path / "~~gate").exists():
         time.sleep(0.01)
     return load_queue(directory, plan, *others)
 
-collection.load_queue = gated
+collection.load_with_delayed = gated
 from kestrelmq.cli.main import main; main()
 """
 # One second more than the server waits before it serves.
@@ -41,13 +41,13 @@ SLOW = """
 import time
 from kestrelmq.engine import collection
 
-load_queue = collection.load_queue
+load_queue = collection.load_with_delayed
 
 def slow(*arguments):
     time.sleep(3.0)
     return load_queue(*arguments)
 
-collection.load_queue = slow
+collection.load_with_delayed = slow
 from kestrelmq.cli.main import main; main()
 """
 NOW = 1_763_000_000_000

@@ -36,7 +36,13 @@ enum Status {
 service Kestrel {
   // Adds items, in order, until one is refused; returns how many were accepted. They expire after
   // expiration_msec milliseconds; 0 is never.
-  i32 put(1: string queue_name, 2: list<binary> items, 3: i32 expiration_msec = 0, 4: i64 delay_msec = 0)
+  i32 put(1: string queue_name, 2: list<binary> items, 3: i32 expiration_msec = 0)
+
+  // Adds items as put does; they wait in the queue only after delay_msec milliseconds, from which
+  // expiration_msec counts, too. A method of its own: in some languages, every call of put would
+  // have to name another parameter of it.
+  i32 put_delayed(1: string queue_name, 2: list<binary> items, 3: i64 delay_msec,
+                  4: i32 expiration_msec = 0)
 
   // Reads items until there are max_items or timeout_msec milliseconds have passed. With 10000 items
   // or about 16 MiB it returns without waiting for more. With auto_abort_msec 0 the items are removed

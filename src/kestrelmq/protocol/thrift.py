@@ -268,6 +268,10 @@ def _get(arguments: Any) -> Get:
 
 
 def _put(arguments: Any) -> Put:
+    return Put(arguments.queue_name, tuple(arguments.items), arguments.expiration_msec)
+
+
+def _put_delayed(arguments: Any) -> Put:
     if arguments.delay_msec < 0:
         raise MalformedError("delay_msec is below 0")
     return Put(
@@ -287,6 +291,7 @@ def _set_status(arguments: Any) -> SetStatus:
 
 _REQUESTS: Final[dict[str, Callable[[Any], Request]]] = {
     "put": _put,
+    "put_delayed": _put_delayed,
     "get": _get,
     "confirm": lambda a: Confirm(a.queue_name, tuple(a.ids)),
     "abort": lambda a: Abort(a.queue_name, tuple(a.ids)),

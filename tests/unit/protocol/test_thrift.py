@@ -62,7 +62,7 @@ CALLS: list[tuple[str, dict[str, Any], Request, Answer]] = [
         0,
     ),
     (
-        "put",
+        "put_delayed",
         {"queue_name": "q", "items": [b"a"], "delay_msec": 2**40},
         Put("q", (b"a",), 0, 2**40),
         1,
