@@ -192,7 +192,8 @@ class Queue(Committable):
         if isinstance(journal, FileJournal) and journal.dialect is not None:
             dialect = journal.dialect
         # In the journal these reads are still open. The first write adds that they are given back.
-        self.changes = Changes(b"".join(map(unremove, given_back)))
+        prelude = save_xid(state.last_xid) if state.is_note_cut else b""
+        self.changes = Changes(prelude + b"".join(map(unremove, given_back)))
         self.backlog = Backlog(name, journal, state)
         self.reads = OpenReads(state.last_xid, dialect)
         self.waiters: OrderedDict[Waiter, None] = OrderedDict()

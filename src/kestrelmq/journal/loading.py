@@ -7,8 +7,9 @@ not load, and no file is changed.
 
 The current file is rotated if nothing may be appended to it. That is so after such a cut: a program
 that follows the file by its length may have read the cut bytes and must not find others there. It
-is also so after a STATE_DUMP, because nothing behind that is replayed. A crash then leaves a
-rotated file, cut or not, and no current one.
+is also so after a STATE_DUMP, because nothing behind that is replayed, and after a note that a
+crash cut short, so that no later record is taken for a part of it. A crash then leaves a rotated
+file, cut or not, and no current one.
 """
 
 import contextlib
@@ -176,7 +177,8 @@ def load_queue(
             )
             progress.end(sizes[name])
         dialect = state.dialect if queue_files.has_current else None
-        ends = queue_files.has_current and kind is not EndKind.WHOLE
+        state.end()
+        ends = queue_files.has_current and (kind is not EndKind.WHOLE or state.is_note_cut)
         if ends:
             sizes[_rotate(directory, queue_files, state, clock)] = sizes.pop(queue_files.queue)
             dialect = None

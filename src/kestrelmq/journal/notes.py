@@ -10,7 +10,9 @@ that one are the words of the note, each four bytes:
     ...           the payload, filled with zeros to whole words
 
 A note is written together with the record that it is about, in one write. A crash leaves neither,
-or the note alone, which then has no meaning. `docs/journal.md` lists the kinds.
+or the note alone, which then has no meaning, or the beginning of the note. That is set right when
+the journal is loaded: the file is rotated, and the next one begins with the last-used xid.
+`docs/journal.md` lists the kinds.
 """
 
 from collections.abc import Iterable, Iterator
@@ -121,10 +123,12 @@ def describe(note: Note) -> str:
 class NoteReader:
     """Finds the notes among the SAVE_XIDs of a journal."""
 
-    __slots__ = ("_words",)
+    __slots__ = ("_is_complete", "_words")
 
     def __init__(self) -> None:
         self._words: list[int] = []
+        # Whether the last SAVE_XID completed a note; that of the last-used xid comes next.
+        self._is_complete = False
 
     def feed(self, xid: int) -> Note | None:
         """Return the note that the next SAVE_XID, of `xid`, completes; None if it completes none.
@@ -132,15 +136,19 @@ class NoteReader:
         A note whose checksum is wrong is left out.
         """
         words = self._words
+        is_last, self._is_complete = self._is_complete, False
         if not words:
-            if xid == _MARK_WORD:
+            if xid == _MARK_WORD and not is_last:
                 words.append(xid)
             return None
+        if xid == _MARK_WORD and len(words) == 1:
+            return None  # the first of them was the last-used xid
         words.append(xid)
         head = _WORD.pack(words[1])
         length = int.from_bytes(head[1:], "little")
         if len(words) < _HEADER_WORDS + (length + 3) // 4:
             return None
+        self._is_complete = True
         payload = b"".join(map(_WORD.pack, words[_HEADER_WORDS:]))[:length]
         is_whole = len(words) >= _HEADER_WORDS and _WORD.pack(words[2]) == _U32.pack(
             crc32(payload, crc32(head))
@@ -153,12 +161,19 @@ class NoteReader:
         """Whether the last SAVE_XID belongs to a note that is not complete yet."""
         return bool(self._words)
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether it would be cut short if nothing followed."""
+        return self._is_complete or bool(self._words)
+
     def copy(self) -> "NoteReader":
         """Return a reader that has read the same."""
         reader = NoteReader()
         reader._words = self._words.copy()
+        reader._is_complete = self._is_complete
         return reader
 
     def reset(self) -> None:
         """Begin anew: what follows does not continue what was read so far."""
         self._words.clear()
+        self._is_complete = False

@@ -173,6 +173,8 @@ class Replay:
         open: items of open reads by xid.
         last_xid: the last-used xid.
         dialect: how the last file says which xid a read got; None if it has no such record yet.
+        is_note_cut: whether the records end within a note, or before what it is about; the journal
+            must go on in a new file, with a SAVE_XID.
         joined: xids of those delayed items that have joined the queue, according to notes.
     """
 
@@ -203,6 +205,8 @@ class Replay:
         self._open_reader = open_reader
         self._files: Sequence[str] = ()
         self._notes = NoteReader()
+        self._xid_before_note = 0
+        self.is_note_cut = False
         # Whether a note says something about the item that the next record adds.
         self._is_item_noted = False
         # How often that item was handed out, according to a note.
@@ -336,10 +340,13 @@ class Replay:
     def _begin(self, files: Sequence[str]) -> None:
         if self._files and files[-1] != self._files[-1]:
             self.dialect = None
-            self._notes.reset()
-            self._deliveries, self._is_uncounted, self._joining = 0, False, None
-            self._is_item_noted = False
+            self._forget_notes()
         self._files = files
+
+    def _forget_notes(self) -> None:
+        self._notes.reset()
+        self._deliveries, self._is_uncounted, self._joining = 0, False, None
+        self._is_item_noted = False
 
     def _add(self, item: bytes, start: int) -> None:
         size = len(item) - ADDX_HEADER
@@ -397,6 +404,8 @@ class Replay:
 
     def save_xid(self, xid: int) -> None:
         """Set the last-used xid, which may be a word of a note."""
+        if not self._notes.is_cut:
+            self._xid_before_note = self.last_xid
         self.last_xid = xid
         note = self._notes.feed(xid)
         if note is not None:
@@ -405,6 +414,17 @@ class Replay:
             if self._delayed:
                 self._note_joins(note)
             self._is_item_noted = self._deliveries != 0 or self._joining is not None
+
+    def end(self) -> None:
+        """Take note that there are no more records.
+
+        If a note was cut short, the last-used xid is what it was before. A note about a record that
+        is not there says nothing.
+        """
+        self.is_note_cut = self._notes.is_cut or self._is_item_noted or self._is_uncounted
+        if self._notes.is_cut:
+            self.last_xid = self._xid_before_note
+        self._forget_notes()
 
     def _note_joins(self, note: Note) -> None:
         """Take note of the delayed items that `note` is about, if they are still there.

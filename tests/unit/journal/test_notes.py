@@ -1,5 +1,7 @@
 """Notes: what they look like, and that they change nothing for those who do not know them."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,9 +24,12 @@ from kestrelmq.journal.records import (
     item,
     item_deliveries,
     record_xid,
+    save_xid,
 )
 from kestrelmq.journal.replay import Replay
 from kestrelmq.testing.journals import journal
+from kestrelmq.testing.queues import LocalQueues, queue_settings
+from tests.support.readings import replayed as read_by_others
 
 pytestmark = pytest.mark.compiled
 
@@ -134,3 +139,49 @@ def test_a_count_that_is_not_one_is_none() -> None:
     """A note of the right kind may still have the wrong length."""
     assert noted_deliveries(Note(DELIVERIES, b"123")) == 0
     assert noted_deliveries(None) == 0
+
+
+@pytest.mark.parametrize("cut", [5, 10, 15, 20])
+def test_a_note_that_a_crash_cut_short(tmp_path: Path, cut: int) -> None:
+    """The last-used xid is the one before it, and later notes are read: other readers agree."""
+    spool = LocalQueues(queue_settings(tmp_path))
+    spool.add(b"a", b"b")
+    spool.queue().confirm(spool.open_read())
+    spool.commit()
+    spool.close()
+    note = deliveries_note(3, 1)[:cut]
+    (tmp_path / "jobs").write_bytes((tmp_path / "jobs").read_bytes() + note)
+    spool.open()
+    assert spool.queue().last_xid == 1
+    spool.queue().give_back((spool.open_read(),), counted=False)
+    spool.commit()
+    spool.restart()
+    assert [item_deliveries(record) for record in spool.queue().browse(9)] == [0]
+    assert spool.open_read() == 3
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for keeps_xid in (True, False):
+        reading = read_by_others(files, "jobs", keeps_xid=keeps_xid)
+        assert (list(reading.reads), reading.last) == ([3], 3)
+    spool.close()
+
+
+@pytest.mark.parametrize("note", [deliveries_note(3, 1), encode(Note(2, b""), 1)])
+def test_a_note_without_its_record_says_nothing(tmp_path: Path, note: bytes) -> None:
+    """A crash cut the record off, and what is added or given back next is something else."""
+    spool = LocalQueues(queue_settings(tmp_path))
+    spool.add(b"a")
+    spool.open_read()
+    spool.close()
+    (tmp_path / "jobs").write_bytes((tmp_path / "jobs").read_bytes() + note)
+    spool.open()
+    spool.add(b"b")
+    spool.restart()
+    assert [item_deliveries(record) for record in spool.queue().browse(9)] == [1, 0]
+    spool.close()
+
+
+def test_the_last_used_xid_may_be_the_mark() -> None:
+    """A note after it is found."""
+    mark = words(deliveries_note(3, 0))[0]
+    assert found(save_xid(mark) + deliveries_note(3, mark)) == [Note(DELIVERIES, b"\3\0\0\0")]
+    assert len(found(deliveries_note(3, mark) * 3)) == 3
