@@ -160,9 +160,9 @@ class Backlog(JournalFollower):
         """When the item at the head was added (ms); 0 if no item is in memory."""
         return item_add_time(self.memory[0]) if self.memory else 0
 
-    def browse(self, count: int) -> list[bytes]:
-        """Return at most `count` of the first items in memory, without taking them."""
-        return list(islice(self.memory, count))
+    def browse(self, count: int, offset: int = 0) -> list[bytes]:
+        """Return at most `count` of the items in memory from `offset` on, without taking them."""
+        return list(islice(self.memory, offset, offset + count))
 
     # --- adding and taking ---
 

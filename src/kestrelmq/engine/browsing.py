@@ -7,7 +7,6 @@ the owner's thread sees that afterwards (`is_current`), and makes another view.
 
 import time
 from collections.abc import Callable
-from itertools import islice
 from typing import Final
 
 from kestrelmq.engine.queue import Queue
@@ -44,7 +43,7 @@ class View:
         self._queue = queue
         self._most_bytes = most_bytes
         held = len(backlog.memory)
-        self._items = list(islice(backlog.memory, offset, offset + most))
+        self._items = backlog.browse(most, offset)
         self._skip = max(0, offset - held)
         self._left = min(most, max(0, self.total - offset)) - len(self._items)
         self._reader = None

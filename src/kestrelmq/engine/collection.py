@@ -18,7 +18,7 @@ from kestrelmq.config import QueueConfig, ServerConfig, config_warnings, effecti
 from kestrelmq.engine.counters import RetiredCounts
 from kestrelmq.engine.deletion import Deletions
 from kestrelmq.engine.disk_space import DiskSpace
-from kestrelmq.engine.durability import GroupCommit
+from kestrelmq.engine.durability import GroupCommit, sync_now
 from kestrelmq.engine.loading_queues import LoadingQueues, family_of, in_order
 from kestrelmq.engine.path_guard import PathGuard
 from kestrelmq.engine.paused import Paused
@@ -36,7 +36,7 @@ from kestrelmq.journal.files import (
 )
 from kestrelmq.journal.loading import Pace, load_with_delayed, remove_left_over
 from kestrelmq.journal.names import LEFT, QueueFiles, group_files, temporary_name
-from kestrelmq.journal.records import AnnotatedItem, item
+from kestrelmq.journal.records import annotated, item
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.names import queue_name_error
@@ -370,21 +370,28 @@ class QueueCollection:
         Raises:
             QueueUnavailable, JournalError: it cannot be added now.
         """
-        self.loading.check(self.leaves(name))
-        queues = [self.obtain(leaf) for leaf in self.leaves(name)]
-        if len(queues) > 1 and not all(queue.has_room(len(data)) for queue in queues):
-            return False
-        record = item(self._clock.now(), 0, data)
-        if deliveries:
-            record = AnnotatedItem.of(record, deliveries=deliveries)
-        accepted = True
+        record = annotated(item(self._clock.now(), 0, data), deliveries=deliveries)
+        queues = self.takers(name, len(data))
+        accepted = bool(queues)
         for queue in queues:
             accepted &= queue.add_record(record)
             for touched in queue.targets:
                 touched.write_now()
-                if durable:
-                    touched.sync_now()
+            failure = sync_now(*queue.targets) if durable else None
+            if failure is not None:
+                raise failure
         return accepted
+
+    def takers(self, name: str, size: int) -> list[Queue]:
+        """Return the queues that an item of `size` bytes is moved to, by way of `name`.
+
+        If there are several, because `name` is an alias, none gets the item unless all have room;
+        if one has none, the result is empty. Raises as `add`.
+        """
+        self.loading.check(self.leaves(name))
+        queues = [self.obtain(leaf) for leaf in self.leaves(name)]
+        has_room = len(queues) == 1 or all(queue.has_room(size) for queue in queues)
+        return queues if has_room else []
 
     # --- declaring and pausing ---
 

@@ -48,14 +48,9 @@ class Target:
     def add(self, record: bytes) -> bool:
         """Add an item with its expiry; return False, and set `refusal`, if it is refused."""
         data, expiry = record[ADDX_HEADER:], item_expiry(record)
-        collection = self._collection
         try:
-            collection.loading.check(collection.leaves(self._name))
-            queues = [collection.obtain(leaf) for leaf in collection.leaves(self._name)]
-            # If there are several, none gets the item unless all have room.
-            accepted = len(queues) == 1 or all(queue.has_room(len(data)) for queue in queues)
-            if accepted:
-                accepted = sum(queue.add(data, expiry) for queue in queues) == len(queues)
+            queues = self._collection.takers(self._name, len(data))
+            accepted = sum(queue.add(data, expiry) for queue in queues) == len(queues) > 0
         except KestrelError as error:
             self.refusal = str(error)
             return False

@@ -56,6 +56,7 @@ from kestrelmq.journal.records import (
     REMOVE_RECORD,
     TIMES_SIZE,
     AnnotatedItem,
+    annotated,
     confirm_remove,
     item,
     item_add_time,
@@ -453,17 +454,15 @@ class Queue(Committable):
     @property
     def is_failing(self) -> bool:
         """Whether the last attempt to write a journal of the queue failed."""
-        return self.failure is not None or (
-            self._delayed is not None and self._delayed.companion.failure is not None
-        )
+        return any(queue.failure is not None for queue in self.with_companion)
 
     @property
     def problem(self) -> str | None:
         """What is wrong with the journal, or with that of the delayed items; None if nothing is."""
-        failure = self.failure
-        if failure is None and self._delayed is not None:
-            failure = self._delayed.companion.failure
-        return self.delayed_damage if failure is None else str(failure)
+        failures = [
+            str(queue.failure) for queue in self.with_companion if queue.failure is not None
+        ]
+        return failures[0] if failures else self.delayed_damage
 
     def is_held(self, xid: int) -> bool:
         """Whether a reader has the open read `xid`."""
@@ -548,8 +547,8 @@ class Queue(Committable):
             if admitted is None:
                 return False
             record = admitted
-        if isinstance(record, AnnotatedItem):
-            self._add_annotated(record, size)
+        if item_deliveries(record):
+            self._append_noted(record, size, counted(record, self.reads.last_xid))
         else:
             self._append(record, size)
             self._collect(record)
@@ -557,13 +556,9 @@ class Queue(Committable):
             self._serve()
         return True
 
-    def _add_annotated(self, record: AnnotatedItem, size: int) -> None:
-        """Add an item that was handed out by another queue."""
-        records = counted(record, self.reads.last_xid)
-        added: bytes = record
-        if record.xid is not None:
-            added = AnnotatedItem.of(record, deliveries=record.deliveries)
-        self._append(added, size)
+    def _append_noted(self, record: bytes, size: int, records: bytes) -> None:
+        """Append an item that is written as `records`, with a note before it."""
+        self._append(record, size)
         self._collect(records)
         self.changes.undo.append(ItemAdded(size))
 
@@ -603,10 +598,7 @@ class Queue(Committable):
             added, expiry = item_add_time(record), item_expiry(record)
             if expiry == 0 or expiry > added + max_age:
                 shortened = item(added, added + max_age, record[ADDX_HEADER:])
-                deliveries = item_deliveries(record)
-                record = (
-                    AnnotatedItem.of(shortened, deliveries=deliveries) if deliveries else shortened
-                )
+                record = annotated(shortened, deliveries=item_deliveries(record))
         if record[13:21] != NO_EXPIRY:
             self._expiring = self._needs_checks = True
         return record
@@ -792,9 +784,7 @@ class Queue(Committable):
         size = len(record) - ADDX_HEADER
         if isinstance(record, AnnotatedItem):
             record = bytes(record)  # its xid is one of the companion
-        self._append(record, size)
-        self._collect(joining(xid, record, self.reads.last_xid))
-        self.changes.undo.append(ItemAdded(size))
+        self._append_noted(record, size, joining(xid, record, self.reads.last_xid))
         if record[13:21] != NO_EXPIRY:
             self._expiring = self._needs_checks = True
 
@@ -1453,13 +1443,6 @@ class Queue(Committable):
     def sync(self) -> None:
         """Force to disk what was written; may be called from another thread. Raises OSError."""
         self.journal.sync()
-
-    def sync_now(self) -> None:
-        """Force to disk what was written, now. Raises JournalError."""
-        try:
-            self.journal.sync()
-        except OSError as error:
-            raise self._fail(error) from error
 
     def failed(self, error: OSError) -> JournalError:
         """Return the error to report for a failed `sync` or `write_ahead`."""

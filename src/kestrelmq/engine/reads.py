@@ -16,6 +16,7 @@ from kestrelmq.journal.records import (
     ADDX_HEADER,
     REMOVE_TENTATIVE_RECORD,
     AnnotatedItem,
+    annotated,
     item_deliveries,
     kept_xid,
     remove_tentative_xid,
@@ -113,10 +114,7 @@ class OpenReads:
         """
         kept = xid if xid in self.named else kept_xid(record)
         self.named.discard(xid)
-        deliveries = item_deliveries(record) + counted
-        if kept is None and not deliveries:
-            return record
-        return AnnotatedItem.of(record, xid=kept, deliveries=deliveries)
+        return annotated(record, xid=kept, deliveries=item_deliveries(record) + counted)
 
     # --- deadlines ---
 

@@ -272,6 +272,13 @@ class AnnotatedItem(bytes):
         return annotated
 
 
+def annotated(record: bytes, *, xid: int | None = None, deliveries: int = 0) -> bytes:
+    """Return `record` with these annotations; the record itself if there is nothing to annotate."""
+    if xid is None and not deliveries:
+        return record
+    return AnnotatedItem.of(record, xid=xid, deliveries=deliveries)
+
+
 def kept_xid(record: bytes) -> int | None:
     """Return the xid that an item keeps when it is opened; None if it has none."""
     return record.xid if isinstance(record, AnnotatedItem) else None
