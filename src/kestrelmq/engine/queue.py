@@ -1106,7 +1106,9 @@ class Queue(Committable):
         target = self.config.dead_letter_queue
         if target is None or target == self.name:
             return False
-        problem = self._move(target, record[ADDX_HEADER:], deliveries)
+        # The target must be on disk before it is written here that the item has gone.
+        durable = self._sync_period is not None
+        problem = self._move(target, record[ADDX_HEADER:], deliveries, durable=durable)
         if problem is not None:
             self._log_now_and_then(
                 f"an item was delivered {deliveries} times, and cannot go to {target}: {problem}; "
@@ -1255,7 +1257,7 @@ class Queue(Committable):
         target = self.config.expire_to_queue
         if target is None or self._move_to is None:
             return True
-        problem = self._move(target, record[ADDX_HEADER:], 0)
+        problem = self._move(target, record[ADDX_HEADER:], 0, durable=False)
         if problem is not None:
             self._log_now_and_then(
                 f"expired items cannot go to {target}: {problem}; they are set aside "
@@ -1263,8 +1265,8 @@ class Queue(Committable):
             )
         return problem is None
 
-    def _move(self, target: str, data: bytes, deliveries: int) -> str | None:
-        """Add an item to another queue, which writes it; return why that cannot be done now."""
+    def _move(self, target: str, data: bytes, deliveries: int, *, durable: bool) -> str | None:
+        """Add an item to another queue; return why that cannot be done now. As `MoveTo`."""
         if self._move_to is None:
             return "there is no other queue"
         if self.failure is not None:
@@ -1272,7 +1274,6 @@ class Queue(Committable):
             return "its own queue cannot be written"
         self._moving = True
         try:
-            durable = self._sync_period is not None
             if self._move_to(target, data, deliveries, durable=durable):
                 return None
         except KestrelError as error:

@@ -214,6 +214,28 @@ def test_a_reader_may_confirm_one_whose_xid_it_guessed(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_a_sweep_waits_for_no_sync(tmp_path: Path) -> None:
+    """Many items may expire at once, and the others of the server are to be served."""
+    spool = LocalQueues(
+        ServerConfig(
+            queue_path=tmp_path,
+            default=QueueConfig.model_validate({"sync_journal": "1s"}),
+            queues={"jobs": QueueConfig.model_validate({"expire_to_queue": LATER})},
+        )
+    )
+    for number in range(20):
+        spool.add(b"%d" % number, expiry=spool.clock.now() + 1000)
+    spool.add(b"first", name=LATER)
+    journal = spool.queue(LATER).journal
+    before = journal.syncs
+    spool.clock.advance(1)
+    spool.collection.sweep()
+    spool.commit()
+    assert len(spool.queue(LATER)) == 21
+    assert journal.syncs == before
+    spool.close()
+
+
 def test_one_that_could_not_be_forgotten_is_not_moved_again_and_again(tmp_path: Path) -> None:
     """It is in the target once; and once more when the disk works, for nobody knows better."""
     disk = CrashingDirectory.within(tmp_path)
