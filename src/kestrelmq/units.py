@@ -1,4 +1,6 @@
-"""Sizes and durations, parsed from what people write and printed so that they parse back exactly.
+"""Sizes, durations and times as text.
+
+Sizes and durations are parsed from what people write, and printed so that they parse back exactly.
 
 Sizes are in bytes, and every unit is a power of 1024: `16MB` and `16 MiB` are the same. Durations
 are in seconds. Arithmetic is exact: text that is not a whole number of bytes is refused, not
@@ -7,6 +9,7 @@ rounded.
 
 import math
 import re
+from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
 from typing import Final
@@ -99,6 +102,16 @@ def format_size(size: int) -> str:
         if size and size % scale == 0:
             return f"{size // scale} {unit}"
     return f"{size} B"
+
+
+def format_time(seconds: float) -> str:
+    """Return a time since the epoch as RFC 3339 writes it, in UTC, with milliseconds.
+
+    Raises:
+        ValueError, OverflowError, OSError: no calendar has that time.
+    """
+    time = datetime.fromtimestamp(seconds, UTC)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def format_duration(seconds: float) -> str:

@@ -98,9 +98,11 @@ class Exposition:
     ) -> Generator[None, None, list[bytes]]:
         """Render one family after the other."""
         parts = []
-        own, others = self._chosen_queues()
         if patterns:
-            own, others = (yield from self._matching(patterns)), []
+            own: list[Queue] = yield from self._matching(patterns)
+            others: list[Queue] = []
+        else:
+            own, others = self._chosen_queues()
         for family in chain(self._families(stats), self._queue_families(own, others)):
             text = generate_latest(_SingleFamily(family))
             parts.append(text if family.documentation else _without_header(text))

@@ -361,14 +361,7 @@ def clients() -> Command[list[str]]:
 
 def kill_client(number: int) -> Command[bool]:
     """Disconnect a client; False if there is none of that number."""
-
-    def read() -> Reading[bool]:
-        reply = yield
-        if reply not in {wire.Line("KILLED"), wire.Line("NOT_FOUND")}:
-            _unexpected(reply)
-        return reply == wire.Line("KILLED")
-
-    return Command(wire.kill_client_request(number), read)
+    return Command(wire.kill_client_request(number), _read_found("KILLED"))
 
 
 def shutdown() -> Command[None]:
@@ -443,7 +436,7 @@ def _read_done(*accepted: str) -> Callable[[], Reading[str]]:
 
 
 def _read_found(done: str) -> Callable[[], Reading[bool]]:
-    """Return the reading of a reply that is `done`, or says that there is no such queue."""
+    """Return the reading of a reply that is `done`, or NOT_FOUND."""
 
     def read() -> Reading[bool]:
         return (yield from _read_done(done, "NOT_FOUND")()) == done

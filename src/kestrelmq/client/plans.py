@@ -609,8 +609,7 @@ class Planner:
         command = commands.browse(
             commands.checked_queue(queue), offset, count, search, is_pattern=text is None
         )
-        answers = yield from self._on_every_server(command)
-        return {server: page for server, page in answers.items() if page is not None}
+        return (yield from self._where_it_is(command))
 
     def move(self, queue: str, target: str, count: int | None = None) -> Plan[dict[str, Moved]]:
         """Move the first `count` items of a queue, or all that wait, to another, on every server.
@@ -644,8 +643,7 @@ class Planner:
     ) -> Plan[dict[str, Moved]]:
         name = commands.checked_queue(queue)
         to = None if target is None else commands.checked_queue(target)
-        answers = yield from self._on_every_server(commands.move(verb, name, to, count))
-        return {server: moved for server, moved in answers.items() if moved is not None}
+        return (yield from self._where_it_is(commands.move(verb, name, to, count)))
 
     def declare(
         self,
@@ -781,6 +779,11 @@ class Planner:
         if not servers:
             raise ServerUnavailable("no server is known")
         return servers
+
+    def _where_it_is(self, command: Command[T | None]) -> Plan[dict[str, T]]:
+        """Run `command` at every server, and leave out those that answer None: no such queue."""
+        answers = yield from self._on_every_server(command)
+        return {server: found for server, found in answers.items() if found is not None}
 
     def _on_every_server(self, command: Command[T]) -> Plan[dict[str, T]]:
         """Run `command` at every server, even if some fail; then raise one error for those."""

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import pairwise
 
 from kestrelmq.journal import notes
@@ -28,6 +27,7 @@ from kestrelmq.journal.records import (
 from kestrelmq.journal.scanning import data_size, decode_whole, scan
 from kestrelmq.journal.selection import SelectedQueue
 from kestrelmq.journal.walk import Walk, find_records
+from kestrelmq.units import format_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +192,9 @@ def data_fields(data: bytes) -> dict[str, str]:
 
 def _time(milliseconds: int) -> str:
     try:
-        time = datetime.fromtimestamp(milliseconds / 1000, UTC)
+        return format_time(milliseconds / 1000)
     except (OverflowError, OSError, ValueError):
         return f"{milliseconds} ms"
-    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _until(expiry: int) -> str:

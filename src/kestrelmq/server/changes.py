@@ -92,11 +92,7 @@ async def delete(context: ServerContext, name: str, by: Connection | None = None
     queue = context.collection.existing(name)
     if queue is None:
         return False
-    ended: asyncio.Future[JournalError | None] = asyncio.get_running_loop().create_future()
-    context.collection.deletions.begin(queue, partial(_tell, ended))
-    failure = await ended
-    if failure is not None:
-        raise failure
+    await _ended(partial(context.collection.deletions.begin, queue))
     return True
 
 
@@ -139,16 +135,21 @@ async def save(context: ServerContext) -> None:
     Raises:
         JournalError: it could not be written; it is in force until a restart.
     """
+    await _ended(context.collection.registry.save)
+
+
+async def _ended(begin: Callable[[Callable[[JournalError | None], None]], None]) -> None:
+    """Call `begin` with a callback, and wait until that is called; raise the error it is given."""
     ended: asyncio.Future[JournalError | None] = asyncio.get_running_loop().create_future()
-    context.collection.registry.save(partial(_tell, ended))
+
+    def tell(failure: JournalError | None) -> None:
+        if not ended.done():
+            ended.set_result(failure)
+
+    begin(tell)
     failure = await ended
     if failure is not None:
         raise failure
-
-
-def _tell(ended: asyncio.Future[JournalError | None], failure: JournalError | None) -> None:
-    if not ended.done():
-        ended.set_result(failure)
 
 
 async def reload(context: ServerContext) -> list[str]:

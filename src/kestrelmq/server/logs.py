@@ -11,12 +11,12 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from datetime import UTC, datetime
 from io import TextIOWrapper
 from multiprocessing import current_process
 from typing import Final
 
 from kestrelmq.config import ServerConfig
+from kestrelmq.units import format_time
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _TEXT_WITH_PROCESS = "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
@@ -34,9 +34,8 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line for `record`."""
-        time_ = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         event: dict[str, object] = {
-            "time": time_.replace("+00:00", "Z"),
+            "time": format_time(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
