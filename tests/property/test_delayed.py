@@ -189,8 +189,12 @@ class DelayMachine(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         """Kill the server; everything that was answered is there."""
+        self.crash(CrashLoss.KILLED)
+
+    def crash(self, loss: CrashLoss) -> None:
+        """Crash, and come up with what is left."""
         self.generation += 1
-        self.directory.survive(CrashLoss.KILLED, self.root / str(self.generation))
+        self.directory.survive(loss, self.root / str(self.generation))
         self.collection._lock.release()
         self.directory.abandon()
         self.come_up()
@@ -203,11 +207,7 @@ class DelayMachine(RuleBasedStateMachine):
             if not queue.journal.size or getattr(queue.journal, "suspect", False):
                 return
             queue.sync()
-        self.generation += 1
-        self.directory.survive(loss, self.root / str(self.generation))
-        self.collection._lock.release()
-        self.directory.abandon()
-        self.come_up()
+        self.crash(loss)
 
     @invariant()
     def counts_agree(self) -> None:

@@ -1173,7 +1173,9 @@ class Queue(Committable):
 
     @property
     def next_deadline(self) -> float | None:
-        """When `check_deadlines` may have something to do next (monotonic seconds)."""
+        """When `check_deadlines` may have something to do next (monotonic seconds), if ever."""
+        if self._closed:  # what is delayed is left to the next start, or was deleted
+            return None
         deadline, delayed = self.reads.next_deadline, self._delayed
         if delayed is None:
             return deadline

@@ -64,6 +64,17 @@ class LocalQueues:
         self.close()
         self.open()
 
+    def kill(self) -> None:
+        """Open the queues again as they are on disk, without closing them first."""
+        self.collection._lock.release()  # noqa: SLF001 # as the system does for a killed process
+        self.open()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, do what is due by then, and commit."""
+        self.clock.advance(seconds)
+        self.collection.check_deadlines()
+        self.commit()
+
     def reload(self, config: ServerConfig) -> list[str]:
         """Put settings in force, and commit; return which could not be, and why."""
         self.config = config

@@ -47,17 +47,6 @@ class Spool(LocalQueues):
         self.commit()
         return added
 
-    def pass_time(self, seconds: float) -> None:
-        """Let time pass, and do what is due."""
-        self.clock.advance(seconds)
-        self.collection.check_deadlines()
-        self.commit()
-
-    def kill(self) -> None:
-        """Open the queues again as they are on disk, without closing them first."""
-        self.collection._lock.release()
-        self.open()
-
     def files(self) -> set[str]:
         """Return the names of the files."""
         return {file.name for file in self.path.iterdir()}
@@ -90,10 +79,10 @@ def test_an_item_joins_when_it_is_due(tmp_path: Path) -> None:
     assert spool.delay(b"later", 5)
     spool.add(b"first", b"second")
     due = spool.clock.now() + 5 * SECOND
-    spool.pass_time(4.9)
+    spool.advance(4.9)
     assert spool.items() == [b"first", b"second"]
     assert spool.queue().delayed == 1
-    spool.pass_time(0.2)
+    spool.advance(0.2)
     assert spool.items() == [b"first", b"second", b"later"]
     assert spool.queue().delayed == 0
     assert item_add_time(spool.queue().browse(3)[2]) == due
@@ -105,7 +94,7 @@ def test_items_join_in_the_order_in_which_they_are_due(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     for data, seconds in ((b"c", 3), (b"a", 1), (b"d", 3), (b"b", 2), (b"e", 3)):
         spool.delay(data, seconds)
-    spool.pass_time(5)
+    spool.advance(5)
     assert spool.drain() == [b"a", b"b", b"c", b"d", b"e"]
     spool.close()
 
@@ -115,7 +104,7 @@ def test_a_long_delay_holds_up_no_short_one(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     spool.delay(b"far", 1000 * YEAR / SECOND)
     spool.delay(b"near", 1)
-    spool.pass_time(1)
+    spool.advance(1)
     assert spool.drain() == [b"near"]
     spool.kill()
     assert spool.queue().delayed == 1
@@ -132,9 +121,9 @@ def test_a_due_time_survives_a_restart(tmp_path: Path, times: int) -> None:
         spool.kill()
         assert spool.queue().delayed == 3
     spool.restart()
-    spool.pass_time(2)
+    spool.advance(2)
     assert spool.items() == []
-    spool.pass_time(4)
+    spool.advance(4)
     assert spool.drain() == [b"a", b"b"]
     assert spool.queue().delayed == 1
     spool.close()
@@ -151,7 +140,7 @@ def test_an_item_that_joined_does_not_come_twice(
     spool.delay(b"a", 1)
     spool.delay(b"b", 1)
     spool.delay(b"later", 100)
-    spool.pass_time(1)
+    spool.advance(1)
     assert spool.take() == b"a"
     if rewritten:
         rewrite(spool.queue())
@@ -162,10 +151,10 @@ def test_an_item_that_joined_does_not_come_twice(
         spool.kill()
         assert spool.items() == [b"b"]
         assert spool.queue().delayed == 1
-    spool.pass_time(1)
+    spool.advance(1)
     while worker.step():
         pass
-    spool.pass_time(1)
+    spool.advance(1)
     assert len(companion(spool).open) == 1
     spool.close()
 
@@ -174,7 +163,7 @@ def test_a_reused_xid_is_another_item(tmp_path: Path) -> None:
     """Its checksum tells it from the one that joined, so it is not lost."""
     spool = Spool(tmp_path)
     spool.delay(b"a", 1)
-    spool.pass_time(1)
+    spool.advance(1)
     spool.close()
     for file in tmp_path.glob("jobs~~delayed*"):
         file.unlink()
@@ -182,7 +171,7 @@ def test_a_reused_xid_is_another_item(tmp_path: Path) -> None:
     spool.delay(b"a", 1)
     spool.kill()
     assert spool.queue().delayed == 1
-    spool.pass_time(1)
+    spool.advance(1)
     assert spool.drain() == [b"a", b"a"]
     spool.close()
 
@@ -192,8 +181,8 @@ def test_xids_are_not_reused_after_a_rewrite(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     for number in range(3):
         spool.delay(b"%d" % number, 1)
-    spool.pass_time(1)
-    spool.pass_time(1)
+    spool.advance(1)
+    spool.advance(1)
     assert not companion(spool).open
     rewrite(companion(spool))
     spool.restart()
@@ -211,7 +200,7 @@ def test_waiting_readers_get_what_is_due(tmp_path: Path) -> None:
         queue.wait(Waiter(ReadMode.REMOVE, lambda record, _: served.append(record), print))
     for data in (b"a", b"b", b"c"):
         spool.delay(data, 1)
-    spool.pass_time(1)
+    spool.advance(1)
     assert [item_data(record or b"") for record in served] == [b"a", b"b"]
     assert spool.items() == [b"c"]
     spool.close()
@@ -231,7 +220,7 @@ def test_very_many_are_due_at_once(tmp_path: Path) -> None:
     spool.collection.check_deadlines()
     assert spool.items() == [b"%d" % number for number in range(2000)]
     for _ in range(2):
-        spool.pass_time(1)
+        spool.advance(1)
     assert not companion(spool).open
     assert not spool.collection.commits.needs_timer
     spool.close()
@@ -242,12 +231,12 @@ def test_expiry_and_max_age_count_from_the_due_time(tmp_path: Path) -> None:
     spool = Spool(tmp_path, max_age=10)
     spool.delay(b"a", 100)
     spool.delay(b"b", 100, expires=105)
-    spool.pass_time(101)
+    spool.advance(101)
     assert spool.items() == [b"a", b"b"]
     first, second = spool.queue().browse(2)
     assert item_expiry(first) == item_add_time(first) + 10 * SECOND
     assert item_expiry(second) == item_add_time(second) + 5 * SECOND
-    spool.pass_time(10)
+    spool.advance(10)
     assert spool.take() is None
     spool.close()
 
@@ -259,7 +248,7 @@ def test_delayed_items_count_towards_the_limits(tmp_path: Path) -> None:
     assert spool.delay(b"b", 1)
     assert not spool.delay(b"c", 1)
     assert not spool.collection.add("jobs", b"d")
-    spool.pass_time(1)
+    spool.advance(1)
     assert spool.items() == [b"a", b"b"]
     spool.close()
 
@@ -291,7 +280,7 @@ def test_old_items_make_room_but_delayed_ones_do_not(tmp_path: Path) -> None:
     assert spool.items() == [b"b"]
     assert spool.delay(b"d", 1)
     assert not spool.collection.add("jobs", b"e")
-    spool.pass_time(1)
+    spool.advance(1)
     assert spool.drain() == [b"c", b"d"]
     spool.close()
 
@@ -301,8 +290,8 @@ def test_they_take_no_more_memory_than_waiting_items(tmp_path: Path) -> None:
     spool = Spool(tmp_path, max_memory_size=1000)
     assert spool.delay(bytes(2000), 1)
     assert not spool.delay(b"", 1)
-    spool.pass_time(1)
-    spool.pass_time(1)
+    spool.advance(1)
+    spool.advance(1)
     assert spool.delay(b"", 1)
     spool.close()
 
@@ -313,7 +302,7 @@ def test_an_item_joins_behind_those_on_disk(tmp_path: Path) -> None:
     assert spool.delay(b"x" * 50, 1)
     spool.add(*(b"%03d" % number * 30 for number in range(10)))
     assert spool.queue().read_behind
-    spool.pass_time(1)
+    spool.advance(1)
     spool.add(b"last")
     spool.kill()
     *_, late, last = spool.drain()
@@ -335,7 +324,7 @@ def test_each_fanout_child_has_its_own(tmp_path: Path) -> None:
         spool.queue(child)
     assert spool.delay(b"x", 1)
     assert [spool.queue(name).delayed for name in ("jobs", "jobs+a", "jobs+b")] == [0, 1, 1]
-    spool.pass_time(1)
+    spool.advance(1)
     assert [spool.items(name) for name in ("jobs", "jobs+a", "jobs+b")] == [[], [b"x"], [b"x"]]
     spool.close()
 
@@ -352,7 +341,7 @@ def test_an_alias_delays_at_each_destination(tmp_path: Path) -> None:
     companions = {companion(spool, name) for name in ("one", "two")}
     assert companions < set(spool.collection.destinations("all", delayed=True))
     assert companions.isdisjoint(spool.collection.destinations("all"))
-    spool.pass_time(1)
+    spool.advance(1)
     assert (spool.items("one"), spool.items("two")) == ([b"x"], [b"x"])
     spool.close()
 
@@ -367,7 +356,7 @@ def test_a_flush_drops_delayed_items(tmp_path: Path) -> None:
     spool.commit()
     spool.delay(b"d", 1)
     spool.kill()
-    spool.pass_time(200)
+    spool.advance(200)
     assert spool.drain() == [b"d"]
     spool.close()
 
@@ -382,8 +371,23 @@ def test_a_deleted_queue_takes_its_delayed_items_along(tmp_path: Path) -> None:
     spool.add(b"new")
     spool.delay(b"late", 1)
     spool.kill()
-    spool.pass_time(5)
+    spool.advance(5)
     assert spool.drain() == [b"new", b"late"]
+    spool.close()
+
+
+def test_a_queue_deleted_after_items_joined_holds_up_no_other(tmp_path: Path) -> None:
+    """What it had to do for those items is forgotten with it."""
+    spool = Spool(tmp_path)
+    spool.delay(b"a", 1)
+    spool.delay(b"b", 1.5)
+    spool.advance(1)
+    spool.advance(0.5)
+    assert spool.collection.delete("jobs")
+    spool.delay(b"late", 1)
+    spool.advance(5)
+    assert not spool.queue().delayed
+    assert spool.drain() == [b"late"]
     spool.close()
 
 
@@ -391,13 +395,13 @@ def test_a_queue_with_delayed_items_does_not_expire(tmp_path: Path) -> None:
     """With `max_queue_age`, it is not empty."""
     spool = Spool(tmp_path, max_queue_age=10)
     spool.delay(b"a", 100)
-    spool.pass_time(50)
+    spool.advance(50)
     spool.collection.sweep()
     assert "jobs" in spool.collection.queues
-    spool.pass_time(50)
+    spool.advance(50)
     assert spool.drain() == [b"a"]
     spool.collection.sweep()
-    spool.pass_time(5)
+    spool.advance(5)
     spool.collection.sweep()
     assert "jobs" not in spool.collection.queues
     spool.close()
@@ -407,12 +411,12 @@ def test_without_a_journal_they_are_in_memory(tmp_path: Path) -> None:
     """And gone with the process."""
     spool = Spool(tmp_path, keep_journal=False)
     spool.delay(b"a", 1)
-    spool.pass_time(1)
+    spool.advance(1)
     assert spool.drain() == [b"a"]
     spool.delay(b"b", 1)
     assert spool.files() == {"~~lock"}
     spool.restart()
-    spool.pass_time(5)
+    spool.advance(5)
     assert spool.drain() == []
     spool.close()
 
@@ -422,14 +426,14 @@ def test_the_journal_may_begin_and_end(tmp_path: Path) -> None:
     spool = Spool(tmp_path, keep_journal=False, worker=HeldWorker())
     spool.delay(b"a", 1)
     spool.delay(b"b", 100)
-    spool.pass_time(1)
+    spool.advance(1)
     assert not spool.reload(queue_settings(tmp_path))
     spool.kill()
     assert spool.items() == [b"a"]
     assert spool.queue().delayed == 1
     assert not spool.reload(queue_settings(tmp_path, keep_journal=False))
     assert spool.files() == {"~~lock"}
-    spool.pass_time(100)
+    spool.advance(100)
     assert spool.drain() == [b"a", b"b"]
     spool.close()
 
@@ -444,7 +448,7 @@ def test_old_files_of_a_queue_without_a_journal_are_set_aside(tmp_path: Path) ->
     spool.delay(b"new", 1)
     assert not spool.reload(queue_settings(tmp_path))
     spool.kill()
-    spool.pass_time(5)
+    spool.advance(5)
     assert spool.drain() == [b"new"]
     spool.close()
 
@@ -463,7 +467,7 @@ def test_a_failed_write_adds_nothing(tmp_path: Path) -> None:
     assert spool.queue().problem is not None
     directory.fail = lambda _point: False
     assert spool.delay(b"b", 1)
-    spool.pass_time(1)
+    spool.advance(1)
     assert spool.drain() == [b"a", b"b"]
     assert spool.queue().problem is None
     spool.close()
@@ -481,9 +485,9 @@ def test_an_item_that_cannot_join_is_tried_again(tmp_path: Path) -> None:
     assert spool.collection.commits.commit()
     assert (len(spool.queue()), spool.queue().delayed) == (0, 2)
     directory.fail = lambda _point: False
-    spool.pass_time(0.5)
+    spool.advance(0.5)
     assert spool.queue().delayed == 2
-    spool.pass_time(0.5)
+    spool.advance(0.5)
     assert spool.items() == [b"a", b"b"]
     spool.kill()
     assert spool.drain() == [b"a", b"b"]
@@ -509,7 +513,7 @@ def test_items_that_joined_are_kept_until_it_is_on_disk(tmp_path: Path, step: st
     directory.fail = lambda _point: False
     for _ in range(5):
         spool.collection.tick()
-        spool.pass_time(1)
+        spool.advance(1)
     assert not companion(spool).open
     spool.kill()
     assert spool.drain() == [b"a"]
@@ -538,7 +542,7 @@ def test_damaged_delayed_items_leave_the_queue_in_service(
         spool.queue().flush()
     with pytest.raises(JournalError, match="delayed"):
         spool.collection.delete("jobs")
-    spool.pass_time(5)
+    spool.advance(5)
     assert spool.drain() == [b"a", b"c"]
     spool.close()
     assert file.read_bytes() == damaged
@@ -556,11 +560,11 @@ def test_a_torn_end_is_set_aside(tmp_path: Path) -> None:
     assert spool.queue().delayed == 2
     spool.delay(b"c", 3)
     spool.kill()
-    spool.pass_time(1)
+    spool.advance(1)
     assert spool.items() == [b"a"]
-    spool.pass_time(1)
+    spool.advance(1)
     spool.kill()
-    spool.pass_time(1)
+    spool.advance(1)
     assert spool.drain() == [b"a", b"b", b"c"]
     spool.close()
 
@@ -572,7 +576,7 @@ def test_delayed_items_without_a_file_of_the_queue(tmp_path: Path) -> None:
     spool.close()
     (tmp_path / "jobs").unlink()
     spool.open()
-    spool.pass_time(1)
+    spool.advance(1)
     assert spool.drain() == [b"a"]
     spool.close()
 
@@ -584,7 +588,7 @@ def test_its_journal_is_kept_small(tmp_path: Path) -> None:
     )
     for number in range(200):
         spool.delay(b"%d" % number, 1)
-        spool.pass_time(1)
+        spool.advance(1)
         assert spool.take() == b"%d" % number
     assert companion(spool).journal.size < 2000
     spool.restart()
@@ -623,7 +627,7 @@ def test_an_item_that_joins_after_a_rewrite_is_plain(tmp_path: Path) -> None:
         spool.delay(data, 1)
     rewrite(companion(spool))
     spool.restart()
-    spool.pass_time(1)
+    spool.advance(1)
     assert spool.open_read() == 1
     spool.kill()
     assert spool.drain() == [b"a", b"b"]
@@ -634,7 +638,7 @@ def test_closing_leaves_nothing_to_be_done(tmp_path: Path) -> None:
     """What joined is over, so that other tools need not know of it."""
     spool = Spool(tmp_path, worker=HeldWorker())
     spool.delay(b"a", 1)
-    spool.pass_time(1)
+    spool.advance(1)
     assert len(companion(spool).open) == 1
     spool.restart()
     assert not companion(spool).open
@@ -647,7 +651,7 @@ def test_tools_pack_both_journals(tmp_path: Path) -> None:
     spool = Spool(tmp_path, worker=HeldWorker())
     for data, seconds in ((b"a", 1), (b"b", 100), (b"c", 1)):
         spool.delay(data, seconds)
-    spool.pass_time(1)
+    spool.advance(1)
     assert spool.take() == b"a"
     spool.collection._lock.release()
     for selected in select([tmp_path]):
@@ -655,7 +659,7 @@ def test_tools_pack_both_journals(tmp_path: Path) -> None:
     spool.open()
     assert spool.items() == [b"c"]
     assert spool.queue().delayed == 1
-    spool.pass_time(100)
+    spool.advance(100)
     assert spool.drain() == [b"c", b"b"]
     spool.delay(b"d", 1)
     assert max(companion(spool).open) == 4
@@ -667,7 +671,7 @@ def test_delayed_items_can_be_exported_and_imported(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "one", worker=HeldWorker())
     for data, seconds in ((b"late", 100), (b"a", 1), (b"soon", 50)):
         spool.delay(data, seconds)
-    spool.pass_time(1)
+    spool.advance(1)
     spool.collection._lock.release()
     found = [row for selected in select([tmp_path / "one"]) for row in rows(selected)]
     assert [(row.queue, row.data, row.due > 0) for row in found] == [
@@ -682,7 +686,7 @@ def test_delayed_items_can_be_exported_and_imported(tmp_path: Path) -> None:
     other = Spool(tmp_path / "two")
     assert other.items() == [b"a", b"a"]
     other.clock.advance(1)
-    other.pass_time(49)
+    other.advance(49)
     assert other.drain() == [b"a", b"a", b"soon", b"soon"]
     assert other.queue().delayed == 2
     other.close()

@@ -42,17 +42,6 @@ class Spool(LocalQueues):
         self.commit()
         return data
 
-    def kill(self) -> None:
-        """Open the queues again as they are on disk, without closing them first."""
-        self.collection._lock.release()
-        self.open()
-
-    def pass_time(self, seconds: float) -> None:
-        """Let time pass, and give back what is due."""
-        self.clock.advance(seconds)
-        self.collection.check_deadlines()
-        self.commit()
-
 
 def counts(spool: LocalQueues, name: str = "jobs") -> list[int]:
     """Return how often the waiting items were handed out."""
@@ -301,13 +290,13 @@ def test_an_item_waits_before_it_is_tried_again(tmp_path: Path) -> None:
     queue = spool.queue()
     assert (queue.delayed, queue.open_reads, spool.take()) == (1, 0, b"good")
     for delay in (10, 20, 35, 35):
-        spool.pass_time(delay - 0.5)
+        spool.advance(delay - 0.5)
         assert spool.take() is None
-        spool.pass_time(0.5)
+        spool.advance(0.5)
         assert (queue.delayed, spool.items()) == (0, [b"bad"])
         assert spool.fail() == b"bad"
     assert counts(spool) == []
-    spool.pass_time(35)
+    spool.advance(35)
     assert counts(spool) == [5]
     spool.close()
 
