@@ -48,6 +48,10 @@ class QueueUnavailable(KestrelError):  # noqa: N818
     """The queue cannot be used: it was closed, is damaged, or its items cannot be read."""
 
 
+class TagRefused(KestrelError, ValueError):  # noqa: N818
+    """A tag or an epoch of a reserved read that cannot be used; nothing was changed."""
+
+
 class InvalidQueueName(KestrelError, ValueError):  # noqa: N818
     """A name that is not allowed for a queue."""
 

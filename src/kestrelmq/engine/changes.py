@@ -24,6 +24,7 @@ from kestrelmq.clock import Clock
 from kestrelmq.engine.backlog import Backlog
 from kestrelmq.engine.reads import OpenReads
 from kestrelmq.journal.records import ADDX, ADDX_HEADER, item_add_time, kept_xid
+from kestrelmq.journal.reservations import Reservation, ReserveTerms
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +41,77 @@ class ReadOpened:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadsOpened:
+    """Several items were opened by a reader; `last_xid` is the last-used xid before that."""
+
+    xids: list[int]
+    items: list[bytes]
+    last_xid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadsConfirmed:
+    """Several open reads were confirmed: xid, item and reservation, if any, of each."""
+
+    ended: list[tuple[int, bytes, Reservation | None]]
+
+
+@dataclass(frozen=True, slots=True)
 class ReadConfirmed:
-    """An open read was confirmed."""
+    """An open read was confirmed; it may have been reserved."""
 
     xid: int
     item: bytes
+    reservation: Reservation | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReadGivenBack:
-    """An open read was given back to the head."""
+    """An open read was given back to the head; it may have been reserved."""
 
     xid: int
     item: bytes
+    reservation: Reservation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadHeldBack:
+    """A reserved read is held back for its retry delay, and is not reserved any more."""
+
+    xid: int
+    item: bytes
+    reservation: Reservation
+
+
+@dataclass(frozen=True, slots=True)
+class ReadsReserved:
+    """Open reads were reserved."""
+
+    reservation: Reservation
+
+
+@dataclass(frozen=True, slots=True)
+class TermsChanged:
+    """A reservation was repeated on other terms; `before` is what they were."""
+
+    reservation: Reservation
+    before: ReserveTerms
+
+
+@dataclass(frozen=True, slots=True)
+class TagDone:
+    """The reads of a tag were finished."""
+
+    tag: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRetired:
+    """An epoch was retired; `before` was retired until then, and `forgotten` were done."""
+
+    name: str
+    before: int | None
+    forgotten: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +128,18 @@ class ItemAdded:
     size: int
 
 
-Change = bytes | ReadOpened | ReadConfirmed | ReadGivenBack | HeadDropped | ItemAdded
+ReservedChange = (
+    ReadsOpened
+    | ReadsConfirmed
+    | ReadHeldBack
+    | ReadsReserved
+    | TermsChanged
+    | TagDone
+    | EpochRetired
+)
+Change = (
+    bytes | ReadOpened | ReadConfirmed | ReadGivenBack | HeadDropped | ItemAdded | ReservedChange
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +206,11 @@ class PlaceTracker:
                 self.opened[change.xid] = self._take()
             elif isinstance(change, ReadConfirmed):
                 self.opened.pop(change.xid)
+            elif isinstance(change, ReadsOpened):
+                self.opened.update((xid, self._take()) for xid in change.xids)
+            elif isinstance(change, ReadsConfirmed):
+                for xid, _, _ in change.ended:
+                    del self.opened[xid]
             elif isinstance(change, ReadGivenBack):
                 self.front.append(self.opened.pop(change.xid))
 
@@ -234,6 +309,8 @@ class Changes:
                 record = change
             elif isinstance(change, ReadOpened) and change.by_reader:
                 record = change.item
+            elif isinstance(change, ReadsOpened):
+                record = change.items[-1]
             else:
                 continue
             self._last_taken = record[:ADDX_HEADER]
@@ -243,13 +320,21 @@ class Changes:
     def take_back(self, backlog: Backlog, reads: OpenReads) -> None:
         """Undo all changes, newest first."""
         pending, undo = self.pending, self.undo
+        unreserved: list[int] = []
         while pending:
             record = pending.pop()
             if record[0] == ADDX:
                 backlog.drop_last(len(record) - ADDX_HEADER)
-            else:
-                _take_back(undo.pop(), backlog, reads)
+                continue
+            change = undo.pop()
+            _take_back(change, backlog, reads)
+            if isinstance(change, ReadsReserved):
+                unreserved += change.reservation.xids
         undo.clear()
+        for xid in unreserved:
+            # If a read was written earlier than its reservation, nobody has it now.
+            if xid in reads.open:
+                reads.set_deadline(xid, reads.open[xid], 0)
 
     def forget(self) -> None:
         """Forget the changes: there is no journal to write them to."""
@@ -265,15 +350,46 @@ def _take_back(change: Change, backlog: Backlog, reads: OpenReads) -> None:
             backlog.put_back(record)
             if not by_reader:
                 reads.forget_aside(xid)
-        case ReadConfirmed(xid, record):
-            reads.open[xid] = record
-        case ReadGivenBack(xid, record):
+        case ReadConfirmed(xid, record, reservation):
+            _reopen(reads, xid, record, reservation)
+        case ReadGivenBack(xid, record, reservation):
             if kept_xid(backlog.take()) is not None:
                 reads.named.add(xid)
-            reads.open[xid] = record
+            _reopen(reads, xid, record, reservation)
         case HeadDropped(record):
             backlog.put_back(record)
         case ItemAdded(size):
             backlog.drop_last(size)
-        case bytes():  # pragma: no branch: there is no other kind of change
+        case bytes():
             backlog.put_back(change)
+        case _:
+            _take_back_reserved(change, backlog, reads)
+
+
+def _reopen(reads: OpenReads, xid: int, record: bytes, reservation: Reservation | None) -> None:
+    reads.open[xid] = record
+    if reservation is not None:
+        reads.reservations.restore(xid, reservation)
+
+
+def _take_back_reserved(change: ReservedChange, backlog: Backlog, reads: OpenReads) -> None:
+    match change:
+        case ReadsOpened(xids, items, last_xid):
+            for xid, record in zip(reversed(xids), reversed(items), strict=True):
+                del reads.open[xid]
+                backlog.put_back(record)
+            reads.last_xid = last_xid
+        case ReadsConfirmed(ended):
+            for xid, record, reservation in reversed(ended):
+                _reopen(reads, xid, record, reservation)
+        case ReadHeldBack(xid, record, reservation):
+            reads.forget_retrying(xid)
+            _reopen(reads, xid, record, reservation)
+        case ReadsReserved(reservation):
+            reads.reservations.remove(reservation)
+        case TermsChanged(reservation, before):
+            reads.reservations.set_terms(reservation, before)
+        case TagDone(tag):
+            reads.reserved.forget_done(tag)
+        case EpochRetired(name, retired, forgotten):  # pragma: no branch: there is no other kind
+            reads.reserved.unretire(name, retired, forgotten)

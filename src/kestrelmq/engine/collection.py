@@ -24,6 +24,7 @@ from kestrelmq.engine.path_guard import PathGuard
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.registry import NO_ENTRY, QueueRegistry, check_declarable
+from kestrelmq.engine.reservations import Owners
 from kestrelmq.engine.worker import InlineWorker, run_to_end
 from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal import write_directories
@@ -61,6 +62,7 @@ class QueueCollection:
         deletions: queues that are being deleted.
         disk_space: what is free on the disk of the queue path, as last read.
         registry: what clients have set for single queues.
+        owners: the owners of reserved reads.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class QueueCollection:
         self._lock = QueuePathLock(self._directory.path)
         self.guard = PathGuard(self._directory, self._lock)
         self.disk_space = DiskSpace(self._directory.path)
+        self.owners = Owners()
 
     # --- start and stop ---
 
@@ -307,6 +310,7 @@ class QueueCollection:
         name = queue.name
         home = self._masked if name in self.config.aliases else self.queues
         home[name] = queue
+        self.owners.adopt(queue.reads.reservations)
         family = family_of(name)
         if name != family:
             self._children.setdefault(family, {})[name] = None

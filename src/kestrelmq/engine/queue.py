@@ -18,7 +18,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, Protocol
 
 from kestrelmq.clock import Clock, Pause, no_pause
@@ -26,11 +26,18 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.engine.backlog import Backlog
 from kestrelmq.engine.changes import (
     Changes,
+    EpochRetired,
     HeadDropped,
     ItemAdded,
     ReadConfirmed,
     ReadGivenBack,
+    ReadHeldBack,
     ReadOpened,
+    ReadsConfirmed,
+    ReadsOpened,
+    ReadsReserved,
+    TagDone,
+    TermsChanged,
 )
 from kestrelmq.engine.delayed import (
     DelayedItems,
@@ -43,7 +50,7 @@ from kestrelmq.engine.refusals import RefusalReason, Refusals
 from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import Worker
-from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
+from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable, TagRefused
 from kestrelmq.journal.dump import describe_records
 from kestrelmq.journal.files import Directory, UnnamedFiles, write_file
 from kestrelmq.journal.loading import LoadedDelayed
@@ -52,8 +59,10 @@ from kestrelmq.journal.notes import counted, joining, uncounted_unremove
 from kestrelmq.journal.records import (
     ADDX,
     ADDX_HEADER,
+    MAX_XID,
     NO_EXPIRY,
     REMOVE_RECORD,
+    REMOVE_TENTATIVE_RECORD,
     TIMES_SIZE,
     AnnotatedItem,
     annotated,
@@ -68,6 +77,15 @@ from kestrelmq.journal.records import (
 )
 from kestrelmq.journal.replacement import MemorySource
 from kestrelmq.journal.replay import Replay
+from kestrelmq.journal.reservations import (
+    Reservation,
+    ReserveTerms,
+    done_note,
+    parse_tag,
+    reserved_note,
+    retired_note,
+    unreserved_note,
+)
 from kestrelmq.journal.writer import Dialect, FileJournal, JournalRemoval, NoJournal
 
 _MAX_DOUBLINGS: Final = 64
@@ -82,6 +100,10 @@ _MAX_REFUSALS: Final = 16
 """Refusals after which a sweep stops trying to move items."""
 _LOG_INTERVAL: Final = 60.0
 """Seconds between log lines about items that are set aside."""
+MAX_TAGS: Final = 10_000
+"""Most tags of a queue that are open or done."""
+MAX_TAG_NAMES: Final = 10_000
+"""Most names of which a queue remembers the last retired epoch."""
 
 log = logging.getLogger(__name__)
 
@@ -176,9 +198,10 @@ class Queue(Committable):
         move_to: MoveTo | None = None,
         created: int | None = None,
     ) -> None:
-        """Start with `state`, which was replayed from `journal`; give its open reads back.
+        """Start with `state`, which was replayed from `journal`.
 
-        `open_journal` opens a journal that was loaded.
+        Its open reads are given back, except those that are reserved. `open_journal` opens a
+        journal that was loaded.
         """
         self.name = name
         self.journal = journal = journal or NoJournal()
@@ -186,17 +209,20 @@ class Queue(Committable):
         self._commits = commits
         self._move_to = move_to
         state = state or Replay()
-        given_back = sorted(state.open, reverse=True)
+        reserved = state.reserved
+        given_back = sorted((xid for xid in state.open if xid not in reserved.by_xid), reverse=True)
         for xid in given_back:
             state.unremove(xid)
         dialect: Dialect = "documented"
         if isinstance(journal, FileJournal) and journal.dialect is not None:
             dialect = journal.dialect
-        # In the journal these reads are still open. The first write adds that they are given back.
-        prelude = save_xid(state.last_xid) if state.is_note_cut else b""
-        self.changes = Changes(prelude + b"".join(map(unremove, given_back)))
+        # In the journal these reads are still open. The first write adds that they are given back,
+        # or what became of them.
+        prelude = [save_xid(state.last_xid)] if state.is_note_cut else []
+        prelude += [*map(unremove, given_back), *map(confirm_remove, sorted(reserved.unconfirmed))]
+        self.changes = Changes(b"".join(prelude))
         self.backlog = Backlog(name, journal, state)
-        self.reads = OpenReads(state.last_xid, dialect)
+        self.reads = OpenReads(state.last_xid, dialect, state.open, reserved)
         self.waiters: OrderedDict[Waiter, None] = OrderedDict()
         self._upkeep: Upkeep | None = None
         self._delayed: DelayedItems[Queue] | None = None
@@ -227,9 +253,12 @@ class Queue(Committable):
         self.paused = Paused.NOTHING
         # Whether any item that waits, or that may wait again, can expire.
         self._expiring = self.backlog.behind is not None or any(
-            record[13:21] != NO_EXPIRY for record in self.backlog.memory
+            record[13:21] != NO_EXPIRY
+            for record in chain(self.backlog.memory, self.reads.open.values())
         )
         self.configure(config)
+        if reserved.by_xid:
+            self.reads.reservations.begin_leases(clock.monotonic())
 
     def open_journal(self) -> None:
         """Open the journals, which were only loaded until now. Raises OSError."""
@@ -1005,15 +1034,33 @@ class Queue(Committable):
         if record is None:
             return False
         self._collect(confirm_remove(xid))
-        self.changes.undo.append(ReadConfirmed(xid, record))
+        self.changes.undo.append(ReadConfirmed(xid, record, self.reads.end_reservation(xid)))
         return True
+
+    def confirm_all(self, xids: Sequence[int]) -> None:
+        """Confirm open reads, as one change."""
+        reads = self.reads
+        ended: list[tuple[int, bytes, Reservation | None]] = []
+        for xid in xids:
+            record = reads.end(xid)
+            if record is not None:
+                ended.append((xid, record, reads.end_reservation(xid)))
+        if ended:
+            self._collect(b"".join([confirm_remove(xid) for xid, _, _ in ended]))
+            self.changes.undo.append(ReadsConfirmed(ended))
 
     def unremove(self, xid: int) -> bool:
         """Give the open read `xid` back to the head; return False if it is not open."""
         return self.give_back((xid,)) == 1
 
     def give_back(
-        self, xids: Sequence[int], *, counted: bool = True, why: str = "it was given back"
+        self,
+        xids: Sequence[int],
+        *,
+        counted: bool = True,
+        why: str = "it was given back",
+        delay: float | None = None,
+        is_dead: bool = False,
     ) -> int:
         """Give open reads back, such that the first of `xids` is the head; return how many.
 
@@ -1025,12 +1072,14 @@ class Queue(Committable):
             xids: the reads; those that no reader has are left out.
             counted: whether the items were handed out, so that this counts as a delivery.
             why: the reason, for the log.
+            delay: seconds until the items may be read again; None for the retry delay.
+            is_dead: whether they go to `dead_letter_queue` however often they were delivered.
         """
         reads = self.reads
         held = [xid for xid in xids if reads.is_held(xid)]
-        alive = [xid for xid in held if not counted or not self._bury(xid, why)]
+        alive = [xid for xid in held if not counted or not self._bury(xid, why, is_dead=is_dead)]
         for xid in reversed(alive):
-            if not counted or not self._delay_retry(xid):
+            if not counted or not self._delay_retry(xid, delay):
                 self._put_back(xid, counted=counted)
         self.canceled_transactions += len(held)
         if held and self.waiters:
@@ -1045,24 +1094,226 @@ class Queue(Committable):
         reads.given_back += 1
         self.backlog.put_back(reads.as_waiting(xid, record, counted=counted))
         self._collect(unremove(xid) if counted else uncounted_unremove(xid, reads.last_xid))
-        self.changes.undo.append(ReadGivenBack(xid, record))
+        self.changes.undo.append(ReadGivenBack(xid, record, reads.end_reservation(xid)))
 
-    def _delay_retry(self, xid: int) -> bool:
+    def _delay_retry(self, xid: int, delay: float | None = None) -> bool:
         """Hold back the item of the open read `xid` for its retry delay; False if it has none.
 
-        It has none, either, if such items take too much memory already.
+        It has none, either, if such items take too much memory already. `delay` overrides the
+        settings.
         """
         config, reads = self.config, self.reads
-        if not config.retry_delay:
+        record = reads.open[xid]
+        if not (config.retry_delay if delay is None else delay):
             return False
-        size = len(reads.open[xid])
+        size = len(record)
         if reads.retrying_bytes + size > max(_MIN_ASIDE_LIMIT, self.backlog.max_memory_bytes // 4):
             return False
-        retries = min(item_deliveries(reads.open[xid]), _MAX_DOUBLINGS)
-        delay = min(config.retry_delay * config.retry_backoff**retries, config.max_retry_delay)
+        if delay is None:
+            retries = min(item_deliveries(record), _MAX_DOUBLINGS)
+            delay = min(config.retry_delay * config.retry_backoff**retries, config.max_retry_delay)
         reads.retry_at(xid, self._clock.monotonic() + delay)
         self._commits.watch_deadlines(self)
+        reservation = reads.end_reservation(xid)
+        if reservation is not None:
+            self._collect(unreserved_note((xid,), reads.last_xid))
+            self.changes.undo.append(ReadHeldBack(xid, record, reservation))
         return True
+
+    # --- reserved reads ---
+
+    def reserve(
+        self, terms: ReserveTerms, nonce: int, most: int, most_bytes: int
+    ) -> Reservation | None:
+        """Open reads of the next items and reserve them; None if there is no item.
+
+        Readers that wait come first: if there are any, one item is taken.
+
+        Args:
+            terms: for how long and for whom.
+            nonce: a random number that names the reservation.
+            most: the most items.
+            most_bytes: after so many bytes of data, no more items are taken.
+
+        Raises:
+            QueueUnavailable: as `remove`.
+            TagRefused: the tag is retired, or there are too many tags.
+        """
+        self.check_tag(terms.tag, is_new=True)
+        xids: list[int] = []
+        size = 0
+        while len(xids) < most and size < most_bytes and not (xids and self.waiters):
+            begun = len(xids)
+            size += self._open_from_memory(xids, most, most_bytes - size)
+            if len(xids) > begun:
+                continue
+            self.transactions += 1
+            try:
+                record = self._take()
+            except QueueUnavailable:
+                if not xids:
+                    raise
+                break
+            if record is None:
+                break
+            xids.append(self._open(record, by_reader=True))
+            size += len(record) - ADDX_HEADER
+        if not xids:
+            return None
+        # If a write failed meanwhile, xids may repeat; then all of this is taken back.
+        reservation = Reservation(nonce, terms, tuple(dict.fromkeys(xids)), len(set(xids)))
+        self.reads.reservations.add(reservation, self._clock.monotonic())
+        self._collect(reserved_note(nonce, terms, reservation.xids, self.reads.last_xid))
+        self.changes.undo.append(ReadsReserved(reservation))
+        self._commits.watch_deadlines(self)
+        return reservation
+
+    def _open_from_memory(self, xids: list[int], most: int, most_bytes: int) -> int:
+        """Open reads of plain items at the head, as one change, until `xids` are `most`.
+
+        Returns:
+            Bytes of data in them. If none is opened, the head must be opened by itself.
+        """
+        backlog, reads = self.backlog, self.reads
+        memory, opened, last = backlog.memory, reads.open, reads.last_xid
+        if self._needs_checks or self.waiters or reads.dialect != "documented":
+            return 0
+        items: list[bytes] = []
+        xid, size, left = last, 0, most - len(xids)
+        while left > 0 and size < most_bytes and memory:
+            record = memory[0]
+            xid += 1
+            if (
+                backlog.memory_bytes < backlog.refill_below
+                or isinstance(record, AnnotatedItem)
+                or xid > MAX_XID
+                or xid in opened
+                or not xid
+            ):
+                break
+            memory.popleft()
+            data_size = len(record) - ADDX_HEADER
+            backlog.memory_bytes -= data_size
+            size += data_size
+            left -= 1
+            opened[xid] = record
+            items.append(record)
+        if items:
+            some = list(range(last + 1, last + 1 + len(items)))
+            xids += some
+            reads.last_xid = some[-1]
+            self.get_hits += len(items)
+            self.transactions += len(items)
+            self._collect(REMOVE_TENTATIVE_RECORD * len(items))
+            self.changes.undo.append(ReadsOpened(some, items, last))
+        return size
+
+    def reserve_again(self, terms: ReserveTerms) -> Reservation | None:
+        """Return the reservation of an open tag, with a new lease on these terms.
+
+        None: the tag is not open. Raises TagRefused if it is retired.
+        """
+        self.check_tag(terms.tag)
+        reservation = self.reads.reserved.by_tag.get(terms.tag)
+        if reservation is None:
+            return None
+        before = reservation.terms
+        self.reads.reservations.renew(reservation, terms, self._clock.monotonic())
+        if terms != before:
+            xids = self.reads.reserved.live(reservation)
+            self._collect(reserved_note(reservation.nonce, terms, xids, self.reads.last_xid))
+            self.changes.undo.append(TermsChanged(reservation, before))
+        return reservation
+
+    def check_tag(self, tag: str, *, is_new: bool = False) -> None:
+        """Raise TagRefused if `tag`, unless it is empty, cannot be used now."""
+        if not tag:
+            return
+        reserved = self.reads.reserved
+        if reserved.is_retired(parse_tag(tag)):
+            raise TagRefused(f"the epoch of tag {tag} is retired")
+        if is_new and len(reserved.by_tag) + len(reserved.done) >= MAX_TAGS:
+            raise TagRefused(f"queue {self.name} has {MAX_TAGS} tags; retire epochs that are over")
+
+    def reserved_reads(self, reservation: Reservation) -> list[tuple[int, bytes]]:
+        """Return the xids and items of a reservation's reads that have not ended."""
+        return [(xid, self.reads.open[xid]) for xid in self.reads.reserved.live(reservation)]
+
+    def find_reserved(self, reads: Sequence[tuple[int, int]]) -> list[int]:
+        """Return the xids of those reads, given as xid and nonce, that are reserved; each once."""
+        by_xid = self.reads.reserved.by_xid
+        found: dict[int, None] = {}
+        for xid, nonce in reads:
+            reservation = by_xid.get(xid)
+            if reservation is not None and reservation.nonce == nonce:
+                found[xid] = None
+        return list(found)
+
+    def reserved_with(self, tag: str) -> list[int]:
+        """Return the xids of the reads of a tag. Raises TagRefused if it is retired."""
+        self.check_tag(tag)
+        reservation = self.reads.reserved.by_tag.get(tag)
+        return [] if reservation is None else list(self.reads.reserved.live(reservation))
+
+    def reserved_by(self, owner: str, most: int | None = None) -> list[int]:
+        """Return the xids of the reads of an owner, at most `most`."""
+        found = self.reads.reservations.owners.get(owner)
+        if found is None:
+            return []
+        live = self.reads.reserved.live
+        xids = (xid for reservation in found.reservations for xid in live(reservation))
+        return list(islice(xids, most))
+
+    def is_done(self, tag: str) -> bool:
+        """Whether the reads of `tag` were finished."""
+        return tag in self.reads.reserved.done
+
+    def finish(self, tag: str) -> int:
+        """Confirm the reads of a tag, which is done from then on; return how many they were.
+
+        If it is done, return how many they were then; 0 if it was never open. Raises TagRefused if
+        it is retired.
+        """
+        reserved = self.reads.reserved
+        xids = self.reserved_with(tag)
+        if not xids:
+            return reserved.done.get(tag, 0)
+        reserved.set_done(tag, len(xids))
+        self._collect(done_note(tag, len(xids), self.reads.last_xid))
+        self.changes.undo.append(TagDone(tag))
+        self.confirm_all(xids)
+        return len(xids)
+
+    def retire(self, name: str, epoch: int) -> int:
+        """Refuse the tags of `name` up to `epoch` from now on, and forget those that are done.
+
+        The reads of those that are open are given back.
+
+        Returns:
+            How many tags were open or done.
+
+        Raises:
+            TagRefused: there are too many names.
+        """
+        reserved = self.reads.reserved
+        before = reserved.retired.get(name)
+        if before is not None and epoch <= before:
+            return 0
+        if before is None and len(reserved.retired) >= MAX_TAG_NAMES:
+            raise TagRefused(f"queue {self.name} has retired epochs of {MAX_TAG_NAMES} names")
+        opened = reserved.open_up_to(name, epoch)
+        forgotten = reserved.retire(name, epoch)
+        self._collect(retired_note(name, epoch, self.reads.last_xid))
+        self.changes.undo.append(EpochRetired(name, before, forgotten))
+        for reservation in opened:
+            self.give_back(reserved.live(reservation), why="its epoch was retired")
+        return len(opened) + len(forgotten)
+
+    def extend_leases(self, xids: Sequence[int], seconds: float) -> int:
+        """Let the leases of these reserved reads end `seconds` from now; return how many."""
+        if xids:
+            self.reads.reservations.extend(xids, seconds, self._clock.monotonic())
+        return len(xids)
 
     # --- dead letters ---
 
@@ -1071,15 +1322,19 @@ class Queue(Committable):
         most = self.config.max_deliveries
         return most is not None and deliveries >= most
 
-    def _bury(self, xid: int, why: str) -> bool:
+    def _bury(self, xid: int, why: str, *, is_dead: bool = False) -> bool:
         """Move the item of the open read `xid` to the dead-letter queue if it was delivered enough.
+
+        With `is_dead`, however often it was delivered.
 
         Returns:
             False if it stays, also because the dead-letter queue cannot take it.
         """
         record = self.reads.open[xid]
         deliveries = item_deliveries(record) + 1
-        if not self._is_dead(deliveries) or not self._dead_letter(record, deliveries, why):
+        if not (is_dead or self._is_dead(deliveries)):
+            return False
+        if not self._dead_letter(record, deliveries, why):
             return False
         self.confirm(xid)
         return True
@@ -1162,6 +1417,8 @@ class Queue(Committable):
             for xid, record in held.items():
                 if xid in retries:
                     reads.retry_at(xid, now + _GIVE_BACK_RETRY)
+                elif xid in reads.reserved.by_xid:
+                    reads.reservations.retry_at = now + _GIVE_BACK_RETRY
                 else:
                     reads.set_deadline(xid, record, now + _GIVE_BACK_RETRY)
             if not isinstance(error, JournalError):
@@ -1650,6 +1907,7 @@ class Queue(Committable):
             tuple(reads.open.items()),
             self.backlog.memory,
             self._delayed.noted() if self._delayed is not None else (),
+            reads.reserved.snapshot(),
         )
         journal = FileJournal(
             directory, self.name, {}, self._clock, dialect if reads.open else None

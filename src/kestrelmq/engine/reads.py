@@ -1,7 +1,7 @@
 """The open reads of a queue: items that were taken off the head and are not confirmed yet.
 
-Most of them were opened by a reader, and are given back when their time is up. No reader has the
-others:
+Most of them were opened by a reader, and are given back when their time is up. Some of those are
+reserved: `reservations` knows them, and until when. No reader has the others:
 
 - Expired items that could not be moved to `expire_to_queue`; moving them is tried again.
 - Items that were given back and wait for `retry_delay`. For the journal they are still open: it is
@@ -11,6 +11,7 @@ others:
 import heapq
 from typing import Final
 
+from kestrelmq.engine.reservations import Reservations
 from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.records import (
     ADDX_HEADER,
@@ -24,6 +25,7 @@ from kestrelmq.journal.records import (
     xid_before,
 )
 from kestrelmq.journal.replay import opened_xid
+from kestrelmq.journal.reservations import Reservation, ReservedReads
 from kestrelmq.journal.writer import Dialect
 
 _SLACK: Final = 64
@@ -42,12 +44,18 @@ class OpenReads:
         aside_bytes: the memory that the items set aside take.
         retrying: items that wait for their retry delay, by xid; they are also in `open`.
         retrying_bytes: the memory that those take.
+        reserved: which reads are reserved, and which tags are over.
+        reservations: the leases and owners of those.
         given_back: an upper bound of how many reads were given back since the queue was loaded.
     """
 
-    def __init__(self, last_xid: int, dialect: Dialect) -> None:
-        """Start without open reads."""
-        self.open: dict[int, bytes] = {}
+    def __init__(
+        self, last_xid: int, dialect: Dialect, opened: dict[int, bytes], reserved: ReservedReads
+    ) -> None:
+        """Start with `opened`, the open reads, which are all reserved."""
+        self.open = opened
+        self.reserved = reserved
+        self.reservations = Reservations(reserved)
         self.last_xid = last_xid
         self.dialect: Dialect = dialect
         self.named: set[int] = set()
@@ -107,6 +115,10 @@ class OpenReads:
         """
         return self.open.get(xid) is record
 
+    def end_reservation(self, xid: int) -> Reservation | None:
+        """Take note that the read `xid` has ended; return its reservation, if it was reserved."""
+        return self.reservations.end(xid) if self.reserved.by_xid else None
+
     def as_waiting(self, xid: int, record: bytes, *, counted: bool) -> bytes:
         """Return `record`, which was open under `xid`, as the item to put back on the queue.
 
@@ -121,12 +133,16 @@ class OpenReads:
     @property
     def has_deadlines(self) -> bool:
         """Whether a read may have to be given back later."""
-        return len(self._deadlines) > 0
+        return len(self._deadlines) > 0 or self.reservations.has_deadlines
 
     @property
     def next_deadline(self) -> float | None:
         """The earliest deadline (monotonic seconds); it may belong to a read that has ended."""
-        return self._deadlines[0][0] if self._deadlines else None
+        leases = self.reservations.next_deadline
+        if not self._deadlines:
+            return leases
+        first = self._deadlines[0][0]
+        return first if leases is None else min(first, leases)
 
     def set_deadline(self, xid: int, record: bytes, deadline: float) -> None:
         """Set the deadline of the read `xid` of `record` (monotonic seconds)."""
@@ -148,10 +164,13 @@ class OpenReads:
             _, _, xid, record = heapq.heappop(deadlines)
             if self.is_open(xid, record):
                 due[xid] = record
+        overdue: list[int] = []
         if due:
             later = {xid for _, _, xid, record in deadlines if due.get(xid) is record}
-            return sorted(xid for xid in due if xid not in later)
-        return []
+            overdue = [xid for xid in due if xid not in later]
+        if self.reserved.by_xid:
+            overdue += self.reservations.take_overdue(now)
+        return sorted(overdue)
 
     # --- expired items that are set aside ---
 
@@ -187,4 +206,5 @@ class OpenReads:
         self.open.clear()
         self.aside.clear()
         self.retrying.clear()
+        self.reservations.clear()
         self.aside_bytes = self.retrying_bytes = 0

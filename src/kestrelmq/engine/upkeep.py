@@ -425,6 +425,7 @@ class Upkeep:
         reads = sum(map(len, self._reads.open.values())) + _OPEN_READ_OVERHEAD * len(
             self._reads.open
         )
+        reads += self._reads.reserved.note_bytes
         packable = packed = 0
         checkpoint = places.newest_passed(len(backlog.memory)) if places is not None else None
         if places is not None and checkpoint is not None:
@@ -522,6 +523,8 @@ class Upkeep:
                 backlog.size,
                 frozenset(reads.open),
                 reads.last_xid if reads.dialect == "documented" else None,
+                len(reads.reserved.by_xid),
+                len(reads.reserved.done),
             )
             files = list(journal.sizes)
             source = FilesSource(
@@ -532,7 +535,12 @@ class Upkeep:
     def _memory_source(self, items: tuple[bytes, ...]) -> MemorySource:
         reads = self._reads
         return MemorySource(
-            reads.dialect, reads.last_xid, tuple(reads.open.items()), items, self._joined()
+            reads.dialect,
+            reads.last_xid,
+            tuple(reads.open.items()),
+            items,
+            self._joined(),
+            reads.reserved.snapshot(),
         )
 
     def _joined(self) -> tuple[tuple[int, bytes], ...]:

@@ -18,7 +18,8 @@ xid of its item, others the next one. So a SAVE_XID before each read sets the co
 are the same xid, and one at the end restores the last-used xid.
 
 Then come notes of the delayed items that joined the queue in the files that are replaced, but are
-still in their own journal (see `notes`).
+still in their own journal (see `notes`), and those about reserved reads and tags (see
+`reservations`). Both come behind the open reads.
 
 A crash leaves the old files, or the pack beside some of them, or the pack alone; loading completes
 the replacement. Each step may be tried again after a failure. `cancel`, from another thread,
@@ -54,6 +55,7 @@ from kestrelmq.journal.records import (
     xid_before,
 )
 from kestrelmq.journal.replay import ReaderFactory, Replay
+from kestrelmq.journal.reservations import NOTHING_RESERVED, ReservedSnapshot
 from kestrelmq.journal.writer import Dialect
 
 PIECE: Final = 256 << 10
@@ -152,6 +154,7 @@ class MemorySource:
         reads: Sequence[tuple[int, bytes]],
         items: Sequence[bytes],
         joined: Sequence[tuple[int, bytes]] = (),
+        reserved: ReservedSnapshot = NOTHING_RESERVED,
     ) -> None:
         self.written = 0
         self._joined = joined
@@ -159,11 +162,13 @@ class MemorySource:
         self._last_xid = last_xid
         self._reads = reads
         self._items = items
+        self._reserved = reserved
 
     def pieces(self, pause: Pause) -> Iterator[bytes]:  # noqa: ARG002 # there is nothing to read
         """Yield the records."""
         yield from in_pieces(open_read_records(self._dialect, self._last_xid, self._reads))
         yield from joined_notes(self._joined, self._last_xid)
+        yield from in_pieces(self._reserved.records(self._last_xid))
         yield from in_pieces(counted(one, self._last_xid) for one in self._items)
 
 
@@ -191,6 +196,9 @@ class ExpectedContents:
     reads: frozenset[int]
     last_xid: int | None
     """None if it is not to be compared."""
+    reserved: int = 0
+    """How many of the reads are reserved."""
+    done_tags: int = 0
 
 
 class FilesSource:
@@ -223,9 +231,11 @@ class FilesSource:
         state = _GentleReplay(pause, self._reader)
         try:
             replay_whole(self._directory, state, self._files, pause)
+            state.end()
             self._check(state)
             yield from in_pieces(self._read_records(state))
             yield from joined_notes(self._joined, state.last_xid)
+            yield from in_pieces(state.reserved.snapshot().records(state.last_xid))
             for items in self._items(state):
                 piece = b"".join([counted(one, state.last_xid) for one in items])
                 self.written += len(items)
@@ -243,12 +253,22 @@ class FilesSource:
         if expected is None:
             return
         last_xid = None if expected.last_xid is None else state.last_xid
-        found = ExpectedContents(state.items, state.size, frozenset(state.open), last_xid)
+        reserved = state.reserved
+        found = ExpectedContents(
+            state.items,
+            state.size,
+            frozenset(state.open),
+            last_xid,
+            len(reserved.by_xid),
+            len(reserved.done),
+        )
         if found != expected:
             raise JournalError(
                 f"{self._directory.path / self._files[-1]}: the files hold {found.items} items, "
                 f"{found.size} bytes and {len(found.reads)} open reads, and the queue "
-                f"{expected.items}, {expected.size} and {len(expected.reads)}"
+                f"{expected.items}, {expected.size} and {len(expected.reads)}; reserved are "
+                f"{found.reserved} and {expected.reserved}, done tags {found.done_tags} and "
+                f"{expected.done_tags}"
             )
 
     def _read_records(self, state: Replay) -> Iterator[bytes]:

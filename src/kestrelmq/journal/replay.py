@@ -21,7 +21,7 @@ either; the original's packer writes such files.
 
 An item counts how often it was handed out: once for each time that it was opened and given back,
 after the count that a note before it says (see `notes`). Other notes say which delayed items have
-joined the queue.
+joined the queue, and which of the open reads are reserved (see `reservations`).
 
 `Replay` holds at most `memory_limit` bytes of item data. Further items are only counted, and read
 back from the files through a `JournalReader` when a remove gets that far.
@@ -65,6 +65,7 @@ from kestrelmq.journal.records import (
     next_xid,
     record_xid,
 )
+from kestrelmq.journal.reservations import ReservedReads
 from kestrelmq.journal.walk import RecordBatch
 
 ReaderFactory = Callable[[str, int], JournalReader]
@@ -171,6 +172,7 @@ class Replay:
         behind_items: how many items are not in memory.
         behind_bytes: bytes of data in those.
         open: items of open reads by xid.
+        reserved: which of the open reads are reserved, and which tags are over.
         last_xid: the last-used xid.
         dialect: how the last file says which xid a read got; None if it has no such record yet.
         is_note_cut: whether the records end within a note, or before what it is about; the journal
@@ -199,6 +201,7 @@ class Replay:
         self.behind_items = 0
         self.behind_bytes = 0
         self.open: dict[int, bytes] = {}
+        self.reserved = ReservedReads()
         self.last_xid = 0
         self.dialect: Literal["documented", "kestrel-2"] | None = None
         self._limit = memory_limit
@@ -414,6 +417,7 @@ class Replay:
             if self._delayed:
                 self._note_joins(note)
             self._is_item_noted = self._deliveries != 0 or self._joining is not None
+            self.reserved.apply(note, self.open)
 
     def end(self) -> None:
         """Take note that there are no more records.
@@ -447,7 +451,10 @@ class Replay:
 
     def confirm(self, xid: int) -> None:
         """Drop the open read `xid`, if there is one."""
-        self.open.pop(xid, None)
+        if self.open.pop(xid, None) is None:
+            self.reserved.unconfirmed.discard(xid)
+        elif self.reserved.by_xid:
+            self.reserved.end(xid)
 
     def unremove(self, xid: int) -> None:
         """Give the open read `xid` back to the head, if there is one.
@@ -455,6 +462,8 @@ class Replay:
         It was handed out once more, unless a note says that this does not count.
         """
         item = self.open.pop(xid, None)
+        if self.reserved.by_xid:
+            self.reserved.end(xid)
         if item is not None:
             if not self._is_uncounted:
                 item = AnnotatedItem.of(

@@ -1,0 +1,431 @@
+"""Reserved reads in the journal: which open reads are reserved, and which tags are over.
+
+A reserved read belongs to a name, not to a connection. For the format it is an ordinary open read;
+notes say the rest:
+
+    16  RESERVED    u64 nonce, u64 lease and u64 grace (ms), u8 length and the owner, u8 length and
+                    the tag (both UTF-8, perhaps empty), and the reads
+    17  UNRESERVED  the reads
+    18  DONE        u32 how many reads were finished, and the tag
+    19  RETIRED     u64 epoch, and the name
+
+The reads are runs of consecutive xids: i32 first, u32 how many. RESERVED comes behind the records
+that open the reads, and is written with those. If a crash leaves the records without the note, the
+reads are ordinary ones. Records that end a read end its reservation, too.
+
+A tag is done, or retired, as a whole, wherever a crash cuts the journal: DONE itself confirms the
+reads of its tag, and the CONFIRM_REMOVEs behind it are for other readers of the format. RETIRED
+ends the reservations of open tags; UNREMOVEs of their reads come behind it.
+
+A tag is `NAME:EPOCH:PART`. It is open with the reads of its reservation, done, retired with all
+tags of its name up to an epoch, or none of that.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import inf
+from struct import Struct
+from struct import error as StructError  # noqa: N812 # it is a class
+from typing import Final, NamedTuple
+
+from kestrelmq.errors import TagRefused
+from kestrelmq.journal.notes import Note, encode
+
+RESERVED: Final = 16
+"""Kind: the reads are reserved, on these terms; if they are already, the terms are new."""
+UNRESERVED: Final = 17
+"""Kind: the reads are open reads like others again."""
+DONE: Final = 18
+"""Kind: the reads of a tag were finished."""
+RETIRED: Final = 19
+"""Kind: the tags of a name up to an epoch are over; what was done is forgotten."""
+
+MAX_TEXT: Final = 200
+"""Most bytes of an owner or a tag."""
+MAX_EPOCH: Final = 2**63 - 1
+_MOST_READS: Final = 1 << 20
+"""Most reads of one note; a note with more is not ours."""
+
+_TAG_BYTES: Final = 40
+"""About the bytes of a DONE or RETIRED note besides the name."""
+_RESERVATION_BYTES: Final = 65
+"""About the bytes of a RESERVED note besides the owner and the tag."""
+
+_TERMS: Final = Struct("<QQQ")
+_RUN: Final = Struct("<iI")
+_U32: Final = Struct("<I")
+_U64: Final = Struct("<Q")
+
+
+class Tag(NamedTuple):
+    """The parts of a tag."""
+
+    name: str
+    epoch: int
+    part: str
+
+
+def parse_tag(text: str) -> Tag:
+    """Return the parts of a tag. Raises TagRefused, which says what is wrong."""
+    name, _, rest = text.partition(":")
+    epoch, _, part = rest.partition(":")
+    if not name or not part or ":" in part or not (epoch.isascii() and epoch.isdigit()):
+        raise TagRefused("a tag is NAME:EPOCH:PART, and the epoch a whole number")
+    if len(text.encode()) > MAX_TEXT:
+        raise TagRefused(f"a tag has at most {MAX_TEXT} bytes")
+    if int(epoch) > MAX_EPOCH:
+        raise TagRefused(f"an epoch is at most {MAX_EPOCH}")
+    return Tag(name, int(epoch), part)
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveTerms:
+    """On what terms reads are reserved.
+
+    Attributes:
+        lease: how long they are reserved, unless extended (ms).
+        grace: how long after the owner's last connection has ended (ms).
+        owner: whose they are; may be empty.
+        tag: the step that they belong to; may be empty.
+    """
+
+    lease: int
+    grace: int = 5000
+    owner: str = ""
+    tag: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """Reads that were reserved together.
+
+    Attributes:
+        nonce: a random number that names it; a client must know it.
+        terms: the terms in force.
+        xids: the reads, in order, those that have ended included.
+        left: how many have not ended.
+        deadline: when the lease ends (monotonic seconds). This and what follows is of no meaning
+            for the journal; `engine.reservations` says more.
+        set_at: when the deadline was set, as a number that grows.
+        extended: the deadlines of reads that were extended alone, and when those were set.
+        due: when the queue looks at the lease next; infinite when it does not.
+    """
+
+    nonce: int
+    terms: ReserveTerms
+    xids: tuple[int, ...]
+    left: int
+    deadline: float = 0.0
+    set_at: int = 0
+    extended: dict[int, tuple[float, int]] | None = None
+    due: float = inf
+
+
+class ReservedReads:
+    """The reserved reads of a queue, and its tags.
+
+    Attributes:
+        by_xid: the reservation of each reserved read.
+        by_tag: the reservation of each open tag.
+        done: how many reads were finished for each tag that is done.
+        retired: the last retired epoch of each name.
+        note_bytes: about how many bytes notes that say all of this take.
+        unconfirmed: reads that DONE confirmed, and no CONFIRM_REMOVE: a crash cut the journal.
+    """
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.note_bytes = 0
+        self.unconfirmed: set[int] = set()
+        self.by_xid: dict[int, Reservation] = {}
+        self.by_tag: dict[str, Reservation] = {}
+        self.done: dict[str, int] = {}
+        self.retired: dict[str, int] = {}
+
+    # --- changes ---
+
+    def add(self, reservation: Reservation) -> None:
+        """Add a reservation whose reads are all open and not reserved."""
+        self.by_xid.update(dict.fromkeys(reservation.xids, reservation))
+        self._begin(reservation)
+
+    def end(self, xid: int) -> Reservation | None:
+        """Take note that the read `xid` has ended; return its reservation, if it was reserved."""
+        reservation = self.by_xid.pop(xid, None)
+        if reservation is not None:
+            reservation.left -= 1
+            if not reservation.left:
+                self._end(reservation)
+        return reservation
+
+    def restore(self, xid: int, reservation: Reservation) -> None:
+        """Undo `end`."""
+        self.by_xid[xid] = reservation
+        reservation.left += 1
+        if reservation.left == 1:
+            self._begin(reservation)
+
+    def remove(self, reservation: Reservation) -> None:
+        """Undo `add`."""
+        for xid in reservation.xids:
+            self.by_xid.pop(xid, None)
+        self._end(reservation)
+
+    def set_terms(self, reservation: Reservation, terms: ReserveTerms) -> None:
+        """Change the terms of a reservation; the tag stays the same."""
+        self.note_bytes += _note_bytes(terms) - _note_bytes(reservation.terms)
+        reservation.terms = terms
+
+    def _begin(self, reservation: Reservation) -> None:
+        self.note_bytes += _note_bytes(reservation.terms)
+        if reservation.terms.tag:
+            self.by_tag[reservation.terms.tag] = reservation
+
+    def _end(self, reservation: Reservation) -> None:
+        self.note_bytes -= _note_bytes(reservation.terms)
+        tag = reservation.terms.tag
+        if self.by_tag.get(tag) is reservation:
+            del self.by_tag[tag]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for everything in (self.by_xid, self.by_tag, self.done, self.retired):
+            everything.clear()
+        self.note_bytes = 0
+
+    def live(self, reservation: Reservation) -> tuple[int, ...]:
+        """Return the reads of a reservation that have not ended, in order."""
+        xids = reservation.xids
+        if reservation.left == len(xids):
+            return xids
+        by_xid = self.by_xid
+        return tuple(xid for xid in xids if by_xid.get(xid) is reservation)
+
+    def is_retired(self, tag: Tag) -> bool:
+        """Whether the epoch of `tag` was retired."""
+        return tag.epoch <= self.retired.get(tag.name, -1)
+
+    def set_done(self, tag: str, count: int) -> None:
+        """Take note that `tag` is done, with `count` reads."""
+        if tag not in self.done:
+            self.note_bytes += _TAG_BYTES + len(tag)
+        self.done[tag] = count
+
+    def forget_done(self, tag: str) -> None:
+        """Forget that `tag` is done."""
+        del self.done[tag]
+        self.note_bytes -= _TAG_BYTES + len(tag)
+
+    def retire(self, name: str, epoch: int) -> dict[str, int]:
+        """Retire the epochs of `name` up to `epoch`; return the done tags that are forgotten."""
+        if name not in self.retired:
+            self.note_bytes += _TAG_BYTES + len(name)
+        self.retired[name] = max(epoch, self.retired.get(name, -1))
+        forgotten = {tag: self.done[tag] for tag in self.done if _is_up_to(tag, name, epoch)}
+        for tag in forgotten:
+            self.forget_done(tag)
+        return forgotten
+
+    def unretire(self, name: str, before: int | None, forgotten: dict[str, int]) -> None:
+        """Undo `retire`; `before` is the epoch that was retired before that."""
+        if before is None:
+            del self.retired[name]
+            self.note_bytes -= _TAG_BYTES + len(name)
+        else:
+            self.retired[name] = before
+        for tag, count in forgotten.items():
+            self.set_done(tag, count)
+
+    def open_up_to(self, name: str, epoch: int) -> list[Reservation]:
+        """Return the reservations of the open tags of `name` up to `epoch`."""
+        return [one for tag, one in self.by_tag.items() if _is_up_to(tag, name, epoch)]
+
+    # --- the journal ---
+
+    def apply(self, note: Note, opened: dict[int, bytes]) -> None:
+        """Do what a note says; `opened` are the open reads. Ignores a note that makes no sense."""
+        try:
+            if note.kind == RESERVED:
+                self._apply_reserved(note.payload, opened)
+            elif note.kind == UNRESERVED:
+                for xid in _decode_reads(note.payload, 0):
+                    self.end(xid)
+            elif note.kind == DONE:
+                self._apply_done(note.payload, opened)
+            elif note.kind == RETIRED:
+                name = note.payload[_U64.size :].decode()
+                epoch = _U64.unpack_from(note.payload)[0]
+                for reservation in self.open_up_to(name, epoch):
+                    for xid in self.live(reservation):
+                        self.end(xid)
+                self.retire(name, epoch)
+        except (StructError, ValueError, IndexError):
+            return
+
+    def _apply_reserved(self, payload: bytes, opened: dict[int, bytes]) -> None:
+        nonce, terms, at = _decode_terms(payload)
+        xids = tuple(xid for xid in _decode_reads(payload, at) if xid in opened)
+        for xid in xids:
+            self.end(xid)
+        if xids:
+            self.add(Reservation(nonce, terms, xids, len(xids)))
+
+    def _apply_done(self, payload: bytes, opened: dict[int, bytes]) -> None:
+        count, tag = _U32.unpack_from(payload)[0], payload[_U32.size :].decode()
+        parse_tag(tag)
+        reservation = self.by_tag.get(tag)
+        for xid in () if reservation is None else self.live(reservation):
+            self.end(xid)
+            del opened[xid]
+            self.unconfirmed.add(xid)
+        self.set_done(tag, count)
+
+    def snapshot(self) -> "ReservedSnapshot":
+        """Return what there is now, to be written later."""
+        reservations = {id(one): one for one in self.by_xid.values()}.values()
+        return ReservedSnapshot(
+            [(one.nonce, one.terms, self.live(one)) for one in reservations],
+            self.done.copy(),
+            self.retired.copy(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedSnapshot:
+    """The reserved reads and tags of a queue at some moment.
+
+    Attributes:
+        reservations: nonce, terms and reads of each.
+        done: as of `ReservedReads`.
+        retired: likewise.
+    """
+
+    reservations: list[tuple[int, ReserveTerms, tuple[int, ...]]]
+    done: dict[str, int]
+    retired: dict[str, int]
+
+    def records(self, last_xid: int) -> Iterator[bytes]:
+        """Yield the notes; they come after the records that open the reads."""
+        for name, epoch in self.retired.items():
+            yield retired_note(name, epoch, last_xid)
+        for tag, count in self.done.items():
+            yield done_note(tag, count, last_xid)
+        for nonce, terms, xids in self.reservations:
+            yield reserved_note(nonce, terms, xids, last_xid)
+
+
+NOTHING_RESERVED: Final = ReservedSnapshot([], {}, {})
+"""A queue that has no reserved reads and no tags."""
+
+
+def reserved_note(nonce: int, terms: ReserveTerms, xids: Iterable[int], last_xid: int) -> bytes:
+    """Return the note that `xids` are reserved."""
+    owner, tag = terms.owner.encode(), terms.tag.encode()
+    payload = b"".join(
+        (
+            _TERMS.pack(nonce, terms.lease, terms.grace),
+            bytes((len(owner),)),
+            owner,
+            bytes((len(tag),)),
+            tag,
+            _encode_reads(xids),
+        )
+    )
+    return encode(Note(RESERVED, payload), last_xid)
+
+
+def unreserved_note(xids: Iterable[int], last_xid: int) -> bytes:
+    """Return the note that `xids` are not reserved any more, but stay open."""
+    return encode(Note(UNRESERVED, _encode_reads(xids)), last_xid)
+
+
+def done_note(tag: str, count: int, last_xid: int) -> bytes:
+    """Return the note that `tag` is done, with `count` reads."""
+    return encode(Note(DONE, _U32.pack(count) + tag.encode()), last_xid)
+
+
+def retired_note(name: str, epoch: int, last_xid: int) -> bytes:
+    """Return the note that the epochs of `name` up to `epoch` are retired."""
+    return encode(Note(RETIRED, _U64.pack(epoch) + name.encode()), last_xid)
+
+
+def describe(note: Note) -> str | None:
+    """Return what a note says, as text; None if it is not about reserved reads."""
+    try:
+        if note.kind == RESERVED:
+            nonce, terms, at = _decode_terms(note.payload)
+            whose = f" for {terms.owner}" if terms.owner else ""
+            step = f" as {terms.tag}" if terms.tag else ""
+            return (
+                f"reads {_runs_text(note.payload, at)} are reserved{whose}{step}, "
+                f"{terms.lease} ms, {nonce:016x}"
+            )
+        if note.kind == UNRESERVED:
+            return f"reads {_runs_text(note.payload, 0)} are not reserved any more"
+        if note.kind == DONE:
+            count = _U32.unpack_from(note.payload)[0]
+            return f"tag {note.payload[_U32.size :].decode()} is done, {count} reads"
+        if note.kind == RETIRED:
+            epoch = _U64.unpack_from(note.payload)[0]
+            return f"tags of {note.payload[_U64.size :].decode()} up to {epoch} are retired"
+    except (StructError, ValueError, IndexError):
+        return f"a note of kind {note.kind} that makes no sense"
+    return None
+
+
+def _note_bytes(terms: ReserveTerms) -> int:
+    return _RESERVATION_BYTES + len(terms.owner) + len(terms.tag)
+
+
+def _is_up_to(tag: str, name: str, epoch: int) -> bool:
+    if not tag.startswith(name + ":"):
+        return False
+    parsed = parse_tag(tag)
+    return parsed.name == name and parsed.epoch <= epoch
+
+
+def _encode_reads(xids: Iterable[int]) -> bytes:
+    return b"".join([_RUN.pack(first, count) for first, count in _runs(xids)])
+
+
+def _runs(xids: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the number of each run of consecutive xids."""
+    first = count = 0
+    for xid in xids:
+        if count and xid == first + count:
+            count += 1
+            continue
+        if count:
+            yield first, count
+        first, count = xid, 1
+    if count:
+        yield first, count
+
+
+def _decode_reads(payload: bytes, at: int) -> list[int]:
+    """Return the xids in `payload` from `at` on. Raises ValueError, StructError."""
+    found: list[int] = []
+    for first, count in _RUN.iter_unpack(payload[at:]):
+        if count > _MOST_READS - len(found):
+            raise ValueError("too many reads")
+        found += range(first, first + count)
+    return found
+
+
+def _decode_terms(payload: bytes) -> tuple[int, ReserveTerms, int]:
+    """Return the nonce, the terms and where the reads begin. Raises as `_decode_reads`."""
+    nonce, lease, grace = _TERMS.unpack_from(payload)
+    owner_at = _TERMS.size + 1
+    tag_at = owner_at + payload[owner_at - 1] + 1
+    end = tag_at + payload[tag_at - 1]
+    owner, tag = payload[owner_at : tag_at - 1].decode(), payload[tag_at:end].decode()
+    if tag:
+        parse_tag(tag)
+    return nonce, ReserveTerms(lease, grace, owner, tag), end
+
+
+def _runs_text(payload: bytes, at: int) -> str:
+    runs = _RUN.iter_unpack(payload[at:])
+    return ", ".join(
+        f"{first} to {first + count - 1}" if count > 1 else f"{first}" for first, count in runs
+    )

@@ -1,0 +1,677 @@
+"""Reserved reads: leases, owners, tags, and what a restart finds of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine.changes import ReadsReserved
+from kestrelmq.engine.queue import MAX_TAG_NAMES, MAX_TAGS
+from kestrelmq.engine.waiters import ReadMode, Waiter
+from kestrelmq.errors import TagRefused
+from kestrelmq.journal.records import item_data, item_deliveries
+from kestrelmq.journal.reservations import Reservation, ReserveTerms, reserved_note
+from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.testing.queues import LocalQueues, queue_settings
+
+pytestmark = pytest.mark.compiled
+
+TAG = "sink:7:0"
+TERMS = ReserveTerms(10_000)
+TAGGED = ReserveTerms(10_000, tag=TAG)
+OWNED = ReserveTerms(10_000, 2000, "worker")
+
+
+class Spool(LocalQueues):
+    """Queues whose items are reserved."""
+
+    def __init__(
+        self, path: Path, directory: CrashingDirectory | None = None, **settings: object
+    ) -> None:
+        super().__init__(queue_settings(path, **settings), directory)
+        self.nonce = 0
+
+    def reserve(
+        self,
+        most: int = 1,
+        terms: ReserveTerms = TERMS,
+        name: str = "jobs",
+        *,
+        commits: bool = True,
+    ) -> Reservation | None:
+        """Reserve items, and commit."""
+        self.nonce += 1
+        reservation = self.queue(name).reserve(terms, self.nonce, most, 1 << 20)
+        if commits:
+            self.commit()
+        return reservation
+
+    def reads(self, most: int = 1, terms: ReserveTerms = TERMS) -> list[tuple[int, int]]:
+        """Reserve items, and commit; return xids with the nonce."""
+        reservation = self.reserve(most, terms)
+        assert reservation is not None
+        return [(xid, reservation.nonce) for xid in reservation.xids]
+
+    def again(self, terms: ReserveTerms = TAGGED) -> list[tuple[int, int, bytes, int]] | None:
+        """Repeat a reserve with a tag, and commit; return xids, nonce, items and deliveries."""
+        queue = self.queue()
+        reservation = queue.reserve_again(terms)
+        self.commit()
+        if reservation is None:
+            return None
+        return [
+            (xid, reservation.nonce, item_data(record), item_deliveries(record) + 1)
+            for xid, record in queue.reserved_reads(reservation)
+        ]
+
+    def finish(self, reads: list[tuple[int, int]]) -> int:
+        """Confirm reads, and commit; return how many were reserved."""
+        xids = self.queue().find_reserved(reads)
+        for xid in xids:
+            assert self.queue().confirm(xid)
+        self.commit()
+        return len(xids)
+
+    def release(self, reads: list[tuple[int, int]], **how: Any) -> int:
+        """Give reads back, and commit; return how many were reserved."""
+        count = self.queue().give_back(self.queue().find_reserved(reads), **how)
+        self.commit()
+        return count
+
+    def kill(self) -> None:
+        """Open the queues again as they are on disk, without closing them first."""
+        self.collection._lock.release()
+        self.open()
+
+    def rewrite(self, name: str = "jobs") -> None:
+        """Rewrite the journal."""
+        upkeep = self.queue(name)._upkeep
+        assert upkeep is not None
+        upkeep._rewrite()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, and give back what is due."""
+        self.clock.advance(seconds)
+        self.collection.check_deadlines()
+        self.commit()
+
+    @property
+    def now(self) -> float:
+        """The time, for the owners."""
+        return self.clock.monotonic()
+
+
+def counts(spool: LocalQueues, name: str = "jobs") -> list[int]:
+    """Return how often the waiting items were handed out."""
+    return [item_deliveries(record) for record in spool.queue(name).browse(100)]
+
+
+@pytest.mark.parametrize("dialect", ["documented", "kestrel-2"])
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_a_kill_leaves_them_open(tmp_path: Path, dialect: str, *, rewritten: bool) -> None:
+    """Under the same READs, however the journal was rewritten; other reads are given back."""
+    spool = Spool(tmp_path, journal_dialect=dialect)
+    spool.add(b"a", b"b", b"c", b"d")
+    reads = spool.reads(2)
+    spool.open_read()
+    if rewritten:
+        spool.rewrite()
+    for _ in range(2):
+        spool.kill()
+        assert spool.items() == [b"c", b"d"]
+        assert spool.queue().open_reads == 2
+    assert spool.finish([reads[0], reads[0], (reads[1][0], 99), (77, reads[0][1])]) == 1
+    assert spool.release(reads) == 1
+    spool.kill()
+    assert spool.items() == [b"b", b"c", b"d"]
+    assert spool.queue().open_reads == 0
+    assert counts(spool) == [1, 1, 0]
+    spool.close()
+
+
+def test_a_lease_ends(tmp_path: Path) -> None:
+    """After a restart all of it is there again; then the items come back, in order, counted."""
+    spool = Spool(tmp_path)
+    spool.add(b"a", b"b", b"c")
+    reads = spool.reads(2)
+    spool.pass_time(9.9)
+    spool.restart()
+    spool.pass_time(9.9)
+    assert spool.items() == [b"c"]
+    spool.pass_time(0.1)
+    assert (spool.items(), counts(spool)) == ([b"a", b"b", b"c"], [1, 1, 0])
+    assert spool.finish(reads) == 0
+    assert not spool.queue().reads.has_deadlines
+    spool.close()
+
+
+def test_a_lease_is_extended(tmp_path: Path) -> None:
+    """Of some reads or of all, to an earlier time too; nothing is written."""
+    spool = Spool(tmp_path)
+    spool.add(b"a", b"b", b"c")
+    reads = spool.reads(3)
+    queue = spool.queue()
+    size = queue.journal.size
+    spool.pass_time(5)
+    queue.extend_leases(queue.find_reserved(reads[1:2]), 10)
+    queue.extend_leases(queue.find_reserved(reads[2:]), 1)
+    spool.pass_time(1)
+    assert spool.items() == [b"c"]
+    spool.pass_time(4)
+    assert spool.items() == [b"a", b"c"]
+    queue.extend_leases(queue.find_reserved(reads), 100)
+    spool.pass_time(99)
+    assert (spool.items(), queue.open_reads) == ([b"a", b"c"], 1)
+    assert queue.journal.size == size + 10
+    spool.pass_time(1)
+    assert spool.items() == [b"b", b"a", b"c"]
+    spool.close()
+
+
+def test_an_owner_extends_all_its_leases(tmp_path: Path) -> None:
+    """In all queues, by a look at one number."""
+    spool = Spool(tmp_path)
+    for name in ("jobs", "more"):
+        spool.add(b"a", b"b", name=name)
+        spool.reserve(2, OWNED, name)
+    spool.restart()
+    owners = spool.collection.owners
+    assert owners.extend("worker", 60, spool.now) == 4
+    assert owners.extend("nobody", 60, spool.now) == 0
+    spool.pass_time(59)
+    assert owners.extend("worker", 3, spool.now) == 4
+    spool.pass_time(2.9)
+    assert spool.items() == spool.items("more") == []
+    spool.pass_time(0.1)
+    assert spool.items() == spool.items("more") == [b"a", b"b"]
+    assert owners.extend("worker", 60, spool.now) == 0
+    assert not owners._queues
+    spool.close()
+
+
+def test_an_owner_without_connections_has_little_time(tmp_path: Path) -> None:
+    """Two connections, and then none: after the grace its items are back."""
+    spool = Spool(tmp_path)
+    spool.add(b"a", b"b")
+    owners = spool.collection.owners
+    for _ in range(2):
+        owners.connected("worker", spool.now)
+    reads = spool.reads(1, OWNED)
+    other = spool.reads(1, ReserveTerms(10_000, 4000, "worker"))
+    owners.disconnected("worker", spool.now)
+    spool.pass_time(5)
+    assert spool.items() == []
+    owners.disconnected("worker", spool.now)
+    spool.pass_time(1.9)
+    assert spool.items() == []
+    spool.pass_time(0.1)
+    assert spool.items() == [b"a"]
+    assert spool.finish(reads) == 0
+    spool.pass_time(2)
+    assert spool.items() == [b"b", b"a"]
+    assert spool.finish(other) == 0
+    spool.close()
+
+
+def test_an_owner_that_comes_back_in_time_has_all_of_it(tmp_path: Path) -> None:
+    """A lease from then on, at least; and what was extended for longer stays so."""
+    spool = Spool(tmp_path)
+    spool.add(b"a", b"b")
+    owners, queue = spool.collection.owners, spool.queue()
+    owners.connected("worker", spool.now)
+    spool.reads(1, OWNED)
+    longer = spool.reads(1, OWNED)
+    queue.extend_leases(queue.find_reserved(longer), 100)
+    spool.pass_time(9)
+    owners.disconnected("worker", spool.now)
+    spool.pass_time(0.9)
+    owners.connected("worker", spool.now)
+    spool.pass_time(9.9)
+    assert spool.items() == []
+    spool.pass_time(0.1)
+    assert spool.items() == [b"a"]
+    spool.pass_time(79)
+    assert spool.items() == [b"a"]
+    spool.pass_time(1.1)
+    assert spool.items() == [b"b", b"a"]
+    spool.close()
+
+
+def test_many_leases_that_end_at_once(tmp_path: Path) -> None:
+    """They come back a thousand at a time, so that nobody waits for all of them."""
+    spool = Spool(tmp_path)
+    spool.add(*(b"%d" % number for number in range(2500)))
+    spool.collection.owners.connected("worker", spool.now)
+    for _ in range(25):
+        spool.reserve(100, OWNED)
+    spool.collection.owners.disconnected("worker", spool.now)
+    spool.clock.advance(2)
+    assert [len(spool.queue()) for _ in spool.collection.checking_deadlines()] == [1000, 2000]
+    spool.commit()
+    assert sorted(map(int, spool.items())) == list(range(2500))
+    assert len(spool.queue().reads.reservations._heap) < 200
+    spool.close()
+
+
+def test_the_heap_stays_small(tmp_path: Path) -> None:
+    """However many reservations pass while none is due."""
+    spool = Spool(tmp_path)
+    for _ in range(300):
+        spool.add(b"a")
+        spool.finish(spool.reads())
+    assert len(spool.queue().reads.reservations._heap) < 100
+    spool.close()
+
+
+# --- how reads end ---
+
+
+def test_a_release_can_leave_it_uncounted(tmp_path: Path) -> None:
+    """What was only prefetched is as it was; otherwise it counts."""
+    spool = Spool(tmp_path)
+    spool.add(b"a")
+    spool.release(spool.reads(), counted=False)
+    assert counts(spool) == [0]
+    spool.release(spool.reads())
+    spool.kill()
+    assert counts(spool) == [1]
+    spool.close()
+
+
+def test_a_release_can_have_a_delay(tmp_path: Path) -> None:
+    """Its own, instead of the retry delay of the queue; a restart cuts it short."""
+    spool = Spool(tmp_path, retry_delay=10)
+    spool.add(b"a", b"b")
+    assert spool.release(spool.reads(), delay=0) == 1
+    assert spool.items() == [b"a", b"b"]
+    read, other = spool.reads(2)
+    assert spool.release([read], delay=30) == 1
+    assert spool.release([read]) == spool.finish([read]) == 0
+    assert (spool.queue().delayed, spool.queue().open_reads) == (1, 1)
+    spool.pass_time(9)
+    spool.queue().extend_leases(spool.queue().find_reserved([other]), 60)
+    spool.pass_time(20)
+    assert spool.items() == []
+    spool.pass_time(1)
+    assert spool.items() == [b"a"]
+    assert spool.release(spool.reads()) == 1
+    assert spool.queue().delayed == 1
+    spool.kill()
+    assert (spool.items(), spool.queue().open_reads) == ([b"a"], 1)
+    assert spool.finish([other]) == 1
+    spool.close()
+
+
+def test_a_release_can_be_the_last(tmp_path: Path) -> None:
+    """The item goes to the dead-letter queue at once; without one it stays."""
+    spool = Spool(tmp_path)
+    spool.config = ServerConfig(
+        queue_path=tmp_path, queues={"jobs": QueueConfig(dead_letter_queue="dead")}
+    )
+    spool.restart()
+    spool.add(b"a", b"b")
+    reads = spool.reads(2)
+    assert spool.release(reads[:1], is_dead=True) == 1
+    assert (spool.items("dead"), counts(spool, "dead")) == ([b"a"], [1])
+    spool.config = queue_settings(tmp_path)
+    spool.kill()
+    assert spool.queue().open_reads == 1
+    assert spool.release(reads, is_dead=True) == 1
+    assert spool.items() == [b"b"]
+    spool.close()
+
+
+def test_readers_that_wait_come_first(tmp_path: Path) -> None:
+    """A reader that is served takes one item while others wait behind it."""
+    spool = Spool(tmp_path)
+    taken: list[int] = []
+
+    def served(_record: bytes | None, _xid: int) -> None:
+        reservation = spool.reserve(10, commits=False)
+        assert reservation is not None
+        taken.append(reservation.left)
+
+    for _ in range(2):
+        spool.queue().wait(Waiter(ReadMode.PEEK, served, lambda _error: None))
+    queue = spool.queue()
+    waiting = list(queue.waiters)
+    queue.waiters.clear()  # so that nobody is served until all items are there
+    for data in (b"a", b"b", b"c"):
+        queue.add(data)
+    queue.waiters.update(dict.fromkeys(waiting))
+    queue._serve()
+    spool.commit()
+    assert taken == [1, 2]
+    spool.close()
+
+
+def test_a_reserve_takes_only_so_many_bytes(tmp_path: Path) -> None:
+    """At least one item, whatever its size."""
+    spool = Spool(tmp_path)
+    spool.add(b"x" * 10, b"y" * 10, b"z" * 10)
+    queue = spool.queue()
+    assert [
+        reservation and reservation.left
+        for reservation in (queue.reserve(TERMS, 1, 10, 1), queue.reserve(TERMS, 2, 10, 11))
+    ] == [1, 2]
+    assert queue.reserve(TERMS, 3, 10, 1) is None
+    spool.commit()
+    spool.close()
+
+
+# --- tags ---
+
+
+def test_an_open_tag_always_has_the_same_items(tmp_path: Path) -> None:
+    """With the same READs and deliveries, whatever happens, and with a new lease."""
+    spool = Spool(tmp_path)
+    spool.add(b"a", b"b", b"c")
+    spool.release(spool.reads())
+    assert spool.again() is None
+    (first, nonce), (second, _) = spool.reads(2, TAGGED)
+    expected = [(first, nonce, b"a", 2), (second, nonce, b"b", 1)]
+    for step in (spool.kill, spool.rewrite, spool.restart, spool.rewrite, spool.kill):
+        spool.pass_time(9)
+        step()
+        assert spool.again() == expected
+    assert spool.finish([(first, nonce)]) == 1
+    spool.restart()
+    assert spool.again() == expected[1:]
+    spool.close()
+
+
+def test_a_tag_moves_to_another_owner(tmp_path: Path) -> None:
+    """The one that repeats the step; the first one's end does not matter then."""
+    spool = Spool(tmp_path)
+    spool.add(b"a")
+    first, second = (ReserveTerms(10_000, 1000, name, TAG) for name in ("first", "second"))
+    owners = spool.collection.owners
+    owners.connected("first", spool.now)
+    spool.reads(1, first)
+    assert spool.again(second) == spool.again(second)
+    owners.disconnected("first", spool.now)
+    spool.pass_time(2)
+    assert (spool.items(), spool.queue().reserved_by("first")) == ([], [])
+    spool.kill()
+    assert len(spool.queue().reserved_by("second")) == 1
+    spool.close()
+
+
+def test_a_done_tag_stays_done(tmp_path: Path) -> None:
+    """Until its epoch is retired: then it is refused."""
+    spool = Spool(tmp_path)
+    spool.add(b"a", b"b", b"c")
+    queue = spool.queue()
+    assert queue.finish(TAG) == 0
+    spool.reads(2, TAGGED)
+    assert queue.finish(TAG) == 2
+    spool.commit()
+    for step in (spool.kill, spool.rewrite, spool.restart):
+        step()
+        assert spool.queue().finish(TAG) == 2
+        assert spool.queue().is_done(TAG)
+        assert spool.again() is None
+    assert spool.items() == [b"c"]
+    spool.reads(1, ReserveTerms(10_000, tag="sink:8:0"))
+    assert spool.queue().retire("sink", 7) == 1
+    spool.commit()
+    for step in (spool.kill, spool.rewrite, spool.restart):
+        step()
+        queue = spool.queue()
+        assert queue.retire("sink", 6) == queue.retire("sink", 7) == 0
+        for refused in (
+            lambda: spool.queue().finish(TAG),
+            lambda: spool.queue().reserve_again(TAGGED),
+            lambda: spool.queue().reserve(TAGGED, 1, 1, 1),
+            lambda: spool.queue().reserved_with("sink:3:5"),
+        ):
+            with pytest.raises(TagRefused, match="is retired"):
+                refused()
+        assert queue.reserved_with("sink:8:0") == [3]
+    assert queue.retire("sink", 8) == 1
+    spool.commit()
+    assert (spool.items(), counts(spool)) == ([b"c"], [1])
+    spool.close()
+
+
+def test_tags_are_limited(tmp_path: Path) -> None:
+    """The error says what to do; nothing is taken."""
+    spool = Spool(tmp_path)
+    spool.add(b"a", b"b", b"c")
+    queue = spool.queue()
+    reserved = queue.reads.reserved
+    for number in range(MAX_TAGS - 1):
+        reserved.set_done(f"a:1:{number}", 1)
+    spool.reads(1, ReserveTerms(1000, tag="a:2:x"))
+    with pytest.raises(TagRefused, match="queue jobs has 10000 tags; retire epochs that are over"):
+        queue.reserve(ReserveTerms(1000, tag="a:3:x"), 1, 1, 1)
+    assert queue.retire("a", 1) == MAX_TAGS - 1
+    spool.reads(1, ReserveTerms(1000, tag="a:3:x"))
+    for number in range(MAX_TAG_NAMES - 1):
+        reserved.retire(f"name{number}", 1)
+    with pytest.raises(TagRefused, match="has retired epochs of 10000 names"):
+        queue.retire("b", 1)
+    spool.commit()
+    spool.close()
+
+
+def test_tags_of_an_empty_queue_survive_a_new_file(tmp_path: Path) -> None:
+    """The journal begins anew time and again, and is no reason to do that for ever."""
+    spool = Spool(tmp_path, default_journal_size=400, min_journal_compact_delay=0)
+    spool.add(b"a", b"b")
+    spool.reads(1, TAGGED)
+    spool.queue().finish(TAG)
+    spool.queue().retire("sink", 3)
+    reads = spool.reads(1, OWNED)
+    spool.churn(30)
+    spool.restart()
+    assert spool.queue().is_done(TAG)
+    assert spool.queue().reads.reserved.retired == {"sink": 3}
+    assert spool.finish(reads) == 1
+    for number in range(50):
+        spool.add(b"a")
+        spool.reads(1, ReserveTerms(1000, tag=f"sink:{number + 10}:long" + "x" * 80))
+        spool.queue().finish(f"sink:{number + 10}:long" + "x" * 80)
+        spool.commit()
+    before = spool.queue().journal.rewrites + spool.queue().journal.rotations
+    for _ in range(50):
+        spool.add(b"a")
+        assert spool.take() == b"a"
+    assert spool.queue().journal.rewrites + spool.queue().journal.rotations - before < 20
+    spool.close()
+
+
+def test_a_pack_in_read_behind_carries_them_on(tmp_path: Path) -> None:
+    """Files before a checkpoint are packed, while later ones end some of the reads."""
+    spool = Spool(tmp_path, max_memory_size=300, default_journal_size=10_000)
+    spool.add(*(b"%03d" % number + bytes(50) for number in range(20)))
+    spool.reads(1, TAGGED)
+    spool.queue().finish(TAG)
+    first = spool.reads(2, OWNED)
+    second = spool.reads(1, ReserveTerms(10_000, tag="sink:8:0"))
+    spool.add(*(b"%03d" % number + bytes(50) for number in range(20, 40)))
+    rewrites = spool.queue().journal.rewrites
+    assert spool.finish(first[:1]) == 1
+    for _ in range(24):
+        spool.take()
+        spool.add(b"later" + bytes(50))
+    assert spool.queue().journal.rewrites > rewrites
+    spool.kill()
+    queue = spool.queue()
+    assert queue.is_done(TAG)
+    assert queue.find_reserved(first) == [first[1][0]]
+    assert queue.reserved_with("sink:8:0") == [second[0][0]]
+    assert queue.open_reads == 2
+    spool.close()
+
+
+# --- failed writes ---
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> tuple[Spool, CrashingDirectory]:
+    """Queues on a disk that can fail."""
+    disk = CrashingDirectory.within(tmp_path)
+    return Spool(disk.path, disk), disk
+
+
+def failing(spool: Spool, disk: CrashingDirectory) -> None:
+    """Commit, which fails; then the disk works again."""
+    disk.break_steps("append")
+    assert spool.collection.commits.commit()
+    disk.mend()
+
+
+def test_a_reserve_that_cannot_be_written(broken: tuple[Spool, CrashingDirectory]) -> None:
+    """Nothing is reserved, and the items wait as before."""
+    spool, disk = broken
+    spool.add(b"a", b"b")
+    spool.reserve(2, ReserveTerms(10_000, 1000, "worker", TAG), commits=False)
+    failing(spool, disk)
+    queue = spool.queue()
+    assert (spool.items(), queue.open_reads, queue.reads.reserved.by_tag) == ([b"a", b"b"], 0, {})
+    assert (queue.reads.reservations.owners, spool.collection.owners._queues) == ({}, {})
+    assert queue.reads.reserved.note_bytes == 0
+    assert spool.finish(spool.reads(2)) == 2
+    spool.close()
+
+
+def test_an_end_that_cannot_be_written(broken: tuple[Spool, CrashingDirectory]) -> None:
+    """The reads are reserved as before, with what is left of their lease, for their owner."""
+    spool, disk = broken
+    spool.add(b"a", b"b", b"c")
+    terms = ReserveTerms(10_000, 1000, "worker", TAG)
+    reads = spool.reads(3, terms)
+    queue = spool.queue()
+    spool.pass_time(5)
+    assert spool.collection.owners.extend("worker", 10, spool.now) == 3
+    expected = spool.again(terms)
+    spool.collection.owners.extend("worker", 10, spool.now)
+    for end in (
+        lambda: queue.finish(TAG),
+        lambda: queue.give_back(queue.find_reserved(reads)),
+        lambda: queue.give_back(queue.find_reserved(reads), delay=10),
+        lambda: queue.give_back(queue.find_reserved(reads), counted=False),
+        lambda: queue.retire("sink", 9),
+        lambda: [queue.confirm(xid) for xid, _ in reads[:2]],
+    ):
+        end()
+        failing(spool, disk)
+        assert (queue.open_reads, queue.delayed, queue.is_done(TAG)) == (3, 0, False)
+        assert len(queue.reserved_by("worker")) == 3
+        assert queue.reads.reserved.retired == {}
+    spool.pass_time(9.9)
+    assert queue.open_reads == 3
+    assert spool.again(terms) == expected
+    spool.pass_time(9.9)
+    disk.break_steps("append")
+    spool.clock.advance(0.1)
+    spool.collection.check_deadlines()
+    assert spool.collection.commits.commit()
+    assert queue.open_reads == 3
+    disk.mend()
+    spool.pass_time(0.9)
+    assert queue.open_reads == 3
+    spool.pass_time(0.1)
+    assert spool.items() == [b"a", b"b", b"c"]
+    spool.close()
+
+
+def test_tags_are_as_before_after_a_failed_write(broken: tuple[Spool, CrashingDirectory]) -> None:
+    """Terms, and epochs that were retired before."""
+    spool, disk = broken
+    spool.add(b"a", b"b")
+    spool.reads(1, TAGGED)
+    queue = spool.queue()
+    queue.finish(TAG)
+    queue.retire("sink", 1)
+    spool.reads(1, ReserveTerms(1000, 1000, "first", "sink:8:0"))
+    queue.reserve_again(ReserveTerms(1000, 1000, "second", "sink:8:0"))
+    failing(spool, disk)
+    assert len(queue.reserved_by("first")) == 1
+    size = queue.reads.reserved.note_bytes
+    queue.retire("sink", 7)
+    queue.retire("other", 7)
+    failing(spool, disk)
+    assert queue.is_done(TAG)
+    assert queue.reads.reserved.retired == {"sink": 1}
+    assert queue.reads.reserved.note_bytes == size
+    spool.close()
+
+
+def test_a_reserve_that_is_written_in_part(broken: tuple[Spool, CrashingDirectory]) -> None:
+    """In read-behind its first reads are written before the rest; they come back by themselves."""
+    spool, disk = broken
+    spool.add(b"a", b"b")
+    queue = spool.queue()
+    first = queue.open_read()
+    assert first is not None
+    queue.write_now()
+    reservation = Reservation(1, TERMS, (first[0],), 1)
+    queue.reads.reservations.add(reservation, spool.now)
+    queue._collect(reserved_note(1, TERMS, reservation.xids, queue.last_xid))
+    queue.changes.undo.append(ReadsReserved(reservation))
+    queue._commits.watch_deadlines(queue)
+    failing(spool, disk)
+    assert (queue.open_reads, queue.reads.reserved.by_xid) == (1, {})
+    spool.pass_time(0)
+    assert spool.items() == [b"a", b"b"]
+    spool.close()
+
+
+# --- journals ---
+
+
+def test_a_queue_without_a_journal(tmp_path: Path) -> None:
+    """In memory all of it works; a journal that is begun then has it."""
+    spool = Spool(tmp_path, keep_journal=False)
+    spool.add(b"a", b"b", b"c")
+    spool.reads(1, TAGGED)
+    assert spool.queue().finish(TAG) == 1
+    reads = spool.reads(1, OWNED)
+    assert not spool.reload(queue_settings(tmp_path))
+    spool.kill()
+    assert spool.queue().is_done(TAG)
+    assert spool.finish(reads) == 1
+    assert spool.items() == [b"c"]
+    spool.close()
+
+
+def test_a_deleted_queue_forgets_its_owners(tmp_path: Path) -> None:
+    """And its tags."""
+    spool = Spool(tmp_path)
+    spool.add(b"a", b"b")
+    spool.reads(1, OWNED)
+    spool.reads(1, TAGGED)
+    assert spool.collection.delete("jobs")
+    assert not spool.collection.owners._queues
+    assert spool.queue().reserved_with(TAG) == []
+    spool.close()
+
+
+def test_nothing_is_written_for_it_in_a_plain_queue(tmp_path: Path) -> None:
+    """A reserved read takes a note more than an open one; a finish nothing more."""
+    spool = Spool(tmp_path)
+    spool.add(b"a", b"b")
+    size = spool.queue().journal.size
+    spool.queue().confirm(spool.open_read())
+    spool.commit()
+    plain = spool.queue().journal.size - size
+    spool.finish(spool.reads())
+    note = 5 * 13
+    assert spool.queue().journal.size - size == 2 * plain + note
+    spool.close()
+
+
+def test_an_expired_item_that_was_reserved(tmp_path: Path) -> None:
+    """It expires once it is given back, after a restart too."""
+    spool = Spool(tmp_path)
+    spool.add(b"a", expiry=spool.clock.now() + 1000)
+    spool.add(b"b")
+    reads = spool.reads()
+    spool.restart()
+    spool.clock.advance(2)
+    assert spool.release(reads) == 1
+    assert spool.take() == b"b"
+    spool.close()
