@@ -100,6 +100,9 @@ class PendingRequest:
         """Continue after a pause."""
         raise NotImplementedError
 
+    def input_arrived(self) -> None:
+        """Take note that the client sent something while this request waits for an item."""
+
     def cancel(self) -> None:
         """End, and give back what was taken for the client, which is gone."""
         raise NotImplementedError
@@ -205,6 +208,7 @@ class Connection(TurnConnection):
             if self.paused:
                 if self._buffered > READ_AHEAD:
                     self._watch(self._events & ~_IN)
+                self._tell_waiting()
                 return
             if self._buffered < self._session.bytes_needed:
                 return
@@ -229,6 +233,7 @@ class Connection(TurnConnection):
         if rest:
             self._chunks.append(rest)
             self._buffered = len(rest)
+            self._tell_waiting()
         if self.closing:
             self._chunks.clear()
             self._watch(self._events & ~_IN)
@@ -257,6 +262,11 @@ class Connection(TurnConnection):
         self.pending = request
         self.paused |= _WORKING
 
+    def _tell_waiting(self) -> None:
+        """Tell the request that waits for an item, if one does, that there is input after it."""
+        if self.paused & _WAITING and self.pending is not None:
+            self.guard(self.pending.input_arrived)
+
     def resume_later(self, request: PendingRequest) -> None:
         """Resume `request` once the client has read its replies and others have been served."""
         self.pending = request
@@ -279,7 +289,7 @@ class Connection(TurnConnection):
 
     def stall(self) -> None:
         """Pause until the client has read its replies; if there are none, for a turn."""
-        if self.replies.parts:
+        if self.replies.parts or self.replies.is_held:
             self.paused |= _STALLED
         else:
             self.yield_turn()
@@ -411,7 +421,7 @@ class Connection(TurnConnection):
         self._counters.bytes_written += sent
         if sent != len(data):
             self._keep_unsent(data, sent)
-        elif self.paused & _STALLED:
+        elif self.paused & _STALLED and not self.replies.is_held:
             self._end_stall()
 
     def _not_sent(self, data: bytes, error: OSError) -> None:
@@ -453,7 +463,8 @@ class Connection(TurnConnection):
             self.close()
             return
         self._watch(_IN)
-        self._end_stall()
+        if not self.replies.is_held:
+            self._end_stall()
 
     # --- what the client does ---
 

@@ -9,6 +9,7 @@ from kestrelmq.errors import (
     InvalidQueueName,
     JournalError,
     KestrelError,
+    TagRefused,
 )
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.protocol import memcache
@@ -23,7 +24,7 @@ _GRACE: Final = 5.0
 """Seconds by which the open read of a taken item outlasts the wait for the next item."""
 
 
-_CLIENT_FAULTS: Final = (InvalidQueueName, InvalidDeclaration, PatternRefused)
+_CLIENT_FAULTS: Final = (InvalidQueueName, InvalidDeclaration, PatternRefused, TagRefused)
 
 
 def error_reply(error: KestrelError) -> bytes:

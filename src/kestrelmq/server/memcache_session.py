@@ -16,6 +16,7 @@ from kestrelmq.protocol.foreign import BINARY_REQUEST, binary_refusal
 from kestrelmq.protocol.memcache import (
     END,
     ERROR,
+    ITEM,
     MAX_CACHED_LINE,
     NOT_FOUND,
     NOT_STORED,
@@ -24,11 +25,17 @@ from kestrelmq.protocol.memcache import (
     BareCommand,
     Confirm,
     Dump,
+    Extend,
+    ExtendOwner,
+    Finish,
     Get,
     Monitor,
     Parser,
     RefusedRequest,
+    Release,
     Request,
+    Reserve,
+    Retire,
     Set,
     Stats,
     TouchRead,
@@ -46,9 +53,11 @@ from kestrelmq.server.large_item import (
 from kestrelmq.server.long_reply import LongReply
 from kestrelmq.server.memcache_admin import listing, serve_admin
 from kestrelmq.server.memcache_reads import MemcacheGet, MemcacheMonitor, error_reply
+from kestrelmq.server.memcache_reserving import end_reads, reserve
 from kestrelmq.server.put import PendingPut
 from kestrelmq.server.reads import ConnectionOpenReads
 from kestrelmq.server.replies import Queues
+from kestrelmq.server.reserving import ConnectionOwners, PendingReserve
 
 _EPOCH_EXPIRY: Final = {"kestrel": 1_000_000, "memcached": 30 * 24 * 60 * 60 + 1}
 """By dialect: an expiry from this on is in epoch seconds, a smaller one in seconds from now."""
@@ -74,6 +83,7 @@ class MemcacheSession(Session):
         self._parse_long = parser.parse_long
         self._epoch_expiry = _EPOCH_EXPIRY[context.config.memcache_dialect]
         self._reads = ConnectionOpenReads()
+        self._owners = ConnectionOwners(context)
         # The last VALUE line, its size and its request: a queue's items often have the same size.
         self._header = b""
         self._header_size = -1
@@ -292,8 +302,11 @@ class MemcacheSession(Session):
         self._connection.push(reply)
         self._connection.closing = True
 
-    def failure_reply(self, failure: JournalError, _reply: bytes) -> bytes:
+    def failure_reply(self, failure: JournalError, reply: bytes) -> bytes:
         """Return the error reply to an operation that was undone."""
+        pending = self._connection.pending
+        if isinstance(pending, PendingReserve) and reply.startswith(ITEM):
+            pending.is_lost = True
         return memcache.server_error(str(failure))
 
     def answer_internal_error(self) -> None:
@@ -305,8 +318,9 @@ class MemcacheSession(Session):
         return self._reads.counts()
 
     def connection_closed(self) -> None:
-        """Give the open reads back."""
+        """Give the open reads back; those that are reserved stay so, perhaps for a short time."""
         self._reads.give_back()
+        self._owners.end()
 
     def _expiry(self, expiry: int, due: int = 0) -> int:
         """Convert a client's expiry, which is not 0, to milliseconds since the epoch.
@@ -357,6 +371,10 @@ class MemcacheSession(Session):
                 self._confirm(queue, count)
             case TouchRead(queue, milliseconds):
                 self._touch(queue, milliseconds)
+            case Reserve():
+                reserve(self._connection, self._context, self._owners, request)
+            case Finish() | Release() | Extend() | ExtendOwner() | Retire():
+                end_reads(self._connection, self._context, self._owners, request)
             case BareCommand("quit"):
                 self._connection.closing = True
             case _:

@@ -22,10 +22,12 @@ from kestrelmq.server.connection import Connection
 from kestrelmq.server.large_item import ArrivingItem
 from kestrelmq.server.long_reply import LongReply
 from kestrelmq.server.memcache_reads import MemcacheGet, MemcacheMonitor
+from kestrelmq.server.memcache_reserving import MemcacheReserve
 from kestrelmq.server.memcache_session import MemcacheSession
 from kestrelmq.server.put import PendingPut
 from kestrelmq.server.reads import PendingRead
 from kestrelmq.server.replies import Replies
+from kestrelmq.server.reserving import ConnectionOwners, PendingReserve
 from kestrelmq.server.text_session import TextRead, TextSession
 from kestrelmq.server.thrift_reads import ThriftGet
 from kestrelmq.server.thrift_session import ThriftSession
@@ -43,6 +45,9 @@ OWNED: Final = (
     PendingRead,
     MemcacheGet,
     MemcacheMonitor,
+    MemcacheReserve,
+    PendingReserve,
+    ConnectionOwners,
     TextRead,
     TextParser,
     ThriftGet,
@@ -156,6 +161,10 @@ STATES: Final = {
     "ended monitor": answered("memcache", (b"monitor work 0\r\n", b"END\r\n")),
     "unread get": unread("memcache", BIG, b"get work\r\n"),
     "unread gets": unread("memcache", BIG, b"get work/peek\r\n" * 9),
+    "reserved": answered("memcache", (BIG + b"reserve work 9 lease=9999 owner=w\r\n", b"END\r\n")),
+    "waiting reserve": sent("memcache", b"reserve other,work 9 lease=9999 t=60000 owner=w\r\n"),
+    "served reserve": served("memcache", b"reserve other,work 9 lease=9999 t=60000\r\n"),
+    "unread reserve": unread("memcache", BIG, b"reserve work 9 lease=9999\r\n"),
     "unread monitor": unread("memcache", BIG, b"monitor work 60\r\n"),
     "unread get of several": unread("memcache", BIG, b"get work work work\r\n"),
     "unfinished put": sent("text", b"put work:\n" + b"x" * 2_000_000),

@@ -1,0 +1,217 @@
+"""`reserve` in the server's loop: what a client that goes away leaves, and replies that fail."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.journal.records import item_data, item_deliveries
+from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.testing.worker import HeldWorker
+from tests.support.turning import Turning
+
+pytestmark = pytest.mark.compiled
+
+BIG = 3_000_000
+"""More than a socket takes at once."""
+
+
+def waiting(turning: Turning, name: str = "work") -> list[tuple[bytes, int]]:
+    """Return the items that wait in a queue, each with how often it was handed out."""
+    queue = turning.collection.obtain(name)
+    return [(item_data(one)[:1], item_deliveries(one)) for one in queue.browse(10)]
+
+
+async def ask(turning: Turning, client: socket.socket, request: bytes, end: bytes) -> bytes:
+    """Send a request; return its reply."""
+    await turning.send(client, request)
+    return await turning.receive(client, end)
+
+
+async def put(turning: Turning, *items: bytes, name: bytes = b"work") -> None:
+    """Add items, from a connection of their own."""
+    client = turning.connect("memcache")
+    for data in items:
+        request = b"set %b 0 0 %d\r\n%b\r\n" % (name, len(data), data)
+        await ask(turning, client, request, b"STORED\r\n")
+    await turning.hang_up(client)
+
+
+def test_what_was_not_sent_is_released(tmp_path: Path) -> None:
+    """The client goes while it reads; what came before that reply is its own."""
+
+    async def scenario() -> None:
+        await put(turning, b"a", b"b" * BIG, b"c")
+        client = turning.connect("memcache")
+        await ask(turning, client, b"reserve work 1 lease=9999\r\n", b"END\r\n")
+        await turning.send(client, b"reserve work 2 lease=9999\r\n")
+        await turning.until(lambda: turning.collection.obtain("work").open_reads == 2)
+        await turning.hang_up(client)
+
+    with Turning(tmp_path) as turning:
+        turning.run(scenario())
+        assert waiting(turning) == [(b"b", 0), (b"c", 0)]
+        assert turning.collection.obtain("work").open_reads == 1
+
+
+def test_a_repetition_that_was_not_sent_changes_nothing(tmp_path: Path) -> None:
+    """The tag is open, as it was before."""
+
+    async def scenario() -> None:
+        await put(turning, b"b" * BIG)
+        client = turning.connect("memcache")
+        reserve = b"reserve work 1 lease=9999 tag=a:1:x\r\n"
+        first = await ask(turning, client, reserve, b"END\r\n")
+        await turning.send(client, reserve)
+        await turning.until(lambda: turning.connections[client.fileno()].paused > 0)
+        await turning.hang_up(client)
+        client = turning.connect("memcache")
+        assert await ask(turning, client, reserve, b"END\r\n") == first
+        await turning.hang_up(client)
+
+    with Turning(tmp_path) as turning:
+        turning.run(scenario())
+        assert turning.collection.obtain("work").open_reads == 1
+
+
+def test_what_waits_for_a_sync_was_not_sent(tmp_path: Path) -> None:
+    """Though an earlier reply of the same connection was, after an earlier sync."""
+    settings = {"slow": QueueConfig.model_validate({"sync_journal": "0ms"})}
+    config = ServerConfig(queue_path=tmp_path, queues=settings)
+    syncs = HeldWorker()
+
+    async def scenario() -> None:
+        turning.turns._sync_thread = syncs  # type: ignore[assignment] # it does what a thread does
+        client = turning.connect("memcache")
+        for data in (b"a", b"b"):
+            await turning.send(client, b"set slow 0 0 1\r\n%b\r\n" % data)
+            await turning.turn()
+        await turning.send(client, b"reserve slow 1 lease=9999\r\n")
+        await turning.turn()
+        assert turning.collection.obtain("slow").open_reads == 1
+        assert syncs.step()
+        assert await turning.receive(client, b"\r\n") == b"STORED\r\n"
+        for _ in range(5):
+            await turning.turn()
+        await turning.hang_up(client)
+        while syncs.step():
+            await turning.turn()
+
+    with Turning(tmp_path, config) as turning:
+        turning.run(scenario())
+        assert waiting(turning, "slow") == [(b"a", 0), (b"b", 0)]
+
+
+def test_a_reply_that_a_failed_sync_replaced(tmp_path: Path) -> None:
+    """The client got an error, so it does not know the items: they are not kept from others."""
+    disk = CrashingDirectory.within(tmp_path)
+    settings = {"slow": QueueConfig.model_validate({"sync_journal": "0ms"})}
+    config = ServerConfig(queue_path=disk.path, queues=settings)
+
+    async def scenario() -> None:
+        await put(turning, b"a", name=b"slow")
+        client = turning.connect("memcache")
+        disk.break_steps("sync")
+        reply = await ask(turning, client, b"reserve slow 1 lease=9999\r\n", b"\r\n")
+        assert reply.startswith(b"SERVER_ERROR ")
+        await turning.until(lambda: len(turning.collection.obtain("slow")) == 1)
+        disk.mend()
+        await turning.hang_up(client)
+
+    with Turning(disk.path, config, directory=disk) as turning:
+        turning.run(scenario())
+        assert waiting(turning, "slow") == [(b"a", 0)]
+
+
+def test_a_write_that_fails(tmp_path: Path) -> None:
+    """The reserve is answered with an error; the next one gets the item."""
+    disk = CrashingDirectory.within(tmp_path)
+
+    async def scenario() -> None:
+        await put(turning, b"a")
+        client = turning.connect("memcache")
+        disk.break_steps("append")
+        reply = await ask(turning, client, b"reserve work 1 lease=9999\r\n", b"\r\n")
+        assert reply.startswith(b"SERVER_ERROR ")
+        disk.mend()
+        assert await ask(turning, client, b"reserve work 1 lease=9999\r\n", b"END\r\n")
+        await turning.hang_up(client)
+
+    with Turning(disk.path, directory=disk) as turning:
+        turning.run(scenario())
+        assert turning.collection.obtain("work").open_reads == 1
+
+
+def test_the_next_command_ends_a_wait(tmp_path: Path) -> None:
+    """Whether it came with the reserve or later; nothing is taken for it then."""
+
+    async def scenario() -> None:
+        client = turning.connect("memcache")
+        reserve = b"reserve work,other 9 lease=9999 t=600000\r\n"
+        reply = await ask(turning, client, reserve + b"status\r\n", b"UP\r\n")
+        assert reply == b"END\r\nUP\r\n"
+        await turning.send(client, reserve)
+        queue = turning.collection.obtain("other")
+        await turning.until(lambda: queue.waiting_readers == 1)
+        assert await ask(turning, client, b"status\r\n", b"UP\r\n") == b"END\r\nUP\r\n"
+        assert queue.waiting_readers == 0
+        await put(turning, b"a")
+        await turning.hang_up(client)
+
+    with Turning(tmp_path) as turning:
+        turning.run(scenario())
+        assert waiting(turning) == [(b"a", 0)]
+
+
+def test_a_wait_ends_when_its_queue_is_deleted(tmp_path: Path) -> None:
+    """With no item, whichever of the queues it is; and it leaves the lines of the others."""
+
+    async def scenario() -> None:
+        client = turning.connect("memcache")
+        await turning.send(client, b"reserve work,other 9 lease=9999 t=600000\r\n")
+        queue = turning.collection.obtain("work")
+        await turning.until(lambda: queue.waiting_readers == 1)
+        turning.collection.delete("other")
+        assert await turning.receive(client, b"\r\n") == b"END\r\n"
+        assert queue.waiting_readers == 0
+        await turning.hang_up(client)
+
+    with Turning(tmp_path) as turning:
+        turning.run(scenario())
+
+
+def test_an_owner_with_many_reads_is_released_in_slices(tmp_path: Path) -> None:
+    """The reply comes when all are released."""
+
+    async def scenario() -> None:
+        await put(turning, *(b"%04d" % number for number in range(2500)))
+        client = turning.connect("memcache")
+        for _ in range(3):
+            await ask(turning, client, b"reserve work 1000 lease=9999 owner=w\r\n", b"END\r\n")
+        assert turning.collection.obtain("work").open_reads == 2500
+        reply = await ask(turning, client, b"release work owner=w uncounted\r\n", b"\r\n")
+        assert reply == b"RELEASED 2500\r\n"
+        await turning.hang_up(client)
+
+    with Turning(tmp_path) as turning:
+        turning.run(scenario())
+        assert len(turning.collection.obtain("work")) == 2500
+
+
+def test_a_connection_names_only_so_many_owners(tmp_path: Path) -> None:
+    """The same one again is no other; too many are an error, and nothing else."""
+
+    async def scenario() -> None:
+        client = turning.connect("memcache")
+        for number in (*range(100), 7):
+            reply = await ask(turning, client, b"extend owner=w%d 9\r\n" % number, b"\r\n")
+            assert reply == b"EXTENDED 0\r\n"
+        for request in (b"extend owner=more 9\r\n", b"reserve work 1 lease=9 owner=more\r\n"):
+            reply = await ask(turning, client, request, b"\r\n")
+            assert reply == b"SERVER_ERROR a connection may name 100 owners\r\n"
+        await turning.hang_up(client)
+
+    with Turning(tmp_path) as turning:
+        turning.run(scenario())
+        assert not turning.collection.owners._connections
