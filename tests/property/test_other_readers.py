@@ -5,6 +5,7 @@ What others wrote is read as the format says; what we write means the same to al
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +17,7 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine import upkeep
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
+from kestrelmq.errors import TagRefused
 from kestrelmq.journal.exchange import ExportRow, import_rows, rows
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
@@ -37,6 +39,7 @@ from kestrelmq.journal.records import (
     encode,
     item_data,
 )
+from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.journal.selection import select
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.packing import pack_files
@@ -223,6 +226,8 @@ class Served:
                 self.queue.remove()
             case "open":
                 self.queue.open_read()
+            case "reserve" | "finish" | "retire":
+                self.do_reserved(step, number)
             case "confirm" if reads:
                 self.queue.confirm(reads[number % len(reads)])
             case "unremove" if reads:
@@ -239,6 +244,20 @@ class Served:
                 self.collection.close()
                 self.come_up()
         assert not self.collection.commits.commit()
+
+    def do_reserved(self, step: str, number: int) -> None:
+        """Reserve items, perhaps under a tag; finish it; retire an epoch."""
+        tag = f"sink:{number % 5}:x"
+        terms = ReserveTerms(1000, owner="w" * (number % 2), tag=tag if number % 3 else "")
+        with suppress(TagRefused):
+            match step:
+                case "reserve":
+                    if self.queue.reserve_again(terms) is None and not self.queue.is_done(tag):
+                        self.queue.reserve(terms, self.number, 1 + number % 3, 1000)
+                case "finish":
+                    self.queue.finish(tag)
+                case _:
+                    self.queue.retire("sink", number % 3)
 
     def check(self) -> None:
         """Compare what others find in the files with the queue."""
@@ -264,12 +283,16 @@ class Served:
         collection = QueueCollection(ServerConfig(queue_path=copy, default=whole), self.clock)
         collection.open()
         try:
-            return collection.obtain(NAME).browse(1_000_000)[len(self.queue.open) :]
+            copied = collection.obtain(NAME)
+            # Reserved reads are still open there.
+            given_back = len(self.queue.open) - len(copied.open)
+            return copied.browse(1_000_000)[given_back:]
         finally:
             collection.close()
 
 
 weighted = ["add", "add", "open", "open", "unremove", "unremove", "confirm", "remove"]
+weighted += ["reserve", "reserve", "finish", "retire"]
 steps = st.lists(
     st.tuples(
         st.sampled_from([*weighted, "work", "work", "restart", "dialect"]), st.integers(0, 99)
