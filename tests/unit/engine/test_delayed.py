@@ -14,6 +14,7 @@ from kestrelmq.journal.exchange import from_json, import_rows, rows, to_json
 from kestrelmq.journal.files import Directory, DiskDirectory
 from kestrelmq.journal.pack import pack
 from kestrelmq.journal.records import item_add_time, item_data, item_expiry
+from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.journal.selection import select
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
@@ -663,6 +664,32 @@ def test_tools_pack_both_journals(tmp_path: Path) -> None:
     assert spool.drain() == [b"c", b"b"]
     spool.delay(b"d", 1)
     assert max(companion(spool).open) == 4
+    spool.close()
+
+
+@pytest.mark.parametrize("way", ["begin", "pack"])
+def test_a_new_file_says_what_joined_and_what_is_reserved(tmp_path: Path, way: str) -> None:
+    """Both are notes behind the open reads: the item comes once, and its read stays open."""
+    spool = Spool(tmp_path, keep_journal=way == "pack", worker=HeldWorker())
+    spool.delay(b"a", 1)
+    spool.delay(b"b", 1)
+    spool.advance(1)
+    reservation = spool.queue().reserve(ReserveTerms(10_000, tag="sink:7:0"), 5, 1, 1000)
+    assert reservation is not None
+    spool.commit()
+    if way == "begin":
+        assert not spool.reload(queue_settings(tmp_path))
+        spool.kill()
+    else:
+        spool.collection._lock.release()
+        for selected in select([tmp_path]):
+            pack(DiskDirectory(tmp_path), selected.all_files, "documented", SystemClock())
+        spool.open()
+    queue = spool.queue()
+    assert (spool.items(), queue.delayed) == ([b"b"], 0)
+    reads = [(xid, item_data(record)) for xid, record in queue.open.items()]
+    assert reads == [(reservation.xids[0], b"a")]
+    assert queue.reserved_with("sink:7:0") == list(reservation.xids)
     spool.close()
 
 
