@@ -93,6 +93,10 @@ class OperationTimeout(ClientError):  # noqa: N818
     """The reply did not come in time; the operation may have happened, or may still happen."""
 
 
+class LeaseEnded(ClientError):  # noqa: N818
+    """The lease of a reserved item ended before the item was confirmed; it is delivered again."""
+
+
 class ServerRefused(ClientError):  # noqa: N818
     """A server answered with an error; the operation did not happen.
 

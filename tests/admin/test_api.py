@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
+from kestrelmq.errors import LeaseEnded
 from tests.admin.conftest import Admin
 from tests.support.server import running_server
 from tests.support.wire import Wire, put, value, wait_for
@@ -96,7 +97,7 @@ def test_open_reads_are_listed_and_given_back(admin: Admin) -> None:
     with admin.client() as client:
         client.put("jobs", b"first")
         client.put("jobs", b"second")
-        with client.reserve("jobs") as item:
+        with pytest.raises(LeaseEnded), client.reserve("jobs") as item:  # noqa: PT012
             assert item == b"first"
             listed = admin.get(f"{API}/queues/jobs/open-reads").json
             assert (listed["total"], listed["open_reads"][0]["size"]) == (1, 5)
@@ -112,7 +113,7 @@ def test_requeueing_all_and_requeueing_none(admin: Admin) -> None:
     """Without xids all go back; an xid that is not open changes nothing."""
     with admin.client() as client:
         client.put("jobs", b"first")
-        with client.reserve("jobs"):
+        with pytest.raises(LeaseEnded), client.reserve("jobs"):  # noqa: PT012
             path = f"{API}/queues/jobs/open-reads/requeue"
             assert admin.ask("POST", path, {"xids": [-7]}).json == {"requeued": 0}
             assert admin.ask("POST", path, {}).json == {"requeued": 1}

@@ -6,8 +6,8 @@ Without a logging configuration they are not printed.
 
 import logging
 
-from kestrelmq.client.aio import AsyncClient
-from kestrelmq.client.blocking import Client
+from kestrelmq.client.aio import AsyncClient, AsyncReservedItem
+from kestrelmq.client.blocking import Client, ReservedItem
 from kestrelmq.client.commands import BrowsedItem, BrowsedPage, Moved
 from kestrelmq.client.connected import ConnectedClient
 from kestrelmq.client.options import ClientOptions
@@ -15,6 +15,7 @@ from kestrelmq.client.statistics import QueueStats
 
 __all__ = [
     "AsyncClient",
+    "AsyncReservedItem",
     "BrowsedItem",
     "BrowsedPage",
     "Client",
@@ -22,6 +23,7 @@ __all__ = [
     "ConnectedClient",
     "Moved",
     "QueueStats",
+    "ReservedItem",
 ]
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

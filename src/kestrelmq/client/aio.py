@@ -8,20 +8,31 @@ the server was sending for an open read goes back to its queue.
 # ruff: noqa: ASYNC109 # these timeouts are sent to the server: how long it waits for an item
 
 import asyncio
+import logging
 import math
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from itertools import count
 from random import Random
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
 from kestrelmq.client.core import Exchange, IoRequest, OpenConnection, Pool, RunCommand, carry_out
+from kestrelmq.client.heartbeats import LEASE_ENDED
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.plans import ClientOperations, HeldReads, PauseStep, Plan, Planner
+from kestrelmq.client.reserved import (
+    ItemData,
+    ItemOperations,
+    ItemPlans,
+    beat_period,
+    checked_lease,
+)
 from kestrelmq.errors import (
+    ClientError,
     ConnectionLost,
     KestrelError,
     OperationTimeout,
@@ -31,6 +42,8 @@ from kestrelmq.errors import (
 from kestrelmq.protocol.memcache_client import ReplyParser
 
 T = TypeVar("T")
+
+_log: Final = logging.getLogger("kestrelmq.client")
 
 
 class AsyncConnection(asyncio.Protocol):
@@ -42,6 +55,7 @@ class AsyncConnection(asyncio.Protocol):
 
     def __init__(self, address: Address, options: ClientOptions) -> None:
         self.address = address
+        self.name = secrets.token_hex(8)
         self._options = options
         self._parser = ReplyParser(options.max_item_bytes)
         self._transport: asyncio.Transport | None = None
@@ -159,6 +173,32 @@ class AsyncConnection(asyncio.Protocol):
         self.close()
 
 
+class AsyncReservedItem(ItemData, ItemOperations):
+    """An item that `AsyncClient.reserve` holds: its data, with what can be done with it.
+
+    Attributes:
+        client: the client that holds it.
+    """
+
+    client: "AsyncClient"
+
+    async def _carry_out(self, plan: Plan[T]) -> T:
+        return await self.client._carry_out(plan)  # noqa: SLF001 # a part of the client
+
+
+async def _keep_up(item: AsyncReservedItem, period: float) -> None:
+    """Extend the lease of an item every `period` seconds, until it has ended."""
+    while True:
+        await asyncio.sleep(period)
+        try:
+            if not await item.extend():
+                if not item.is_over:
+                    _log.warning(LEASE_ENDED)
+                return
+        except ClientError as error:
+            _log.warning("a lease could not be extended: %s", error)
+
+
 class AsyncClient(ClientOperations):
     """A client of one server or of a cluster, for asyncio. It has the parameters of `Client`."""
 
@@ -200,18 +240,34 @@ class AsyncClient(ClientOperations):
 
     @asynccontextmanager
     async def reserve(
-        self, queue: str, timeout: float | None = None
-    ) -> AsyncIterator[bytes | None]:
+        self,
+        queue: str,
+        timeout: float | None = None,
+        *,
+        lease: float = 60.0,
+        grace: float = 0.0,
+        heartbeat: float | bool | None = True,
+    ) -> AsyncIterator[AsyncReservedItem | None]:
         """Hold an item during an `async with` block, as `Client.reserve` does."""
-        held = await self._carry_out(self._plans.hold(queue, timeout))
+        period = beat_period(checked_lease(lease), heartbeat=heartbeat)
+        held = await self._carry_out(self._plans.reserve(queue, timeout, lease, grace))
+        if held is None:
+            yield None
+            return
+        plans = ItemPlans(self._plans, queue, held, lease)
+        item = AsyncReservedItem.of(plans)
+        item.client = self
+        beats = None if period is None else asyncio.create_task(_keep_up(item, period))
         try:
-            yield held.result if held is not None else None
+            yield item
         except BaseException:
-            if held is not None:
-                await self._carry_out(self._plans.abort(queue, held))
+            if beats is not None:
+                beats.cancel()
+            await self._carry_out(plans.abort())
             raise
-        if held is not None:
-            await self._carry_out(self._plans.confirm(queue, [held]))
+        if beats is not None:
+            beats.cancel()
+        await self._carry_out(plans.end())
 
     async def consume(
         self, queue: str, *, idle_timeout: float | None = None, max_items: int | None = None

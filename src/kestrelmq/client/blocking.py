@@ -6,6 +6,7 @@ it.
 """
 
 import math
+import secrets
 import select
 import socket
 import time
@@ -19,8 +20,16 @@ from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
 from kestrelmq.client.core import Exchange, IoRequest, OpenConnection, Pool, RunCommand, carry_out
+from kestrelmq.client.heartbeats import Heartbeats
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.plans import ClientOperations, HeldReads, PauseStep, Plan, Planner
+from kestrelmq.client.reserved import (
+    ItemData,
+    ItemOperations,
+    ItemPlans,
+    beat_period,
+    checked_lease,
+)
 from kestrelmq.errors import ConnectionLost, OperationTimeout, ServerUnavailable
 from kestrelmq.protocol.memcache_client import ReplyParser
 
@@ -39,6 +48,7 @@ class Connection:
 
     def __init__(self, address: Address, options: ClientOptions) -> None:
         self.address = address
+        self.name = secrets.token_hex(8)
         self._options = options
         self._parser = ReplyParser(options.max_item_bytes)
         self._socket: socket.socket | None = None
@@ -136,6 +146,19 @@ class Connection:
         return self._socket
 
 
+class ReservedItem(ItemData, ItemOperations):
+    """An item that `Client.reserve` holds: its data, with what can be done with it.
+
+    Attributes:
+        client: the client that holds it.
+    """
+
+    client: "Client"
+
+    def _carry_out(self, plan: Plan[T]) -> T:
+        return self.client._carry_out(plan)  # noqa: SLF001 # a part of the client
+
+
 class Client(ClientOperations):
     """A client of one server or of a cluster of servers that speak the memcache protocol.
 
@@ -154,6 +177,7 @@ class Client(ClientOperations):
         self._membership = membership_of(servers)
         self._plans = Planner.of(self._membership, self._options, time.monotonic, random)
         self._pool = Pool(self._options, Connection)
+        self._heartbeats = Heartbeats()
 
     @classmethod
     def discover(
@@ -178,25 +202,49 @@ class Client(ClientOperations):
     # Operations that hold reads open; the others are inherited from `ClientOperations`.
 
     @contextmanager
-    def reserve(self, queue: str, timeout: float | None = None) -> Iterator[bytes | None]:
+    def reserve(
+        self,
+        queue: str,
+        timeout: float | None = None,
+        *,
+        lease: float = 60.0,
+        grace: float = 0.0,
+        heartbeat: float | bool | None = True,
+    ) -> Iterator[ReservedItem | None]:
         """Hold an item during a `with` block; it is None if there is none.
 
         The item is confirmed when the block ends. It goes back to the head of its queue when the
-        block raises or this process dies.
+        block raises, when this process dies, or when its lease ends. A restart of the server does
+        not give it back.
+
+        Args:
+            queue: the queue's name.
+            timeout: seconds to wait for an item.
+            lease: seconds for which the item is reserved, unless the lease is extended.
+            grace: seconds for which it stays reserved at most, after its connection broke.
+            heartbeat: extend the lease every so many seconds during the block. True is often
+                enough; with None or False, only `item.extend` extends it.
 
         Raises:
+            LeaseEnded: at the end of the block. The item is delivered again.
             ConnectionLost, OperationTimeout: at the end of the block. The confirmation may not have
                 arrived; in that case the item is delivered again.
         """
-        held = self._carry_out(self._plans.hold(queue, timeout))
+        period = beat_period(checked_lease(lease), heartbeat=heartbeat)
+        held = self._carry_out(self._plans.reserve(queue, timeout, lease, grace))
+        if held is None:
+            yield None
+            return
+        plans = ItemPlans(self._plans, queue, held, lease)
+        item = ReservedItem.of(plans)
+        item.client = self
         try:
-            yield held.result if held is not None else None
+            with self._heartbeats.kept_up(item, period):
+                yield item
         except BaseException:
-            if held is not None:
-                self._carry_out(self._plans.abort(queue, held))
+            self._carry_out(plans.abort())
             raise
-        if held is not None:
-            self._carry_out(self._plans.confirm(queue, [held]))
+        self._carry_out(plans.end())
 
     def consume(
         self, queue: str, *, idle_timeout: float | None = None, max_items: int | None = None

@@ -159,6 +159,107 @@ def confirm(queue: bytes, count: int) -> Command[str]:
     return Command(wire.confirm_request(queue, count), _read_done("END"))
 
 
+@dataclass(frozen=True, slots=True)
+class HeldItem:
+    """An item that was handed out and is not confirmed.
+
+    Attributes:
+        data: its data.
+        read: names it to the server; None for an open read, which belongs to its connection.
+        deliveries: how often it was handed out, this time included; None if the server does not
+            say, and likewise the next two.
+        add_time: when it was added (ms since the epoch).
+        expiry: when it expires (ms since the epoch); 0 for never.
+    """
+
+    data: bytes
+    read: str | None = None
+    deliveries: int | None = None
+    add_time: int | None = None
+    expiry: int | None = None
+
+
+def reserve(
+    queue: bytes, wait: float, lease: float, grace: float, owner: str
+) -> Command[HeldItem | None]:
+    """Reserve the head item for `lease` seconds; None if there is none.
+
+    When the owner's last connection ends, it is reserved for `grace` seconds more at most.
+    """
+
+    def read() -> Reading[HeldItem | None]:
+        found: HeldItem | None = None
+        while not isinstance(reply := (yield), wire.EndOfList):
+            if not isinstance(reply, wire.ItemReply) or found is not None:
+                _unexpected(reply)
+            found = _reserved(reply, queue)
+        return found
+
+    request = wire.reserve_request(
+        queue,
+        1,
+        _milliseconds(lease),
+        wait_ms=_milliseconds(wait),
+        owner=owner,
+        grace_ms=_milliseconds(grace),
+    )
+    return Command(request, read, wait)
+
+
+def _reserved(reply: wire.ItemReply, queue: bytes) -> HeldItem:
+    if len(reply.fields) != 5 or reply.fields[0] != queue:
+        _unexpected(reply)
+    words = [field.decode(errors="replace") for field in reply.fields[1:]]
+    deliveries, added, expiry = (_number(reply, word) for word in words[1:])
+    return HeldItem(reply.data, words[0], deliveries, added, expiry)
+
+
+def hold(queue: bytes, wait: float) -> Command[HeldItem | None]:
+    """Open a read, at a server that has no reserved reads."""
+    command = open_read(queue, wait)
+
+    def read() -> Reading[HeldItem | None]:
+        data = yield from command.reading()
+        return None if data is None else HeldItem(data)
+
+    return Command(command.request, read, wait)
+
+
+def finish(queue: bytes, read: str) -> Command[bool]:
+    """Confirm a reserved read; False if it is not reserved any more."""
+    return Command(wire.queue_request("finish", queue, read), _read_whether("FINISHED"))
+
+
+def release(
+    queue: bytes,
+    read: str,
+    delay: float | None = None,
+    *,
+    counted: bool = True,
+    dead: bool = False,
+) -> Command[bool]:
+    """Give a reserved read back; False if it is not reserved any more."""
+    words = [] if delay is None else [f"delay={_milliseconds(delay)}"]
+    words += [word for word, given in (("uncounted", not counted), ("dead", dead)) if given]
+    return Command(wire.queue_request("release", queue, *words, read), _read_whether("RELEASED"))
+
+
+def extend(queue: bytes, read: str, seconds: float) -> Command[bool]:
+    """Let the lease of a reserved read end in `seconds`; False if it is not reserved any more."""
+    request = wire.queue_request("extend", queue, str(_milliseconds(seconds)), read)
+    return Command(request, _read_whether("EXTENDED"))
+
+
+def _read_whether(verb: str) -> Callable[[], Reading[bool]]:
+    def read() -> Reading[bool]:
+        reply = yield
+        if not isinstance(reply, wire.Line) or not reply.text.startswith(f"{verb} "):
+            _unexpected(reply)
+        return _number(reply, reply.text.removeprefix(f"{verb} ")) > 0
+
+    return read
+
+
 def delete(queue: bytes) -> Command[str]:
     """Delete the queue and its journal."""
     accepted = _read_done("DELETED", "NOT_FOUND", "END")

@@ -67,9 +67,15 @@ class Exchange(Generic[T]):
 
 
 class PooledConnection(Protocol):
-    """The interface of a connection that a pool uses; `address` is the server's."""
+    """The interface of a connection that a pool uses.
+
+    Attributes:
+        address: the server's.
+        name: a name that no other connection has.
+    """
 
     address: Address
+    name: str
 
     @property
     def is_open(self) -> bool:
@@ -202,6 +208,8 @@ def _perform(step: Step, pool: Pool[C], held: list[C]) -> Generator[IoRequest[C]
             return result
         case HoldStep(server, command, on):
             connection = on.connection if on is not None else (yield from pool.acquire(server))
+            if not isinstance(command, Command):
+                command = command(connection.name)
             result = yield from _do(RunCommand(connection, command))
             if has_open_read(result):
                 held.append(connection)

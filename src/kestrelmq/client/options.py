@@ -30,7 +30,7 @@ class ClientOptions:
         retry_unknown: whether an add whose reply was lost is sent again, at the risk of a
             duplicate.
         restart_patience: how long an add is tried again while the only server cannot be reached, as
-            during its restart.
+            during its restart; likewise ending a reserved read at its server.
         max_idle_connections: how many idle connections are kept for each server.
         max_item_bytes: the longest item accepted in a reply; a longer one is an error.
     """

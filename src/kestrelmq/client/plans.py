@@ -26,7 +26,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import update_wrapper
 from random import Random
 from typing import (
@@ -46,7 +46,7 @@ from typing import (
 from kestrelmq.client import commands
 from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import Membership, ServerSet
-from kestrelmq.client.commands import BrowsedPage, Command, Moved
+from kestrelmq.client.commands import BrowsedPage, Command, HeldItem, Moved
 from kestrelmq.client.connected import ConnectedClient, connected_client
 from kestrelmq.client.options import ClientOptions, Expiry, ItemTimes, item_times
 from kestrelmq.client.statistics import QueueStats, queue_stats
@@ -62,6 +62,7 @@ from kestrelmq.errors import (
 
 P = ParamSpec("P")
 T = TypeVar("T")
+PlannerT = TypeVar("PlannerT")
 M = TypeVar("M", bound=Callable[..., Any])
 
 LONGEST_WAIT: Final = 10.0
@@ -111,11 +112,11 @@ class HoldStep(Generic[T]):
 
     If the result is None or empty, the answer is None and the connection is free again. With `on`,
     the command runs over that connection, which is already held; otherwise over any connection to
-    `server`.
+    `server`. The command may depend on the connection: then it is a function of its name.
     """
 
     server: Address
-    command: Command[T]
+    command: Command[T] | Callable[[str], Command[T]]
     on: HeldReads[Any] | None = None
 
 
@@ -261,11 +262,16 @@ def join_errors(errors: list[ClientError]) -> ClientError:
     return type(last)(messages)
 
 
-def _read(server_round: ServerRound, server: Address, step: Step) -> Plan[Any]:
+def _one(step: Step) -> Plan[Any]:
+    """Do one step; return the answer."""
+    return (yield step)
+
+
+def _read(server_round: ServerRound, server: Address, plan: Plan[Any]) -> Plan[Any]:
     """Read from a server, and note how that ended; return what it found, None if it failed."""
     found = None
     try:
-        found = yield step
+        found = yield from plan
     except ServerRefused as error:
         server_round.refused(error)
     except _FAILED as error:
@@ -289,7 +295,8 @@ class Planner:
             next, in seconds.
         retry_unknown: whether an add whose reply was lost is sent again.
         restart_patience: how long an add is tried again while the only server cannot be reached, in
-            seconds.
+            seconds; likewise ending a reserved read.
+        without_reserve: servers that have no reserved reads.
     """
 
     reads: ServerSet
@@ -298,6 +305,7 @@ class Planner:
     poll_interval: float = 0.05
     retry_unknown: bool = False
     restart_patience: float = 0.0
+    without_reserve: set[Address] = field(default_factory=set)
 
     @classmethod
     def of(
@@ -445,7 +453,7 @@ class Planner:
     ) -> Plan[bytes | None]:
         name = commands.checked_queue(queue)
         found: bytes | None = yield from self._search(
-            timeout, lambda server, wait: RunStep(server, command(name, wait))
+            timeout, lambda server, wait: _one(RunStep(server, command(name, wait)))
         )
         return found
 
@@ -454,11 +462,41 @@ class Planner:
         name = commands.checked_queue(queue)
         found: HeldReads[bytes] | None = yield from self._search(
             timeout,
-            lambda server, wait: HoldStep(server, commands.open_read(name, wait)),
+            lambda server, wait: _one(HoldStep(server, commands.open_read(name, wait))),
         )
         return found
 
-    def _search(self, timeout: float | None, step: Callable[[Address, float], Step]) -> Plan[Any]:
+    def reserve(
+        self, queue: str, timeout: float | None, lease: float, grace: float
+    ) -> Plan[HeldReads[HeldItem] | None]:
+        """Hold an item of any server, waiting up to `timeout` seconds for one.
+
+        It is reserved for `lease` seconds, and at most `grace` after its connection ends. At a
+        server that has no reserved reads, a read is opened.
+        """
+        name = commands.checked_queue(queue)
+
+        def hold_at(server: Address, wait: float) -> Plan[HeldReads[HeldItem] | None]:
+            if server not in self.without_reserve:
+                try:
+                    found: HeldReads[HeldItem] | None = yield HoldStep(
+                        server, lambda owner: commands.reserve(name, wait, lease, grace, owner)
+                    )
+                except ServerRefused as error:
+                    if error.kind == "SERVER_ERROR":
+                        raise
+                else:
+                    return found
+            found = yield HoldStep(server, commands.hold(name, wait))
+            self.without_reserve.add(server)
+            return found
+
+        held: HeldReads[HeldItem] | None = yield from self._search(timeout, hold_at)
+        return held
+
+    def _search(
+        self, timeout: float | None, read: Callable[[Address, float], Plan[Any]]
+    ) -> Plan[Any]:
         deadline = self.clock() + (timeout or 0.0)
         first = True
         while True:
@@ -468,7 +506,7 @@ class Planner:
                 remaining = deadline - self.clock()
                 longest = self.poll_interval if server_round.is_cluster else LONGEST_WAIT
                 wait = max(0.0, min(remaining, longest)) if waits else 0.0
-                found = yield from _read(server_round, server, step(server, wait))
+                found = yield from _read(server_round, server, read(server, wait))
                 if found is not None:
                     return found
             first = False
@@ -498,7 +536,7 @@ class Planner:
             while (server := server_round.next_server()) is not None and (left is None or left > 0):
                 wait = math.ceil(min(turn, max(0.0, deadline - self.clock())))
                 step = HoldStep(server, commands.monitor(name, wait, left))
-                held = yield from _read(server_round, server, step)
+                held = yield from _read(server_round, server, _one(step))
                 if held is not None:
                     batch.append(held)
                     left = None if left is None else left - len(held.result)
@@ -532,6 +570,39 @@ class Planner:
         """Give the item back. If the connection breaks, the server does so by itself."""
         with suppress(ClientError):
             yield ReleaseStep(held, commands.abort_read(commands.checked_queue(queue)))
+
+    def end_read(self, held: HeldReads[HeldItem], command: Command[T], *, again: bool) -> Plan[T]:
+        """Run a command that ends a read; return its result.
+
+        With `again`, it is tried over other connections to the server if the read's own one broke.
+        """
+        try:
+            ended: T = yield ReleaseStep(held, command)
+        except (ServerUnavailable, ConnectionLost, OperationTimeout) as error:
+            if not again:
+                raise
+            lost = error
+        else:
+            return ended
+        try:
+            ended = yield from self._run_patiently(held.server, command)
+        except ClientError:
+            raise lost from None
+        if not ended and not isinstance(lost, ServerUnavailable):
+            raise lost  # perhaps the first attempt ended it
+        return ended
+
+    def _run_patiently(self, server: Address, command: Command[T]) -> Plan[T]:
+        deadline = self.clock() + self.restart_patience
+        while True:
+            try:
+                result: T = yield RunStep(server, command)
+            except ServerUnavailable:
+                if self.clock() >= deadline:
+                    raise
+            else:
+                return result
+            yield PauseStep(_PAUSE_WHEN_ALL_FAILED)
 
     def advance(
         self, queue: str, held: HeldReads[bytes] | None, timeout: float
@@ -811,9 +882,12 @@ class _Awaiting(Protocol):
 
 
 class PlanMethod(Generic[P, T]):
-    """A method of both clients that carries out a plan: `Client` blocks, `AsyncClient` awaits."""
+    """A method of both clients that carries out a plan: `Client` blocks, `AsyncClient` awaits.
 
-    def __init__(self, plan: Callable[Concatenate[Planner, P], Plan[T]]) -> None:
+    The plan is made by the attribute `_plans` of the object.
+    """
+
+    def __init__(self, plan: Callable[Concatenate[PlannerT, P], Plan[T]]) -> None:
         self._plan = plan
         self._methods: dict[type, Any] = {}
 

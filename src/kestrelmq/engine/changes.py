@@ -51,9 +51,11 @@ class ReadsOpened:
 
 @dataclass(frozen=True, slots=True)
 class ReadsConfirmed:
-    """Several open reads were confirmed: xid, item and reservation, if any, of each."""
+    """Several open reads were confirmed; `reservations` has that of each, if any."""
 
-    ended: list[tuple[int, bytes, Reservation | None]]
+    xids: list[int]
+    items: list[bytes]
+    reservations: list[Reservation | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,7 @@ class PlaceTracker:
             elif isinstance(change, ReadsOpened):
                 self.opened.update((xid, self._take()) for xid in change.xids)
             elif isinstance(change, ReadsConfirmed):
-                for xid, _, _ in change.ended:
+                for xid in change.xids:
                     del self.opened[xid]
             elif isinstance(change, ReadGivenBack):
                 self.front.append(self.opened.pop(change.xid))
@@ -379,8 +381,8 @@ def _take_back_reserved(change: ReservedChange, backlog: Backlog, reads: OpenRea
                 del reads.open[xid]
                 backlog.put_back(record)
             reads.last_xid = last_xid
-        case ReadsConfirmed(ended):
-            for xid, record, reservation in reversed(ended):
+        case ReadsConfirmed(xids, items, reservations):
+            for xid, record, reservation in zip(xids, items, reservations, strict=True):
                 _reopen(reads, xid, record, reservation)
         case ReadHeldBack(xid, record, reservation):
             reads.forget_retrying(xid)

@@ -310,7 +310,7 @@ class QueueCollection:
         name = queue.name
         home = self._masked if name in self.config.aliases else self.queues
         home[name] = queue
-        self.owners.adopt(queue.reads.reservations)
+        self.owners.adopt(name, queue.reads.reservations)
         family = family_of(name)
         if name != family:
             self._children.setdefault(family, {})[name] = None

@@ -67,6 +67,7 @@ from kestrelmq.journal.records import (
     AnnotatedItem,
     annotated,
     confirm_remove,
+    confirm_removes,
     item,
     item_add_time,
     item_deliveries,
@@ -1040,14 +1041,17 @@ class Queue(Committable):
     def confirm_all(self, xids: Sequence[int]) -> None:
         """Confirm open reads, as one change."""
         reads = self.reads
-        ended: list[tuple[int, bytes, Reservation | None]] = []
+        ended: list[int] = []
+        records: list[bytes] = []
         for xid in xids:
             record = reads.end(xid)
             if record is not None:
-                ended.append((xid, record, reads.end_reservation(xid)))
+                ended.append(xid)
+                records.append(record)
         if ended:
-            self._collect(b"".join([confirm_remove(xid) for xid, _, _ in ended]))
-            self.changes.undo.append(ReadsConfirmed(ended))
+            reservations = reads.reservations.end_all(ended)
+            self._collect(confirm_removes(ended))
+            self.changes.undo.append(ReadsConfirmed(ended, records, reservations))
 
     def unremove(self, xid: int) -> bool:
         """Give the open read `xid` back to the head; return False if it is not open."""

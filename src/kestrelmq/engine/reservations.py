@@ -79,6 +79,7 @@ class Reservations:
     Attributes:
         reserved: what the journal says.
         owners: the owners that have reads here.
+        queue: the queue's name.
         registry: knows which queues an owner has reads in.
         retry_at: no lease ends before this, because a write has failed (monotonic seconds).
     """
@@ -87,6 +88,7 @@ class Reservations:
         """Start with what was replayed; `begin_leases` is to follow."""
         self.reserved = reserved
         self.owners: dict[str, Owner] = {}
+        self.queue = ""
         self.registry = Owners()
         self.retry_at = 0.0
         self._heap: list[tuple[float, int, Reservation | Owner]] = []
@@ -132,13 +134,30 @@ class Reservations:
         reservation = self.reserved.end(xid)
         if reservation is not None:
             if not reservation.left:
-                # If a failed write undoes this, the owner may be forgotten by then.
-                reservation.deadline = self._deadline(reservation)
-                owner = self.owners.get(reservation.terms.owner)
-                reservation.set_at = max(reservation.set_at, owner.set_at if owner else 0)
-                reservation.due = inf
+                self._end_lease(reservation)
             self._dismiss(reservation, 1)
         return reservation
+
+    def end_all(self, xids: list[int]) -> list[Reservation | None]:
+        """Do `end` for some reads; faster if they are just those of one reservation, in order."""
+        reservation = self.reserved.by_xid.get(xids[0]) if xids else None
+        if (
+            reservation is None
+            or len(xids) != reservation.left
+            or tuple(xids) != self.reserved.live(reservation)
+        ):
+            return [self.end(xid) for xid in xids]
+        self.reserved.end_all(reservation)
+        self._end_lease(reservation)
+        self._dismiss(reservation, len(xids))
+        return [reservation] * len(xids)
+
+    def _end_lease(self, reservation: Reservation) -> None:
+        # If a failed write undoes this, the owner may be forgotten by then.
+        reservation.deadline = self._deadline(reservation)
+        owner = self.owners.get(reservation.terms.owner)
+        reservation.set_at = max(reservation.set_at, owner.set_at if owner else 0)
+        reservation.due = inf
 
     def restore(self, xid: int, reservation: Reservation) -> None:
         """Undo `end`."""
@@ -333,9 +352,9 @@ class Owners:
         self._connections: dict[str, int] = {}
         self._queues: dict[str, dict[Reservations, None]] = {}
 
-    def adopt(self, reservations: Reservations) -> None:
+    def adopt(self, queue: str, reservations: Reservations) -> None:
         """Take note of the owners of another queue."""
-        reservations.registry = self
+        reservations.queue, reservations.registry = queue, self
         for name in reservations.owners:
             self.add(name, reservations)
 
@@ -367,6 +386,10 @@ class Owners:
         del self._connections[name]
         for reservations in self._queues.get(name, ()):
             reservations.owner_lost(name, now)
+
+    def reads_of(self, name: str) -> dict[str, int]:
+        """Return how many reads an owner has, by queue."""
+        return {one.queue: one.owners[name].reads for one in self._queues.get(name, ())}
 
     def extend(self, name: str, seconds: float, now: float) -> int:
         """Let the leases of all reads of an owner end `seconds` from now; return how many."""

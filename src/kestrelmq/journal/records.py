@@ -20,8 +20,9 @@ In memory, an item is its ADDX record: one `bytes` object, exactly as it is writ
 `item_data` slices the data out.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
+from itertools import repeat
 from mmap import mmap
 from struct import Struct
 from typing import Final
@@ -232,6 +233,11 @@ def item_expiry(record: bytes) -> int:
     return _I64.unpack_from(record, 13)[0]  # type: ignore[no-any-return]
 
 
+def item_times(record: bytes) -> tuple[int, int]:
+    """Return when an item was added and when it expires, as `item_add_time` and `item_expiry`."""
+    return _TIMES.unpack_from(record, 5)
+
+
 def save_xid(xid: int) -> bytes:
     """Return a SAVE_XID record."""
     return _XID.pack(SAVE_XID, xid)
@@ -245,6 +251,11 @@ def unremove(xid: int) -> bytes:
 def confirm_remove(xid: int) -> bytes:
     """Return a CONFIRM_REMOVE record."""
     return _XID.pack(CONFIRM_REMOVE, xid)
+
+
+def confirm_removes(xids: Iterable[int]) -> bytes:
+    """Return a CONFIRM_REMOVE record for each of `xids`."""
+    return b"".join(map(_XID.pack, repeat(CONFIRM_REMOVE), xids))
 
 
 def remove_tentative_xid(xid: int) -> bytes:

@@ -158,6 +158,13 @@ class ReservedReads:
                 self._end(reservation)
         return reservation
 
+    def end_all(self, reservation: Reservation) -> None:
+        """Do `end` for all reads of a reservation that are left."""
+        for xid in self.live(reservation):
+            del self.by_xid[xid]
+        reservation.left = 0
+        self._end(reservation)
+
     def restore(self, xid: int, reservation: Reservation) -> None:
         """Undo `end`."""
         self.by_xid[xid] = reservation
@@ -390,8 +397,12 @@ def _encode_reads(xids: Iterable[int]) -> bytes:
 
 def _runs(xids: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Yield the first and the number of each run of consecutive xids."""
+    found = tuple(xids)
+    if found and found == tuple(range(found[0], found[0] + len(found))):  # most are
+        yield found[0], len(found)
+        return
     first = count = 0
-    for xid in xids:
+    for xid in found:
         if count and xid == first + count:
             count += 1
             continue

@@ -39,7 +39,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class ItemReply:
-    """An item of a `browse`; `fields` are the words of its line before the length."""
+    """An item of a `browse` or `reserve`; `fields` are the words of its line before the length."""
 
     fields: tuple[bytes, ...]
     data: bytes
@@ -264,6 +264,19 @@ def browse_request(
         kind = b"pattern" if is_pattern else b"text"
         request += b" %b=%b" % (kind, quote_from_bytes(search, safe="").encode())
     return request + b"\r\n"
+
+
+def reserve_request(
+    queue: bytes, count: int, lease_ms: int, *, wait_ms: int = 0, owner: str = "", grace_ms: int = 0
+) -> bytes:
+    """Return the request to reserve at most `count` items, for an owner if one is given."""
+    words = [b"%d" % _number(count, "a count"), b"lease=%d" % _number(lease_ms, "a lease")]
+    if wait_ms:
+        words.append(b"t=%d" % _number(wait_ms, "a time"))
+    if owner:
+        words.append(b"owner=%b" % _word(owner.encode(), "an owner"))
+        words.append(b"grace=%d" % _number(grace_ms, "a grace"))
+    return b"reserve %b %b\r\n" % (_queue(queue), b" ".join(words))
 
 
 def queue_request(verb: str, queue: bytes, *arguments: str) -> bytes:

@@ -26,7 +26,8 @@ class ConnectedClient:
             `noreply` has none, and a monitor has one for each item.
         state: what it does at present.
         queue: the queue that its present request reads or adds to, if it takes time.
-        open_reads: how many reads it holds open, by queue; of very many only the first.
+        open_reads: how many reads it holds open, by queue; of very many only the first. Reads that
+            are reserved for an owner count for each client that has named the owner.
     """
 
     id: int

@@ -5,24 +5,20 @@ from typing import Final
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import KestrelError, TagRefused
-from kestrelmq.journal.records import (
-    ADDX_HEADER,
-    item_add_time,
-    item_deliveries,
-    item_expiry,
-)
+from kestrelmq.journal.records import ADDX_HEADER, item_deliveries, item_times
 from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.memcache import (
     DONE,
     END,
+    ITEM,
     Extend,
     ExtendOwner,
     Finish,
     Release,
     Reserve,
     Retire,
-    reserved_line,
+    reserved_rest,
 )
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import Forbidden, ServerContext
@@ -55,13 +51,16 @@ class MemcacheReserve(ReserveHandler):
         """Send the items and END."""
         parts: list[bytes] = []
         for queue, reservation in reserved:
-            line = reserved_line(queue.name.encode(), reservation.nonce)
+            begin, nonce = ITEM + queue.name.encode() + b" ", reservation.nonce
+            last_header, last_deliveries, rest = b"", 0, b""
             for xid, record in queue.reserved_reads(reservation):
-                added, expiry = item_add_time(record), item_expiry(record)
-                deliveries = item_deliveries(record) + 1
-                parts.append(line % (xid, deliveries, added, expiry, len(record) - ADDX_HEADER))
-                parts.append(record[ADDX_HEADER:])
-                parts.append(_LINE_END)
+                header, deliveries = record[:ADDX_HEADER], item_deliveries(record) + 1
+                # Neighbours are often of the same size and millisecond.
+                if header != last_header or deliveries != last_deliveries:
+                    last_header, last_deliveries = header, deliveries
+                    size = len(record) - ADDX_HEADER
+                    rest = reserved_rest(nonce, deliveries, item_times(record), size)
+                parts += (begin, b"%d" % xid, rest, record[ADDX_HEADER:], _LINE_END)
         parts.append(END)
         self._connection.push(b"".join(parts), tuple(queue for queue, _ in reserved))
 

@@ -314,8 +314,13 @@ class MemcacheSession(Session):
         self._close_with(memcache.server_error("internal error"))
 
     def open_reads(self) -> dict[str, int]:
-        """Return how many reads the client holds open, by queue; of very many only the first."""
-        return self._reads.counts()
+        """Return how many reads the client holds open, by queue; of very many only the first.
+
+        Reserved reads count if the client has named their owner.
+        """
+        counts = self._reads.counts()
+        self._owners.add_reads(counts)
+        return counts
 
     def connection_closed(self) -> None:
         """Give the open reads back; those that are reserved stay so, perhaps for a short time."""

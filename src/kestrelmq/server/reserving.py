@@ -275,6 +275,12 @@ class ConnectionOwners:
         self._names[name] = None
         self._context.collection.owners.connected(name, self._context.turns.clock.monotonic())
 
+    def add_reads(self, counts: dict[str, int]) -> None:
+        """Add to `counts` how many reads these owners have, by queue."""
+        for name in self._names:
+            for queue, count in self._context.collection.owners.reads_of(name).items():
+                counts[queue] = counts.get(queue, 0) + count
+
     def end(self) -> None:
         """Take note that the connection is closed."""
         owners, now = self._context.collection.owners, self._context.turns.clock.monotonic()

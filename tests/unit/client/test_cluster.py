@@ -80,6 +80,8 @@ class Play:
             case RunStep(server, command):
                 return self._ask(server, command)
             case HoldStep(server, command, on):
+                if not isinstance(command, commands.Command):
+                    command = command("a connection")
                 result = self._ask(server, command)
                 streak = on.streak + 1 if on else 0
                 return HeldReads(server, None, result, streak) if has_open_read(result) else None

@@ -160,3 +160,49 @@ def test_a_move_says_how_many() -> None:
     for wrong in (b"COPIED 5\r\n", b"MOVED\r\n", b"MOVED x\r\n", END):
         with pytest.raises(ProtocolError):
             result(move, wrong)
+
+
+LINE = b"ITEM q 7-00000000000000ab 2 1700000000000 0 1\r\na\r\n"
+
+
+def test_a_reserved_item_has_what_the_server_says() -> None:
+    """Its read, its deliveries and its times; END alone is no item."""
+    command = commands.reserve(b"q", 1.5, 60, 5, "me")
+    assert command.request == b"reserve q 1 lease=60000 t=1500 owner=me grace=5000\r\n"
+    expected = commands.HeldItem(b"a", "7-00000000000000ab", 2, 1_700_000_000_000, 0)
+    assert result(command, LINE + END) == expected
+    assert result(command, END) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        A + END,
+        LINE + LINE + END,
+        LINE.replace(b"q", b"other") + END,
+        LINE.replace(b" 2 ", b" x ") + END,
+        LINE.replace(b" 0 1", b" 1") + END,
+        VERSION,
+    ],
+)
+def test_what_is_no_reply_to_a_reserve_is_an_error(data: bytes) -> None:
+    """A value, two items, another queue's, or a line with other fields."""
+    with pytest.raises(ProtocolError):
+        result(commands.reserve(b"q", 0, 60, 0, "me"), data)
+
+
+def test_reserved_reads_are_ended_and_extended() -> None:
+    """The reply says whether there was such a read."""
+    for command, verb in (
+        (commands.finish(b"q", "7-ab"), b"FINISHED"),
+        (commands.release(b"q", "7-ab", 0.5), b"RELEASED"),
+        (commands.extend(b"q", "7-ab", 30), b"EXTENDED"),
+    ):
+        assert result(command, verb + b" 1\r\n") is True
+        assert result(command, verb + b" 0\r\n") is False
+        with pytest.raises(ProtocolError):
+            result(command, END)
+    assert commands.release(b"q", "7-ab", 0.5).request == b"release q delay=500 7-ab\r\n"
+    dead = commands.release(b"q", "7-ab", counted=False, dead=True)
+    assert dead.request == b"release q uncounted dead 7-ab\r\n"
+    assert commands.extend(b"q", "7-ab", 30).request == b"extend q 30000 7-ab\r\n"

@@ -133,6 +133,11 @@ REQUESTS: list[tuple[bytes, Request]] = [
     ),
     (b"finish work 7-" + NONCE, Finish("work", ((7, 0xFEDCBA),))),
     (b"finish work -7-%b 8-%b" % (NONCE, NONCE), Finish("work", ((-7, 0xFEDCBA), (8, 0xFEDCBA)))),
+    (b"finish work 9-%b 8-%b" % (NONCE, NONCE), Finish("work", ((9, 0xFEDCBA), (8, 0xFEDCBA)))),
+    (
+        b"finish work 9-%b 8-%b 7-%b" % (NONCE, b"0" * 15 + b"1", NONCE),
+        Finish("work", ((9, 0xFEDCBA), (8, 1), (7, 0xFEDCBA))),
+    ),
     (b"finish work tag=a:1:b", Finish("work", (), "a:1:b")),
     (
         b"release work 7-%b delay=0 uncounted" % NONCE,
@@ -198,6 +203,10 @@ FAULTS: list[tuple[bytes, str, bool]] = [
     (b"finish work 7-%b tag=a:1:b" % NONCE, "takes reads, or says whose", False),
     (b"finish work 7", "7 is no read", False),
     (b"finish work x-" + NONCE, "is no read", False),
+    (b"finish work 7-%b -%b" % (NONCE, NONCE), "is no read", False),
+    (b"finish work 7-%b 8" % NONCE, "8 is no read", False),
+    (b"finish work 7-%b 8-%b0" % (NONCE, NONCE), "is no read", False),
+    (b"finish work 7-%b %b-%b" % (NONCE, b"1" * 20, NONCE), "is no read", False),
     (b"finish work 7-" + NONCE.upper(), "is no read", False),
     (b"release", "takes a queue and reads", False),
     (b"release work dead", "takes reads, or says whose", False),

@@ -342,7 +342,8 @@ def test_no_request_overtakes_a_long_one(
 ONE_PLACE: Final = {
     "changes why a connection is paused": (r"\.paused\s*([|&]?=)[^=]", "connection.py"),
     "changes which request goes on": (r"\.pending\s*=[^=]", "connection.py"),
-    "waits for an item": (r"\bWaiter\(", "reads.py"),
+    "waits for an item of one queue": (r"\bWaiter\(self\._mode", "reads.py"),
+    "waits for an item of several queues": (r"\bWaiter\((?!self\._mode)", "reserving.py"),
     "decides how much a client may have to read": (r"produced\s*[+>]", "connection.py"),
     "adds what was written ahead": (r"\.add_written_ahead\(", "put.py"),
 }
