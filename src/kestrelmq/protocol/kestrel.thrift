@@ -26,6 +26,25 @@ struct QueueInfo {
   7: i32 open_transactions
 }
 
+// A reserved item. finish, release and extend take its read_id, which only its reader
+// knows.
+struct ReservedItem {
+  1: string queue_name
+  2: string read_id
+  // How often the item was handed out, this time included.
+  3: i32 deliveries
+  // When it was added, and when it expires (0 is never), in milliseconds since 1970.
+  4: i64 add_time
+  5: i64 expiry
+  6: binary data
+}
+
+struct Reserved {
+  1: list<ReservedItem> items
+  // Whether the tag is done: its items were finished before.
+  2: bool is_done
+}
+
 enum Status {
   NOT_CONFIGURED = 0
   QUIESCENT = 1
@@ -55,6 +74,33 @@ service Kestrel {
   // Both end open reads, and return how many of the ids were open.
   i32 confirm(1: string queue_name, 2: set<i64> ids)
   i32 abort(1: string queue_name, 2: set<i64> ids)
+
+  // Reserves up to max_items items (1 to 1000, about 1 MiB) of the queues, which are asked in this
+  // order; waits up to timeout_msec milliseconds for one. A reserved read outlives its connection
+  // and a restart of the server. It ends by finish, by release, or lease_msec milliseconds later:
+  // then the item goes back to the head of its queue. With an owner, it is reserved for at most
+  // grace_msec milliseconds after the last connection ended that named the owner. With a tag, which
+  // is NAME:EPOCH:PART, the same items are returned again until they are finished.
+  Reserved reserve(1: list<string> queue_names, 2: i32 max_items, 3: i64 lease_msec,
+                   4: i64 timeout_msec = 0, 5: string tag = "", 6: string owner = "",
+                   7: i64 grace_msec = 5000)
+
+  // These are for some reads, or else for those of a tag, or of an owner in this queue; they return
+  // how many of the reads were reserved. finish of a tag that is done returns how many it had.
+  i32 finish(1: string queue_name, 2: list<string> read_ids, 3: string tag = "")
+
+  // The items may be read again after delay_msec milliseconds; -1 is the queue's retry_delay. With
+  // uncounted, they were not delivered; with dead, they go to the dead-letter queue.
+  i32 release(1: string queue_name, 2: list<string> read_ids, 3: string tag = "",
+              4: string owner = "", 5: i64 delay_msec = -1, 6: bool uncounted = false,
+              7: bool dead = false)
+
+  // Their leases end lease_msec milliseconds from now. extend_owner is for all reads of an owner.
+  i32 extend(1: string queue_name, 2: i64 lease_msec, 3: list<string> read_ids, 4: string tag = "")
+  i32 extend_owner(1: string owner, 2: i64 lease_msec)
+
+  // Refuses the tags of this name up to an epoch from now on; returns how many were open or done.
+  i32 retire(1: string queue_name, 2: string name, 3: i64 epoch)
 
   QueueInfo peek(1: string queue_name)
 

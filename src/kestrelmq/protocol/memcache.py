@@ -13,13 +13,22 @@ it in `server/memcache_session.py`, or in `server/memcache_admin.py` if it is ab
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import repeat
 from typing import Final, Literal
 from urllib.parse import unquote_to_bytes
 
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, is_http
 from kestrelmq.protocol.put_options import NO_OPTIONS, PutOptions, parse_name
+from kestrelmq.protocol.reserving import (
+    MAX_OWNER,
+    Extend,
+    ExtendOwner,
+    Finish,
+    Release,
+    Reserve,
+    Retire,
+    parse_reads,
+)
 
 Dialect = Literal["kestrel", "memcached"]
 
@@ -34,16 +43,6 @@ MAX_SEARCH: Final = 1000
 _CACHED_LINES: Final = 2048
 _CACHED_HEADERS: Final = 4096
 _MAX_DIGITS: Final = 19
-MAX_RESERVED: Final = 1000
-"""The most items of one `reserve`."""
-MAX_RESERVED_QUEUES: Final = 100
-"""The most queues of one `reserve`."""
-MAX_OWNER: Final = 200
-"""The most bytes of an owner or a tag."""
-_MAX_MILLISECONDS: Final = 2**53
-_SUFFIX: Final = 17
-"""Bytes of a read from the hyphen before its nonce on."""
-_HEX_DIGITS: Final = frozenset(b"0123456789abcdef")
 
 NameCheck = Callable[[bytes], str | None]
 """Returns why bytes cannot be a queue's name; None when they can."""
@@ -128,91 +127,6 @@ class TouchRead:
 
     queue: str
     milliseconds: int
-
-
-Read = tuple[int, int]
-"""A reserved read: its xid and the nonce of its reservation. On the wire, `XID-NONCE`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reserve:
-    """Reserve items, of the first of several queues that have any.
-
-    Attributes:
-        queues: their names.
-        count: the most items.
-        lease: how long they are reserved (ms).
-        timeout: milliseconds to wait for an item.
-        tag: the step that they belong to; may be empty.
-        owner: whose they are; may be empty.
-        grace: how long they stay reserved after the owner's last connection has ended (ms).
-    """
-
-    queues: tuple[str, ...]
-    count: int
-    lease: int
-    timeout: int = 0
-    tag: str = ""
-    owner: str = ""
-    grace: int = 5000
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Confirm reserved reads, or those of a tag, which is done from then on."""
-
-    queue: str
-    reads: tuple[Read, ...]
-    tag: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Give reserved reads back, or those of a tag, or those of an owner.
-
-    Attributes:
-        queue: the queue's name.
-        reads: the reads.
-        tag, owner: whose reads instead.
-        delay: milliseconds until the items may be read again; None for the queue's setting.
-        uncounted: whether this is no delivery.
-        dead: whether the items go to the dead-letter queue.
-    """
-
-    queue: str
-    reads: tuple[Read, ...]
-    tag: str = ""
-    owner: str = ""
-    delay: int | None = None
-    uncounted: bool = False
-    dead: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Extend:
-    """Let the leases of reserved reads, or of those of a tag, end so many milliseconds from now."""
-
-    queue: str
-    milliseconds: int
-    reads: tuple[Read, ...]
-    tag: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ExtendOwner:
-    """Let the leases of all reads of an owner end so many milliseconds from now."""
-
-    owner: str
-    milliseconds: int
-
-
-@dataclass(frozen=True, slots=True)
-class Retire:
-    """Refuse the tags of a name up to an epoch from now on, and forget those that are done."""
-
-    queue: str
-    name: str
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,11 +419,14 @@ class Parser:
             return self._unknown(line, verb, words[1:])
         try:
             return parse(self, words[1:])
-        except ClientFault as fault:
-            _check_protocol(line)
-            if fault.closes or words[-1] != b"noreply" or not self._may_be_quiet(verb):
-                raise
-            return RefusedRequest(b"", None)
+        except ValueError as error:
+            fault = ClientFault(str(error), closes=False)
+        except ClientFault as found:
+            fault = found
+        _check_protocol(line)
+        if fault.closes or words[-1] != b"noreply" or not self._may_be_quiet(verb):
+            raise fault
+        return RefusedRequest(b"", None)
 
     def _may_be_quiet(self, verb: bytes) -> bool:
         """Whether `noreply` at the end of a line means that the client expects no reply."""
@@ -690,26 +607,18 @@ class Parser:
         if len(words) < 2:
             raise ClientFault("reserve takes queues, a count and a lease", closes=False)
         names = dict.fromkeys(words[0].split(b","))
-        if len(names) > MAX_RESERVED_QUEUES:
-            raise ClientFault(f"reserve takes at most {MAX_RESERVED_QUEUES} queues", closes=False)
-        count = number(words[1])
-        if count is None or not 1 <= count <= MAX_RESERVED:
-            raise ClientFault(f"reserve takes a count of 1 to {MAX_RESERVED}", closes=False)
         options, others = _options(words[2:], {b"lease", b"t", b"tag", b"owner", b"grace"})
         if others or b"lease" not in options:
             raise ClientFault("reserve takes a lease= after the count", closes=False)
-        lease = _milliseconds(options[b"lease"], "lease")
-        if not lease:
-            raise ClientFault("a lease is at least 1 ms", closes=False)
         if b"grace" in options and b"owner" not in options:
             raise ClientFault("a grace needs an owner", closes=False)
         return Reserve(
             tuple(map(self._queue, names)),
-            count,
-            lease,
+            number(words[1]) or 0,
+            _milliseconds(options[b"lease"], "lease"),
             _milliseconds(options.get(b"t", b"0"), "t"),
-            _named(options, b"tag"),
-            _named(options, b"owner"),
+            _text(options, b"tag"),
+            _text(options, b"owner"),
             _milliseconds(options.get(b"grace", b"5000"), "grace"),
         )
 
@@ -717,28 +626,19 @@ class Parser:
         if not words:
             raise ClientFault("finish takes a queue and reads, or a tag", closes=False)
         options, others = _options(words[1:], {b"tag"})
-        tag = _named(options, b"tag")
-        return Finish(self._queue(words[0]), _reads(others, "finish", tag), tag)
+        return Finish(self._queue(words[0]), parse_reads(others), _text(options, b"tag"))
 
     def _release(self, words: list[bytes]) -> Release:
         if not words:
             raise ClientFault("release takes a queue and reads, a tag or an owner", closes=False)
         options, others = _options(words[1:], {b"tag", b"owner", b"delay"})
         flags = {b"uncounted", b"dead"}.intersection(others)
-        reads = [word for word in others if word not in flags]
-        tag, owner = _named(options, b"tag"), _named(options, b"owner")
-        delay = None
-        if b"delay" in options:
-            delay = _milliseconds(options[b"delay"], "delay")
-        if len(flags) + bool(delay) > 1:
-            raise ClientFault("a delay, uncounted and dead do not go together", closes=False)
-        if tag and owner:
-            raise ClientFault("release takes a tag or an owner, not both", closes=False)
+        delay = _milliseconds(options[b"delay"], "delay") if b"delay" in options else None
         return Release(
             self._queue(words[0]),
-            _reads(reads, "release", tag or owner),
-            tag,
-            owner,
+            parse_reads([word for word in others if word not in flags]),
+            _text(options, b"tag"),
+            _text(options, b"owner"),
             delay,
             b"uncounted" in flags,
             b"dead" in flags,
@@ -747,23 +647,23 @@ class Parser:
     def _extend(self, words: list[bytes]) -> Extend | ExtendOwner:
         if len(words) == 2 and words[0].startswith(b"owner="):
             options, _ = _options(words[:1], {b"owner"})
-            return ExtendOwner(_named(options, b"owner"), _milliseconds(words[1], "extend"))
+            return ExtendOwner(_text(options, b"owner"), _milliseconds(words[1], "extend"))
         if len(words) < 2:
             raise ClientFault("extend takes a queue, milliseconds and reads", closes=False)
         options, others = _options(words[2:], {b"tag"})
-        tag = _named(options, b"tag")
         milliseconds = _milliseconds(words[1], "extend")
-        return Extend(self._queue(words[0]), milliseconds, _reads(others, "extend", tag), tag)
+        tag = _text(options, b"tag")
+        return Extend(self._queue(words[0]), milliseconds, parse_reads(others), tag)
 
     def _retire(self, words: list[bytes]) -> Retire:
         if len(words) != 3:
             raise ClientFault("retire takes a queue, a name and an epoch", closes=False)
-        name, epoch = _name(words[1], "name"), number(words[2])
-        if b":" in words[1]:
-            raise ClientFault("the name of a tag has no colon", closes=False)
-        if epoch is None or not 0 <= epoch < 2**63:
-            raise ClientFault("an epoch is a whole number", closes=False)
-        return Retire(self._queue(words[0]), name, epoch)
+        epoch = number(words[2])
+        return Retire(
+            self._queue(words[0]),
+            _text({b"name": words[1]}, b"name"),
+            -1 if epoch is None else epoch,
+        )
 
     def _delete(self, words: list[bytes]) -> Delete:
         words, noreply = _without_noreply(words)
@@ -943,59 +843,24 @@ def _options(
 
 def _milliseconds(word: bytes, what: str) -> int:
     value = number(word)
-    if value is None or not 0 <= value <= _MAX_MILLISECONDS:
+    if value is None:
         raise ClientFault(f"{what} takes milliseconds", closes=False)
     return value
 
 
-def _named(options: dict[bytes, bytes], option: bytes) -> str:
+def _text(options: dict[bytes, bytes], option: bytes) -> str:
     """Return the text of an option that names something; empty if it is not given."""
-    return _name(options[option], option.decode()) if option in options else ""
-
-
-def _name(word: bytes, what: str) -> str:
+    if option not in options:
+        return ""
     try:
-        text = word.decode()
+        text = options[option].decode()
     except UnicodeDecodeError:
         text = ""
-    if not text or len(word) > MAX_OWNER or not text.isprintable():
-        raise ClientFault(f"{what} takes at most {MAX_OWNER} bytes of text", closes=False)
+    if not text:
+        raise ClientFault(
+            f"{option.decode()} takes at most {MAX_OWNER} bytes of text", closes=False
+        )
     return text
-
-
-def _reads(words: list[bytes], verb: str, instead: str) -> tuple[Read, ...]:
-    """Return the reads that `words` name; there are none if `instead` says which."""
-    if bool(words) == bool(instead):
-        raise ClientFault(f"{verb} takes reads, or says whose", closes=False)
-    if not words:
-        return ()
-    nonce, suffix = _nonce(words[0]), words[0][-_SUFFIX:] + b" "
-    # Most reads of a request were reserved together, and no xid is negative: this is much faster.
-    xids = (b" ".join(words) + b" ").split(suffix)[:-1]
-    lengths = set(map(len, xids))
-    if (
-        len(xids) == len(words)
-        and b"".join(xids).isdigit()
-        and 0 not in lengths
-        and max(lengths) <= _MAX_DIGITS
-    ):
-        return tuple(zip(map(int, xids), repeat(nonce), strict=False))
-    reads = []
-    for word in words:
-        nonce, xid = _nonce(word), word[:-_SUFFIX]
-        digits = xid[1:] if xid[:1] == b"-" else xid
-        if not digits.isdigit() or len(digits) > _MAX_DIGITS:
-            raise ClientFault(f"{_printable(word)} is no read", closes=False)
-        reads.append((int(xid), nonce))
-    return tuple(reads)
-
-
-def _nonce(word: bytes) -> int:
-    """Return the nonce of a read."""
-    nonce = word[1 - _SUFFIX :]
-    if word[-_SUFFIX : 1 - _SUFFIX] != b"-" or not set(nonce) <= _HEX_DIGITS:
-        raise ClientFault(f"{_printable(word)} is no read", closes=False)
-    return int(nonce, 16)
 
 
 def _expect_no_arguments(words: list[bytes], verb: str) -> None:

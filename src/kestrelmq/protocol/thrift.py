@@ -20,6 +20,16 @@ from thriftpy2.thrift import TApplicationException, TMessageType, TType
 from thriftpy2.transport import memory
 
 from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.reserving import (
+    Extend,
+    ExtendOwner,
+    Finish,
+    Read,
+    Release,
+    Reserve,
+    Retire,
+    parse_reads,
+)
 from kestrelmq.protocol.thrift_messages import (
     Abort,
     Answer,
@@ -39,6 +49,7 @@ from kestrelmq.protocol.thrift_messages import (
     RefusalReason,
     RefusedRequest,
     Request,
+    ReservedItems,
     SetStatus,
     ThriftStatus,
 )
@@ -135,7 +146,7 @@ def decode(frame: bytes) -> tuple[MessageHeader, Request | RefusedRequest]:
         return header, _request(header, frame[begin:], fields)
     except UnicodeDecodeError:
         return header, RefusedRequest(RefusalReason.PROTOCOL_ERROR, "a string that is not UTF-8")
-    except MalformedError as error:
+    except (MalformedError, ValueError) as error:
         return header, RefusedRequest(RefusalReason.PROTOCOL_ERROR, str(error))
 
 
@@ -154,6 +165,21 @@ def encode(header: MessageHeader, answer: Answer) -> bytes:
                 age=answer.age,
                 waiters=answer.waiters,
                 open_transactions=answer.open_transactions,
+            )
+        case ReservedItems():
+            result.success = _IDL.Reserved(
+                items=[
+                    _IDL.ReservedItem(
+                        queue_name=item.queue,
+                        read_id=item.read_id,
+                        deliveries=item.deliveries,
+                        add_time=item.add_time,
+                        expiry=item.expiry,
+                        data=item.data,
+                    )
+                    for item in answer.items
+                ],
+                is_done=answer.is_done,
             )
         case ThriftStatus():
             result.success = answer.value
@@ -282,6 +308,35 @@ def _put_delayed(arguments: Any) -> Put:
     )
 
 
+def _reserve(arguments: Any) -> Reserve:
+    return Reserve(
+        tuple(dict.fromkeys(arguments.queue_names)),
+        arguments.max_items,
+        arguments.lease_msec,
+        arguments.timeout_msec,
+        arguments.tag,
+        arguments.owner,
+        arguments.grace_msec,
+    )
+
+
+def _release(arguments: Any) -> Release:
+    delay = arguments.delay_msec
+    return Release(
+        arguments.queue_name,
+        _reads(arguments),
+        arguments.tag,
+        arguments.owner,
+        None if delay == -1 else delay,
+        arguments.uncounted,
+        arguments.dead,
+    )
+
+
+def _reads(arguments: Any) -> tuple[Read, ...]:
+    return parse_reads([read.encode() for read in arguments.read_ids])
+
+
 def _set_status(arguments: Any) -> SetStatus:
     try:
         return SetStatus(ThriftStatus(arguments.status))
@@ -295,6 +350,12 @@ _REQUESTS: Final[dict[str, Callable[[Any], Request]]] = {
     "get": _get,
     "confirm": lambda a: Confirm(a.queue_name, tuple(a.ids)),
     "abort": lambda a: Abort(a.queue_name, tuple(a.ids)),
+    "reserve": _reserve,
+    "finish": lambda a: Finish(a.queue_name, _reads(a), a.tag),
+    "release": _release,
+    "extend": lambda a: Extend(a.queue_name, a.lease_msec, _reads(a), a.tag),
+    "extend_owner": lambda a: ExtendOwner(a.owner, a.lease_msec),
+    "retire": lambda a: Retire(a.queue_name, a.name, a.epoch),
     "peek": lambda a: Peek(a.queue_name),
     "flush_queue": lambda a: FlushQueue(a.queue_name),
     "flush_all_queues": lambda _: FlushAllQueues(),

@@ -6,6 +6,8 @@ from typing import TypeAlias
 
 from thriftpy2.thrift import TApplicationException
 
+from kestrelmq.protocol.reserving import EndsReads, Reserve
+
 
 class Dialect(Enum):
     """How a message is encoded."""
@@ -127,7 +129,9 @@ class RefusedRequest:
 
 
 Request: TypeAlias = (
-    Put
+    Reserve
+    | EndsReads
+    | Put
     | Get
     | Confirm
     | Abort
@@ -172,4 +176,24 @@ class QueueInfo:
     open_transactions: int
 
 
-Answer: TypeAlias = int | str | list[Item] | QueueInfo | ThriftStatus | None
+@dataclass(frozen=True, slots=True)
+class ReservedItem:
+    """A reserved item in an answer; times are in milliseconds since the epoch."""
+
+    queue: str
+    read_id: str
+    deliveries: int
+    add_time: int
+    expiry: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedItems:
+    """An answer to `Reserve`; `is_done` is whether its tag is done."""
+
+    items: tuple[ReservedItem, ...]
+    is_done: bool = False
+
+
+Answer: TypeAlias = int | str | list[Item] | QueueInfo | ReservedItems | ThriftStatus | None

@@ -25,22 +25,17 @@ from kestrelmq.protocol.memcache import (
     BareCommand,
     Confirm,
     Dump,
-    Extend,
-    ExtendOwner,
-    Finish,
     Get,
     Monitor,
     Parser,
     RefusedRequest,
-    Release,
     Request,
-    Reserve,
-    Retire,
     Set,
     Stats,
     TouchRead,
     value_header,
 )
+from kestrelmq.protocol.reserving import Extend, ExtendOwner, Finish, Release, Reserve, Retire
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import Forbidden, ItemTimes, ServerContext
 from kestrelmq.server.large_item import (

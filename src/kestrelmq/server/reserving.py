@@ -1,4 +1,4 @@
-"""Reserving items, possibly with a wait on several queues; for the commands of every protocol.
+"""Reserving items, possibly with a wait on several queues, and ending that; for every protocol.
 
 `PendingReserve` ends in exactly one of three ways:
 
@@ -12,22 +12,36 @@ connection ends before that, or an error had to be sent instead, it is released,
 
 import asyncio
 import secrets
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
-from kestrelmq.errors import KestrelError, QueueUnavailable
+from kestrelmq.errors import KestrelError, QueueUnavailable, TagRefused
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.journal.reservations import Reservation, ReserveTerms
+from kestrelmq.protocol.reserving import (
+    EndsReads,
+    Extend,
+    ExtendOwner,
+    Finish,
+    Release,
+    Reserve,
+    Retire,
+)
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.replies import OUTPUT_LIMIT
 
 MAX_OWNERS: Final = 100
 """The most owners that one connection may name."""
+_AT_ONCE: Final = 1000
+"""The most reads of an owner to release in one turn."""
 
 Reserved = list[tuple[Queue, Reservation]]
 """Reservations of one request, and their queues."""
+CountAnswer = Callable[[int, Queue | None], None]
+"""Sends of how many reads or tags something was done, and to which queue."""
 
 
 class ReserveHandler:
@@ -255,6 +269,132 @@ class PendingReserve(PendingRequest):
         for queue, _ in self._waiting:
             queue.get_misses += 1
         self._connection.guard(lambda: self._answer([]))
+
+
+def begin_reserve(
+    connection: Connection,
+    context: ServerContext,
+    owners: "ConnectionOwners",
+    request: Reserve,
+    handler: ReserveHandler,
+) -> None:
+    """Serve a request to reserve items."""
+    try:
+        if request.owner:
+            owners.add(request.owner)
+    except KestrelError as error:
+        handler.fail(error)
+        return
+    connection.count_slow_request()
+    terms = ReserveTerms(request.lease, request.grace, request.owner, request.tag)
+    seconds = request.timeout / 1000
+    PendingReserve(
+        connection, context, handler, request.queues, request.count, terms, seconds
+    ).begin()
+
+
+def end_reserved(
+    connection: Connection,
+    context: ServerContext,
+    owners: "ConnectionOwners",
+    request: EndsReads,
+    answer: CountAnswer,
+    refuse: Callable[[KestrelError], None],
+) -> None:
+    """Serve a request about reads that are reserved: call `answer` or `refuse`, perhaps later."""
+    connection.count_slow_request()
+    try:
+        if isinstance(request, ExtendOwner):
+            owners.add(request.owner)
+            seconds, now = request.milliseconds / 1000, context.turns.clock.monotonic()
+            answer(context.collection.owners.extend(request.owner, seconds, now), None)
+            return
+        context.check_client(request.queue, write=False)
+        if isinstance(request, Retire):
+            queue = context.queue_to_read(request.queue)
+        else:
+            queue = context.collection.existing(request.queue)
+        if queue is None:
+            answer(0, None)
+        elif isinstance(request, Release) and request.owner:
+            _OwnerRelease(connection, queue, request, answer).resume()
+        else:
+            answer(_applied(queue, request), queue)
+    except KestrelError as error:
+        refuse(error)
+
+
+def _applied(queue: Queue, request: Finish | Release | Extend | Retire) -> int:
+    """Do what a request says; return of how many reads or tags."""
+    match request:
+        case Finish(tag=tag) if tag:
+            return queue.finish(tag)
+        case Finish():
+            xids = queue.find_reserved(request.reads)
+            queue.confirm_all(xids)
+            return len(xids)
+        case Release():
+            return _release(queue, request, _named(queue, request))
+        case Extend():
+            return queue.extend_leases(_named(queue, request), request.milliseconds / 1000)
+        case Retire(_, name, epoch):
+            return queue.retire(name, epoch)
+
+
+def _named(queue: Queue, request: Release | Extend) -> list[int]:
+    """Return the xids of the reads that a request names, those that are reserved."""
+    if request.tag:
+        return queue.reserved_with(request.tag)
+    return queue.find_reserved(request.reads)
+
+
+def _release(queue: Queue, request: Release, xids: Sequence[int]) -> int:
+    """Give reads back as a request says; return how many."""
+    if request.dead and queue.config.dead_letter_queue is None:
+        raise TagRefused(f"queue {queue.name} has no dead_letter_queue")
+    return queue.give_back(
+        xids,
+        counted=not request.uncounted,
+        why="it was released",
+        delay=None if request.delay is None else request.delay / 1000,
+        is_dead=request.dead,
+    )
+
+
+class _OwnerRelease(PendingRequest):
+    """The release of all reads of an owner in a queue, some in each turn."""
+
+    __slots__ = ("_answer", "_connection", "_count", "_queue", "_request")
+
+    def __init__(
+        self, connection: Connection, queue: Queue, request: Release, answer: CountAnswer
+    ) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._request = request
+        self._answer = answer
+        self._count = 0
+
+    @property
+    def queue_name(self) -> str | None:
+        """The queue whose reads it releases."""
+        return self._queue.name
+
+    def resume(self) -> None:
+        """Release some; answer when there are no more."""
+        connection, queue, request = self._connection, self._queue, self._request
+        xids = queue.reserved_by(request.owner, _AT_ONCE)
+        self._count += _release(queue, request, xids)
+        if len(xids) == _AT_ONCE:
+            connection.push(b"", queue)
+            connection.yield_turn()
+            connection.resume_later(self)
+            return
+        connection.request_done()
+        self._answer(self._count, queue)
+
+    def cancel(self) -> None:
+        """End; what was released stays so."""
 
 
 class ConnectionOwners:

@@ -11,10 +11,20 @@ from typing import Final
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
-from kestrelmq.journal.records import ADDX_HEADER
+from kestrelmq.journal.records import ADDX_HEADER, item_deliveries, item_times
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import thrift
 from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.reserving import (
+    EndsReads,
+    Extend,
+    ExtendOwner,
+    Finish,
+    Release,
+    Reserve,
+    Retire,
+    read_text,
+)
 from kestrelmq.protocol.thrift import ThriftParser
 from kestrelmq.protocol.thrift_messages import (
     Abort,
@@ -33,6 +43,8 @@ from kestrelmq.protocol.thrift_messages import (
     RefusalReason,
     RefusedRequest,
     Request,
+    ReservedItem,
+    ReservedItems,
     SetStatus,
     ThriftStatus,
 )
@@ -42,6 +54,14 @@ from kestrelmq.server.context import ServerContext
 from kestrelmq.server.put import PendingPut
 from kestrelmq.server.reads import MOST_READS_COUNTED
 from kestrelmq.server.replies import Queues
+from kestrelmq.server.reserving import (
+    ConnectionOwners,
+    PendingReserve,
+    Reserved,
+    ReserveHandler,
+    begin_reserve,
+    end_reserved,
+)
 from kestrelmq.server.status import Status
 from kestrelmq.server.thrift_reads import ThriftGet, ThriftOpenReads
 from kestrelmq.version import VERSION
@@ -77,6 +97,7 @@ class ThriftSession(Session):
         self._context = context
         self._shared = shared
         self._own: dict[str, set[int]] = {}
+        self._owners = ConnectionOwners(context)
         self._parser = ThriftParser()
         self.bytes_needed = 0
 
@@ -103,8 +124,11 @@ class ThriftSession(Session):
 
     def failure_reply(self, failure: JournalError, reply: bytes) -> bytes:
         """Return the exception that replaces `reply` when the operation was undone."""
+        header, pending = thrift.header_of(reply), self._connection.pending
+        if isinstance(pending, PendingReserve) and header.name == "reserve":
+            pending.is_lost = True
         return thrift.encode_refusal(
-            thrift.header_of(reply), RefusedRequest(RefusalReason.INTERNAL_ERROR, str(failure))
+            header, RefusedRequest(RefusalReason.INTERNAL_ERROR, str(failure))
         )
 
     def answer_internal_error(self) -> None:
@@ -112,22 +136,27 @@ class ThriftSession(Session):
         self._connection.closing = True
 
     def open_reads(self) -> dict[str, int]:
-        """Return how many of the first `MOST_READS_COUNTED` reads are open, by queue."""
+        """Return how many of the first `MOST_READS_COUNTED` reads are open, by queue.
+
+        Reserved reads count if the client has named their owner.
+        """
         found: dict[str, int] = {}
         reads = ((name, identity) for name, ids in self._own.items() for identity in ids)
         for name, identity in islice(reads, MOST_READS_COUNTED):
             if self._shared.is_open(identity):
                 found[name] = found.get(name, 0) + 1
+        self._owners.add_reads(found)
         return found
 
     def connection_closed(self) -> None:
-        """Nothing to give back: open reads do not belong to a connection."""
+        """Give nothing back: open reads do not belong to a connection, only to their owner."""
+        self._owners.end()
 
     def _serve(self, header: MessageHeader, request: Request | RefusedRequest) -> None:
         try:
             match request:
                 case RefusedRequest():
-                    self._refuse(header, request)
+                    self.refuse(header, request)
                 case Get():
                     ThriftGet(
                         self._connection,
@@ -139,30 +168,49 @@ class ThriftSession(Session):
                         lambda items, queue: self._send(
                             header, thrift.encode_items(header, items), queue
                         ),
-                        lambda error: self._refuse(header, _internal_error(error)),
+                        lambda error: self.refuse(header, _internal_error(error)),
                     ).begin()
                 case Put():
                     self._put(header, request)
+                case Reserve() | Finish() | Release() | Extend() | ExtendOwner() | Retire():
+                    self._serve_reserved(header, request)
                 case Confirm() | Abort():
-                    self._answer(header, *self._end_reads(request))
+                    self.answer(header, *self._end_reads(request))
                 case Peek(name):
-                    self._answer(header, self._peek(name))
+                    self.answer(header, self._peek(name))
                 case FlushQueue() | FlushAllQueues() | DeleteQueue():
                     self._start_change(header, request)
                 case CurrentStatus():
-                    self._answer(header, _TO_THRIFT[self._context.status.status])
+                    self.answer(header, _TO_THRIFT[self._context.status.status])
                 case SetStatus(status):
                     self._set_status(status)
-                    self._answer(header, None)
+                    self.answer(header, None)
                 case GetVersion():
-                    self._answer(header, VERSION)
+                    self.answer(header, VERSION)
         except KestrelError as error:
-            self._refuse(header, _internal_error(error))
+            self.refuse(header, _internal_error(error))
 
-    def _answer(self, header: MessageHeader, answer: Answer, queues: Queues = None) -> None:
+    def _serve_reserved(self, header: MessageHeader, request: Reserve | EndsReads) -> None:
+        connection, context, owners = self._connection, self._context, self._owners
+        if isinstance(request, Reserve):
+            handler = _ThriftReserve(self, header)
+            begin_reserve(connection, context, owners, request, handler)
+            return
+        end_reserved(
+            connection,
+            context,
+            owners,
+            request,
+            lambda count, queue: self.answer(header, count, queue),
+            lambda error: self.refuse(header, _internal_error(error)),
+        )
+
+    def answer(self, header: MessageHeader, answer: Answer, queues: Queues = None) -> None:
+        """Answer the request of `header`, once what was written to `queues` is."""
         self._send(header, thrift.encode(header, answer), queues)
 
-    def _refuse(self, header: MessageHeader, refused: RefusedRequest) -> None:
+    def refuse(self, header: MessageHeader, refused: RefusedRequest) -> None:
+        """Answer the request of `header` with an exception."""
         self._send(header, thrift.encode_refusal(header, refused), None)
 
     def _send(self, header: MessageHeader, frame: bytes, queues: Queues) -> None:
@@ -176,8 +224,8 @@ class ThriftSession(Session):
             put.queue,
             put.items,
             self._context.item_times(put.expiration, put.delay),
-            lambda count, queues: self._answer(header, count, queues),
-            lambda error: self._refuse(header, _internal_error(error)),
+            lambda count, queues: self.answer(header, count, queues),
+            lambda error: self.refuse(header, _internal_error(error)),
         ).begin()
 
     def _end_reads(self, request: Confirm | Abort) -> tuple[int, Queue | None]:
@@ -232,8 +280,8 @@ class ThriftSession(Session):
         changes.answer_later(
             self._connection,
             change,
-            lambda _: self._answer(header, None),
-            lambda error: self._refuse(header, _internal_error(error)),
+            lambda _: self.answer(header, None),
+            lambda error: self.refuse(header, _internal_error(error)),
         )
 
     def _set_status(self, status: ThriftStatus) -> None:
@@ -241,6 +289,43 @@ class ThriftSession(Session):
             raise QueueUnavailable(f"{status.name} cannot be set")
         self._context.actions.check("status", "thrift", self._connection.peer)
         self._context.status.set(_FROM_THRIFT[status])
+
+
+class _ThriftReserve(ReserveHandler):
+    """A `reserve`."""
+
+    __slots__ = ("_header", "_session")
+
+    def __init__(self, session: ThriftSession, header: MessageHeader) -> None:
+        self._session = session
+        self._header = header
+
+    def answer(self, reserved: Reserved) -> None:
+        """Send the items."""
+        items = []
+        for queue, reservation in reserved:
+            for xid, record in queue.reserved_reads(reservation):
+                added, expiry = item_times(record)
+                items.append(
+                    ReservedItem(
+                        queue.name,
+                        read_text(xid, reservation.nonce),
+                        item_deliveries(record) + 1,
+                        added,
+                        expiry,
+                        record[ADDX_HEADER:],
+                    )
+                )
+        queues = tuple(queue for queue, _ in reserved)
+        self._session.answer(self._header, ReservedItems(tuple(items)), queues)
+
+    def answer_done(self) -> None:
+        """Send that the tag is done."""
+        self._session.answer(self._header, ReservedItems((), is_done=True))
+
+    def fail(self, error: KestrelError) -> None:
+        """Send the error."""
+        self._session.refuse(self._header, _internal_error(error))
 
 
 def _internal_error(error: KestrelError) -> RefusedRequest:

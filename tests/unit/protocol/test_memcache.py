@@ -16,9 +16,6 @@ from kestrelmq.protocol.memcache import (
     Delete,
     Dialect,
     Dump,
-    Extend,
-    ExtendOwner,
-    Finish,
     Flush,
     FlushAll,
     FlushExpired,
@@ -30,16 +27,14 @@ from kestrelmq.protocol.memcache import (
     Parser,
     Pause,
     RefusedRequest,
-    Release,
     Request,
-    Reserve,
-    Retire,
     Set,
     Stats,
     StatusCommand,
     TouchRead,
 )
 from kestrelmq.protocol.put_options import PutOptions
+from kestrelmq.protocol.reserving import Extend, ExtendOwner, Finish, Release, Reserve, Retire
 
 pytestmark = pytest.mark.compiled
 

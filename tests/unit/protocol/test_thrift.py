@@ -20,6 +20,7 @@ from thriftpy2.thrift import TApplicationException, TClient, TMessageType
 
 from kestrelmq.protocol import thrift
 from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.reserving import Extend, ExtendOwner, Finish, Release, Reserve, Retire
 from kestrelmq.protocol.thrift import ThriftParser, decode, encode, encode_refusal
 from kestrelmq.protocol.thrift_messages import (
     Abort,
@@ -40,6 +41,8 @@ from kestrelmq.protocol.thrift_messages import (
     RefusalReason,
     RefusedRequest,
     Request,
+    ReservedItem,
+    ReservedItems,
     SetStatus,
     ThriftStatus,
 )
@@ -52,6 +55,8 @@ IDL: Any = thriftpy2.load(
 PROTOCOLS: Any = thriftpy2_protocol
 TRANSPORTS: Any = thriftpy2_transport
 DIALECTS = list(Dialect)
+
+READ = "-7-00000000000000ab"
 
 CALLS: list[tuple[str, dict[str, Any], Request, Answer]] = [
     ("put", {"queue_name": "q", "items": [b"a", b"\xff\x00"]}, Put("q", (b"a", b"\xff\x00"), 0), 2),
@@ -77,6 +82,49 @@ CALLS: list[tuple[str, dict[str, Any], Request, Answer]] = [
     ("get", {"queue_name": "q", "max_items": 1}, Get("q", 1, 0, 0), []),
     ("confirm", {"queue_name": "q", "ids": {1, 2**62}}, Confirm("q", (1, 2**62)), 1),
     ("abort", {"queue_name": "q", "ids": set()}, Abort("q", ()), 0),
+    (
+        "reserve",
+        {"queue_names": ["q"], "max_items": 2, "lease_msec": 2**40},
+        Reserve(("q",), 2, 2**40),
+        ReservedItems((ReservedItem("q", READ, 3, 2**40, 0, b"\xff"),) * 20),
+    ),
+    (
+        "reserve",
+        {
+            "queue_names": ["b", "a", "b"],
+            "max_items": 1000,
+            "lease_msec": 1,
+            "timeout_msec": 2**33,
+            "tag": "sink:7:0",
+            "owner": "caf\u00e9",
+            "grace_msec": 0,
+        },
+        Reserve(("b", "a"), 1000, 1, 2**33, "sink:7:0", "caf\u00e9", 0),
+        ReservedItems((), is_done=True),
+    ),
+    ("finish", {"queue_name": "q", "read_ids": [READ, READ]}, Finish("q", ((-7, 171),) * 2), 1),
+    ("finish", {"queue_name": "q", "read_ids": [], "tag": "a:1:b"}, Finish("q", (), "a:1:b"), 9),
+    ("release", {"queue_name": "q", "read_ids": [READ]}, Release("q", ((-7, 171),)), 1),
+    (
+        "release",
+        {"queue_name": "q", "read_ids": [], "owner": "w", "delay_msec": 0, "uncounted": True},
+        Release("q", (), owner="w", delay=0, uncounted=True),
+        1,
+    ),
+    (
+        "release",
+        {"queue_name": "q", "read_ids": [], "tag": "a:1:b", "dead": True},
+        Release("q", (), "a:1:b", dead=True),
+        1,
+    ),
+    (
+        "extend",
+        {"queue_name": "q", "lease_msec": 5, "read_ids": [READ]},
+        Extend("q", 5, ((-7, 171),)),
+        1,
+    ),
+    ("extend_owner", {"owner": "w", "lease_msec": 2**40}, ExtendOwner("w", 2**40), 0),
+    ("retire", {"queue_name": "q", "name": "sink", "epoch": 2**62}, Retire("q", "sink", 2**62), 1),
     ("peek", {"queue_name": "q"}, Peek("q"), QueueInfo(b"\xff", 1, 2**40, 3, 4, 5, 6)),
     ("peek", {"queue_name": "q"}, Peek("q"), QueueInfo(None, 0, 0, 0, 0, 0, 0)),
     ("flush_queue", {"queue_name": "q"}, FlushQueue("q"), None),
@@ -144,10 +192,15 @@ def plain(value: Any) -> Any:
             return value.value
         case Item() | QueueInfo():
             return {name: getattr(value, name) for name in value.__slots__}
-        case int() | str() | None:
+        case ReservedItem():
+            names = {name: getattr(value, name) for name in value.__slots__}
+            return {"queue_name": names.pop("queue"), **names}
+        case ReservedItems():
+            return {"items": [plain(item) for item in value.items], "is_done": value.is_done}
+        case int() | str() | bytes() | None:
             return value
         case _:
-            return vars(value)
+            return {name: plain(part) for name, part in vars(value).items()}
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -1,0 +1,219 @@
+"""Requests about reserved reads, for every protocol, and how a read is written.
+
+Each request checks itself: making one that asks for what no server does raises ValueError, whose
+message is for the client. Names of queues, and what a tag must look like, are checked elsewhere.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Final
+
+MAX_RESERVED: Final = 1000
+"""The most items of one `reserve`."""
+MAX_RESERVED_QUEUES: Final = 100
+"""The most queues of one `reserve`."""
+MAX_OWNER: Final = 200
+"""The most bytes of an owner or a tag."""
+_MAX_MILLISECONDS: Final = 2**53
+_MAX_EPOCH: Final = 2**63 - 1
+_MAX_DIGITS: Final = 19
+_SUFFIX: Final = 17
+"""Bytes of a read from the hyphen before its nonce on."""
+_HEX_DIGITS: Final = frozenset(b"0123456789abcdef")
+
+Read = tuple[int, int]
+"""A reserved read: its xid and the nonce of its reservation. On the wire, `XID-NONCE`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Reserve items, of the first of several queues that have any.
+
+    Attributes:
+        queues: their names.
+        count: the most items.
+        lease: how long they are reserved (ms).
+        timeout: milliseconds to wait for an item.
+        tag: the step that they belong to; may be empty.
+        owner: whose they are; may be empty.
+        grace: how long they stay reserved after the owner's last connection has ended (ms).
+    """
+
+    queues: tuple[str, ...]
+    count: int
+    lease: int
+    timeout: int = 0
+    tag: str = ""
+    owner: str = ""
+    grace: int = 5000
+
+    def __post_init__(self) -> None:
+        """Check it. Raises ValueError."""
+        if not 1 <= len(self.queues) <= MAX_RESERVED_QUEUES:
+            raise ValueError(f"reserve takes 1 to {MAX_RESERVED_QUEUES} queues")
+        if not 1 <= self.count <= MAX_RESERVED:
+            raise ValueError(f"reserve takes a count of 1 to {MAX_RESERVED}")
+        _check_milliseconds(lease=self.lease, t=self.timeout, grace=self.grace)
+        if not self.lease:
+            raise ValueError("a lease is at least 1 ms")
+        _check_texts(tag=self.tag, owner=self.owner)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Confirm reserved reads, or those of a tag, which is done from then on."""
+
+    queue: str
+    reads: tuple[Read, ...]
+    tag: str = ""
+
+    def __post_init__(self) -> None:
+        """Check it. Raises ValueError."""
+        _check_whose("finish", self.reads, self.tag)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give reserved reads back, or those of a tag, or those of an owner.
+
+    Attributes:
+        queue: the queue's name.
+        reads: the reads.
+        tag, owner: whose reads instead.
+        delay: milliseconds until the items may be read again; None for the queue's setting.
+        uncounted: whether this is no delivery.
+        dead: whether the items go to the dead-letter queue.
+    """
+
+    queue: str
+    reads: tuple[Read, ...]
+    tag: str = ""
+    owner: str = ""
+    delay: int | None = None
+    uncounted: bool = False
+    dead: bool = False
+
+    def __post_init__(self) -> None:
+        """Check it. Raises ValueError."""
+        if self.uncounted + self.dead + bool(self.delay) > 1:
+            raise ValueError("a delay, uncounted and dead do not go together")
+        if self.tag and self.owner:
+            raise ValueError("release takes a tag or an owner, not both")
+        _check_milliseconds(delay=self.delay or 0)
+        _check_texts(owner=self.owner)
+        _check_whose("release", self.reads, self.tag, self.owner)
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Let the leases of reserved reads, or of those of a tag, end so many milliseconds from now."""
+
+    queue: str
+    milliseconds: int
+    reads: tuple[Read, ...]
+    tag: str = ""
+
+    def __post_init__(self) -> None:
+        """Check it. Raises ValueError."""
+        _check_milliseconds(extend=self.milliseconds)
+        _check_whose("extend", self.reads, self.tag)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendOwner:
+    """Let the leases of all reads of an owner end so many milliseconds from now."""
+
+    owner: str
+    milliseconds: int
+
+    def __post_init__(self) -> None:
+        """Check it. Raises ValueError."""
+        _check_milliseconds(extend=self.milliseconds)
+        _check_text("owner", self.owner)
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Refuse the tags of a name up to an epoch from now on, and forget those that are done."""
+
+    queue: str
+    name: str
+    epoch: int
+
+    def __post_init__(self) -> None:
+        """Check it. Raises ValueError."""
+        _check_text("name", self.name)
+        if ":" in self.name:
+            raise ValueError("the name of a tag has no colon")
+        if not 0 <= self.epoch <= _MAX_EPOCH:
+            raise ValueError("an epoch is a whole number")
+
+
+EndsReads = Finish | Release | Extend | ExtendOwner | Retire
+"""Requests about reads that are reserved."""
+
+
+def read_text(xid: int, nonce: int) -> str:
+    """Return a read as clients know it."""
+    return f"{xid}-{nonce:016x}"
+
+
+def parse_reads(words: Sequence[bytes]) -> tuple[Read, ...]:
+    """Return the reads that `words` name. Raises ValueError: one is no read."""
+    if not words:
+        return ()
+    nonce, suffix = _nonce(words[0]), words[0][-_SUFFIX:] + b" "
+    # Most reads of a request were reserved together, and no xid is negative: this is much faster.
+    xids = (b" ".join(words) + b" ").split(suffix)[:-1]
+    lengths = set(map(len, xids))
+    if (
+        len(xids) == len(words)
+        and b"".join(xids).isdigit()
+        and 0 not in lengths
+        and max(lengths) <= _MAX_DIGITS
+    ):
+        return tuple(zip(map(int, xids), repeat(nonce), strict=False))
+    reads = []
+    for word in words:
+        nonce, xid = _nonce(word), word[:-_SUFFIX]
+        digits = xid[1:] if xid[:1] == b"-" else xid
+        if not digits.isdigit() or len(digits) > _MAX_DIGITS:
+            raise _no_read(word)
+        reads.append((int(xid), nonce))
+    return tuple(reads)
+
+
+def _nonce(word: bytes) -> int:
+    """Return the nonce of a read."""
+    nonce = word[1 - _SUFFIX :]
+    if word[-_SUFFIX : 1 - _SUFFIX] != b"-" or not set(nonce) <= _HEX_DIGITS:
+        raise _no_read(word)
+    return int(nonce, 16)
+
+
+def _no_read(word: bytes) -> ValueError:
+    return ValueError(f"{word[:100].decode('ascii', 'backslashreplace')} is no read")
+
+
+def _check_milliseconds(**numbers: int) -> None:
+    for what, number in numbers.items():
+        if not 0 <= number <= _MAX_MILLISECONDS:
+            raise ValueError(f"{what} takes milliseconds")
+
+
+def _check_texts(**texts: str) -> None:
+    for what, text in texts.items():
+        if text:
+            _check_text(what, text)
+
+
+def _check_text(what: str, text: str) -> None:
+    if not text or not text.isprintable() or " " in text or len(text.encode()) > MAX_OWNER:
+        raise ValueError(f"{what} takes at most {MAX_OWNER} bytes of text")
+
+
+def _check_whose(verb: str, reads: Sequence[Read], *instead: str) -> None:
+    _check_texts(tag=instead[0])
+    if bool(reads) == any(instead):
+        raise ValueError(f"{verb} takes reads, or says whose")
