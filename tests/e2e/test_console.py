@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, expect
 
-from kestrelmq.errors import ConnectionLost, KestrelError
+from kestrelmq.errors import ConnectionLost, KestrelError, LeaseEnded
 from tests.e2e.conftest import Console, open_console
 from tests.support.server import ServerProcess, running_server
 
@@ -390,7 +390,8 @@ def test_deleting_asks_first(console: Console) -> None:
 def test_an_open_read_is_requeued(console: Console) -> None:
     """Open reads are listed; one goes back to the head after a question."""
     fill(console)
-    with console.client() as client, client.reserve("email") as item:
+    lost = pytest.raises(LeaseEnded)
+    with console.client() as client, lost, client.reserve("email") as item:
         assert item == b"hello"
         console.open("#/queue/email")
         console.page.get_by_role("button", name=re.compile("^Requeue read")).click()
@@ -404,7 +405,8 @@ def test_an_open_read_is_requeued(console: Console) -> None:
 def test_all_open_reads_are_requeued(console: Console) -> None:
     """One button gives all of them back."""
     fill(console)
-    with console.client() as client, client.reserve("orders"), client.reserve("orders"):
+    lost = pytest.raises(LeaseEnded)
+    with console.client() as client, lost, client.reserve("orders"), client.reserve("orders"):
         console.open("#/queue/orders")
         expect(console.page.get_by_role("table", name="Open reads")).to_be_visible()
         console.picture("open-reads")
