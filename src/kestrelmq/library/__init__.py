@@ -4,15 +4,17 @@ The files in a queue path are the same as a server's, so a server can use them l
 uses a path, the library cannot use it, and the other way round.
 """
 
-from kestrelmq.library.aio import AsyncPersistentQueue
-from kestrelmq.library.blocking import BlockingQueue, PersistentQueue
+from kestrelmq.library.aio import AsyncHeldItem, AsyncPersistentQueue
+from kestrelmq.library.blocking import BlockingQueue, HeldItem, PersistentQueue
 from kestrelmq.library.collection import QueueCollection
 from kestrelmq.library.items import Expiry, Item
 
 __all__ = [
+    "AsyncHeldItem",
     "AsyncPersistentQueue",
     "BlockingQueue",
     "Expiry",
+    "HeldItem",
     "Item",
     "PersistentQueue",
     "QueueCollection",

@@ -11,9 +11,10 @@ an open read.
 import asyncio
 import logging
 import math
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -25,7 +26,15 @@ from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.library.access import UPKEEP_PERIOD
-from kestrelmq.library.items import Delay, Expiry, Item, item_times
+from kestrelmq.library.items import (
+    Delay,
+    Expiry,
+    Held,
+    Item,
+    check_held,
+    item_times,
+    releasing,
+)
 from kestrelmq.library.opening import check_queue, open_queue
 
 # ruff: noqa: ASYNC109 # a time-out of a wait is an answer here, not an error
@@ -200,6 +209,48 @@ class AsyncPersistentQueue:
     async def confirm_remove(self, xid: int) -> bool:
         """Confirm the open read `xid`; False if it is not open."""
         return await self._change(lambda queue: queue.confirm(xid))
+
+    async def release(
+        self, xid: int, delay: float | None = None, *, counted: bool = True, dead: bool = False
+    ) -> bool:
+        """Give the open read `xid` back, as `PersistentQueue.release` does; False if not open."""
+        return await self._change(releasing(xid, delay, counted=counted, dead=dead))
+
+    async def extend(self, xid: int, seconds: float) -> bool:
+        """Give the open read `xid` back only `seconds` from now; False if it is not open."""
+        return await self._change(lambda queue: queue.extend(xid, seconds))
+
+    @asynccontextmanager
+    async def reserve(self, timeout: float | None = 0.0) -> AsyncIterator["AsyncHeldItem | None"]:
+        """Hold an item during an `async with` block, as `PersistentQueue.reserve` does."""
+        item = await self.wait_remove(timeout, transaction=True)
+        if item is None:
+            yield None
+            return
+        held = AsyncHeldItem(self, item)
+        try:
+            yield held
+        except BaseException:
+            if not held.is_over:
+                with suppress(KestrelError):
+                    await held.release()
+            raise
+        if not held.is_over:
+            await held.finish()
+
+    async def consume(
+        self, *, idle_timeout: float | None = None, max_items: int | None = None
+    ) -> AsyncGenerator[Item, None]:
+        """Iterate over items, as `PersistentQueue.consume` does.
+
+        When a loop ends early, Python closes an asynchronous iterator late. Use
+        `async with contextlib.aclosing(...)`, so that an unconfirmed item goes back at once.
+        """
+        for _ in count() if max_items is None else range(max_items):
+            async with self.reserve(idle_timeout) as held:
+                if held is None:
+                    return
+                yield held.item
 
     async def wait_remove(
         self, timeout: float | None = None, *, transaction: bool = False
@@ -435,3 +486,28 @@ def _resolve(future: asyncio.Future[T], result: T, failure: JournalError | None)
     else:
         future.set_exception(failure)
         future.exception()  # mark it as retrieved: a cancelled task never does
+
+
+class AsyncHeldItem(Held):
+    """An item that `reserve` holds during its block."""
+
+    def __init__(self, queue: AsyncPersistentQueue, item: Item) -> None:
+        super().__init__(item)
+        self._queue = queue
+
+    async def finish(self) -> None:
+        """Confirm the item now, as `HeldItem.finish` does."""
+        self._end()
+        check_held(ended=await self._queue.confirm_remove(self.item.xid))
+
+    async def release(
+        self, delay: float | None = None, *, counted: bool = True, dead: bool = False
+    ) -> None:
+        """Give the item back now, as `HeldItem.release` does."""
+        self._end()
+        xid = self.item.xid
+        check_held(ended=await self._queue.release(xid, delay, counted=counted, dead=dead))
+
+    async def extend(self, seconds: float) -> bool:
+        """Give the item back only `seconds` from now; False if it is not held any more."""
+        return not self.is_over and await self._queue.extend(self.item.xid, seconds)

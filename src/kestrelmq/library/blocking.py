@@ -11,8 +11,9 @@ journals. One does the upkeep that depends on time, about once a second. One syn
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -24,7 +25,15 @@ from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, QueueTickers, Ticker, WaitingThread
-from kestrelmq.library.items import Delay, Expiry, Item, item_times
+from kestrelmq.library.items import (
+    Delay,
+    Expiry,
+    Held,
+    Item,
+    check_held,
+    item_times,
+    releasing,
+)
 from kestrelmq.library.opening import check_queue, open_queue
 
 T = TypeVar("T")
@@ -118,6 +127,71 @@ class BlockingQueue(ABC):
         """Confirm the open read `xid`; False if it is not open."""
         return self._change(lambda queue: queue.confirm(xid))
 
+    def release(
+        self, xid: int, delay: float | None = None, *, counted: bool = True, dead: bool = False
+    ) -> bool:
+        """Give the open read `xid` back; False if it is not open.
+
+        Args:
+            xid: the open read.
+            delay: seconds until the item may be read again; None for `retry_delay`.
+            counted: whether this was a delivery, of those that `max_deliveries` counts.
+            dead: whether the item goes to the dead-letter queue at once.
+
+        Raises:
+            ValueError: two of these were asked for, the delay is no number of seconds from 0 on, or
+                there is no dead-letter queue.
+        """
+        return self._change(releasing(xid, delay, counted=counted, dead=dead))
+
+    def extend(self, xid: int, seconds: float) -> bool:
+        """Give the open read `xid` back only `seconds` from now; False if it is not open.
+
+        Without `open_transaction_timeout`, and until this is called, a read is open until it ends.
+        """
+        return self._change(lambda queue: queue.extend(xid, seconds))
+
+    @contextmanager
+    def reserve(self, timeout: float | None = 0.0) -> Iterator["HeldItem | None"]:
+        """Hold an item during a `with` block; it is None if none came within `timeout` seconds.
+
+        The item is confirmed when the block ends, and goes back to the head when it raises. When
+        the program ends, it is back after the next `setup`.
+
+        Raises:
+            LeaseEnded: at the end of the block. The item was given back before
+                (`open_transaction_timeout`), or its queue was deleted.
+        """
+        item = self.wait_remove(timeout, transaction=True)
+        if item is None:
+            yield None
+            return
+        held = HeldItem(self, item)
+        try:
+            yield held
+        except BaseException:
+            if not held.is_over:
+                with suppress(KestrelError):
+                    held.release()
+            raise
+        if not held.is_over:
+            held.finish()
+
+    def consume(
+        self, *, idle_timeout: float | None = None, max_items: int | None = None
+    ) -> Generator[Item, None, None]:
+        """Iterate over items; each is confirmed when the next is requested.
+
+        An item goes back to the head if the loop ends before that. To have the last one confirmed,
+        end the loop by `max_items`, or by `idle_timeout`: no item came for that many seconds.
+        Without either, it never ends.
+        """
+        for _ in count() if max_items is None else range(max_items):
+            with self.reserve(idle_timeout) as held:
+                if held is None:
+                    return
+                yield held.item
+
     def wait_remove(
         self, timeout: float | None = None, *, transaction: bool = False
     ) -> Item | None:
@@ -190,6 +264,35 @@ class BlockingQueue(ABC):
     def journal_size(self) -> int:
         """Size of the journal's files in bytes; 0 without a journal."""
         return self._change(lambda queue: queue.journal.size)
+
+
+class HeldItem(Held):
+    """An item that `reserve` holds during its block."""
+
+    def __init__(self, queue: BlockingQueue, item: Item) -> None:
+        super().__init__(item)
+        self._queue = queue
+
+    def finish(self) -> None:
+        """Confirm the item now; an error later in the block does not bring it back.
+
+        Raises:
+            LeaseEnded: it was given back before, or its queue deleted.
+        """
+        self._end()
+        check_held(ended=self._queue.confirm_remove(self.item.xid))
+
+    def release(
+        self, delay: float | None = None, *, counted: bool = True, dead: bool = False
+    ) -> None:
+        """Give the item back now, as `BlockingQueue.release` does. Raises as `finish`."""
+        self._end()
+        xid = self.item.xid
+        check_held(ended=self._queue.release(xid, delay, counted=counted, dead=dead))
+
+    def extend(self, seconds: float) -> bool:
+        """Give the item back only `seconds` from now; False if it is not held any more."""
+        return not self.is_over and self._queue.extend(self.item.xid, seconds)
 
 
 class PersistentQueue(BlockingQueue):

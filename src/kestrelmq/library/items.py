@@ -1,12 +1,19 @@
 """Items as users of the library see them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Final
 
+from kestrelmq.engine.queue import Queue
+from kestrelmq.errors import LeaseEnded
 from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
 
 Expiry = float | timedelta | datetime | None
 """When an item expires: seconds from now, a `datetime` with a time zone, or never (None)."""
+
+_LONGEST_DELAY: Final = 1e9
+"""Seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,63 @@ class Item:
             xid,
             item_deliveries(record),
         )
+
+
+class Held:
+    """An item that is held during a block of `reserve`.
+
+    Attributes:
+        item: the item; its read is open.
+        is_over: whether it was confirmed or given back.
+    """
+
+    def __init__(self, item: Item) -> None:
+        self.item = item
+        self.is_over = False
+
+    @property
+    def data(self) -> bytes:
+        """The data that was added."""
+        return self.item.data
+
+    @property
+    def deliveries(self) -> int:
+        """How often the item was handed out before, and came back."""
+        return self.item.deliveries
+
+    def _end(self) -> None:
+        """Take note that it is confirmed or given back now. Raises ValueError if it was before."""
+        if self.is_over:
+            raise ValueError("the item was confirmed or given back before")
+        self.is_over = True
+
+
+def releasing(
+    xid: int, delay: float | None, *, counted: bool, dead: bool
+) -> Callable[[Queue], bool]:
+    """Return what gives an open read back; it returns False if that is not open.
+
+    What it raises: ValueError as `BlockingQueue.release` says.
+    """
+    if delay is not None and not 0 <= delay <= _LONGEST_DELAY:
+        raise ValueError(f"the delay must be from 0 to {_LONGEST_DELAY:.0f} seconds")
+    if bool(delay) + (not counted) + dead > 1:
+        raise ValueError("a delay, uncounted and dead do not go together")
+
+    def release(queue: Queue) -> bool:
+        if dead and queue.config.dead_letter_queue is None:
+            raise ValueError(f"queue {queue.name} has no dead_letter_queue")
+        why = "it was released"
+        given_back = queue.give_back([xid], counted=counted, why=why, delay=delay, is_dead=dead)
+        return given_back == 1
+
+    return release
+
+
+def check_held(*, ended: bool) -> None:
+    """Raise LeaseEnded unless an open read was `ended`."""
+    if not ended:
+        raise LeaseEnded("the item was given back before, or its queue deleted")
 
 
 Delay = float | timedelta | datetime | None

@@ -43,17 +43,16 @@ def data(item: Item | None) -> bytes | None:
 
 
 def test_the_example_of_the_documentation(tmp_path: Path) -> None:
-    """Add, open a read, give it back, wait for it again, confirm it."""
+    """Add, open a read, give it back, hold it again, and confirm it."""
     with PersistentQueue("work", tmp_path, QueueConfig(max_items=1000)) as queue:
         assert queue.add(b"hello")
         item = queue.remove(transaction=True)
         assert item is not None
         assert item.xid != 0
         assert queue.unremove(item.xid)
-        item = queue.wait_remove(timeout=0.5, transaction=True)
-        assert item is not None
-        assert item.data == b"hello"
-        assert queue.confirm_remove(item.xid)
+        with queue.reserve(timeout=0.5) as held:
+            assert held is not None
+            assert held.data == b"hello"
         assert queue.peek() is None
 
 
