@@ -15,7 +15,7 @@ from sys import executable
 import pytest
 
 from kestrelmq.client import AsyncClient, Client, ClientOptions
-from kestrelmq.errors import LeaseEnded, ServerRefused
+from kestrelmq.errors import InvalidRequest, LeaseEnded, ServerRefused
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 
@@ -81,6 +81,67 @@ def test_a_client_shows_what_it_reserves(client: Client) -> None:
         held = [one.open_reads for one in client.clients() if one.open_reads]
     assert held == [{"work": 1}, {"work": 1}]
     assert not any(one.open_reads for one in client.clients())
+
+
+def test_many_items_are_reserved(client: Client, server: ServerProcess) -> None:
+    """Of the first queues that have any; they are finished one by one, or many at once."""
+    client.put_many("low", [b"%d" % n for n in range(400)])
+    client.put("high", b"first")
+    found = client.reserve_many(["high", "low"], 500, PATIENCE)
+    assert found is not None
+    assert len(found) == 401
+    assert (found[0].queue, found[0].data, found[0].server) == ("high", b"first", server.address)
+    assert [one.data for one in found[1:]] == [b"%d" % n for n in range(400)]
+    assert client.finish("high", found[0]) == 1
+    assert client.extend("low", PATIENCE, found[1:]) == 400
+    assert client.release("low", found[1].read, delay=0) == 1
+    assert client.release("low", found[2:4], counted=False) == 2
+    assert client.finish("low", found[1:], server=server.address) == 397
+    again = client.reserve_many("low", 500, PATIENCE, PATIENCE)
+    assert again is not None
+    assert [(one.data, one.deliveries) for one in again] == [(b"1", 1), (b"2", 1), (b"0", 2)]
+    assert client.finish("low", again) == 3
+    assert client.reserve_many("low", 1, 1, 0.05) == []
+
+
+def test_a_tag_makes_a_step_that_is_repeated(client: Client) -> None:
+    """The same items until they are finished, and then none."""
+    client.put_many("work", [b"a", b"b", b"c"])
+    first = client.reserve_many("work", 2, PATIENCE, tag="sink:7:0")
+    assert client.reserve_many("work", 2, PATIENCE, PATIENCE, tag="sink:7:0") == first
+    assert client.extend("work", PATIENCE, tag="sink:7:0") == 2
+    assert [client.finish("work", tag="sink:7:0") for _ in range(2)] == [2, 2]
+    assert client.reserve_many("work", 2, PATIENCE, tag="sink:7:0") is None
+    assert client.reserve_many("work", 2, PATIENCE, tag="sink:8:0", owner="me") is not None
+    assert client.extend_owner("me", PATIENCE) == 1
+    assert client.release("work", owner="me") == 1
+    assert client.retire("work", "sink", 8) == 1
+    with pytest.raises(ServerRefused):
+        client.reserve_many("work", 2, PATIENCE, tag="sink:8:1")
+
+
+def test_what_cannot_be_reserved_is_refused(client: Client) -> None:
+    """Before anything is sent."""
+    for wrong in (
+        lambda: client.reserve_many("a/b", 1, 1),
+        lambda: client.reserve_many("work", 1, 0),
+        lambda: client.reserve_many("work", 1, 1, server="other:1"),
+        lambda: client.reserve_many("work", 1, 1, owner="two words"),
+        lambda: client.finish("work"),
+        lambda: client.release("work", "7-ab", tag="a:1:b"),
+        lambda: client.release("work", "7-ab", delay=-1),
+    ):
+        with pytest.raises(InvalidRequest):
+            wrong()
+
+
+def test_a_tag_needs_one_server(server: ServerProcess) -> None:
+    """Of several, the one that has the tag must be asked each time."""
+    with Client([server.address, "127.0.0.1:1"]) as both:
+        with pytest.raises(InvalidRequest):
+            both.reserve_many("work", 1, 60, tag="sink:7:0")
+        found = both.reserve_many("work", 1, 60, tag="apart:7:0", server=server.address)
+        assert found == []
 
 
 def test_an_item_is_confirmed_early(client: Client) -> None:

@@ -11,6 +11,7 @@ from kestrelmq.client.blocking import Client, ReservedItem
 from kestrelmq.client.commands import BrowsedItem, BrowsedPage, Moved
 from kestrelmq.client.connected import ConnectedClient
 from kestrelmq.client.options import ClientOptions
+from kestrelmq.client.plans import ReservedRead
 from kestrelmq.client.statistics import QueueStats
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Moved",
     "QueueStats",
     "ReservedItem",
+    "ReservedRead",
 ]
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -22,14 +22,13 @@ from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
 from kestrelmq.client.core import Exchange, IoRequest, OpenConnection, Pool, RunCommand, carry_out
 from kestrelmq.client.heartbeats import LEASE_ENDED
-from kestrelmq.client.options import ClientOptions
+from kestrelmq.client.options import ClientOptions, checked_lease
 from kestrelmq.client.plans import ClientOperations, HeldReads, PauseStep, Plan, Planner
 from kestrelmq.client.reserved import (
     ItemData,
     ItemOperations,
     ItemPlans,
     beat_period,
-    checked_lease,
 )
 from kestrelmq.errors import (
     ClientError,
@@ -289,7 +288,7 @@ class AsyncClient(ClientOperations):
                 await self._carry_out(self._plans.abort(queue, held))
                 raise
         if held is not None:
-            await self._carry_out(self._plans.finish(queue, held))
+            await self._carry_out(self._plans.confirm_last(queue, held))
 
     @asynccontextmanager
     async def monitor(

@@ -21,14 +21,13 @@ from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
 from kestrelmq.client.core import Exchange, IoRequest, OpenConnection, Pool, RunCommand, carry_out
 from kestrelmq.client.heartbeats import Heartbeats
-from kestrelmq.client.options import ClientOptions
+from kestrelmq.client.options import ClientOptions, checked_lease
 from kestrelmq.client.plans import ClientOperations, HeldReads, PauseStep, Plan, Planner
 from kestrelmq.client.reserved import (
     ItemData,
     ItemOperations,
     ItemPlans,
     beat_period,
-    checked_lease,
 )
 from kestrelmq.errors import ConnectionLost, OperationTimeout, ServerUnavailable
 from kestrelmq.protocol.memcache_client import ReplyParser
@@ -271,7 +270,7 @@ class Client(ClientOperations):
                 self._carry_out(self._plans.abort(queue, held))
                 raise
         if held is not None:
-            self._carry_out(self._plans.finish(queue, held))
+            self._carry_out(self._plans.confirm_last(queue, held))
 
     @contextmanager
     def monitor(

@@ -27,6 +27,8 @@ MAX_STATS: Final = 4_000_000
 """Most statistics read from one server: enough for about 150,000 queues."""
 MAX_STATS_BYTES: Final = 256 * 1024 * 1024
 """Most bytes of statistics, or of a list of clients, read from one server."""
+READS_AT_ONCE: Final = 150
+"""Reserved reads in one request, whose line a server takes up to 8 KiB."""
 _CLIENT: Final = "CLIENT "
 
 
@@ -170,6 +172,7 @@ class HeldItem:
             say, and likewise the next two.
         add_time: when it was added (ms since the epoch).
         expiry: when it expires (ms since the epoch); 0 for never.
+        queue: the queue that it is of; None if the server does not say.
     """
 
     data: bytes
@@ -177,41 +180,52 @@ class HeldItem:
     deliveries: int | None = None
     add_time: int | None = None
     expiry: int | None = None
+    queue: str | None = None
 
 
 def reserve(
-    queue: bytes, wait: float, lease: float, grace: float, owner: str
-) -> Command[HeldItem | None]:
-    """Reserve the head item for `lease` seconds; None if there is none.
+    queues: Sequence[bytes], count: int, terms: wire.ReserveTerms, wait: float
+) -> Command[list[HeldItem] | None]:
+    """Reserve at most `count` items of the queues; None if the tag is done."""
 
-    When the owner's last connection ends, it is reserved for `grace` seconds more at most.
-    """
-
-    def read() -> Reading[HeldItem | None]:
-        found: HeldItem | None = None
+    def read() -> Reading[list[HeldItem] | None]:
+        found: list[HeldItem] = []
         while not isinstance(reply := (yield), wire.EndOfList):
-            if not isinstance(reply, wire.ItemReply) or found is not None:
+            if terms.tag and not found and reply == wire.Line("DONE"):
+                return None
+            if not isinstance(reply, wire.ItemReply) or len(found) == count:
                 _unexpected(reply)
-            found = _reserved(reply, queue)
+            found.append(_reserved(reply, queues))
         return found
 
-    request = wire.reserve_request(
-        queue,
-        1,
-        _milliseconds(lease),
-        wait_ms=_milliseconds(wait),
-        owner=owner,
-        grace_ms=_milliseconds(grace),
-    )
+    request = wire.reserve_request(queues, count, terms, _milliseconds(wait))
     return Command(request, read, wait)
 
 
-def _reserved(reply: wire.ItemReply, queue: bytes) -> HeldItem:
-    if len(reply.fields) != 5 or reply.fields[0] != queue:
+def _reserved(reply: wire.ItemReply, queues: Sequence[bytes]) -> HeldItem:
+    if len(reply.fields) != 5 or reply.fields[0] not in queues:
         _unexpected(reply)
-    words = [field.decode(errors="replace") for field in reply.fields[1:]]
-    deliveries, added, expiry = (_number(reply, word) for word in words[1:])
-    return HeldItem(reply.data, words[0], deliveries, added, expiry)
+    queue, read, *rest = [field.decode(errors="replace") for field in reply.fields]
+    deliveries, added, expiry = (_number(reply, word) for word in rest)
+    return HeldItem(reply.data, read, deliveries, added, expiry, queue)
+
+
+def reserve_one(queue: bytes, terms: wire.ReserveTerms, wait: float) -> Command[HeldItem | None]:
+    """Reserve the head item; None if there is none."""
+    command = reserve((queue,), 1, terms, wait)
+
+    def read() -> Reading[HeldItem | None]:
+        found = yield from command.reading()
+        return found[0] if found else None
+
+    return Command(command.request, read, wait)
+
+
+def reserve_terms(
+    lease: float, tag: str = "", owner: str = "", grace: float = 0
+) -> wire.ReserveTerms:
+    """Return terms whose times are given in seconds."""
+    return wire.ReserveTerms(_milliseconds(lease), tag, owner, _milliseconds(grace))
 
 
 def hold(queue: bytes, wait: float) -> Command[HeldItem | None]:
@@ -225,37 +239,71 @@ def hold(queue: bytes, wait: float) -> Command[HeldItem | None]:
     return Command(command.request, read, wait)
 
 
-def finish(queue: bytes, read: str) -> Command[bool]:
-    """Confirm a reserved read; False if it is not reserved any more."""
-    return Command(wire.queue_request("finish", queue, read), _read_whether("FINISHED"))
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Which reserved reads a command is about: some, or all of a tag or of an owner."""
+
+    reads: Sequence[str] = ()
+    tag: str = ""
+    owner: str = ""
+
+
+def finish(queue: bytes, which: Reads) -> Command[int]:
+    """Confirm reserved reads; return how many were reserved."""
+    return _ending("finish", "FINISHED", queue, which)
 
 
 def release(
     queue: bytes,
-    read: str,
+    which: Reads,
     delay: float | None = None,
     *,
     counted: bool = True,
     dead: bool = False,
-) -> Command[bool]:
-    """Give a reserved read back; False if it is not reserved any more."""
+) -> Command[int]:
+    """Give reserved reads back; return how many were reserved."""
     words = [] if delay is None else [f"delay={_milliseconds(delay)}"]
     words += [word for word, given in (("uncounted", not counted), ("dead", dead)) if given]
-    return Command(wire.queue_request("release", queue, *words, read), _read_whether("RELEASED"))
+    return _ending("release", "RELEASED", queue, which, *words)
 
 
-def extend(queue: bytes, read: str, seconds: float) -> Command[bool]:
-    """Let the lease of a reserved read end in `seconds`; False if it is not reserved any more."""
-    request = wire.queue_request("extend", queue, str(_milliseconds(seconds)), read)
-    return Command(request, _read_whether("EXTENDED"))
+def extend(queue: bytes, which: Reads, seconds: float) -> Command[int]:
+    """Let the leases of reserved reads end in `seconds`; return how many were reserved."""
+    return _ending("extend", "EXTENDED", queue, which, str(_milliseconds(seconds)))
 
 
-def _read_whether(verb: str) -> Callable[[], Reading[bool]]:
-    def read() -> Reading[bool]:
-        reply = yield
-        if not isinstance(reply, wire.Line) or not reply.text.startswith(f"{verb} "):
-            _unexpected(reply)
-        return _number(reply, reply.text.removeprefix(f"{verb} ")) > 0
+def extend_owner(owner: str, seconds: float) -> Command[int]:
+    """Let the leases of all reads of an owner end in `seconds`; return how many there are."""
+    request = wire.extend_owner_request(owner, _milliseconds(seconds))
+    return Command(request, _read_counts("EXTENDED", 1))
+
+
+def retire(queue: bytes, name: str, epoch: int) -> Command[int]:
+    """Refuse the tags of `name` up to `epoch`; return how many were open or done."""
+    return Command(
+        wire.queue_request("retire", queue, name, str(epoch)), _read_counts("RETIRED", 1)
+    )
+
+
+def _ending(verb: str, answer: str, queue: bytes, which: Reads, *words: str) -> Command[int]:
+    """Return a command about reads; for many, it consists of several requests."""
+    if bool(which.reads) + bool(which.tag) + bool(which.owner) != 1:
+        raise InvalidRequest(f"{verb} takes reads, or a tag or an owner")
+    named = list(which.reads) or [f"tag={which.tag}" if which.tag else f"owner={which.owner}"]
+    batches = [named[at : at + READS_AT_ONCE] for at in range(0, len(named), READS_AT_ONCE)]
+    request = b"".join(wire.queue_request(verb, queue, *words, *batch) for batch in batches)
+    return Command(request, _read_counts(answer, len(batches)), parts=len(batches))
+
+
+def _read_counts(answer: str, replies: int) -> Callable[[], Reading[int]]:
+    def read() -> Reading[int]:
+        count = 0
+        for _ in range(replies):
+            reply = yield
+            if not isinstance(reply, wire.Line) or not reply.text.startswith(f"{answer} "):
+                _unexpected(reply)
+            count += _number(reply, reply.text.removeprefix(f"{answer} "))
+        return count
 
     return read
 

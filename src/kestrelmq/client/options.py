@@ -14,6 +14,8 @@ Expiry: TypeAlias = float | datetime | None
 """When an item expires: seconds from now, a point in time, or None for never."""
 
 _RELATIVE_LIMIT: Final = 1_000_000
+LONGEST_LEASE: Final = 1_000_000.0
+"""Seconds; also the longest delay of an item that is released."""
 _LONGEST_DELAY: Final = 1e14
 """Seconds; in milliseconds, so many have 18 digits, which every server reads."""
 
@@ -68,6 +70,21 @@ def item_times(expiry: Expiry, delay: float | None) -> ItemTimes:
     if not (math.isfinite(delay) and 0 <= delay <= _LONGEST_DELAY):
         raise InvalidRequest("the delay must be a number of seconds from 0 on")
     return ItemTimes(protocol_expiry(expiry, lambda: time.time() + delay), math.ceil(delay * 1000))
+
+
+def checked_lease(seconds: float) -> float:
+    """Return a lease. Raises InvalidRequest: nothing can be reserved for so long."""
+    if not 0 < seconds <= LONGEST_LEASE:
+        raise InvalidRequest(f"a lease is more than 0 and at most {LONGEST_LEASE:.0f} seconds")
+    return seconds
+
+
+def check_release(delay: float | None, *, counted: bool, dead: bool) -> None:
+    """Raise InvalidRequest if reads cannot be released so."""
+    if delay is not None and not 0 <= delay <= LONGEST_LEASE:
+        raise InvalidRequest(f"the delay must be from 0 to {LONGEST_LEASE:.0f} seconds")
+    if bool(delay) + (not counted) + dead > 1:
+        raise InvalidRequest("a delay, uncounted and dead do not go together")
 
 
 def protocol_expiry(expiry: Expiry, now: Callable[[], float] = time.time) -> int:

@@ -48,7 +48,14 @@ from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import Membership, ServerSet
 from kestrelmq.client.commands import BrowsedPage, Command, HeldItem, Moved
 from kestrelmq.client.connected import ConnectedClient, connected_client
-from kestrelmq.client.options import ClientOptions, Expiry, ItemTimes, item_times
+from kestrelmq.client.options import (
+    ClientOptions,
+    Expiry,
+    ItemTimes,
+    check_release,
+    checked_lease,
+    item_times,
+)
 from kestrelmq.client.statistics import QueueStats, queue_stats
 from kestrelmq.errors import (
     ClientError,
@@ -267,6 +274,11 @@ def _one(step: Step) -> Plan[Any]:
     return (yield step)
 
 
+def _or_none(plan: Plan[list[T] | None]) -> Plan[list[T] | None]:
+    """Do a plan; return None in place of an empty list."""
+    return (yield from plan) or None
+
+
 def _read(server_round: ServerRound, server: Address, plan: Plan[Any]) -> Plan[Any]:
     """Read from a server, and note how that ended; return what it found, None if it failed."""
     found = None
@@ -279,6 +291,55 @@ def _read(server_round: ServerRound, server: Address, plan: Plan[Any]) -> Plan[A
     else:
         server_round.answered(server)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedRead:
+    """An item that `reserve_many` returned.
+
+    Attributes:
+        server: the server that it is of.
+        queue: the queue that it is of.
+        read: names it to the server.
+        data: its data.
+        deliveries: how often it was handed out, this time included.
+        add_time: when it was added (ms since the epoch).
+        expiry: when it expires (ms since the epoch); 0 for never.
+    """
+
+    server: str
+    queue: str
+    read: str
+    data: bytes
+    deliveries: int
+    add_time: int
+    expiry: int
+
+
+def reserved_reads(server: Address, items: Sequence[HeldItem]) -> list[ReservedRead]:
+    """Return items that a server has reserved."""
+    return [
+        ReservedRead(
+            str(server),
+            one.queue or "",
+            one.read or "",
+            one.data,
+            one.deliveries or 0,
+            one.add_time or 0,
+            one.expiry or 0,
+        )
+        for one in items
+    ]
+
+
+SomeReads: TypeAlias = ReservedRead | str | Sequence[ReservedRead | str]
+"""Items that `reserve_many` returned, or what their `read` says; one, or several."""
+
+
+def read_names(reads: SomeReads) -> list[str]:
+    """Return what names these items to their server."""
+    some = [reads] if isinstance(reads, ReservedRead | str) else reads
+    return [one if isinstance(one, str) else one.read for one in some]
 
 
 # --- the plans ---
@@ -480,7 +541,10 @@ class Planner:
             if server not in self.without_reserve:
                 try:
                     found: HeldReads[HeldItem] | None = yield HoldStep(
-                        server, lambda owner: commands.reserve(name, wait, lease, grace, owner)
+                        server,
+                        lambda owner: commands.reserve_one(
+                            name, commands.reserve_terms(lease, owner=owner, grace=grace), wait
+                        ),
                     )
                 except ServerRefused as error:
                     if error.kind == "SERVER_ERROR":
@@ -548,7 +612,157 @@ class Planner:
                 yield PauseStep(_PAUSE_WHEN_ALL_FAILED)
         return batch
 
+    def reserve_many(
+        self,
+        queues: str | Sequence[str],
+        count: int,
+        lease: float,
+        timeout: float | None = None,
+        *,
+        tag: str = "",
+        owner: str = "",
+        grace: float = 5.0,
+        server: str | None = None,
+    ) -> Plan[list[ReservedRead] | None]:
+        """Reserve up to `count` items of one server, until they are finished or released.
+
+        Unlike those of `reserve`, they belong to no connection, unless `owner` says so, and nothing
+        extends their leases. One wait is for all queues.
+
+        Args:
+            queues: the queue, or several, which are asked in this order.
+            count: the most items, up to 1000.
+            lease: seconds for which they are reserved.
+            timeout: seconds to wait for an item.
+            tag: `NAME:EPOCH:PART`: the same items are returned again until they are finished.
+            owner: a name for this process, or any other.
+            grace: seconds for which the items of an owner stay reserved at most, after the last
+                connection has ended that named it.
+            server: the server to ask; by default any. If there are several, a tag needs one.
+
+        Returns:
+            The items, perhaps none; None if the tag is done: its items were finished.
+
+        Raises:
+            InvalidRequest: the server is none of this client's, or must be given.
+        """
+        names = [queues] if isinstance(queues, str) else queues
+        checked = [commands.checked_queue(name) for name in names]
+        terms = commands.reserve_terms(checked_lease(lease), tag, owner, grace)
+
+        def reserve_at(at: Address, wait: float) -> Plan[list[ReservedRead] | None]:
+            found = yield RunStep(at, commands.reserve(checked, count, terms, wait))
+            return None if found is None else reserved_reads(at, found)
+
+        if server is None and not tag:
+            some: list[ReservedRead] | None = yield from self._search(
+                timeout, lambda at, wait: _or_none(reserve_at(at, wait))
+            )
+            return some or []
+        only, deadline = self._server(server), self.clock() + (timeout or 0.0)
+        while True:
+            wait = min(LONGEST_WAIT, max(0.0, deadline - self.clock()))
+            found = yield from reserve_at(only, wait)
+            if found != [] or self.clock() >= deadline:
+                return found
+
     # Ending reads
+
+    def finish(
+        self,
+        queue: str,
+        reads: SomeReads = (),
+        *,
+        tag: str = "",
+        server: str | None = None,
+    ) -> Plan[int]:
+        """Confirm items that `reserve_many` returned, or those of a tag.
+
+        Args:
+            queue: their queue.
+            reads: the items, or what their `read` says.
+            tag: the tag instead.
+            server: their server; by default, all are asked.
+
+        Returns:
+            How many were reserved still; for a tag that is done, how many there were.
+        """
+        which = commands.Reads(read_names(reads), tag)
+        command = commands.finish(commands.checked_queue(queue), which)
+        return (yield from self._count_at(server, command))
+
+    def release(
+        self,
+        queue: str,
+        reads: SomeReads = (),
+        *,
+        tag: str = "",
+        owner: str = "",
+        delay: float | None = None,
+        counted: bool = True,
+        dead: bool = False,
+        server: str | None = None,
+    ) -> Plan[int]:
+        """Give items that `reserve_many` returned back, or those of a tag or an owner.
+
+        Args:
+            queue: their queue.
+            reads: the items, or what their `read` says.
+            tag: the tag instead.
+            owner: the owner instead.
+            delay: seconds until they may be read again; None for the queue's `retry_delay`.
+            counted: whether this was a delivery, of those that `max_deliveries` counts.
+            dead: whether they go to the dead-letter queue at once.
+            server: their server; by default, all are asked.
+
+        Returns:
+            How many were reserved still.
+        """
+        check_release(delay, counted=counted, dead=dead)
+        which = commands.Reads(read_names(reads), tag, owner)
+        name = commands.checked_queue(queue)
+        command = commands.release(name, which, delay, counted=counted, dead=dead)
+        return (yield from self._count_at(server, command))
+
+    def extend(
+        self,
+        queue: str,
+        seconds: float,
+        reads: SomeReads = (),
+        *,
+        tag: str = "",
+        server: str | None = None,
+    ) -> Plan[int]:
+        """Let the leases of items, or of those of a tag, end `seconds` from now; as `finish`."""
+        which = commands.Reads(read_names(reads), tag)
+        name = commands.checked_queue(queue)
+        command = commands.extend(name, which, checked_lease(seconds))
+        return (yield from self._count_at(server, command))
+
+    def extend_owner(self, owner: str, seconds: float) -> Plan[int]:
+        """Let the leases of all items of an owner end `seconds` from now; return how many."""
+        return (
+            yield from self._count_at(None, commands.extend_owner(owner, checked_lease(seconds)))
+        )
+
+    def retire(self, queue: str, name: str, epoch: int, *, server: str | None = None) -> Plan[int]:
+        """Refuse the tags of `name` up to `epoch` from now on, and forget those that are done.
+
+        Items that are reserved under them go back.
+
+        Returns:
+            How many tags were open or done.
+        """
+        command = commands.retire(commands.checked_queue(queue), name, epoch)
+        return (yield from self._count_at(server, command))
+
+    def _count_at(self, server: str | None, command: Command[int]) -> Plan[int]:
+        """Run a command at a server, or at all; return the sum of its results."""
+        if server is not None:
+            count: int = yield RunStep(self._server(server), command)
+            return count
+        answers = yield from self._on_every_server(command)
+        return sum(answers.values())
 
     def confirm(self, queue: str, batch: Sequence[HeldReads[Any]]) -> Plan[None]:
         """Confirm every open read of `batch`; raise one error for all that cannot be confirmed."""
@@ -627,7 +841,7 @@ class Planner:
                 _log.warning("%s: an item of %r may come again: %s", held.server, queue, error)
         return (yield from self.hold(queue, timeout))
 
-    def finish(self, queue: str, held: HeldReads[bytes]) -> Plan[None]:
+    def confirm_last(self, queue: str, held: HeldReads[bytes]) -> Plan[None]:
         """Confirm the last read of a consumer, as `advance` does."""
         try:
             yield ReleaseStep(held, commands.close_read(commands.checked_queue(queue)))
@@ -811,13 +1025,7 @@ class Planner:
         Raises:
             InvalidRequest: the server is none of this client's, or must be given.
         """
-        servers = {str(one): one for one in self._all_servers()}
-        if server is None and len(servers) > 1:
-            raise InvalidRequest(f"say on which server: {', '.join(servers)}")
-        found = servers.get(next(iter(servers)) if server is None else server)
-        if found is None:
-            raise InvalidRequest(f"{server} is none of the servers: {', '.join(servers)}")
-        killed: bool = yield RunStep(found, commands.kill_client(number))
+        killed: bool = yield RunStep(self._server(server), commands.kill_client(number))
         return killed
 
     def shutdown(self) -> Plan[None]:
@@ -850,6 +1058,16 @@ class Planner:
         if not servers:
             raise ServerUnavailable("no server is known")
         return servers
+
+    def _server(self, server: str | None) -> Address:
+        """Return the only server, or the one that is named. Raises InvalidRequest."""
+        servers = {str(one): one for one in self._all_servers()}
+        if server is None and len(servers) > 1:
+            raise InvalidRequest(f"say on which server: {', '.join(servers)}")
+        found = servers.get(next(iter(servers)) if server is None else server)
+        if found is None:
+            raise InvalidRequest(f"{server} is none of the servers: {', '.join(servers)}")
+        return found
 
     def _where_it_is(self, command: Command[T | None]) -> Plan[dict[str, T]]:
         """Run `command` at every server, and leave out those that answer None: no such queue."""
@@ -940,6 +1158,12 @@ class ClientOperations:
     put_many = PlanMethod(Planner.put_many)
     get = PlanMethod(Planner.get)
     peek = PlanMethod(Planner.peek)
+    reserve_many = PlanMethod(Planner.reserve_many)
+    finish = PlanMethod(Planner.finish)
+    release = PlanMethod(Planner.release)
+    extend = PlanMethod(Planner.extend)
+    extend_owner = PlanMethod(Planner.extend_owner)
+    retire = PlanMethod(Planner.retire)
     flush = PlanMethod(Planner.flush)
     flush_all = PlanMethod(Planner.flush_all)
     delete = PlanMethod(Planner.delete)

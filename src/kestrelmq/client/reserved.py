@@ -5,17 +5,15 @@ this process dies, the item goes back after its grace. Until then it can be conf
 connection. At a server that has no reserved reads, the item is an open read of its connection.
 """
 
-import math
 from contextlib import suppress
 from typing import Any, Final, Self
 
 from kestrelmq.client import commands
-from kestrelmq.client.commands import Command, HeldItem
+from kestrelmq.client.commands import Command, HeldItem, Reads
+from kestrelmq.client.options import check_release, checked_lease
 from kestrelmq.client.plans import HeldReads, Plan, PlanMethod, Planner, RunStep
 from kestrelmq.errors import ClientError, InvalidRequest, LeaseEnded
 
-LONGEST_LEASE: Final = 1_000_000.0
-"""Seconds."""
 BEATS: Final = 3
 """How often a lease is extended before it would end, if nothing else is said."""
 
@@ -54,10 +52,10 @@ class ItemPlans:
             return False
         if self._read is None:
             return True
-        extended: bool = yield RunStep(
-            self.held.server, commands.extend(self._queue, self._read, lease)
+        extended: int = yield RunStep(
+            self.held.server, commands.extend(self._queue, Reads((self._read,)), lease)
         )
-        return extended
+        return extended > 0
 
     def finish(self) -> Plan[None]:
         """Confirm the item now, instead of at the end of the block.
@@ -70,7 +68,7 @@ class ItemPlans:
         if self._read is None:
             yield from self._end(commands.close_read(self._queue))
             return
-        if not (yield from self._end(commands.finish(self._queue, self._read))):
+        if not (yield from self._end(commands.finish(self._queue, Reads((self._read,))))):
             raise LeaseEnded("the lease of the item ended before it was confirmed")
 
     def release(
@@ -89,16 +87,14 @@ class ItemPlans:
             LeaseEnded: it was given back before.
             ServerRefused: the queue has no dead-letter queue; the item goes back.
         """
-        if delay is not None and not (math.isfinite(delay) and 0 <= delay <= LONGEST_LEASE):
-            raise InvalidRequest(f"the delay must be from 0 to {LONGEST_LEASE:.0f} seconds")
-        if bool(delay) + (not counted) + dead > 1:
-            raise InvalidRequest("a delay, uncounted and dead do not go together")
+        check_release(delay, counted=counted, dead=dead)
         if self._read is None:
             if delay is not None or not counted or dead:
                 raise InvalidRequest(f"{self.held.server} can only take the item back at once")
             yield from self._end(commands.abort_read(self._queue))
             return
-        command = commands.release(self._queue, self._read, delay, counted=counted, dead=dead)
+        which = Reads((self._read,))
+        command = commands.release(self._queue, which, delay, counted=counted, dead=dead)
         if not (yield from self._end(command)):
             raise LeaseEnded("the lease of the item ended before it was released")
 
@@ -168,13 +164,6 @@ class ItemData(bytes):
     def __reduce__(self) -> tuple[type[bytes], tuple[bytes]]:
         """Be copied, and sent to other processes, as plain data: only here it is held."""
         return bytes, (bytes(self),)
-
-
-def checked_lease(seconds: float) -> float:
-    """Return a lease. Raises InvalidRequest: nothing can be reserved for so long."""
-    if not 0 < seconds <= LONGEST_LEASE:
-        raise InvalidRequest(f"a lease is more than 0 and at most {LONGEST_LEASE:.0f} seconds")
-    return seconds
 
 
 def beat_period(lease: float, *, heartbeat: float | bool | None) -> float | None:

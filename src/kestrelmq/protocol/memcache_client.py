@@ -9,7 +9,7 @@ Other servers of this protocol understand all of these requests except `touch_re
 `kill_client_request`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
@@ -266,17 +266,43 @@ def browse_request(
     return request + b"\r\n"
 
 
+@dataclass(frozen=True, slots=True)
+class ReserveTerms:
+    """On what terms to reserve items; times are in milliseconds.
+
+    Attributes:
+        lease: how long they are reserved.
+        tag: the step that they belong to; may be empty.
+        owner: whose they are; may be empty.
+        grace: how long they stay reserved after the owner's last connection has ended.
+    """
+
+    lease: int
+    tag: str = ""
+    owner: str = ""
+    grace: int = 0
+
+
 def reserve_request(
-    queue: bytes, count: int, lease_ms: int, *, wait_ms: int = 0, owner: str = "", grace_ms: int = 0
+    queues: Sequence[bytes], count: int, terms: ReserveTerms, wait_ms: int = 0
 ) -> bytes:
-    """Return the request to reserve at most `count` items, for an owner if one is given."""
-    words = [b"%d" % _number(count, "a count"), b"lease=%d" % _number(lease_ms, "a lease")]
+    """Return the request to reserve at most `count` items of the queues."""
+    names = b",".join(map(_queue, queues))
+    words = [b"%d" % _number(count, "a count"), b"lease=%d" % _number(terms.lease, "a lease")]
     if wait_ms:
         words.append(b"t=%d" % _number(wait_ms, "a time"))
-    if owner:
-        words.append(b"owner=%b" % _word(owner.encode(), "an owner"))
-        words.append(b"grace=%d" % _number(grace_ms, "a grace"))
-    return b"reserve %b %b\r\n" % (_queue(queue), b" ".join(words))
+    if terms.tag:
+        words.append(b"tag=%b" % _word(terms.tag.encode(), "a tag"))
+    if terms.owner:
+        words.append(b"owner=%b" % _word(terms.owner.encode(), "an owner"))
+        words.append(b"grace=%d" % _number(terms.grace, "a grace"))
+    return b"reserve %b %b\r\n" % (names, b" ".join(words))
+
+
+def extend_owner_request(owner: str, lease_ms: int) -> bytes:
+    """Return the request to extend the leases of all reads of an owner."""
+    word = _word(owner.encode(), "an owner")
+    return b"extend owner=%b %d\r\n" % (word, _number(lease_ms, "a lease"))
 
 
 def queue_request(verb: str, queue: bytes, *arguments: str) -> bytes:

@@ -304,7 +304,7 @@ def test_a_consumer_confirms_and_opens_in_one_step() -> None:
         b"get q/t=1000/open\r\n",
         b"get q/close/open\r\n",
     ]
-    play.run(play.planner.finish("q", held))
+    play.run(play.planner.confirm_last("q", held))
     assert play.asked[-1] == (A, b"get q/close\r\n")
 
 

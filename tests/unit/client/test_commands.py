@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kestrelmq.client import BrowsedItem, BrowsedPage, Moved, commands
-from kestrelmq.errors import ProtocolError
+from kestrelmq.errors import InvalidRequest, ProtocolError
 from kestrelmq.protocol.memcache_client import ReplyParser
 
 A, B = b"VALUE q 0 1\r\na\r\n", b"VALUE q 0 1\r\nb\r\n"
@@ -167,11 +167,21 @@ LINE = b"ITEM q 7-00000000000000ab 2 1700000000000 0 1\r\na\r\n"
 
 def test_a_reserved_item_has_what_the_server_says() -> None:
     """Its read, its deliveries and its times; END alone is no item."""
-    command = commands.reserve(b"q", 1.5, 60, 5, "me")
+    command = commands.reserve_one(b"q", commands.reserve_terms(60, owner="me", grace=5), 1.5)
     assert command.request == b"reserve q 1 lease=60000 t=1500 owner=me grace=5000\r\n"
-    expected = commands.HeldItem(b"a", "7-00000000000000ab", 2, 1_700_000_000_000, 0)
+    expected = commands.HeldItem(b"a", "7-00000000000000ab", 2, 1_700_000_000_000, 0, "q")
     assert result(command, LINE + END) == expected
     assert result(command, END) is None
+
+
+def test_many_items_are_reserved_at_once() -> None:
+    """Of several queues; a tag may be done."""
+    command = commands.reserve((b"p", b"q"), 3, commands.reserve_terms(0.5, tag="a:1:b"), 0)
+    assert command.request == b"reserve p,q 3 lease=500 tag=a:1:b\r\n"
+    found = result(command, LINE.replace(b" q ", b" p ") + LINE + END)
+    assert [(one.queue, one.data) for one in found] == [("p", b"a"), ("q", b"a")]
+    assert result(command, END) == []
+    assert result(command, b"DONE\r\n") is None
 
 
 @pytest.mark.parametrize(
@@ -188,21 +198,51 @@ def test_a_reserved_item_has_what_the_server_says() -> None:
 def test_what_is_no_reply_to_a_reserve_is_an_error(data: bytes) -> None:
     """A value, two items, another queue's, or a line with other fields."""
     with pytest.raises(ProtocolError):
-        result(commands.reserve(b"q", 0, 60, 0, "me"), data)
+        result(commands.reserve((b"q",), 1, commands.reserve_terms(60), 0), data)
+
+
+SOME = commands.Reads(["7-ab", "8-ab"])
 
 
 def test_reserved_reads_are_ended_and_extended() -> None:
-    """The reply says whether there was such a read."""
+    """The reply says how many there were."""
     for command, verb in (
-        (commands.finish(b"q", "7-ab"), b"FINISHED"),
-        (commands.release(b"q", "7-ab", 0.5), b"RELEASED"),
-        (commands.extend(b"q", "7-ab", 30), b"EXTENDED"),
+        (commands.finish(b"q", SOME), b"FINISHED"),
+        (commands.release(b"q", SOME, 0.5), b"RELEASED"),
+        (commands.extend(b"q", SOME, 30), b"EXTENDED"),
+        (commands.extend_owner("me", 30), b"EXTENDED"),
+        (commands.retire(b"q", "sink", 7), b"RETIRED"),
     ):
-        assert result(command, verb + b" 1\r\n") is True
-        assert result(command, verb + b" 0\r\n") is False
-        with pytest.raises(ProtocolError):
-            result(command, END)
-    assert commands.release(b"q", "7-ab", 0.5).request == b"release q delay=500 7-ab\r\n"
-    dead = commands.release(b"q", "7-ab", counted=False, dead=True)
-    assert dead.request == b"release q uncounted dead 7-ab\r\n"
-    assert commands.extend(b"q", "7-ab", 30).request == b"extend q 30000 7-ab\r\n"
+        assert result(command, verb + b" 2\r\n") == 2
+        assert result(command, verb + b" 0\r\n") == 0
+        for wrong in (END, b"DONE 1\r\n", verb + b" x\r\n"):
+            with pytest.raises(ProtocolError):
+                result(command, wrong)
+    assert commands.release(b"q", SOME, 0.5).request == b"release q delay=500 7-ab 8-ab\r\n"
+    dead = commands.release(b"q", commands.Reads(owner="me"), counted=False, dead=True)
+    assert dead.request == b"release q uncounted dead owner=me\r\n"
+    tagged = commands.extend(b"q", commands.Reads(tag="a:1:b"), 30)
+    assert tagged.request == b"extend q 30000 tag=a:1:b\r\n"
+    assert commands.extend_owner("me", 30).request == b"extend owner=me 30000\r\n"
+    assert commands.retire(b"q", "sink", 7).request == b"retire q sink 7\r\n"
+
+
+def test_many_reads_are_named_in_several_requests() -> None:
+    """A line is bounded; the result is the sum."""
+    reads = [f"{xid}-00000000000000ab" for xid in range(2**31 - 400, 2**31)]
+    command = commands.finish(b"q" * 200, commands.Reads(reads))
+    lines = command.request.split(b"\r\n")
+    assert (command.parts, len(lines), lines[-1]) == (3, 4, b"")
+    assert max(map(len, lines)) < 8192
+    assert result(command, b"FINISHED 150\r\nFINISHED 0\r\nFINISHED 100\r\n") == 250
+
+
+def test_it_must_be_said_which_reads() -> None:
+    """Some, or those of a tag or an owner."""
+    for which in (
+        commands.Reads(),
+        commands.Reads(["7-ab"], "a:1:b"),
+        commands.Reads((), "a", "b"),
+    ):
+        with pytest.raises(InvalidRequest):
+            commands.release(b"q", which)

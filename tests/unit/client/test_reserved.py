@@ -8,9 +8,9 @@ import pytest
 from kestrelmq.client.address import parse_address
 from kestrelmq.client.cluster import membership_of
 from kestrelmq.client.commands import Command, HeldItem
-from kestrelmq.client.options import ClientOptions
+from kestrelmq.client.options import ClientOptions, checked_lease
 from kestrelmq.client.plans import HeldReads, HoldStep, PauseStep, Plan, Planner, ReleaseStep, Step
-from kestrelmq.client.reserved import ItemPlans, beat_period, checked_lease
+from kestrelmq.client.reserved import ItemPlans, beat_period
 from kestrelmq.errors import (
     ConnectionLost,
     InvalidRequest,
@@ -100,20 +100,20 @@ def test_a_refusal_that_concerns_the_queue_is_raised() -> None:
 def test_an_item_is_ended_over_another_connection() -> None:
     """Its own one broke, perhaps with the server, which keeps what is reserved."""
     down = ServerUnavailable("down")
-    played = Played(down, down, down, True)
+    played = Played(down, down, down, 1)
     played.run(played.held().end())
     assert set(played.requests) == {b"finish q 7-ab\r\n"}
     assert played.now > 0
-    played = Played(ConnectionLost("lost"), True)
+    played = Played(ConnectionLost("lost"), 1)
     played.run(played.held().end())
 
 
 @pytest.mark.parametrize(
     ("answers", "error"),
     [
-        ((False,), LeaseEnded),
-        ((ServerUnavailable("not sent"), False), LeaseEnded),
-        ((ConnectionLost("sent"), False), ConnectionLost),
+        ((0,), LeaseEnded),
+        ((ServerUnavailable("not sent"), 0), LeaseEnded),
+        ((ConnectionLost("sent"), 0), ConnectionLost),
         ((ConnectionLost("sent"), *[ServerUnavailable("down")] * 100), ConnectionLost),
     ],
 )
@@ -128,7 +128,7 @@ def test_what_is_not_known_to_be_confirmed_is_an_error(
 
 def test_an_item_is_over_only_once() -> None:
     """What was released is not confirmed at the end of the block."""
-    played = Played(True)
+    played = Played(1)
     item = played.held()
     for wrong in ({"counted": False}, {"dead": True}):
         with pytest.raises(InvalidRequest):
@@ -144,7 +144,7 @@ def test_an_item_is_over_only_once() -> None:
 
 def test_a_release_after_the_lease_is_an_error() -> None:
     """But not when the block raises: its own error counts."""
-    played = Played(False, False)
+    played = Played(0, 0)
     with pytest.raises(LeaseEnded):
         played.run(played.held().release(dead=True))
     played.run(played.held().abort())
