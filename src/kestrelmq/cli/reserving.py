@@ -1,0 +1,179 @@
+"""`kestrelmq reserve`, `finish`, `release`, `extend` and `retire`: reserved reads, for scripts."""
+
+import json
+import sys
+from typing import Annotated, Final
+
+import typer
+
+from kestrelmq.cli.servers import (
+    PathPrefixFlag,
+    QueueArgument,
+    ServersFlag,
+    ZookeeperFlag,
+    connect,
+    duration,
+)
+from kestrelmq.errors import KestrelError
+from kestrelmq.journal.dump import data_fields
+
+ReadsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="READ", help="What `reserve` printed as `read`."),
+]
+TagFlag = Annotated[
+    str, typer.Option(metavar="NAME:EPOCH:PART", help="The step that the items belong to.")
+]
+OwnerFlag = Annotated[str, typer.Option(metavar="NAME", help="Whose the items are.")]
+
+_DONE: Final = 3
+"""The exit status of a `reserve` whose tag is done."""
+
+
+def reserve(  # noqa: PLR0913 # one parameter a flag
+    queues: Annotated[
+        list[str], typer.Argument(metavar="QUEUE...", help="The queues, asked in this order.")
+    ],
+    *,
+    lease: Annotated[str, typer.Option(help="How long the items are reserved, such as 30s.")],
+    count: Annotated[int, typer.Option(min=1, max=1000, help="Up to this many items.")] = 1,
+    timeout: Annotated[
+        str | None, typer.Option(help="Wait this long for an item, such as 5 or 500ms.")
+    ] = None,
+    tag: TagFlag = "",
+    owner: OwnerFlag = "",
+    grace: Annotated[
+        str, typer.Option(help="How long they stay reserved after the owner's last connection.")
+    ] = "5s",
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Reserve items for a time, and print each as a line of JSON.
+
+    \b
+    kestrelmq reserve work --count 10 --lease 5m
+    kestrelmq finish work 17-0f3c2b1a99e0d4c7
+
+    An item goes back to its queue when its lease ends, unless it was finished. With --owner, it
+    goes back soon after this command has ended, unless the owner has other connections. Exit status
+    1 with no output: there was no item. Exit status 3: the items of the tag were finished before.
+    """  # noqa: D301 # \b is for the help
+    with connect(servers, zookeeper, path_prefix) as client:
+        found = client.reserve_many(
+            queues,
+            count,
+            duration(lease) or 0,
+            duration(timeout),
+            tag=tag,
+            owner=owner,
+            grace=duration(grace) or 0,
+        )
+        for one in found or ():
+            fields: dict[str, object] = {"server": one.server, "queue": one.queue}
+            fields |= {"read": one.read, "deliveries": one.deliveries}
+            fields |= data_fields(one.data) | {"add_time": one.add_time, "expiry": one.expiry}
+            print(json.dumps(fields, ensure_ascii=False))
+        sys.stdout.flush()
+    if not found:
+        raise typer.Exit(_DONE if found is None else 1)
+
+
+def finish(
+    queue: QueueArgument,
+    reads: ReadsArgument = None,
+    *,
+    tag: TagFlag = "",
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Confirm reserved items, or those of a tag: they are gone.
+
+    Exit status 1: one of them was not reserved any more, and may be delivered again.
+    """
+    with connect(servers, zookeeper, path_prefix) as client:
+        _report("finished", client.finish(queue, reads or (), tag=tag), reads)
+
+
+def release(  # noqa: PLR0913 # one parameter a flag
+    queue: QueueArgument,
+    reads: ReadsArgument = None,
+    *,
+    tag: TagFlag = "",
+    owner: OwnerFlag = "",
+    delay: Annotated[
+        str | None, typer.Option(help="Only after this time may the items be read again.")
+    ] = None,
+    uncounted: Annotated[
+        bool, typer.Option("--uncounted", help="As if the items had never been delivered.")
+    ] = False,
+    dead: Annotated[
+        bool, typer.Option("--dead", help="Move the items to the dead-letter queue now.")
+    ] = False,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Give reserved items back, or those of a tag or an owner.
+
+    Exit status 1: one of them was not reserved any more.
+    """
+    with connect(servers, zookeeper, path_prefix) as client:
+        count = client.release(
+            queue,
+            reads or (),
+            tag=tag,
+            owner=owner,
+            delay=duration(delay),
+            counted=not uncounted,
+            dead=dead,
+        )
+        _report("released", count, reads)
+
+
+def extend(
+    queue: QueueArgument,
+    lease: Annotated[
+        str, typer.Argument(metavar="LEASE", help="How long from now they are reserved, as 30s.")
+    ],
+    reads: ReadsArgument = None,
+    *,
+    tag: TagFlag = "",
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Let the leases of reserved items, or of those of a tag, begin anew.
+
+    Exit status 1: one of them was not reserved any more.
+    """
+    with connect(servers, zookeeper, path_prefix) as client:
+        count = client.extend(queue, duration(lease) or 0, reads or (), tag=tag)
+        _report("extended", count, reads)
+
+
+def retire(
+    queue: QueueArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name in the tags.")],
+    epoch: Annotated[int, typer.Argument(metavar="EPOCH", min=0, help="Their last epoch.")],
+    *,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Forget the tags of a name up to an epoch, and refuse them from now on.
+
+    Items that are reserved under them go back to the queue.
+    """
+    with connect(servers, zookeeper, path_prefix) as client:
+        _report("retired", client.retire(queue, name, epoch), None)
+
+
+def _report(what: str, count: int, reads: list[str] | None) -> None:
+    """Print how many there were. Raises KestrelError if there were fewer than `reads`."""
+    print(f"{count} {what}")
+    missing = len(set(reads or ())) - count
+    if missing > 0:
+        sys.stdout.flush()
+        raise KestrelError(f"{missing} of {len(set(reads or ()))} were not reserved any more")
