@@ -82,6 +82,7 @@ from kestrelmq.journal.reservations import (
     Reservation,
     ReserveTerms,
     done_note,
+    items_size,
     parse_tag,
     reserved_note,
     retired_note,
@@ -101,6 +102,8 @@ _MAX_REFUSALS: Final = 16
 """Refusals after which a sweep stops trying to move items."""
 _LOG_INTERVAL: Final = 60.0
 """Seconds between log lines about items that are set aside."""
+RESERVED_MEMORY: Final = 4 << 20
+"""Bytes of memory that the reserved items of a queue may always take."""
 MAX_TAGS: Final = 10_000
 """Most tags of a queue that are open or done."""
 MAX_TAG_NAMES: Final = 10_000
@@ -1140,10 +1143,16 @@ class Queue(Committable):
             most_bytes: after so many bytes of data, no more items are taken.
 
         Raises:
-            QueueUnavailable: as `remove`.
+            QueueUnavailable: as `remove`; or reserved items take too much memory already.
             TagRefused: the tag is retired, or there are too many tags.
         """
         self.check_tag(terms.tag, is_new=True)
+        memory = self.reads.reserved.size
+        if memory >= max(self.config.max_memory_size, RESERVED_MEMORY):
+            raise QueueUnavailable(
+                f"the reserved items of queue {self.name} take {memory} bytes of memory, which is "
+                "max_memory_size or more; finish or release some"
+            )
         xids: list[int] = []
         size = 0
         while len(xids) < most and size < most_bytes and not (xids and self.waiters):
@@ -1165,7 +1174,9 @@ class Queue(Committable):
         if not xids:
             return None
         # If a write failed meanwhile, xids may repeat; then all of this is taken back.
-        reservation = Reservation(nonce, terms, tuple(dict.fromkeys(xids)), len(set(xids)))
+        reads = tuple(dict.fromkeys(xids))
+        memory = items_size([self.reads.open[xid] for xid in reads])
+        reservation = Reservation(nonce, terms, reads, memory, len(reads))
         self.reads.reservations.add(reservation, self._clock.monotonic())
         self._collect(reserved_note(nonce, terms, reservation.xids, self.reads.last_xid))
         self.changes.undo.append(ReadsReserved(reservation))

@@ -29,6 +29,7 @@ from struct import error as StructError  # noqa: N812 # it is a class
 from typing import Final, NamedTuple
 
 from kestrelmq.errors import TagRefused
+from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.notes import Note, encode
 
 RESERVED: Final = 16
@@ -103,6 +104,7 @@ class Reservation:
         nonce: a random number that names it; a client must know it.
         terms: the terms in force.
         xids: the reads, in order, those that have ended included.
+        size: the memory that their items take, those included.
         left: how many have not ended.
         deadline: when the lease ends (monotonic seconds). This and what follows is of no meaning
             for the journal; `engine.reservations` says more.
@@ -114,6 +116,7 @@ class Reservation:
     nonce: int
     terms: ReserveTerms
     xids: tuple[int, ...]
+    size: int
     left: int
     deadline: float = 0.0
     set_at: int = 0
@@ -129,13 +132,14 @@ class ReservedReads:
         by_tag: the reservation of each open tag.
         done: how many reads were finished for each tag that is done.
         retired: the last retired epoch of each name.
+        size: an upper bound of the memory that the items of the reads take.
         note_bytes: about how many bytes notes that say all of this take.
         unconfirmed: reads that DONE confirmed, and no CONFIRM_REMOVE: a crash cut the journal.
     """
 
     def __init__(self) -> None:
         """Start with none."""
-        self.note_bytes = 0
+        self.size = self.note_bytes = 0
         self.unconfirmed: set[int] = set()
         self.by_xid: dict[int, Reservation] = {}
         self.by_tag: dict[str, Reservation] = {}
@@ -184,11 +188,13 @@ class ReservedReads:
         reservation.terms = terms
 
     def _begin(self, reservation: Reservation) -> None:
+        self.size += reservation.size
         self.note_bytes += _note_bytes(reservation.terms)
         if reservation.terms.tag:
             self.by_tag[reservation.terms.tag] = reservation
 
     def _end(self, reservation: Reservation) -> None:
+        self.size -= reservation.size
         self.note_bytes -= _note_bytes(reservation.terms)
         tag = reservation.terms.tag
         if self.by_tag.get(tag) is reservation:
@@ -198,7 +204,7 @@ class ReservedReads:
         """Forget everything."""
         for everything in (self.by_xid, self.by_tag, self.done, self.retired):
             everything.clear()
-        self.note_bytes = 0
+        self.size = self.note_bytes = 0
 
     def live(self, reservation: Reservation) -> tuple[int, ...]:
         """Return the reads of a reservation that have not ended, in order."""
@@ -275,7 +281,8 @@ class ReservedReads:
         for xid in xids:
             self.end(xid)
         if xids:
-            self.add(Reservation(nonce, terms, xids, len(xids)))
+            size = items_size([opened[xid] for xid in xids])
+            self.add(Reservation(nonce, terms, xids, size, len(xids)))
 
     def _apply_done(self, payload: bytes, opened: dict[int, bytes]) -> None:
         count, tag = _U32.unpack_from(payload)[0], payload[_U32.size :].decode()
@@ -323,6 +330,11 @@ class ReservedSnapshot:
 
 NOTHING_RESERVED: Final = ReservedSnapshot([], {}, {})
 """A queue that has no reserved reads and no tags."""
+
+
+def items_size(items: list[bytes]) -> int:
+    """Return the memory that items take."""
+    return sum(map(len, items)) + OVERHEAD * len(items)
 
 
 def reserved_note(nonce: int, terms: ReserveTerms, xids: Iterable[int], last_xid: int) -> bytes:

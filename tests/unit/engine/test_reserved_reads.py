@@ -7,10 +7,11 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.changes import ReadsReserved
-from kestrelmq.engine.queue import MAX_TAG_NAMES, MAX_TAGS
+from kestrelmq.engine.queue import MAX_TAG_NAMES, MAX_TAGS, RESERVED_MEMORY
 from kestrelmq.engine.waiters import ReadMode, Waiter
-from kestrelmq.errors import TagRefused
-from kestrelmq.journal.records import item_data, item_deliveries
+from kestrelmq.errors import QueueUnavailable, TagRefused
+from kestrelmq.journal.memory import OVERHEAD
+from kestrelmq.journal.records import ADDX_HEADER, item_data, item_deliveries
 from kestrelmq.journal.reservations import Reservation, ReserveTerms, reserved_note
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.queues import LocalQueues, queue_settings
@@ -78,11 +79,6 @@ class Spool(LocalQueues):
         count = self.queue().give_back(self.queue().find_reserved(reads), **how)
         self.commit()
         return count
-
-    def kill(self) -> None:
-        """Open the queues again as they are on disk, without closing them first."""
-        self.collection._lock.release()
-        self.open()
 
     def rewrite(self, name: str = "jobs") -> None:
         """Rewrite the journal."""
@@ -608,7 +604,7 @@ def test_a_reserve_that_is_written_in_part(broken: tuple[Spool, CrashingDirector
     first = queue.open_read()
     assert first is not None
     queue.write_now()
-    reservation = Reservation(1, TERMS, (first[0],), 1)
+    reservation = Reservation(1, TERMS, (first[0],), 100, 1)
     queue.reads.reservations.add(reservation, spool.now)
     queue._collect(reserved_note(1, TERMS, reservation.xids, queue.last_xid))
     queue.changes.undo.append(ReadsReserved(reservation))
@@ -674,4 +670,26 @@ def test_an_expired_item_that_was_reserved(tmp_path: Path) -> None:
     spool.clock.advance(2)
     assert spool.release(reads) == 1
     assert spool.take() == b"b"
+    spool.close()
+
+
+def test_reserved_items_take_only_so_much_memory(tmp_path: Path) -> None:
+    """No more are reserved until some are over; a restart forgets nothing of that."""
+    spool = Spool(tmp_path, max_memory_size=1000)
+    large = b"x" * (RESERVED_MEMORY // 4)
+    spool.add(*[large] * 6)
+    first = spool.reads(1)
+    assert spool.queue().reads.reserved.size == len(large) + ADDX_HEADER + OVERHEAD
+    others = [spool.reads(1) for _ in range(3)]
+    for _ in range(2):
+        with pytest.raises(QueueUnavailable, match="max_memory_size"):
+            spool.reserve()
+        spool.kill()
+    assert spool.finish(first) == 1
+    assert spool.reads(1)
+    for reads in others:
+        assert spool.finish(reads) == 1
+    assert spool.reads(1)
+    spool.collection.delete("jobs")
+    assert spool.queue().reads.reserved.size == 0
     spool.close()
