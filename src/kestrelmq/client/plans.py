@@ -795,15 +795,12 @@ class Planner:
         except (ServerUnavailable, ConnectionLost, OperationTimeout) as error:
             if not again:
                 raise
-            lost = error
-        else:
-            return ended
-        try:
-            ended = yield from self._run_patiently(held.server, command)
-        except ClientError:
-            raise lost from None
-        if not ended and not isinstance(lost, ServerUnavailable):
-            raise lost  # perhaps the first attempt ended it
+            try:
+                ended = yield from self._run_patiently(held.server, command)
+            except ClientError:
+                raise error from None
+            if not ended and not isinstance(error, ServerUnavailable):
+                raise  # perhaps the first attempt ended it
         return ended
 
     def _run_patiently(self, server: Address, command: Command[T]) -> Plan[T]:

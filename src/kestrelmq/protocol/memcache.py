@@ -420,16 +420,19 @@ class Parser:
         try:
             return parse(self, words[1:])
         except ValueError as error:
-            fault = ClientFault(str(error), closes=False)
-        except ClientFault as found:
-            fault = found
-        _check_protocol(line)
-        if fault.closes or words[-1] != b"noreply" or not self._may_be_quiet(verb):
-            raise fault
+            _check_protocol(line)
+            if not self._is_quiet(verb, words):
+                raise ClientFault(str(error), closes=False) from None
+        except ClientFault as fault:
+            _check_protocol(line)
+            if fault.closes or not self._is_quiet(verb, words):
+                raise
         return RefusedRequest(b"", None)
 
-    def _may_be_quiet(self, verb: bytes) -> bool:
-        """Whether `noreply` at the end of a line means that the client expects no reply."""
+    def _is_quiet(self, verb: bytes, words: list[bytes]) -> bool:
+        """Whether the client expects no reply, because the line ends in `noreply`."""
+        if words[-1] != b"noreply":
+            return False
         if self._dialect == "kestrel":
             return verb in _QUIET_VERBS
         return verb not in {b"get", b"gets"}
