@@ -628,19 +628,23 @@ class QueueCollection:
     def checking_deadlines(self) -> Generator[None, None, None]:
         """Give back the open reads whose time is up, and add the delayed items that are due.
 
-        Yields after each short piece of work.
+        Yields after each short piece of work. A queue with more to do gets its next turn after all
+        others, so that much of one queue does not hold up the rest.
         """
-        for queue in list(self.commits.with_deadlines):
-            try:
-                again = queue.check_deadlines()
-                while again is not None and again <= self._clock.monotonic():
-                    yield
+        busy = list(self.commits.with_deadlines)
+        while busy:
+            queues, busy = busy, []
+            for queue in queues:
+                try:
                     again = queue.check_deadlines()
-            except Exception:
-                log.exception("what was due in a queue could not be done")
-                continue
-            if again is None:
-                self.commits.with_deadlines.discard(queue)
+                except Exception:
+                    log.exception("what was due in a queue could not be done")
+                    continue
+                if again is None:
+                    self.commits.with_deadlines.discard(queue)
+                elif again <= self._clock.monotonic():
+                    busy.append(queue)
+                    yield
 
     def flush_expired(self, name: str) -> int:
         """Drop the expired items at the head of a queue; return how many. Raises as `flush`."""

@@ -7,6 +7,7 @@ import pytest
 
 from kestrelmq.clock import SystemClock
 from kestrelmq.config import ServerConfig
+from kestrelmq.engine.delayed import SLICE_ITEMS
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, QueueUnavailable
@@ -374,6 +375,26 @@ def test_a_deleted_queue_takes_its_delayed_items_along(tmp_path: Path) -> None:
     spool.kill()
     spool.advance(5)
     assert spool.drain() == [b"new", b"late"]
+    spool.close()
+
+
+def test_much_of_one_queue_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    """Each gets a turn before the first gets another."""
+    spool = Spool(tmp_path)
+    others = [f"other{number}" for number in range(8)]
+    for _ in range(3 * SLICE_ITEMS):
+        spool.delay(b"x", 1)
+    for name in others:
+        assert spool.queue(name).add_delayed(b"y", spool.clock.now() + SECOND)
+    spool.commit()
+    spool.clock.advance(1)
+    turns = spool.collection.checking_deadlines()
+    while any(spool.queue(name).delayed for name in others):
+        next(turns)
+    assert spool.queue().delayed
+    for _ in turns:
+        pass
+    assert not spool.queue().delayed
     spool.close()
 
 
