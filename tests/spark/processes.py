@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, until
 
 
 class SparkProcess:
@@ -41,18 +41,23 @@ class SparkProcess:
             time.sleep(0.05)
 
     def kill9(self) -> None:
-        """Kill the driver, the JVM and the workers at once."""
+        """Kill the driver, the JVM and the workers at once; return when they have ended."""
         for process in _processes_of(self.process.pid):
             try:
                 os.kill(process, signal.SIGKILL)
             except ProcessLookupError:
                 continue
         self.process.wait()
+        # A JVM takes a while to end, and until then what it wrote is not left over.
+        until(lambda: not _processes_of(self.process.pid))
         self._log.close()
 
 
 def _processes_of(session: int) -> list[int]:
-    """Return the processes of a session; Spark's workers have process groups of their own."""
+    """Return the processes of a session that have not ended.
+
+    Spark's workers have process groups of their own.
+    """
     found = []
     for directory in Path("/proc").iterdir():
         if directory.name.isdecimal():
@@ -61,6 +66,6 @@ def _processes_of(session: int) -> list[int]:
                 fields = (directory / "stat").read_text().rpartition(")")[2].split()
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if int(fields[3]) == session:
+            if int(fields[3]) == session and fields[0] not in "ZX":
                 found.append(int(directory.name))
     return found
