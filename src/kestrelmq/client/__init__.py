@@ -8,10 +8,9 @@ import logging
 
 from kestrelmq.client.aio import AsyncClient, AsyncReservedItem
 from kestrelmq.client.blocking import Client, ReservedItem
-from kestrelmq.client.commands import BrowsedItem, BrowsedPage, Moved
+from kestrelmq.client.commands import BrowsedItem, BrowsedPage, Moved, ReservedRead
 from kestrelmq.client.connected import ConnectedClient
 from kestrelmq.client.options import ClientOptions
-from kestrelmq.client.plans import ReservedRead
 from kestrelmq.client.statistics import QueueStats
 
 __all__ = [

@@ -11,8 +11,8 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from random import Random
 from typing import Any, Final, Self, TypeVar
@@ -22,13 +22,13 @@ from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
 from kestrelmq.client.core import Exchange, IoRequest, OpenConnection, Pool, RunCommand, carry_out
 from kestrelmq.client.heartbeats import LEASE_ENDED
-from kestrelmq.client.options import ClientOptions, checked_lease
+from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.plans import ClientOperations, HeldReads, PauseStep, Plan, Planner
 from kestrelmq.client.reserved import (
     ItemData,
     ItemOperations,
-    ItemPlans,
     beat_period,
+    begin_block,
 )
 from kestrelmq.errors import (
     ClientError,
@@ -185,6 +185,19 @@ class AsyncReservedItem(ItemData, ItemOperations):
         return await self.client._carry_out(plan)  # noqa: SLF001 # a part of the client
 
 
+@contextmanager
+def _kept_up(item: AsyncReservedItem, period: float | None) -> Iterator[None]:
+    """Extend the lease of an item every `period` seconds during a `with` block; None: never."""
+    if period is None:
+        yield
+        return
+    beats = asyncio.create_task(_keep_up(item, period))
+    try:
+        yield
+    finally:
+        beats.cancel()
+
+
 async def _keep_up(item: AsyncReservedItem, period: float) -> None:
     """Extend the lease of an item every `period` seconds, until it has ended."""
     while True:
@@ -248,24 +261,19 @@ class AsyncClient(ClientOperations):
         heartbeat: float | bool | None = True,
     ) -> AsyncIterator[AsyncReservedItem | None]:
         """Hold an item during an `async with` block, as `Client.reserve` does."""
-        period = beat_period(checked_lease(lease), heartbeat=heartbeat)
-        held = await self._carry_out(self._plans.reserve(queue, timeout, lease, grace))
-        if held is None:
+        period = beat_period(lease, heartbeat=heartbeat)
+        plans = await self._carry_out(begin_block(self._plans, queue, timeout, lease, grace))
+        if plans is None:
             yield None
             return
-        plans = ItemPlans(self._plans, queue, held, lease)
         item = AsyncReservedItem.of(plans)
         item.client = self
-        beats = None if period is None else asyncio.create_task(_keep_up(item, period))
         try:
-            yield item
+            with _kept_up(item, period):
+                yield item
         except BaseException:
-            if beats is not None:
-                beats.cancel()
             await self._carry_out(plans.abort())
             raise
-        if beats is not None:
-            beats.cancel()
         await self._carry_out(plans.end())
 
     async def consume(

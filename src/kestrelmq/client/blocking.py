@@ -21,13 +21,13 @@ from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
 from kestrelmq.client.core import Exchange, IoRequest, OpenConnection, Pool, RunCommand, carry_out
 from kestrelmq.client.heartbeats import Heartbeats
-from kestrelmq.client.options import ClientOptions, checked_lease
+from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.plans import ClientOperations, HeldReads, PauseStep, Plan, Planner
 from kestrelmq.client.reserved import (
     ItemData,
     ItemOperations,
-    ItemPlans,
     beat_period,
+    begin_block,
 )
 from kestrelmq.errors import ConnectionLost, OperationTimeout, ServerUnavailable
 from kestrelmq.protocol.memcache_client import ReplyParser
@@ -229,12 +229,11 @@ class Client(ClientOperations):
             ConnectionLost, OperationTimeout: at the end of the block. The confirmation may not have
                 arrived; in that case the item is delivered again.
         """
-        period = beat_period(checked_lease(lease), heartbeat=heartbeat)
-        held = self._carry_out(self._plans.reserve(queue, timeout, lease, grace))
-        if held is None:
+        period = beat_period(lease, heartbeat=heartbeat)
+        plans = self._carry_out(begin_block(self._plans, queue, timeout, lease, grace))
+        if plans is None:
             yield None
             return
-        plans = ItemPlans(self._plans, queue, held, lease)
         item = ReservedItem.of(plans)
         item.client = self
         try:

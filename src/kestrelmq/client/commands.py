@@ -172,7 +172,6 @@ class HeldItem:
             say, and likewise the next two.
         add_time: when it was added (ms since the epoch).
         expiry: when it expires (ms since the epoch); 0 for never.
-        queue: the queue that it is of; None if the server does not say.
     """
 
     data: bytes
@@ -180,16 +179,38 @@ class HeldItem:
     deliveries: int | None = None
     add_time: int | None = None
     expiry: int | None = None
-    queue: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedRead:
+    """An item that a server has reserved.
+
+    Attributes:
+        queue: the queue that it is of.
+        read: names it to the server.
+        data: its data.
+        deliveries: how often it was handed out, this time included.
+        add_time: when it was added (ms since the epoch).
+        expiry: when it expires (ms since the epoch); 0 for never.
+        server: the server that it is of; empty in the reply of the server.
+    """
+
+    queue: str
+    read: str
+    data: bytes
+    deliveries: int
+    add_time: int
+    expiry: int
+    server: str = ""
 
 
 def reserve(
     queues: Sequence[bytes], count: int, terms: wire.ReserveTerms, wait: float
-) -> Command[list[HeldItem] | None]:
+) -> Command[list[ReservedRead] | None]:
     """Reserve at most `count` items of the queues; None if the tag is done."""
 
-    def read() -> Reading[list[HeldItem] | None]:
-        found: list[HeldItem] = []
+    def read() -> Reading[list[ReservedRead] | None]:
+        found: list[ReservedRead] = []
         while not isinstance(reply := (yield), wire.EndOfList):
             if terms.tag and not found and reply == wire.Line("DONE"):
                 return None
@@ -202,12 +223,12 @@ def reserve(
     return Command(request, read, wait)
 
 
-def _reserved(reply: wire.ItemReply, queues: Sequence[bytes]) -> HeldItem:
+def _reserved(reply: wire.ItemReply, queues: Sequence[bytes]) -> ReservedRead:
     if len(reply.fields) != 5 or reply.fields[0] not in queues:
         _unexpected(reply)
     queue, read, *rest = [field.decode(errors="replace") for field in reply.fields]
     deliveries, added, expiry = (_number(reply, word) for word in rest)
-    return HeldItem(reply.data, read, deliveries, added, expiry, queue)
+    return ReservedRead(queue, read, reply.data, deliveries, added, expiry)
 
 
 def reserve_one(queue: bytes, terms: wire.ReserveTerms, wait: float) -> Command[HeldItem | None]:
@@ -215,8 +236,9 @@ def reserve_one(queue: bytes, terms: wire.ReserveTerms, wait: float) -> Command[
     command = reserve((queue,), 1, terms, wait)
 
     def read() -> Reading[HeldItem | None]:
-        found = yield from command.reading()
-        return found[0] if found else None
+        for one in (yield from command.reading()) or ():
+            return HeldItem(one.data, one.read, one.deliveries, one.add_time, one.expiry)
+        return None
 
     return Command(command.request, read, wait)
 

@@ -26,7 +26,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import update_wrapper
 from random import Random
 from typing import (
@@ -46,7 +46,7 @@ from typing import (
 from kestrelmq.client import commands
 from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import Membership, ServerSet
-from kestrelmq.client.commands import BrowsedPage, Command, HeldItem, Moved
+from kestrelmq.client.commands import BrowsedPage, Command, HeldItem, Moved, ReservedRead
 from kestrelmq.client.connected import ConnectedClient, connected_client
 from kestrelmq.client.options import (
     ClientOptions,
@@ -291,45 +291,6 @@ def _read(server_round: ServerRound, server: Address, plan: Plan[Any]) -> Plan[A
     else:
         server_round.answered(server)
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class ReservedRead:
-    """An item that `reserve_many` returned.
-
-    Attributes:
-        server: the server that it is of.
-        queue: the queue that it is of.
-        read: names it to the server.
-        data: its data.
-        deliveries: how often it was handed out, this time included.
-        add_time: when it was added (ms since the epoch).
-        expiry: when it expires (ms since the epoch); 0 for never.
-    """
-
-    server: str
-    queue: str
-    read: str
-    data: bytes
-    deliveries: int
-    add_time: int
-    expiry: int
-
-
-def reserved_reads(server: Address, items: Sequence[HeldItem]) -> list[ReservedRead]:
-    """Return items that a server has reserved."""
-    return [
-        ReservedRead(
-            str(server),
-            one.queue or "",
-            one.read or "",
-            one.data,
-            one.deliveries or 0,
-            one.add_time or 0,
-            one.expiry or 0,
-        )
-        for one in items
-    ]
 
 
 SomeReads: TypeAlias = ReservedRead | str | Sequence[ReservedRead | str]
@@ -652,7 +613,7 @@ class Planner:
 
         def reserve_at(at: Address, wait: float) -> Plan[list[ReservedRead] | None]:
             found = yield RunStep(at, commands.reserve(checked, count, terms, wait))
-            return None if found is None else reserved_reads(at, found)
+            return None if found is None else [replace(one, server=str(at)) for one in found]
 
         if server is None and not tag:
             some: list[ReservedRead] | None = yield from self._search(

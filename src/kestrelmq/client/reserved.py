@@ -117,6 +117,19 @@ class ItemPlans:
         return (yield from self._planner.end_read(self.held, command, again=self._read is not None))
 
 
+def begin_block(
+    planner: Planner, queue: str, timeout: float | None, lease: float, grace: float
+) -> Plan[ItemPlans | None]:
+    """Hold an item as `Planner.reserve` does; return the plans of the item.
+
+    Raises:
+        InvalidRequest: nothing can be reserved for so long.
+    """
+    checked_lease(lease)
+    held: HeldReads[HeldItem] | None = yield from planner.reserve(queue, timeout, lease, grace)
+    return None if held is None else ItemPlans(planner, queue, held, lease)
+
+
 class ItemOperations:
     """What can be done with a held item of either client."""
 

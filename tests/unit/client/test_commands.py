@@ -169,7 +169,7 @@ def test_a_reserved_item_has_what_the_server_says() -> None:
     """Its read, its deliveries and its times; END alone is no item."""
     command = commands.reserve_one(b"q", commands.reserve_terms(60, owner="me", grace=5), 1.5)
     assert command.request == b"reserve q 1 lease=60000 t=1500 owner=me grace=5000\r\n"
-    expected = commands.HeldItem(b"a", "7-00000000000000ab", 2, 1_700_000_000_000, 0, "q")
+    expected = commands.HeldItem(b"a", "7-00000000000000ab", 2, 1_700_000_000_000, 0)
     assert result(command, LINE + END) == expected
     assert result(command, END) is None
 
