@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
 from kestrelmq.errors import InvalidRequest
+from kestrelmq.protocol import reserving
 from kestrelmq.protocol.memcache import MAX_ITEM_BYTES
 
 Expiry: TypeAlias = float | datetime | None
@@ -83,8 +84,10 @@ def check_release(delay: float | None, *, counted: bool, dead: bool) -> None:
     """Raise InvalidRequest if reads cannot be released so."""
     if delay is not None and not 0 <= delay <= LONGEST_LEASE:
         raise InvalidRequest(f"the delay must be from 0 to {LONGEST_LEASE:.0f} seconds")
-    if bool(delay) + (not counted) + dead > 1:
-        raise InvalidRequest("a delay, uncounted and dead do not go together")
+    try:
+        reserving.check_release(delay, counted=counted, dead=dead)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
 
 
 def protocol_expiry(expiry: Expiry, now: Callable[[], float] = time.time) -> int:

@@ -96,8 +96,7 @@ class Release:
 
     def __post_init__(self) -> None:
         """Check it. Raises ValueError."""
-        if self.uncounted + self.dead + bool(self.delay) > 1:
-            raise ValueError("a delay, uncounted and dead do not go together")
+        check_release(self.delay, counted=not self.uncounted, dead=self.dead)
         if self.tag and self.owner:
             raise ValueError("release takes a tag or an owner, not both")
         _check_milliseconds(delay=self.delay or 0)
@@ -152,6 +151,12 @@ class Retire:
 
 EndsReads = Finish | Release | Extend | ExtendOwner | Retire
 """Requests about reads that are reserved."""
+
+
+def check_release(delay: float | None, *, counted: bool, dead: bool) -> None:
+    """Raise ValueError if reads cannot be released in all these ways at once."""
+    if bool(delay) + (not counted) + dead > 1:
+        raise ValueError("a delay, uncounted and dead do not go together")
 
 
 def read_text(xid: int, nonce: int) -> str:
