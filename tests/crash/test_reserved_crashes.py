@@ -41,7 +41,7 @@ class State:
 def state_of(queue: Queue, *, given_back: bool) -> State:
     """Return what a queue holds; `given_back`: after a restart."""
     reserved = queue.reads.reserved
-    reservations = {id(one): one for one in reserved.by_xid.values()}.values()
+    reservations = reserved.reservations()
     plain = sorted(xid for xid in queue.open if xid not in reserved.by_xid)
     waiting = [item_data(one) for one in queue.browse(1000)]
     if given_back:

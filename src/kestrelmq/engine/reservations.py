@@ -96,7 +96,7 @@ class Reservations:
 
     def begin_leases(self, now: float) -> None:
         """Begin the leases of all reservations that were replayed."""
-        for reservation in {id(one): one for one in self.reserved.by_xid.values()}.values():
+        for reservation in self.reserved.reservations():
             self._enrol(reservation, reservation.left)
             self._begin_lease(reservation, now)
 

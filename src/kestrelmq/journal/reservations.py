@@ -214,6 +214,10 @@ class ReservedReads:
         by_xid = self.by_xid
         return tuple(xid for xid in xids if by_xid.get(xid) is reservation)
 
+    def reservations(self) -> list[Reservation]:
+        """Return the reservations that have reads left, each once."""
+        return list(dict.fromkeys(self.by_xid.values()))
+
     def is_retired(self, tag: Tag) -> bool:
         """Whether the epoch of `tag` was retired."""
         return tag.epoch <= self.retired.get(tag.name, -1)
@@ -296,9 +300,8 @@ class ReservedReads:
 
     def snapshot(self) -> "ReservedSnapshot":
         """Return what there is now, to be written later."""
-        reservations = {id(one): one for one in self.by_xid.values()}.values()
         return ReservedSnapshot(
-            [(one.nonce, one.terms, self.live(one)) for one in reservations],
+            [(one.nonce, one.terms, self.live(one)) for one in self.reservations()],
             self.done.copy(),
             self.retired.copy(),
         )
