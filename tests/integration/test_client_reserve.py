@@ -3,6 +3,7 @@
 
 import asyncio
 import copy
+import math
 import os
 import pickle
 import signal
@@ -125,6 +126,9 @@ def test_what_cannot_be_reserved_is_refused(client: Client) -> None:
     for wrong in (
         lambda: client.reserve_many("a/b", 1, 1),
         lambda: client.reserve_many("work", 1, 0),
+        lambda: client.reserve_many("work", 1, 1, grace=math.inf),
+        lambda: client.reserve("work", lease=math.nan).__enter__(),
+        lambda: client.reserve("work", grace=-1).__enter__(),
         lambda: client.reserve_many("work", 1, 1, server="other:1"),
         lambda: client.reserve_many("work", 1, 1, owner="two words"),
         lambda: client.finish("work"),

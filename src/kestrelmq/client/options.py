@@ -80,6 +80,12 @@ def checked_lease(seconds: float) -> float:
     return seconds
 
 
+def check_grace(seconds: float) -> None:
+    """Raise InvalidRequest: nothing can stay reserved for so long after its owner has gone."""
+    if not 0 <= seconds <= LONGEST_LEASE:
+        raise InvalidRequest(f"a grace must be from 0 to {LONGEST_LEASE:.0f} seconds")
+
+
 def check_release(delay: float | None, *, counted: bool, dead: bool) -> None:
     """Raise InvalidRequest if reads cannot be released so."""
     if delay is not None and not 0 <= delay <= LONGEST_LEASE:

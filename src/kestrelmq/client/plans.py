@@ -52,6 +52,7 @@ from kestrelmq.client.options import (
     ClientOptions,
     Expiry,
     ItemTimes,
+    check_grace,
     check_release,
     checked_lease,
     item_times,
@@ -609,6 +610,7 @@ class Planner:
         """
         names = [queues] if isinstance(queues, str) else queues
         checked = [commands.checked_queue(name) for name in names]
+        check_grace(grace)
         terms = commands.reserve_terms(checked_lease(lease), tag, owner, grace)
 
         def reserve_at(at: Address, wait: float) -> Plan[list[ReservedRead] | None]:

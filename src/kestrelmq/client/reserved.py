@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from kestrelmq.client import commands
 from kestrelmq.client.commands import Command, HeldItem, Reads
-from kestrelmq.client.options import check_release, checked_lease
+from kestrelmq.client.options import check_grace, check_release, checked_lease
 from kestrelmq.client.plans import HeldReads, Plan, PlanMethod, Planner, RunStep
 from kestrelmq.errors import ClientError, InvalidRequest, LeaseEnded
 
@@ -123,9 +123,10 @@ def begin_block(
     """Hold an item as `Planner.reserve` does; return the plans of the item.
 
     Raises:
-        InvalidRequest: nothing can be reserved for so long.
+        InvalidRequest: nothing can be reserved for so long, or for so long afterwards.
     """
     checked_lease(lease)
+    check_grace(grace)
     held: HeldReads[HeldItem] | None = yield from planner.reserve(queue, timeout, lease, grace)
     return None if held is None else ItemPlans(planner, queue, held, lease)
 
