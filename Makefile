@@ -94,7 +94,7 @@ $(STAMPS)/runtime: $(STAMPS)/venv $(PINS)
 
 # Without a compiler the server runs all the same, on plain Python. The stamp has the time at which
 # compiling began: a source that is changed meanwhile is compiled the next time.
-$(HOT)/stamp: $(SOURCES) scripts/compile-hot-path $(STAMPS)/runtime
+$(HOT)/stamp: $(SOURCES) scripts/compile-hot-path $(PINS) $(STAMPS)/venv | $(STAMPS)/runtime
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[build]'
 	@touch $(STAMPS)/compiling
 	$(BIN)/python scripts/compile-hot-path $(HOT) || [ $$? -eq 3 ]
