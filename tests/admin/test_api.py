@@ -9,6 +9,7 @@ import pytest
 
 from kestrelmq.errors import LeaseEnded
 from tests.admin.conftest import Admin
+from tests.support.patience import until
 from tests.support.server import running_server
 from tests.support.wire import Wire, put, value, wait_for
 
@@ -107,6 +108,42 @@ def test_open_reads_are_listed_and_given_back(admin: Admin) -> None:
             head = admin.get(f"{API}/queues/jobs/items").json["items"][0]
             assert base64.b64decode(head["data"]) == b"first"
     assert admin.get(f"{API}/queues/jobs/open-reads").json["total"] == 0
+
+
+def test_open_reads_say_who_holds_them(admin: Admin) -> None:
+    """A connection, an owner with a connection or without, a tag; and until when."""
+    with Wire(admin.server) as wire, Wire(admin.server, "text") as text, ExitStack() as stack:
+        put(wire, "jobs", "1", "2", "3", "4", "5")
+        ids = {
+            client["address"]: client["id"]
+            for client in admin.get(f"{API}/clients").json["clients"]
+        }
+
+        def mine(one: Wire) -> tuple[int, str]:
+            host, port = one.socket.getsockname()
+            return ids[f"{host}:{port}"], f"{host}:{port}"
+
+        wire.ask_until(b"get jobs/open\r\n", b"END\r\n")
+        text.ask(b"get jobs\n", b":2\n")
+        wire.ask_until(b"reserve jobs 1 lease=60000 owner=me tag=a:1:b\r\n", b"END\r\n")
+        wire.ask_until(b"reserve jobs 1 lease=5000\r\n", b"END\r\n")
+        gone = stack.enter_context(Wire(admin.server))
+        gone.ask_until(b"reserve jobs 1 lease=60000 owner=gone grace=50000\r\n", b"END\r\n")
+        gone.close()
+        until(lambda: len(admin.get(f"{API}/clients").json["clients"]) == 2)
+        listed = admin.get(f"{API}/queues/jobs/open-reads").json["open_reads"]
+        expected = [mine(wire), mine(text), mine(wire), (None, None), (None, None)]
+    assert [(read["client"], read["address"]) for read in listed] == expected
+    assert [(read["owner"], read["tag"]) for read in listed] == [
+        (None, None),
+        (None, None),
+        ("me", "a:1:b"),
+        ("", ""),
+        ("gone", ""),
+    ]
+    left = [read["lease_ends_in"] for read in listed]
+    assert left[:2] == [None, None]
+    assert all(0 < seconds <= most for seconds, most in zip(left[2:], (60, 5, 50), strict=True))
 
 
 def test_requeueing_all_and_requeueing_none(admin: Admin) -> None:

@@ -408,7 +408,9 @@ def test_all_open_reads_are_requeued(console: Console) -> None:
     lost = pytest.raises(LeaseEnded)
     with console.client() as client, lost, client.reserve("orders"), client.reserve("orders"):
         console.open("#/queue/orders")
-        expect(console.page.get_by_role("table", name="Open reads")).to_be_visible()
+        reads = console.page.get_by_role("table", name="Open reads")
+        expect(reads).to_be_visible()
+        expect(reads.get_by_text(re.compile("^127.0.0.1:[0-9]+, until "))).to_have_count(2)
         console.picture("open-reads")
         console.press("Requeue all")
         console.confirm("Requeue on orders")

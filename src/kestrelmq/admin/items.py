@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import time
 from collections.abc import Iterable
 
 from kestrelmq.admin.calls import Answer, Call, now
@@ -21,9 +22,12 @@ from kestrelmq.admin.models import (
     Requeued,
     Stored,
 )
+from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
 from kestrelmq.server import changes, moving
 from kestrelmq.server.browsing import Search
+from kestrelmq.server.clients import holders
+from kestrelmq.server.connection import Connection
 
 
 async def peek_items(call: Call) -> Answer:
@@ -130,21 +134,30 @@ async def list_open_reads(call: Call) -> Answer:
     queue = call.queue()
     opened = queue.open
     first = sorted(xid for xid in opened if queue.is_held(xid))[: query.limit]
-    return Answer(
-        OpenReadsAnswer(
-            total=queue.open_reads,
-            open_reads=[
-                OpenRead(
-                    xid=xid,
-                    add_time=item_add_time(opened[xid]),
-                    expiry=item_expiry(opened[xid]),
-                    deliveries=item_deliveries(opened[xid]) + 1,
-                    size=len(opened[xid]) - ADDX_HEADER,
-                )
-                for xid in first
-            ],
-        )
+    clients = holders(call.admin.context, queue.name, frozenset(first))
+    reads = [_open_read(queue, xid, clients.get(xid)) for xid in first]
+    return Answer(OpenReadsAnswer(total=queue.open_reads, open_reads=reads))
+
+
+def _open_read(queue: Queue, xid: int, client: Connection | None) -> OpenRead:
+    record, leases = queue.open[xid], queue.reads.reservations
+    reservation = queue.reads.reserved.by_xid.get(xid)
+    read = OpenRead(
+        xid=xid,
+        add_time=item_add_time(record),
+        expiry=item_expiry(record),
+        deliveries=item_deliveries(record) + 1,
+        size=len(record) - ADDX_HEADER,
+        client=None if client is None else client.id,
+        address=None if client is None else client.peer,
+        owner=None,
+        tag=None,
+        lease_ends_in=None,
     )
+    if reservation is not None:
+        read.owner, read.tag = reservation.terms.owner, reservation.terms.tag
+        read.lease_ends_in = round(max(0.0, leases.lease_end(xid) - time.monotonic()), 3)
+    return read
 
 
 async def requeue(call: Call) -> Answer:

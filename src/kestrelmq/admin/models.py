@@ -336,6 +336,16 @@ class OpenRead(_Model):
     """How often it was handed out, this time included."""
     size: Count
     """Bytes of data in it."""
+    client: Count | None
+    """The id of the client that has it; null if it belongs to none, or that is not known."""
+    address: str | None
+    """Where that client connected from."""
+    owner: str | None
+    """The owner for whom it is reserved, perhaps empty; null if it is not reserved."""
+    tag: str | None
+    """The tag under which it is reserved, perhaps empty; null likewise."""
+    lease_ends_in: float | None
+    """Seconds until the reservation ends, unless it is extended; null likewise."""
 
 
 class OpenReadsAnswer(_Model):

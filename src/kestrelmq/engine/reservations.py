@@ -214,6 +214,10 @@ class Reservations:
             owner.lost_at = None
             owner.back_at, owner.back_number = now, self._next_number()
 
+    def lease_end(self, xid: int) -> float:
+        """Return when the lease of the reserved read `xid` ends (monotonic seconds)."""
+        return self._deadline(self.reserved.by_xid[xid], xid)
+
     @property
     def has_deadlines(self) -> bool:
         """Whether a lease may end."""

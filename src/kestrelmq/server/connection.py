@@ -80,6 +80,13 @@ class Session:
         """Return how many reads the client holds open, by queue; of very many only the first."""
         return {}
 
+    def holds(self, queue: str) -> list[int]:  # noqa: ARG002 # for sessions that have any
+        """Return the xids of the client's open reads of a queue; of very many only the first.
+
+        Reserved reads are among them if the client has named their owner.
+        """
+        return []
+
 
 _NO_SESSION: Final = Session()
 """The session of a closed connection."""
@@ -485,6 +492,10 @@ class Connection(TurnConnection):
     def open_reads(self) -> dict[str, int]:
         """Return how many reads the client holds open, by queue; of very many only the first."""
         return self._session.open_reads()
+
+    def holds(self, queue: str) -> list[int]:
+        """Return the xids of the client's open reads of a queue; of very many only the first."""
+        return self._session.holds(queue)
 
     # --- the end ---
 

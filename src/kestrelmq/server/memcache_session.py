@@ -317,6 +317,10 @@ class MemcacheSession(Session):
         self._owners.add_reads(counts)
         return counts
 
+    def holds(self, queue: str) -> list[int]:
+        """Return the xids of the client's open reads of a queue; of very many only the first."""
+        return self._reads.first_xids(queue) + self._owners.first_xids(queue)
+
     def connection_closed(self) -> None:
         """Give the open reads back; those that are reserved stay so, perhaps for a short time."""
         self._reads.give_back()

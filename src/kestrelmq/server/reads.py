@@ -284,6 +284,11 @@ class ConnectionOpenReads:
                 found[name] = found.get(name, 0) + 1
         return found
 
+    def first_xids(self, queue: str) -> list[int]:
+        """Return the xids of those of the first `MOST_READS_COUNTED` reads that are open."""
+        reads = islice(self.by_queue.get(queue, ()), MOST_READS_COUNTED)
+        return [read[1] for read in reads if _is_open(read)]
+
     def take_oldest(self, queue: str) -> tuple[Queue, int] | None:
         """Remove and return the oldest read open on a queue; None when there is none."""
         if not self.count(queue):

@@ -13,6 +13,7 @@ connection ends before that, or an error had to be sent instead, it is released,
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Final
 
 from kestrelmq.engine.queue import Queue
@@ -31,6 +32,7 @@ from kestrelmq.protocol.reserving import (
 )
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.reads import MOST_READS_COUNTED
 from kestrelmq.server.replies import OUTPUT_LIMIT
 
 MAX_OWNERS: Final = 100
@@ -420,6 +422,14 @@ class ConnectionOwners:
         for name in self._names:
             for queue, count in self._context.collection.owners.reads_of(name).items():
                 counts[queue] = counts.get(queue, 0) + count
+
+    def first_xids(self, queue: str) -> list[int]:
+        """Return the xids of these owners' reads of a queue; of very many only the first."""
+        found = self._context.collection.queues.get(queue)
+        if found is None:
+            return []
+        reads = (xid for name in self._names for xid in found.reserved_by(name, MOST_READS_COUNTED))
+        return list(islice(reads, MOST_READS_COUNTED))
 
     def end(self) -> None:
         """Take note that the connection is closed."""

@@ -96,6 +96,10 @@ class TextSession(Session):
         """Return how many reads the client holds open, by queue; of very many only the first."""
         return self._reads.counts()
 
+    def holds(self, queue: str) -> list[int]:
+        """Return the xids of the client's open reads of a queue; of very many only the first."""
+        return self._reads.first_xids(queue)
+
     def connection_closed(self) -> None:
         """Give the open reads back."""
         self._reads.give_back()

@@ -81,6 +81,11 @@ class ThriftOpenReads:
         read = self._reads.get(identity)
         return read is not None and read.is_open
 
+    def xid_of(self, identity: int, name: str) -> int | None:
+        """Return the xid of an open read of the queue `name`; None if it is not one."""
+        read = self._reads.get(identity)
+        return read.xid if read is not None and read.queue.name == name and read.is_open else None
+
     def take(self, name: str, ids: Iterable[int]) -> tuple[Queue, list[int]] | None:
         """Remove the reads of the queue `name` that have one of `ids`.
 

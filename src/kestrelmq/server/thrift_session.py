@@ -148,6 +148,12 @@ class ThriftSession(Session):
         self._owners.add_reads(found)
         return found
 
+    def holds(self, queue: str) -> list[int]:
+        """Return the xids of the client's open reads of a queue; of very many only some."""
+        ids = islice(self._own.get(queue, ()), MOST_READS_COUNTED)
+        xids = (self._shared.xid_of(identity, queue) for identity in ids)
+        return [xid for xid in xids if xid is not None] + self._owners.first_xids(queue)
+
     def connection_closed(self) -> None:
         """Give nothing back: open reads do not belong to a connection, only to their owner."""
         self._owners.end()

@@ -25,6 +25,16 @@ const LATENCIES = {
   delivery_latency_usec: "Waiting in the queue", get_timeout_usec: "Waiting without an item",
 };
 
+/** Who has an open read, and until when if that is known. */
+function holder({ client, address, owner, tag, lease_ends_in: left }) {
+  const who = [client === null ? owner && `owner ${owner}` : address, tag && `tag ${tag}`].filter(Boolean).join(", ");
+  const until = left === null ? "" : `until ${new Date(leaseEnd(left)).toLocaleTimeString()}`;
+  return [who, until].filter(Boolean).join(", ") || "–";
+}
+
+/** When a lease ends, to 10 s: it must not seem to change all the time. */
+const leaseEnd = (left) => Math.round((store.now() + 1000 * left) / 10_000) * 10_000;
+
 function panel(title, ...content) {
   return h("section", { class: "card panel", "aria-label": title }, h("h2", { text: title }), ...content);
 }
@@ -136,7 +146,7 @@ export class QueuePage {
     this.#part("fanout", [detail.master, detail.children], () => this.#fanout(detail));
     const { dead_letter_queue: target, dead_letters_of: sources, stats } = detail;
     this.#part("dead", [target, sources, stats.items, stats.dead_lettered], () => deadLetters(detail, (from, to) => this.#redrive(from, to)));
-    this.#part("reads", [reads.total, reads.open_reads.map(({ xid }) => xid)], () => this.#reads(reads));
+    this.#part("reads", [reads.total, reads.open_reads.map((read) => [read.xid, holder(read)])], () => this.#reads(reads));
     this.#part("journal", detail.journal, () => this.#journal(detail.journal));
     this.#part("latency", detail.latencies, () => this.#latency(detail.latencies));
     this.#part("limits", stats, () => limits(stats));
@@ -162,13 +172,13 @@ export class QueuePage {
   #reads({ total, open_reads: opened }) {
     if (!total) return h("p", { class: "hint", text: "No read is open." });
     const rows = opened.slice(0, 20).map((read) => [
-      String(read.xid), bytes(read.size), moment(read.add_time), String(read.deliveries),
+      String(read.xid), `${bytes(read.size)}, added ${moment(read.add_time)}`, String(read.deliveries), holder(read),
       h("button", { type: "button", class: "small", "aria-label": `Requeue read ${read.xid}`, text: "Requeue", onclick: () => this.#requeue([read.xid]) }),
     ]);
     return [
       h("p", { class: "panel-line" }, h("span", { text: `${count(total, "open read")}${total > 20 ? ", the first 20 shown" : ""}.` }),
         h("button", { type: "button", text: "Requeue all", onclick: () => this.#requeue(null, total) })),
-      table(["Read", "Size", "Added", "Delivery", "Action"], rows, "Open reads"),
+      table(["Read", "Item", "Delivery", "Held by", "Action"], rows, "Open reads"),
     ];
   }
 
