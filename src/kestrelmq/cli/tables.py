@@ -10,7 +10,7 @@ import typer
 from kestrelmq.cli.servers import PathPrefixFlag, ServersFlag, ZookeeperFlag, connect
 from kestrelmq.cli.terminal import printable
 from kestrelmq.client import QueueStats
-from kestrelmq.client.statistics import number, over_servers
+from kestrelmq.client.statistics import number, over_servers, paused_over_servers
 from kestrelmq.errors import KestrelError
 
 COLUMNS: Final = (
@@ -120,7 +120,7 @@ def queue_row(same: Sequence[QueueStats]) -> dict[str, Any]:
     """Return the row of one queue, on one server or on several."""
     row: dict[str, Any] = {"queue": same[0].name, "server": ", ".join(q.server for q in same)}
     row |= {stat: over_servers(stat, same) for stat in COLUMNS}
-    return row | {"paused": ", ".join(sorted({queue.paused for queue in same} - {""}))}
+    return row | {"paused": paused_over_servers(same)}
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -24,7 +24,7 @@ from kestrelmq.cli.terminal import printable
 from kestrelmq.client import Client, ClientOptions, QueueStats
 from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import FixedMembership, Membership
-from kestrelmq.client.statistics import number, over_servers
+from kestrelmq.client.statistics import number, over_servers, paused_over_servers
 from kestrelmq.errors import ClientError
 
 _WIDE: Final = 200
@@ -57,6 +57,7 @@ class QueueLine:
     age_msec: int
     open_reads: int
     waiters: int
+    paused: str = ""
 
 
 def top(
@@ -70,7 +71,7 @@ def top(
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
 ) -> None:
-    """Watch servers and their busiest queues: items, rates, ages, open reads, waiters.
+    """Watch servers and their busiest queues: items, rates, ages, reads, waiters, pauses.
 
     \b
     kestrelmq top
@@ -131,6 +132,7 @@ def _queue_line(
         age_msec=over_servers("age_msec", stats),
         open_reads=over_servers("open_transactions", stats),
         waiters=over_servers("waiters", stats),
+        paused=paused_over_servers(stats),
     )
 
 
@@ -214,13 +216,16 @@ def _view(
 
 
 def _queues(all_lines: list[QueueLine], most: int) -> list[RenderableType]:
-    table = _table("queue", "items", "bytes", "in/s", "out/s", "age ms", "open", "waiters")
+    heads = ["items", "bytes", "in/s", "out/s", "age ms", "open", "waiters"]
+    shows_paused = any(line.paused for line in all_lines[:most])
+    table = _table("queue", *heads, *(["paused"] if shows_paused else []))
     for line in all_lines[:most]:
         table.add_row(
             _cell(line.name),
             *(f"{number:,}" for number in (line.items, line.bytes)),
             *(f"{rate:,.1f}" for rate in (line.rate_in, line.rate_out)),
             *(f"{number:,}" for number in (line.age_msec, line.open_reads, line.waiters)),
+            *([Text(line.paused, style="yellow")] if shows_paused else []),
         )
     left = len(all_lines) - most
     return [table, f"and {left:,} more"] if left > 0 else [table]

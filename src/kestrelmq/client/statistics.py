@@ -121,3 +121,8 @@ def _candidates(line: str, queues: Mapping[str, object]) -> list[tuple[str, str]
         for stat in _STATS
         if rest.endswith(f"_{stat}") and rest.removesuffix(f"_{stat}") in queues
     ]
+
+
+def paused_over_servers(queues: Iterable[QueueStats]) -> str:
+    """Return what is paused of a queue on any of the servers, such as `reads`; perhaps nothing."""
+    return ", ".join(sorted({queue.paused for queue in queues} - {""}))

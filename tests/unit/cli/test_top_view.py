@@ -1,5 +1,6 @@
 """What `kestrelmq top` shows."""
 
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -55,6 +56,21 @@ def test_on_a_narrow_terminal_names_give_way_and_numbers_stay() -> None:
     assert line.startswith("a_rather")
     assert "\N{HORIZONTAL ELLIPSIS}" in line
     assert line.split()[1:] == ["4,800", "1,392", "0.0", "100.0", "0", "0", "3"]
+
+
+def test_what_is_paused_is_shown() -> None:
+    """In a column of its own, if anything is."""
+    before, after = sample(0.0, 0), sample(2.0, 0)
+    stats = {"items": "7", "total_items": "7", "paused": "reads"}
+    queues = {**after[HERE].queues, "b": QueueStats(str(HERE), "b", stats)}
+    after[HERE] = replace(after[HERE], queues=queues)
+    console = Console(width=100, file=StringIO())
+    with console.capture() as captured:
+        console.print(_view(before, after, 40))
+    lines = [line.split() for line in captured.get().splitlines()]
+    assert lines[5][-1] == "paused"
+    assert {line[0]: line[-1] for line in lines[6:]}["b"] == "reads"
+    assert {line[0]: line[-1] for line in lines[6:]}["c"] == "3"
 
 
 def test_what_does_not_fit_is_counted() -> None:
