@@ -19,6 +19,7 @@ from tests.support.patience import PATIENCE
 LISTENERS: Final = ("memcache", "text", "thrift", "admin")
 
 _COMMAND: Final = "from kestrelmq.cli.main import main; main()"
+_TAKEN: Final = "Address already in use"
 _LISTENING: Final = re.compile(r"(\w+) listening on (\S+):(\d+)")
 
 
@@ -51,19 +52,32 @@ class ServerProcess:
         return "".join(self._output)
 
     def start(self) -> Self:
-        """Start it and wait until it is ready."""
+        """Start it and wait until it is ready.
+
+        At a restart, a connection of another test may have got its port meanwhile. Then it is
+        started again until the port is free.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while not self._starts(deadline):
+            is_taken = bool(self._output) and _TAKEN in self._output[-1]
+            if not (self.ports and is_taken) or time.monotonic() > deadline:
+                raise RuntimeError(f"the server did not start:\n{self.output}")
+            time.sleep(0.2)
+        return self
+
+    def _starts(self, deadline: float) -> bool:
+        """Start it; return whether it is ready before the deadline. Otherwise it has ended."""
         # Ports come last: on a restart they replace those that the arguments ask for.
         flags = ["--queue-path", str(self.queue_path), *self._arguments, *self._listeners()]
         self.process = ForkedProcess(self.command, ["serve", *flags], dict(os.environ))
         ready = Event()
         self._follower = Thread(target=self._follow, args=(self.process.stdout, ready), daemon=True)
         self._follower.start()
-        deadline = time.monotonic() + PATIENCE
         while not ready.wait(0.02):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.kill9()
-                raise RuntimeError(f"the server did not start:\n{self.output}")
-        return self
+                return False
+        return True
 
     def kill9(self) -> None:
         """Kill it at once, as a crash would."""
