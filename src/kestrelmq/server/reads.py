@@ -291,9 +291,9 @@ class ConnectionOpenReads:
 
     def take_oldest(self, queue: str) -> tuple[Queue, int] | None:
         """Remove and return the oldest read open on a queue; None when there is none."""
-        if not self.count(queue):
+        reads = self._oldest(queue, 1)
+        if reads is None:
             return None
-        reads = self.by_queue[queue]
         found, xid, _ = reads.popleft()
         if not reads:
             del self.by_queue[queue]
@@ -305,16 +305,34 @@ class ConnectionOpenReads:
         Returns:
             The queues that the reply depends on; None if no read was confirmed.
         """
-        if self.count(queue) < count:
+        reads = self._oldest(queue, count)
+        if reads is None:
             return None
-        touched: tuple[Queue, ...] = ()
-        for _ in range(count):
-            taken = self.take_oldest(queue)
-            if taken is not None:
-                found, xid = taken
-                found.confirm(xid)
-                touched = (found,)
-        return touched
+        if not count:
+            return ()
+        found = reads[0][0]
+        found.confirm_all([reads.popleft()[1] for _ in range(count)])
+        if not reads:
+            del self.by_queue[queue]
+        return (found,)
+
+    def _oldest(self, queue: str, count: int) -> deque[tuple[Queue, int, bytes]] | None:
+        """Return the reads of a queue, of which the first `count` are open; None if fewer are.
+
+        Only so many are looked at, besides those that have ended.
+        """
+        reads = self.by_queue.get(queue)
+        if reads is None:
+            return deque() if not count else None
+        opened: list[tuple[Queue, int, bytes]] = []
+        while reads and len(opened) < count:
+            read = reads.popleft()
+            if _is_open(read):
+                opened.append(read)
+        reads.extendleft(reversed(opened))
+        if not reads:
+            del self.by_queue[queue]
+        return reads if len(opened) == count else None
 
     def xids(self, queue: str) -> list[tuple[Queue, int]]:
         """Return the queues and xids of the reads open on a queue, oldest first."""
