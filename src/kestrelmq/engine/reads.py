@@ -63,8 +63,10 @@ class OpenReads:
         self.retrying: dict[int, bytes] = {}
         self.aside_bytes = self.retrying_bytes = self.given_back = 0
         # A heap of deadlines: monotonic seconds, a number that orders equal times, xid and item.
-        # Those of ended reads stay until they are due, or too many.
+        # Those of ended reads stay until they are due, or too many. Only the last one of a read
+        # counts; `_last` has the number of that, by xid.
         self._deadlines: list[tuple[float, int, int, bytes]] = []
+        self._last: dict[int, int] = {}
         self._sequence = 0
 
     # --- opening and giving back ---
@@ -147,9 +149,16 @@ class OpenReads:
     def set_deadline(self, xid: int, record: bytes, deadline: float) -> None:
         """Set the deadline of the read `xid` of `record` (monotonic seconds)."""
         if len(self._deadlines) > 2 * len(self.open) + _SLACK:
-            self._deadlines = [one for one in self._deadlines if self.is_open(one[2], one[3])]
+            last = self._last
+            self._deadlines = [
+                one
+                for one in self._deadlines
+                if last.get(one[2]) == one[1] and self.is_open(one[2], one[3])
+            ]
             heapq.heapify(self._deadlines)
+            self._last = {one[2]: one[1] for one in self._deadlines}
         self._sequence += 1
+        self._last[xid] = self._sequence
         heapq.heappush(self._deadlines, (deadline, self._sequence, xid, record))
 
     def take_overdue(self, now: float) -> list[int]:
@@ -158,16 +167,15 @@ class OpenReads:
         Only the last deadline of a read counts: one that was extended is not overdue by its first.
         The xids are sorted, which is the order in which the reads were opened, as at a restart.
         """
-        deadlines = self._deadlines
-        due: dict[int, bytes] = {}
-        while deadlines and deadlines[0][0] <= now:
-            _, _, xid, record = heapq.heappop(deadlines)
-            if self.is_open(xid, record):
-                due[xid] = record
+        deadlines, last = self._deadlines, self._last
         overdue: list[int] = []
-        if due:
-            later = {xid for _, _, xid, record in deadlines if due.get(xid) is record}
-            overdue = [xid for xid in due if xid not in later]
+        while deadlines and deadlines[0][0] <= now:
+            _, number, xid, record = heapq.heappop(deadlines)
+            if last.get(xid) != number:
+                continue
+            del last[xid]
+            if self.is_open(xid, record):
+                overdue.append(xid)
         if self.reserved.by_xid:
             overdue += self.reservations.take_overdue(now)
         return sorted(overdue)
@@ -206,5 +214,7 @@ class OpenReads:
         self.open.clear()
         self.aside.clear()
         self.retrying.clear()
+        self._deadlines.clear()
+        self._last.clear()
         self.reservations.clear()
         self.aside_bytes = self.retrying_bytes = 0
