@@ -24,6 +24,7 @@ from kestrelmq.admin.models import (
 )
 from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
+from kestrelmq.marks import PutMark, put_mark
 from kestrelmq.server import changes, moving
 from kestrelmq.server.browsing import Search
 from kestrelmq.server.clients import holders
@@ -80,12 +81,20 @@ async def put_item(call: Call) -> Answer:
     due = context.due_after(round((item.delay or 0) * 1000))
     expiry = 0 if item.expires_in is None else (due or now()) + round(item.expires_in * 1000)
     collection = context.collection
-    stored = collection.add(name, data, expiry, due=due)
-    destinations = collection.destinations(name, delayed=due > 0)
+    mark = _mark(item)
+    stored = collection.add(name, data, expiry, due=due, mark=mark)
+    destinations = collection.destinations(name, delayed=due > 0 or mark is not None)
     await changes.wait_until_durable(context, *destinations)
     if not stored:
         raise ApiError(409, "item_refused", f"{name} is full, or the item is too large for it")
     return Answer(Stored(queue=name, size=len(data)), status=201)
+
+
+def _mark(item: NewItem) -> PutMark | None:
+    try:
+        return put_mark(item.producer, item.sequence)
+    except ValueError as error:
+        raise ApiError(400, "invalid_body", str(error)) from None
 
 
 def _data(item: NewItem) -> bytes:

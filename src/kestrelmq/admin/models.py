@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kestrelmq.admin.sampling import State
+from kestrelmq.marks import MAX_PRODUCER, MAX_SEQUENCE
 from kestrelmq.protocol.memcache import MAX_SEARCH
 from kestrelmq.server.connection import ClientState
 
@@ -115,6 +116,10 @@ class NewItem(_Model):
     """Seconds until it expires, from when it is due; if absent, it never expires."""
     delay: Annotated[float, Field(ge=0, le=1e14)] | None = None
     """Seconds until it is due; only then it waits in the queue. If absent, it is due at once."""
+    producer: Annotated[str, Field(min_length=1, max_length=MAX_PRODUCER)] | None = None
+    """Whose item it is, if the request may be repeated; it needs `sequence`."""
+    sequence: Annotated[int, Field(ge=0, le=MAX_SEQUENCE)] | None = None
+    """Its number; it is stored only if that is above the number of the producer's last item."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:

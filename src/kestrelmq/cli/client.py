@@ -66,6 +66,19 @@ def put(  # noqa: PLR0913 # one parameter a flag
             help="Hold the item back for this time, such as 10s; --expiry counts after it."
         ),
     ] = None,
+    producer: Annotated[
+        str | None,
+        typer.Option(
+            help="Who numbers the items, so that the command may be repeated; needs --sequence."
+        ),
+    ] = None,
+    sequence: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="The number of the first item; only those above the producer's last are stored.",
+        ),
+    ] = None,
     retry_unknown: Annotated[
         bool,
         typer.Option(
@@ -83,6 +96,7 @@ def put(  # noqa: PLR0913 # one parameter a flag
     kestrelmq put work hello
     kestrelmq put work - < picture.png
     kestrelmq put work --lines --expiry 1h < jobs.txt
+    kestrelmq put work --lines --producer import --sequence 1 < jobs.txt
 
     With --lines, the items do not include the line ends, and the number of items is printed.
     Exit status 1: the queue is full, or no server could be used; the message says how many items
@@ -95,16 +109,30 @@ def put(  # noqa: PLR0913 # one parameter a flag
         if lines:
             stream = cast(BufferedReader, sys.stdin.buffer)
 
-            def put_many(batch: list[bytes]) -> list[bool]:
+            def put_many(batch: list[bytes], before: int) -> list[bool]:
                 return client.put_many(
-                    queue, batch, seconds, delay=held_back, retry_unknown=retry_unknown
+                    queue,
+                    batch,
+                    seconds,
+                    delay=held_back,
+                    producer=producer,
+                    sequence=None if sequence is None else sequence + before,
+                    retry_unknown=retry_unknown,
                 )
 
             count = _put_lines(queue, stream, put_many)
             print(f"{count} items put")
             return
         item = sys.stdin.buffer.read() if data in {None, "-"} else str(data).encode()
-        if not client.put(queue, item, seconds, delay=held_back, retry_unknown=retry_unknown):
+        if not client.put(
+            queue,
+            item,
+            seconds,
+            delay=held_back,
+            producer=producer,
+            sequence=sequence,
+            retry_unknown=retry_unknown,
+        ):
             raise ServerRefused(f"queue {queue!r} is full, or the item is too large")
 
 
@@ -243,15 +271,16 @@ def _write(item: bytes, after: bytes) -> None:
 
 
 def _put_lines(
-    queue: str, stream: BufferedReader, put_many: Callable[[list[bytes]], list[bool]]
+    queue: str, stream: BufferedReader, put_many: Callable[[list[bytes], int], list[bool]]
 ) -> int:
+    """Put each line; `put_many` is also given how many lines came before."""
     stored = 0
     columns = (SpinnerColumn(), TextColumn("put"), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("put", total=None)
         for batch in _line_batches(stream):
             try:
-                outcomes = put_many(batch)
+                outcomes = put_many(batch, stored)
             except ClientError as error:
                 stored += error.stored.count(True)
                 unknown = error.stored.count(None)

@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar
 from kestrelmq.client.options import ItemTimes
 from kestrelmq.client.statistics import queue_stats
 from kestrelmq.errors import ConnectionLost, InvalidRequest, ProtocolError, ServerRefused
+from kestrelmq.marks import PutMark
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import memcache_client as wire
 
@@ -111,13 +112,18 @@ def abort_read(queue: bytes) -> Command[bytes | None]:
 
 
 def set_items(
-    queue: bytes, items: Sequence[bytes], times: ItemTimes, acknowledged: list[bool]
+    queue: bytes,
+    items: Sequence[tuple[bytes, PutMark | None]],
+    times: ItemTimes,
+    acknowledged: list[bool],
 ) -> Command[None]:
-    """Add `items`, pipelined.
+    """Add `items`, given with the marks of their producer if it has a name, pipelined.
 
     Each answer is appended to `acknowledged` as it arrives, so that they are known after an error.
     """
-    request = b"".join(wire.set_request(queue, item, times.expiry, times.delay) for item in items)
+    request = b"".join(
+        wire.set_request(queue, item, times.expiry, times.delay, mark) for item, mark in items
+    )
 
     def read() -> Reading[None]:
         for _ in items:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
 from kestrelmq.errors import InvalidRequest
+from kestrelmq.marks import PutMark, put_mark
 from kestrelmq.protocol import reserving
 from kestrelmq.protocol.memcache import MAX_ITEM_BYTES
 
@@ -71,6 +72,14 @@ def item_times(expiry: Expiry, delay: float | None) -> ItemTimes:
     if not (math.isfinite(delay) and 0 <= delay <= _LONGEST_DELAY):
         raise InvalidRequest("the delay must be a number of seconds from 0 on")
     return ItemTimes(protocol_expiry(expiry, lambda: time.time() + delay), math.ceil(delay * 1000))
+
+
+def mark_of(producer: str | None, sequence: int | None) -> PutMark | None:
+    """Do what `put_mark` does. Raises InvalidRequest instead of ValueError."""
+    try:
+        return put_mark(producer, sequence)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
 
 
 def checked_lease(seconds: float) -> float:

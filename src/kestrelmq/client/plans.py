@@ -56,6 +56,7 @@ from kestrelmq.client.options import (
     check_release,
     checked_lease,
     item_times,
+    mark_of,
 )
 from kestrelmq.client.statistics import QueueStats, queue_stats
 from kestrelmq.errors import (
@@ -67,6 +68,7 @@ from kestrelmq.errors import (
     ServerRefused,
     ServerUnavailable,
 )
+from kestrelmq.marks import PutMark
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -172,6 +174,14 @@ class ServerRound:
             and all(isinstance(error, ServerUnavailable) for error in self._errors)
         )
 
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether nothing that was sent was answered, because of connections or time."""
+        return bool(self._errors) and all(
+            isinstance(error, ServerUnavailable | ConnectionLost | OperationTimeout)
+            for error in self._errors
+        )
+
     def next_server(self) -> Address | None:
         """Return the next server to try; None when the round is over."""
         if self._ready:
@@ -217,18 +227,29 @@ class PutBatch:
 
     Attributes:
         pending: their indexes, in order.
+        mark: that of the first item of the call, if its producer has a name.
     """
 
     def __init__(
-        self, items: Sequence[bytes], indexes: Sequence[int], outcomes: list[bool | None]
+        self,
+        items: Sequence[bytes],
+        indexes: Sequence[int],
+        outcomes: list[bool | None],
+        mark: PutMark | None = None,
     ) -> None:
+        """Start with the items at `indexes`; `mark` is that of the first of all `items`."""
+        self.mark = mark
         self.pending = list(indexes)
         self._items = items
         self._outcomes = outcomes
 
-    def left(self) -> list[bytes]:
-        """Return the items that are not stored yet."""
-        return [self._items[index] for index in self.pending]
+    def left(self) -> list[tuple[bytes, PutMark | None]]:
+        """Return the items that are not stored yet, with their marks."""
+        mark = self.mark
+        return [
+            (self._items[index], None if mark is None else mark.of_next(index))
+            for index in self.pending
+        ]
 
     def record(self, answers: list[bool], *, others_unknown: bool = False) -> None:
         """Note the answers for the first pending items.
@@ -358,6 +379,8 @@ class Planner:
         expiry: Expiry = None,
         *,
         delay: float | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
         retry_unknown: bool | None = None,
     ) -> Plan[bool]:
         """Add an item; False if every server that answered refused it (full, or item too large).
@@ -366,14 +389,26 @@ class Planner:
         `restart_patience` of the options. With a `delay` in seconds, the item waits in the queue
         only after that time, from which its expiry counts, too.
 
+        A `producer` that numbers its items may repeat an add: the queue stores an item only if its
+        `sequence` number is above that of the producer's last item, and returns True in any case.
+        So an item whose reply was lost is sent again, for the `restart_patience`, and stored once.
+        If all fails, put it again later, with the same number. The client must have one server.
+
         Raises:
-            InvalidRequest: the item is neither bytes nor text that can be encoded.
+            InvalidRequest: the item is neither bytes nor text that can be encoded; or there are
+                several servers, and a producer.
             ConnectionLost, OperationTimeout: the item may or may not be stored. With
                 `retry_unknown` the item is sent again, at the risk of a duplicate, and this is
                 raised only if no server stores it.
         """
         stored = yield from self.put_many(
-            queue, [data], expiry, delay=delay, retry_unknown=retry_unknown
+            queue,
+            [data],
+            expiry,
+            delay=delay,
+            producer=producer,
+            sequence=sequence,
+            retry_unknown=retry_unknown,
         )
         return stored[0]
 
@@ -384,15 +419,20 @@ class Planner:
         expiry: Expiry = None,
         *,
         delay: float | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
         retry_unknown: bool | None = None,
     ) -> Plan[list[bool]]:
         """Add items in order, many per round trip; return for each what `put` returns.
+
+        The items of a `producer` are numbered from `sequence` on. When one is refused, those behind
+        it are refused, too, and can be put again with the same numbers.
 
         The attribute `stored` of an error tells for each item whether it is stored; None if that is
         unknown.
         """
         name = commands.checked_queue(queue)
-        times = item_times(expiry, delay)
+        times, mark = item_times(expiry, delay), mark_of(producer, sequence)
         retry = self.retry_unknown if retry_unknown is None else retry_unknown
         encoded = [commands.item_bytes(item) for item in items]
         outcomes: list[bool | None] = [None] * len(items)
@@ -400,7 +440,7 @@ class Planner:
         for batch in batch_ranges(encoded):
             try:
                 yield from self._put_patiently(
-                    name, times, PutBatch(encoded, batch, outcomes), deadline, retry=retry
+                    name, times, PutBatch(encoded, batch, outcomes, mark), deadline, retry=retry
                 )
             except ClientError as error:
                 error.stored = tuple(outcomes)
@@ -410,13 +450,22 @@ class Planner:
     def _put_patiently(
         self, queue: bytes, times: ItemTimes, batch: PutBatch, deadline: float, *, retry: bool
     ) -> Plan[None]:
-        """Add the items; until `deadline`, wait for the only server if it cannot be reached."""
+        """Add the items; until `deadline`, wait for the only server if it cannot be reached.
+
+        Items of a producer are also sent again if it did not answer.
+        """
+        is_marked = batch.mark is not None
         while True:
             server_round = ServerRound(self.writes)
+            if is_marked and server_round.is_cluster:
+                raise InvalidRequest("the items of a producer need a client of one server")
             try:
-                yield from self._put_batch(queue, times, batch, server_round, retry=retry)
+                yield from self._put_batch(
+                    queue, times, batch, server_round, retry=retry or is_marked
+                )
             except ClientError:
-                if not server_round.found_no_server or self.clock() >= deadline:
+                again = server_round.found_no_server or (is_marked and server_round.is_unanswered)
+                if not again or self.clock() >= deadline:
                     raise
             else:
                 return

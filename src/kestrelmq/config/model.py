@@ -107,6 +107,8 @@ class QueueConfig(_Settings):
     """By how much that time grows with each further delivery of the same item."""
     max_retry_delay: Duration = 3600.0
     """Longest time that an item waits until it may be read again."""
+    producer_ttl: Duration = 7 * 86_400.0
+    """How long after its last item a producer may repeat an add without storing it twice."""
     max_expire_sweep: PositiveLimit = None
     """Most expired items that one background sweep removes."""
     fanout_only: Flag = False

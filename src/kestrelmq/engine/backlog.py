@@ -122,6 +122,7 @@ class Backlog(JournalFollower):
         refill_below: read more back when memory holds fewer bytes of data than this.
         total_items: items added since the queue was loaded or created.
         put_bytes: bytes of data in those.
+        producers: the last marks of those who number the items that they add.
     """
 
     def __init__(self, name: str, journal: FileJournal | NoJournal, state: Replay) -> None:
@@ -129,6 +130,7 @@ class Backlog(JournalFollower):
         self._name = name
         self.memory = state.memory
         self.memory_bytes = state.memory_bytes
+        self.producers = state.producers
         self.memory_limit = self.max_memory_bytes = 0
         self.behind: ReadBehind | None = None
         self.refill_below = self.total_items = self.put_bytes = 0

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from kestrelmq.clock import Clock
 from kestrelmq.engine.backlog import Backlog
 from kestrelmq.engine.reads import OpenReads
+from kestrelmq.journal.producers import LastMark
 from kestrelmq.journal.records import ADDX, ADDX_HEADER, item_add_time, kept_xid
 from kestrelmq.journal.reservations import Reservation, ReserveTerms
 
@@ -130,6 +131,15 @@ class ItemAdded:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class MarkedItemAdded:
+    """An item of a producer was added; `before` is the producer's last mark before that."""
+
+    size: int
+    producer: bytes
+    before: LastMark | None
+
+
 ReservedChange = (
     ReadsOpened
     | ReadsConfirmed
@@ -140,7 +150,14 @@ ReservedChange = (
     | EpochRetired
 )
 Change = (
-    bytes | ReadOpened | ReadConfirmed | ReadGivenBack | HeadDropped | ItemAdded | ReservedChange
+    bytes
+    | ReadOpened
+    | ReadConfirmed
+    | ReadGivenBack
+    | HeadDropped
+    | ItemAdded
+    | ReservedChange
+    | MarkedItemAdded
 )
 
 
@@ -362,6 +379,9 @@ def _take_back(change: Change, backlog: Backlog, reads: OpenReads) -> None:
             backlog.put_back(record)
         case ItemAdded(size):
             backlog.drop_last(size)
+        case MarkedItemAdded(size, producer, last):
+            backlog.drop_last(size)
+            backlog.producers.restore(producer, last)
         case bytes():
             backlog.put_back(change)
         case _:

@@ -40,6 +40,7 @@ from kestrelmq.journal.names import LEFT, QueueFiles, group_files, temporary_nam
 from kestrelmq.journal.records import annotated, item
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal
+from kestrelmq.marks import PutMark
 from kestrelmq.names import queue_name_error
 
 _IDLE_AT_ONCE: Final = 500
@@ -326,7 +327,15 @@ class QueueCollection:
 
     # --- adding ---
 
-    def add(self, name: str, data: bytes, expiry: int = 0, *, due: int = 0) -> bool:
+    def add(
+        self,
+        name: str,
+        data: bytes,
+        expiry: int = 0,
+        *,
+        due: int = 0,
+        mark: PutMark | None = None,
+    ) -> bool:
         """Add an item to a queue and its fanouts, or to all destinations of an alias.
 
         Args:
@@ -334,6 +343,7 @@ class QueueCollection:
             data: the item.
             expiry: when it expires (ms since the epoch), 0 for never.
             due: from when on the item waits (ms since the epoch), 0 for now.
+            mark: that of the item's producer, which may repeat the add; see `Queue.add_once`.
 
         Returns:
             False if the item was refused; for an alias, if any destination refused it.
@@ -346,12 +356,14 @@ class QueueCollection:
         alias = self.config.aliases.get(name)
         if alias is None:
             queue = self.obtain(name)
+            if mark is not None:
+                return queue.add_once(data, mark, expiry, due=due)
             return queue.add_delayed(data, due, expiry) if due else queue.add(data, expiry)
         accepted = True
         failure: str | None = None  # keeping the exception itself would be a reference cycle
         for destination in alias.destination_queues:
             try:
-                accepted &= self.add(destination, data, expiry, due=due)
+                accepted &= self.add(destination, data, expiry, due=due, mark=mark)
             except QueueUnavailable as error:
                 failure = str(error)
         if failure is not None:

@@ -34,6 +34,7 @@ from kestrelmq.errors import JournalError
 from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time
 from kestrelmq.journal.writer import FileJournal, NoJournal
+from kestrelmq.marks import PutMark
 
 SLICE_ITEMS: Final = 200
 """Most items that join, or are confirmed, at once: this takes two or three milliseconds."""
@@ -52,6 +53,7 @@ _SETTINGS: Final = (
     "min_journal_compact_delay",
     "disable_aggressive_rewrites",
     "enable_trace",
+    "producer_ttl",
 )
 """The settings of a queue that hold for its companion, too."""
 
@@ -96,7 +98,7 @@ class Companion(Protocol):
     def is_closed(self) -> bool:
         """Whether it was closed."""
 
-    def hold(self, record: bytes) -> int:
+    def hold(self, record: bytes, mark: PutMark | None = None) -> int:
         """Add an item as an open read that no reader has; return its xid."""
 
     def confirm_held(self, xids: Sequence[int]) -> None:
@@ -182,9 +184,9 @@ class DelayedItems(Generic[AnyCompanion]):
             steps.append(at + _SYNC_PERIOD if self._is_syncing else max(self._sync_at, at))
         return min(steps) if steps else None
 
-    def add(self, record: bytes) -> None:
-        """Hold an item, whose add time is when it is due."""
-        xid = self.companion.hold(record)
+    def add(self, record: bytes, mark: PutMark | None = None) -> None:
+        """Hold an item, whose add time is when it is due; `mark` is that of its producer."""
+        xid = self.companion.hold(record, mark)
         self._arrivals += 1
         heapq.heappush(self._due, (item_add_time(record), self._arrivals, xid, record))
 

@@ -29,6 +29,7 @@ from kestrelmq.engine.changes import (
     EpochRetired,
     HeadDropped,
     ItemAdded,
+    MarkedItemAdded,
     ReadConfirmed,
     ReadGivenBack,
     ReadHeldBack,
@@ -56,6 +57,7 @@ from kestrelmq.journal.files import Directory, UnnamedFiles, write_file
 from kestrelmq.journal.loading import LoadedDelayed
 from kestrelmq.journal.names import AHEAD, NEXT, delayed_name, temporary_name
 from kestrelmq.journal.notes import counted, joining, uncounted_unremove
+from kestrelmq.journal.producers import MAX_PRODUCERS, marked
 from kestrelmq.journal.records import (
     ADDX,
     ADDX_HEADER,
@@ -89,6 +91,7 @@ from kestrelmq.journal.reservations import (
     unreserved_note,
 )
 from kestrelmq.journal.writer import Dialect, FileJournal, JournalRemoval, NoJournal
+from kestrelmq.marks import PutMark
 
 _MAX_DOUBLINGS: Final = 64
 """Deliveries after which the retry delay does not grow any more."""
@@ -484,6 +487,13 @@ class Queue(Committable):
         companion = self.companion
         return (self,) if companion is None else (self, companion)
 
+    def targets_with_companions(self) -> "tuple[Queue, ...]":
+        """Return what `targets` is, with the queues that have their delayed items."""
+        targets = self.targets
+        if self._delayed is None and len(targets) == 1:
+            return targets
+        return tuple(one for queue in targets for one in queue.with_companion)
+
     @property
     def is_failing(self) -> bool:
         """Whether the last attempt to write a journal of the queue failed."""
@@ -669,6 +679,102 @@ class Queue(Committable):
             return "memory"
         return None
 
+    # --- items of producers ---
+
+    def add_once(self, data: bytes, mark: PutMark, expiry: int = 0, *, due: int = 0) -> bool:
+        """Do what `add` or `add_delayed` does, unless the producer added this item before.
+
+        It did if the queue remembers an item of it with this number, or a greater one. Then nothing
+        is stored, and the answer is the same. Each fanout child decides for itself: if one of them
+        could not be written at first, it gets the item when the producer tries again.
+
+        Args:
+            data: the item.
+            mark: whose it is, and its number.
+            expiry: when it expires (ms since the epoch), 0 for never.
+            due: from when on it waits (ms since the epoch), 0 for now.
+
+        Returns:
+            False also if the mark is `after` an item that was not added.
+
+        Raises:
+            QueueUnavailable: as `add_delayed`; or there are too many producers.
+        """
+        return self.add_record_once(
+            item(due or self._clock.now(), expiry, data), mark, is_delayed=due > 0
+        )
+
+    def add_record_once(self, record: bytes, mark: PutMark, *, is_delayed: bool = False) -> bool:
+        """Do what `add_once` does, for an item that is already a record."""
+        self._check_writes()
+        last = self.last_number(mark.producer)
+        if mark.after > last and not self._limits.fanout_only:
+            return False
+        if last < 0 and self.backlog.producers.is_full:
+            raise QueueUnavailable(f"queue {self.name} has items of {MAX_PRODUCERS} producers")
+        for child in self.children:
+            child.accept_once(record, mark.by_master(), is_delayed=is_delayed)
+        return self.accept_once(record, mark, is_delayed=is_delayed)
+
+    def accept_once(self, record: bytes, mark: PutMark, *, is_delayed: bool) -> bool:
+        """Do what `add_record_once` does, for this queue only."""
+        if self._limits.fanout_only:
+            return True
+        last = self.last_number(mark.producer)
+        if mark.sequence <= last:
+            self.sync_again()
+            return True
+        if last < 0 and self.backlog.producers.is_full:
+            return False
+        if is_delayed:
+            return self.accept_delayed(record, mark)
+        if self._needs_checks or record[13:21] != NO_EXPIRY:
+            admitted = self._admit(record, len(record) - ADDX_HEADER)
+            if admitted is None:
+                return False
+            record = admitted
+        self._append_marked(record, mark)
+        if self.waiters:
+            self._serve()
+        return True
+
+    def _is_next(self, mark: PutMark) -> bool:
+        """Whether an item with this mark is to be stored, unless the queue is full."""
+        last = self.last_number(mark.producer)
+        is_full = last < 0 and self.backlog.producers.is_full
+        return mark.sequence > last >= mark.after and not is_full
+
+    def last_number(self, producer: bytes) -> int:
+        """Return the number of the producer's last item, delayed or not; -1 if it is unknown."""
+        self._forget_producers()
+        last = self.backlog.producers.last(producer)
+        if self._delayed is None:
+            return last
+        return max(last, self._delayed.companion.last_number(producer))
+
+    def _forget_producers(self) -> None:
+        """Forget the producers that have added nothing for `producer_ttl`."""
+        if self.backlog.producers.marks:
+            self.backlog.producers.forget_before(
+                self._clock.now() / 1000 - self.config.producer_ttl
+            )
+
+    def sync_again(self) -> None:
+        """Let the answer wait until what was written earlier is on disk, if it must be."""
+        if self._sync_period is not None:
+            self._schedule_sync(self._sync_period)
+        if self._delayed is not None:
+            self._delayed.companion.sync_again()
+
+    def _append_marked(self, record: bytes, mark: PutMark) -> None:
+        """Append an item that is written with a note before it, of its producer."""
+        size = len(record) - ADDX_HEADER
+        self._append(record, size)
+        added = self._clock.now() // 1000
+        self._collect(marked(record, mark, added, self.reads.last_xid) + record)
+        before = self.backlog.producers.set(mark, added)
+        self.changes.undo.append(MarkedItemAdded(size, mark.producer, before))
+
     # --- delayed items ---
 
     def hold_loaded(self, found: LoadedDelayed | Exception | None) -> None:
@@ -694,8 +800,11 @@ class Queue(Committable):
             child.accept_delayed(record)
         return self.accept_delayed(record)
 
-    def accept_delayed(self, record: bytes) -> bool:
-        """Do what `add_delayed` does, for this queue only; the add time is when it is due."""
+    def accept_delayed(self, record: bytes, mark: PutMark | None = None) -> bool:
+        """Do what `add_delayed` does, for this queue only.
+
+        The add time of `record` is when it is due; `mark` is that of its producer, if it has one.
+        """
         if self._limits.fanout_only:
             return True
         size = len(record) - ADDX_HEADER
@@ -706,7 +815,7 @@ class Queue(Committable):
         if not delayed.has_room(size, self.config.max_memory_size):
             self.refusals.count("memory")
             return False
-        delayed.add(admitted)
+        delayed.add(admitted, mark)
         self._commits.watch_deadlines(self)
         return True
 
@@ -733,7 +842,7 @@ class Queue(Committable):
     def _begin_delaying(self, found: LoadedDelayed) -> "DelayedItems[Queue]":
         """Keep delayed items, and begin with those that were found."""
         journal, state = found.journal, Replay()
-        state.last_xid = found.last_xid
+        state.last_xid, state.producers = found.last_xid, found.producers
         config = companion_settings(self.config)
         if isinstance(journal, FileJournal) and journal.dialect is not None:
             config = config.model_copy(update={"journal_dialect": journal.dialect})
@@ -754,13 +863,16 @@ class Queue(Committable):
             self._upkeep.delayed = self._delayed
         return self._delayed
 
-    def hold(self, record: bytes) -> int:
+    def hold(self, record: bytes, mark: PutMark | None = None) -> int:
         """Add an item as an open read that no reader has; return its xid.
 
-        No item may wait. `confirm_held` ends the read.
+        No item may wait. `confirm_held` ends the read. `mark` is that of the item's producer.
         """
-        self._append(record, len(record) - ADDX_HEADER)
-        self._collect(record)
+        if mark is not None:
+            self._append_marked(record, mark)
+        else:
+            self._append(record, len(record) - ADDX_HEADER)
+            self._collect(record)
         head = self.backlog.take()
         xid = self._open(head, by_reader=False)
         self.reads.set_aside(xid, head)
@@ -845,13 +957,16 @@ class Queue(Committable):
         self._commits.new_files += 1
         return temporary_name(self.name, AHEAD, self._commits.new_files)
 
-    def write_ahead(self, file: str, record: bytes, pause: Pause) -> None:
+    def write_ahead(
+        self, file: str, record: bytes, pause: Pause, mark: PutMark | None = None
+    ) -> None:
         """Write the record of a large item to a file before it is added; from any thread.
 
         Args:
             file: the file's name; pass it to `add_written_ahead` or `discard_file`.
             record: the item.
             pause: called after each short piece.
+            mark: that of its producer, if it has one.
 
         Raises:
             OSError: it could not be written; the file was removed.
@@ -859,7 +974,10 @@ class Queue(Committable):
         journal = self.journal
         if isinstance(journal, NoJournal):
             raise OSError(f"queue {self.name} keeps no journal any more")
-        journal.write_ahead(file, record, pause)
+        note = b""
+        if mark is not None:
+            note = marked(record, mark, self._clock.now() // 1000, self.reads.last_xid)
+        journal.write_ahead(file, record, pause, note)
 
     def discard_file(self, file: str) -> None:
         """Remove a file that `write_ahead` made, unless it was removed or used already."""
@@ -868,17 +986,25 @@ class Queue(Committable):
         with contextlib.suppress(OSError):
             directory.remove(file)
 
-    def add_written_ahead(self, record: bytes, file: str, expiry: int = 0) -> bool:
+    def add_written_ahead(
+        self, record: bytes, file: str, expiry: int = 0, mark: PutMark | None = None
+    ) -> bool:
         """Do what `add_record` does, for a record that `write_ahead` wrote to `file`.
 
         The file becomes the journal's current one. If the item is not added, call `discard_file`.
+        With a `mark`, do what `add_record_once` does.
 
         Raises:
             JournalError: the journal could not be written; the item was not added.
         """
         if not self.can_write_ahead:
             self.discard_file(file)
+            if mark is not None:
+                return self.add_record_once(record, mark)
             return self.add_record(record, expiry)
+        if mark is not None and not self._is_next(mark):
+            self.discard_file(file)
+            return self.add_record_once(record, mark)
         size = len(record) - ADDX_HEADER
         if (self._needs_checks or expiry) and self._admit(record, size) is None:
             return False
@@ -896,6 +1022,10 @@ class Queue(Committable):
                 raise
             raise self._fail(error) from error
         self.failure = None
+        if mark is not None:
+            self.backlog.producers.set(mark, self._clock.now() // 1000)
+            # The file begins with a note, which ends with the last-used xid when it was written.
+            self.changes.prelude += save_xid(self.reads.last_xid)
         if self._is_traced:
             self._trace(record)
         if self._sync_period is not None:
@@ -1775,6 +1905,7 @@ class Queue(Committable):
     def tick(self) -> None:
         """Do upkeep that is due by time; does nothing while changes are not committed."""
         changes = self.changes
+        self._forget_producers()
         if self._delayed is not None:
             self._delayed.companion.tick()
         if self._upkeep is None or changes.pending:
@@ -1923,6 +2054,7 @@ class Queue(Committable):
             self.backlog.memory,
             self._delayed.noted() if self._delayed is not None else (),
             reads.reserved.snapshot(),
+            self.backlog.producers.snapshot(),
         )
         journal = FileJournal(
             directory, self.name, {}, self._clock, dialect if reads.open else None

@@ -425,7 +425,7 @@ class Upkeep:
         reads = sum(map(len, self._reads.open.values())) + _OPEN_READ_OVERHEAD * len(
             self._reads.open
         )
-        reads += self._reads.reserved.note_bytes
+        reads += self._reads.reserved.note_bytes + self._backlog.producers.note_bytes
         packable = packed = 0
         checkpoint = places.newest_passed(len(backlog.memory)) if places is not None else None
         if places is not None and checkpoint is not None:
@@ -528,12 +528,18 @@ class Upkeep:
             )
             files = list(journal.sizes)
             source = FilesSource(
-                journal.directory, files, reads.dialect, expected=expected, joined=self._joined()
+                journal.directory,
+                files,
+                reads.dialect,
+                expected=expected,
+                joined=self._joined(),
+                marks_since=self._marks_since,
             )
         self._replace_all(source, cures=cures)
 
     def _memory_source(self, items: tuple[bytes, ...]) -> MemorySource:
         reads = self._reads
+        self._backlog.producers.forget_before(self._marks_since)
         return MemorySource(
             reads.dialect,
             reads.last_xid,
@@ -541,7 +547,13 @@ class Upkeep:
             items,
             self._joined(),
             reads.reserved.snapshot(),
+            self._backlog.producers.snapshot(),
         )
+
+    @property
+    def _marks_since(self) -> float:
+        """Marks of producers from before that are forgotten (epoch seconds)."""
+        return self._clock.now() / 1000 - self._config.producer_ttl
 
     def _joined(self) -> tuple[tuple[int, bytes], ...]:
         """Return the delayed items to note in the new file, see `delayed`."""
@@ -585,7 +597,12 @@ class Upkeep:
         )
         files = self._files_to(checkpoint.file)
         source = FilesSource(
-            journal.directory, files, self._reads.dialect, live=live, joined=self._joined()
+            journal.directory,
+            files,
+            self._reads.dialect,
+            live=live,
+            joined=self._joined(),
+            marks_since=self._marks_since,
         )
         journal.rewrites += 1
         log.info("packing %d files of queue %s", len(files), self._name)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kestrelmq.journal import notes, reservations
+from kestrelmq.journal import notes, producers, reservations
 from kestrelmq.journal.files import mapped
 from kestrelmq.journal.notes import NoteReader
 from kestrelmq.journal.records import (
@@ -102,7 +102,7 @@ def _part_of_note(record: Record, found: NoteReader) -> str:
         return ""
     note = found.feed(record.xid)
     if note is not None:
-        return reservations.describe(note) or notes.describe(note)
+        return reservations.describe(note) or producers.describe(note) or notes.describe(note)
     return "part of a note" if found.is_within else ""
 
 

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +30,7 @@ from kestrelmq.journal.names import (
     rotated_name,
     temporary_name,
 )
+from kestrelmq.journal.producers import Producers
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import (
     ADDX,
@@ -40,6 +41,7 @@ from kestrelmq.journal.records import (
     YEAR_2100,
     Buffer,
     item_add_time,
+    save_xid,
 )
 from kestrelmq.journal.replay import NONE_DELAYED, Replay, apply
 from kestrelmq.journal.walk import ONLY_ZEROS, WINDOW, EndKind, Walk, WalkEnd, find_records
@@ -86,8 +88,10 @@ class LoadedDelayed:
         held: the items by xid, in the order in which they came.
         last_xid: the last-used xid.
         prelude: records to write before any others. A write that was cut short may have left the
-            last item without the record that opens it; this opens it.
+            last item without the record that opens it; this opens it. If it was cut short within a
+            note, the last-used xid comes first.
         joined: xids of those that have joined the queue, according to its own journal.
+        producers: the last marks of the items that were added with a delay.
     """
 
     journal: FileJournal | NoJournal
@@ -95,6 +99,7 @@ class LoadedDelayed:
     last_xid: int = 0
     prelude: bytes = b""
     joined: Collection[int] = ()
+    producers: Producers = field(default_factory=Producers)
 
 
 def load_with_delayed(
@@ -119,11 +124,13 @@ def load_with_delayed(
         stored = load_queue(directory, queue_files.delayed, None, clock, pace)
     except (JournalError, OSError) as error:
         return load_queue(directory, queue_files, memory_limit, clock, pace), error
-    prelude = open_all(stored.state)
-    held = stored.state.open
+    state = stored.state
+    prelude = save_xid(state.last_xid) if state.is_note_cut else b""
+    prelude += open_all(state)
+    held = state.open
     loaded = load_queue(directory, queue_files, memory_limit, clock, pace, delayed=held)
     return loaded, LoadedDelayed(
-        stored.journal, held, stored.state.last_xid, prelude, loaded.state.joined
+        stored.journal, held, state.last_xid, prelude, loaded.state.joined, state.producers
     )
 
 

@@ -36,8 +36,9 @@ JOINED: Final = 4
 
 _WORD: Final = Struct("<i")
 _U32: Final = Struct("<I")
-_MARK: Final = b"NOTE"
-_MARK_WORD: Final[int] = _WORD.unpack(_MARK)[0]
+NOTE_MARK: Final = b"NOTE"
+"""The first word of a note."""
+_MARK_WORD: Final[int] = _WORD.unpack(NOTE_MARK)[0]
 _HEADER_WORDS: Final = 3
 _MOST: Final = 0xFFFF_FFFF
 _JOIN: Final = Struct("<iI")
@@ -55,7 +56,7 @@ class Note:
 def encode(note: Note, last_xid: int) -> bytes:
     """Return the records of a note; `last_xid` is the last-used xid, before and after it."""
     head = bytes((note.kind,)) + len(note.payload).to_bytes(3, "little")
-    words = _MARK + head + _U32.pack(crc32(note.payload, crc32(head))) + note.payload
+    words = NOTE_MARK + head + _U32.pack(crc32(note.payload, crc32(head))) + note.payload
     words += bytes(-len(words) % 4)
     opcode = bytes((SAVE_XID,))
     records = b"".join(opcode + words[at : at + 4] for at in range(0, len(words), 4))

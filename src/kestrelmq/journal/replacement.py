@@ -18,8 +18,8 @@ xid of its item, others the next one. So a SAVE_XID before each read sets the co
 are the same xid, and one at the end restores the last-used xid.
 
 Then come notes of the delayed items that joined the queue in the files that are replaced, but are
-still in their own journal (see `notes`), and those about reserved reads and tags (see
-`reservations`). Both come behind the open reads.
+still in their own journal (see `notes`), those about reserved reads and tags (see `reservations`),
+and the last marks of producers (see `producers`). All of them come behind the open reads.
 
 A crash leaves the old files, or the pack beside some of them, or the pack alone; loading completes
 the replacement. Each step may be tried again after a failure. `cancel`, from another thread,
@@ -40,6 +40,7 @@ from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import replay_whole
 from kestrelmq.journal.names import PACK, pack_name, parse_name, temporary_name
 from kestrelmq.journal.notes import counted, deliveries_note, joined_notes
+from kestrelmq.journal.producers import LastMark, marks_notes
 from kestrelmq.journal.reader import JournalReader, too_few_items
 from kestrelmq.journal.records import (
     REMOVE_TENTATIVE_RECORD,
@@ -155,8 +156,10 @@ class MemorySource:
         items: Sequence[bytes],
         joined: Sequence[tuple[int, bytes]] = (),
         reserved: ReservedSnapshot = NOTHING_RESERVED,
+        marks: Sequence[tuple[bytes, LastMark]] = (),
     ) -> None:
         self.written = 0
+        self._marks = marks
         self._joined = joined
         self._dialect: Dialect = dialect
         self._last_xid = last_xid
@@ -169,6 +172,7 @@ class MemorySource:
         yield from in_pieces(open_read_records(self._dialect, self._last_xid, self._reads))
         yield from joined_notes(self._joined, self._last_xid)
         yield from in_pieces(self._reserved.records(self._last_xid))
+        yield from marks_notes(self._marks, self._last_xid)
         yield from in_pieces(counted(one, self._last_xid) for one in self._items)
 
 
@@ -217,9 +221,22 @@ class FilesSource:
         expected: ExpectedContents | None = None,
         live: LiveContents | None = None,
         joined: Sequence[tuple[int, bytes]] = (),
+        marks_since: float = 0.0,
     ) -> None:
+        """Describe the source.
+
+        Args:
+            directory: where the files are.
+            files: their names, in order.
+            dialect: the dialect to write.
+            expected: what the files must replay to, if that is known.
+            live: see the class; None if no later files have records about these items.
+            joined: the delayed items that joined the queue, with their xids.
+            marks_since: marks of producers from before that (epoch seconds) are left out.
+        """
         self.written = 0
         self._joined = joined
+        self._marks_since = marks_since
         self._directory = directory
         self._files = files
         self._dialect: Dialect = dialect
@@ -236,6 +253,8 @@ class FilesSource:
             yield from in_pieces(self._read_records(state))
             yield from joined_notes(self._joined, state.last_xid)
             yield from in_pieces(state.reserved.snapshot().records(state.last_xid))
+            state.producers.forget_before(self._marks_since)
+            yield from marks_notes(state.producers.snapshot(), state.last_xid)
             for items in self._items(state):
                 piece = b"".join([counted(one, state.last_xid) for one in items])
                 self.written += len(items)

@@ -43,6 +43,7 @@ from kestrelmq.journal.notes import (
     noted_deliveries,
     noted_joins,
 )
+from kestrelmq.journal.producers import NotedMark, Producers, noted_mark
 from kestrelmq.journal.reader import JournalReader, too_few_items
 from kestrelmq.journal.records import (
     ADD,
@@ -173,6 +174,7 @@ class Replay:
         behind_bytes: bytes of data in those.
         open: items of open reads by xid.
         reserved: which of the open reads are reserved, and which tags are over.
+        producers: the last marks of producers.
         last_xid: the last-used xid.
         dialect: how the last file says which xid a read got; None if it has no such record yet.
         is_note_cut: whether the records end within a note, or before what it is about; the journal
@@ -202,6 +204,7 @@ class Replay:
         self.behind_bytes = 0
         self.open: dict[int, bytes] = {}
         self.reserved = ReservedReads()
+        self.producers = Producers()
         self.last_xid = 0
         self.dialect: Literal["documented", "kestrel-2"] | None = None
         self._limit = memory_limit
@@ -220,6 +223,8 @@ class Replay:
         self.joined: set[int] = set()
         # The xid of the delayed item that it is, according to a note.
         self._joining: int | None = None
+        # Whose it is, according to a note.
+        self._mark: NotedMark | None = None
 
     @property
     def items(self) -> int:
@@ -349,7 +354,7 @@ class Replay:
     def _forget_notes(self) -> None:
         self._notes.reset()
         self._deliveries, self._is_uncounted, self._joining = 0, False, None
-        self._is_item_noted = False
+        self._mark, self._is_item_noted = None, False
 
     def _add(self, item: bytes, start: int) -> None:
         size = len(item) - ADDX_HEADER
@@ -365,7 +370,10 @@ class Replay:
             self._add_behind(size, start)
         if self._joining is not None:
             self.joined.add(self._joining)
-        self._deliveries, self._joining, self._is_item_noted = 0, None, False
+        noted = self._mark
+        if noted is not None and noted.is_of(item):
+            self.producers.set(noted.mark, noted.added)
+        self._deliveries, self._joining, self._mark, self._is_item_noted = 0, None, None, False
 
     def _add_behind(self, size: int, start: int) -> None:
         if self.behind is None:
@@ -416,8 +424,12 @@ class Replay:
             self._is_uncounted = note.kind == UNCOUNTED
             if self._delayed:
                 self._note_joins(note)
-            self._is_item_noted = self._deliveries != 0 or self._joining is not None
+            self._mark = noted_mark(note)
+            self._is_item_noted = (
+                self._deliveries != 0 or self._joining is not None or self._mark is not None
+            )
             self.reserved.apply(note, self.open)
+            self.producers.apply(note)
 
     def end(self) -> None:
         """Take note that there are no more records.

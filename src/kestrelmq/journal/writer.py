@@ -304,7 +304,7 @@ class FileJournal:
             return list(self.sizes)[-1]
         return self.rotate(cures=cures)
 
-    def write_ahead(self, name: str, record: bytes, pause: Pause) -> None:
+    def write_ahead(self, name: str, record: bytes, pause: Pause, note: bytes = b"") -> None:
         """Write `record` to a new file that is not part of the journal yet; from any thread.
 
         The new file is synced, and so is the current one, so that `rotate` has little left to sync.
@@ -313,6 +313,7 @@ class FileJournal:
             name: a temporary name for the file; pass it to `rotate` or `discard_file`.
             record: what the file begins with.
             pause: called after each short piece.
+            note: what comes before it.
 
         Raises:
             OSError: it failed; the new file is removed.
@@ -320,6 +321,8 @@ class FileJournal:
         try:
             file = self.directory.create(name)
             try:
+                if note:
+                    file.append(note)
                 for start in range(0, len(record), _PIECE):
                     file.append(record[start : start + _PIECE])
                     pause()

@@ -31,8 +31,8 @@ from kestrelmq.library.items import (
     Expiry,
     Held,
     Item,
+    adding,
     check_held,
-    item_times,
     releasing,
 )
 from kestrelmq.library.opening import check_queue, open_queue
@@ -155,14 +155,18 @@ class AsyncPersistentQueue:
 
     # --- operations ---
 
-    async def add(self, data: bytes, expiry: Expiry = None, *, delay: Delay = None) -> bool:
+    async def add(
+        self,
+        data: bytes,
+        expiry: Expiry = None,
+        *,
+        delay: Delay = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+    ) -> bool:
         """Add an item at the end, as `PersistentQueue.add` does; False if it was refused."""
-        expires, due = item_times(expiry, delay, self._clock.now())
-        if due:
-            return await self._change(
-                lambda queue: queue.add_delayed(data, due, expires), delayed=True
-            )
-        return await self._change(lambda queue: queue.add(data, expires))
+        add, is_delayed = adding(data, expiry, delay, producer, sequence, self._clock.now())
+        return await self._change(add, delayed=is_delayed)
 
     async def peek(self) -> Item | None:
         """Return the item at the head without removing it; None if the queue is empty."""

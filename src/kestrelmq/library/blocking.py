@@ -30,8 +30,8 @@ from kestrelmq.library.items import (
     Expiry,
     Held,
     Item,
+    adding,
     check_held,
-    item_times,
     releasing,
 )
 from kestrelmq.library.opening import check_queue, open_queue
@@ -87,7 +87,15 @@ class BlockingQueue(ABC):
                 raise failures[written]
         return result
 
-    def add(self, data: bytes, expiry: Expiry = None, *, delay: Delay = None) -> bool:
+    def add(
+        self,
+        data: bytes,
+        expiry: Expiry = None,
+        *,
+        delay: Delay = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+    ) -> bool:
         """Add an item at the end; False if it was refused: the queue is full or the item too large.
 
         Args:
@@ -96,11 +104,12 @@ class BlockingQueue(ABC):
                 never. Seconds count from when the item is due.
             delay: when the item is due, that is, when it is put at the end; likewise. None is now.
                 A thread that waits may get it up to a second late.
+            producer: whose item it is, if the add may be repeated: it is stored only if its number
+                is above that of the producer's last item, and True is returned in any case.
+            sequence: that number.
         """
-        expires, due = item_times(expiry, delay, self._clock.now())
-        if due:
-            return self._change(lambda queue: queue.add_delayed(data, due, expires), delayed=True)
-        return self._change(lambda queue: queue.add(data, expires))
+        add, is_delayed = adding(data, expiry, delay, producer, sequence, self._clock.now())
+        return self._change(add, delayed=is_delayed)
 
     def peek(self) -> Item | None:
         """Return the item at the head without removing it; None if the queue is empty."""

@@ -19,6 +19,7 @@ from kestrelmq.errors import ConfigError, InvalidQueueName, JournalError, QueueU
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, QueueTickers, Ticker
 from kestrelmq.library.blocking import BlockingQueue
 from kestrelmq.library.items import Delay, Expiry, item_times
+from kestrelmq.marks import put_mark
 from kestrelmq.names import queue_name_error
 
 T = TypeVar("T")
@@ -136,19 +137,30 @@ class QueueCollection:
         start_upkeep = self._tickers.start_upkeep
         return _CollectionQueue(name, self._access, self._clock, self._obtain, start_upkeep)
 
-    def add(self, name: str, data: bytes, expiry: Expiry = None, *, delay: Delay = None) -> bool:
+    def add(
+        self,
+        name: str,
+        data: bytes,
+        expiry: Expiry = None,
+        *,
+        delay: Delay = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+    ) -> bool:
         """Add an item to a queue and its fanout children, or to every destination of an alias.
 
-        `expiry` and `delay` are as for `PersistentQueue.add`.
+        The other parameters are as for `PersistentQueue.add`.
 
         Returns:
             False if the item was refused; for an alias, if any destination refused it.
         """
         expires, due = item_times(expiry, delay, self._clock.now())
+        mark = put_mark(producer, sequence)
 
         def add() -> tuple[bool, list[Queue]]:
-            accepted = self._collection().add(name, data, expires, due=due)
-            destinations = self._queues.destinations(name, delayed=due > 0)
+            accepted = self._collection().add(name, data, expires, due=due, mark=mark)
+            is_delayed = due > 0 or mark is not None
+            destinations = self._queues.destinations(name, delayed=is_delayed)
             if due or any(queue.upkeep_waits for queue in destinations):
                 self._tickers.start_upkeep()
             return accepted, destinations

@@ -8,6 +8,7 @@ from typing import Final
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import LeaseEnded
 from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
+from kestrelmq.marks import put_mark
 from kestrelmq.protocol.reserving import check_release
 
 Expiry = float | timedelta | datetime | None
@@ -135,3 +136,24 @@ def expiry_time(expiry: Expiry, now: int) -> int:
             return now + round(expiry.total_seconds() * 1000)
         case _:
             return now + round(expiry * 1000)
+
+
+def adding(  # those of `add`
+    data: bytes,
+    expiry: Expiry,
+    delay: Delay,
+    producer: str | None,
+    sequence: int | None,
+    now: int,
+) -> tuple[Callable[[Queue], bool], bool]:
+    """Return what adds an item, and whether the journal of delayed items may be concerned.
+
+    The parameters are those of `PersistentQueue.add`, and the time (ms). Raises ValueError.
+    """
+    expires, due = item_times(expiry, delay, now)
+    mark = put_mark(producer, sequence)
+    if mark is not None:
+        return lambda queue: queue.add_once(data, mark, expires, due=due), True
+    if due:
+        return lambda queue: queue.add_delayed(data, due, expires), True
+    return lambda queue: queue.add(data, expires), False

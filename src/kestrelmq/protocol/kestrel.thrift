@@ -63,6 +63,12 @@ service Kestrel {
   i32 put_delayed(1: string queue_name, 2: list<binary> items, 3: i64 delay_msec,
                   4: i32 expiration_msec = 0)
 
+  // Adds items as put_delayed does, such that the call may be repeated. A producer numbers its items,
+  // these from first_sequence on. One is stored only if its number is above that of the producer's
+  // last item in this queue. Returns how many are stored, by this call or an earlier one.
+  i32 put_once(1: string queue_name, 2: list<binary> items, 3: string producer,
+               4: i64 first_sequence, 5: i32 expiration_msec = 0, 6: i64 delay_msec = 0)
+
   // Reads items until there are max_items or timeout_msec milliseconds have passed. With 10000 items
   // or about 16 MiB it returns without waiting for more. With auto_abort_msec 0 the items are removed
   // at once. Otherwise each is an open read, which outlives the connection and ends by confirm, by

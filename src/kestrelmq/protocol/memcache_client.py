@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 from urllib.parse import quote_from_bytes
 
 from kestrelmq.errors import InvalidRequest, ProtocolError
+from kestrelmq.marks import PutMark
 from kestrelmq.protocol.memcache import MAX_ITEM_BYTES, MAX_SEARCH
 
 MAX_LINE_BYTES: Final = 1024 * 1024
@@ -196,14 +197,20 @@ def _shown(line: bytes) -> str:
     return repr(_text(line[:100]))
 
 
-def set_request(queue: bytes, data: bytes, expiry: int = 0, delay: int = 0) -> bytes:
+def set_request(
+    queue: bytes, data: bytes, expiry: int = 0, delay: int = 0, mark: PutMark | None = None
+) -> bytes:
     """Return the request to add an item, which waits in the queue `delay` milliseconds from now.
 
     An `expiry` of 0 is never, one below 1,000,000 is seconds from then, others are epoch seconds.
+    With the `mark` of a producer, the request may be repeated.
     """
     if len(data) > MAX_ITEM_BYTES:
         raise InvalidRequest(f"an item has at most {MAX_ITEM_BYTES} bytes, this one {len(data)}")
     option = b"/delay=%d" % delay if delay else b""
+    if mark is not None:
+        after = b"/after=%d" % mark.after if mark.after >= 0 else b""
+        option += b"/producer=%b/seq=%d%b" % (mark.producer, mark.sequence, after)
     return b"set %b%b 0 %d %d\r\n%b\r\n" % (_queue(queue), option, expiry, len(data), data)
 
 

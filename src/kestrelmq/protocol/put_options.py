@@ -2,7 +2,11 @@
 
     NAME/OPTION=VALUE/...
 
-    delay=MS   the item waits in the queue only from so many milliseconds on
+    delay=MS        the item waits in the queue only from so many milliseconds on
+    producer=NAME   whose item it is; with it comes
+    seq=N           the item's number; it is stored only if N is above the producer's last, so the
+                    add may be repeated. Several items of one request are numbered from N on
+    after=N         refuse the item if the producer's item number N is not stored
 
 To add an option, write a field of `PutOptions` and a case in `parse_name`.
 """
@@ -10,9 +14,11 @@ To add an option, write a field of `PutOptions` and a case in `parse_name`.
 from dataclasses import dataclass
 from typing import Final
 
+from kestrelmq.marks import PutMark, check_mark
 from kestrelmq.protocol.faults import ClientFault
 
 _MOST_DIGITS: Final = 18
+_NUMBERS: Final = {b"delay": "milliseconds", b"seq": "a number", b"after": "a number"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +27,11 @@ class PutOptions:
 
     Attributes:
         delay: milliseconds after which the items wait in the queue; 0 for at once.
+        mark: that of the first item, if a producer is named.
     """
 
     delay: int = 0
+    mark: PutMark | None = None
 
 
 NO_OPTIONS: Final = PutOptions()
@@ -38,21 +46,36 @@ def parse_name(word: bytes) -> tuple[bytes, PutOptions]:
     name, *words = word.split(b"/")
     if not words:
         return name, NO_OPTIONS
-    values: dict[bytes, int] = {}
+    numbers: dict[bytes, int] = {}
+    producer: bytes | None = None
     for option in words:
         key, _, value = option.partition(b"=")
-        if key in values:
+        if key in numbers or (key == b"producer" and producer is not None):
             raise ClientFault(f"/{key.decode()} is given twice", closes=False)
-        match key:
-            case b"delay":
-                values[key] = _milliseconds("delay", value)
-            case _:
-                shown = ascii(option[:40].decode(errors="replace"))[1:-1]
-                raise ClientFault(f"unknown option /{shown}", closes=False)
-    return name, PutOptions(delay=values[b"delay"])
+        if key == b"producer":
+            producer = value
+        elif key in _NUMBERS:
+            numbers[key] = _number(key, value)
+        else:
+            shown = ascii(option[:40].decode(errors="replace"))[1:-1]
+            raise ClientFault(f"unknown option /{shown}", closes=False)
+    return name, PutOptions(numbers.get(b"delay", 0), _mark(producer, numbers))
 
 
-def _milliseconds(option: str, value: bytes) -> int:
+def _number(option: bytes, value: bytes) -> int:
     if not value.isdigit() or len(value) > _MOST_DIGITS:
-        raise ClientFault(f"{option}= takes milliseconds", closes=False)
+        raise ClientFault(f"{option.decode()}= takes {_NUMBERS[option]}", closes=False)
     return int(value)
+
+
+def _mark(producer: bytes | None, numbers: dict[bytes, int]) -> PutMark | None:
+    if producer is None and b"seq" not in numbers and b"after" not in numbers:
+        return None
+    if producer is None or b"seq" not in numbers:
+        raise ClientFault("producer= and seq= go together", closes=False)
+    mark = PutMark(producer, numbers[b"seq"], numbers.get(b"after", -1))
+    try:
+        check_mark(mark)
+    except ValueError as error:
+        raise ClientFault(str(error), closes=False) from None
+    return mark

@@ -11,6 +11,7 @@ Any other error makes a `RefusedRequest`, which is answered with its exception.
 
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from thriftpy2.protocol import compact, cybin
 from thriftpy2.thrift import TApplicationException, TMessageType, TType
 from thriftpy2.transport import memory
 
+from kestrelmq.marks import put_mark
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.reserving import (
     Extend,
@@ -308,6 +310,14 @@ def _put_delayed(arguments: Any) -> Put:
     )
 
 
+def _put_once(arguments: Any) -> Put:
+    try:
+        mark = put_mark(arguments.producer, arguments.first_sequence)
+    except ValueError as error:
+        raise MalformedError(str(error)) from None
+    return replace(_put_delayed(arguments), mark=mark)
+
+
 def _reserve(arguments: Any) -> Reserve:
     return Reserve(
         tuple(dict.fromkeys(arguments.queue_names)),
@@ -347,6 +357,7 @@ def _set_status(arguments: Any) -> SetStatus:
 _REQUESTS: Final[dict[str, Callable[[Any], Request]]] = {
     "put": _put,
     "put_delayed": _put_delayed,
+    "put_once": _put_once,
     "get": _get,
     "confirm": lambda a: Confirm(a.queue_name, tuple(a.ids)),
     "abort": lambda a: Abort(a.queue_name, tuple(a.ids)),

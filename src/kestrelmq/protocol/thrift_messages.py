@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from thriftpy2.thrift import TApplicationException
 
+from kestrelmq.marks import PutMark
 from kestrelmq.protocol.reserving import EndsReads, Reserve
 
 
@@ -39,13 +40,15 @@ class RefusalReason(Enum):
 class Put:
     """Add `items`, which wait in the queue `delay` ms from now.
 
-    `expiration` is in ms from when they are due: 0 is never, a negative one has passed.
+    `expiration` is in ms from when they are due: 0 is never, a negative one has passed. If their
+    producer is named, `mark` is that of the first, and the others are numbered from it.
     """
 
     queue: str
     items: tuple[bytes, ...]
     expiration: int
     delay: int = 0
+    mark: PutMark | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from kestrelmq.protocol.memcache import (
     MAX_CACHED_LINE,
     NOT_FOUND,
     NOT_STORED,
+    SEQUENCE,
     STORED,
     TOUCHED,
     BareCommand,
@@ -76,6 +77,7 @@ class MemcacheSession(Session):
         self._replies = connection.replies
         self._parse = parser.parse
         self._parse_long = parser.parse_long
+        self._parse_numbered = parser.parse_numbered
         self._epoch_expiry = _EPOCH_EXPIRY[context.config.memcache_dialect]
         self._reads = ConnectionOpenReads()
         self._owners = ConnectionOwners(context)
@@ -135,7 +137,8 @@ class MemcacheSession(Session):
         try:
             if len(line) > MAX_CACHED_LINE:
                 return self._parse_long(line[:-1])
-            request = self._parse(line[:-1])
+            parse = self._parse_numbered if SEQUENCE in line else self._parse
+            request = parse(line[:-1])
         except ClientFault as fault:
             if line.startswith(BINARY_REQUEST):
                 self._close_with(binary_refusal(data[position:]))
@@ -162,13 +165,19 @@ class MemcacheSession(Session):
             self._new_put(request, data[body:body_end]).begin()
             return after
         self._counters.cmd_set += 1
+        expiry = request.expiry and self._expiry(request.expiry)
+        mark = request.mark
         try:
-            stored = queue.add(data[body:body_end], request.expiry and self._expiry(request.expiry))
+            if mark is None:
+                stored = queue.add(data[body:body_end], expiry)
+            else:
+                stored = queue.add_once(data[body:body_end], mark, expiry)
         except _FAILURES as error:
             self._refuse_set(request, error)
             return after
         if not request.noreply:
-            self._replies.add(STORED if stored else NOT_STORED, queue.targets)
+            targets = queue.targets if mark is None else queue.targets_with_companions()
+            self._replies.add(STORED if stored else NOT_STORED, targets)
         return after
 
     def _get(self, request: Get) -> None:
@@ -255,7 +264,8 @@ class MemcacheSession(Session):
     def _set_large(self, large: ArrivingLargeItem) -> None:
         request = large.request
         queue = self._queues.get(request.plain)
-        if queue is None or queue.restricted or not self._status.all_allowed:
+        is_marked = request.mark is not None
+        if queue is None or is_marked or queue.restricted or not self._status.all_allowed:
             self._new_put(request, large.data()).begin()
             return
         self._counters.cmd_set += 1
@@ -340,7 +350,7 @@ class MemcacheSession(Session):
 
     def _new_put(self, request: Set, item: bytes) -> PendingPut:
         """Return the put for a `set` of an item, given as its data or its record."""
-        due = self._context.due_after(request.options.delay)
+        due = self._context.due_after(request.delay)
         return PendingPut(
             self._connection,
             self._context,
@@ -349,6 +359,7 @@ class MemcacheSession(Session):
             ItemTimes(request.expiry and self._expiry(request.expiry, due), due),
             lambda count, queues: self._answer_set(request, queues, stored=bool(count)),
             lambda error: self._refuse_set(request, error),
+            request.mark,
         )
 
     def _answer_set(self, request: Set, queues: Queues, *, stored: bool) -> None:

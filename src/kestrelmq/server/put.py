@@ -18,6 +18,7 @@ from kestrelmq.clock import Pause
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal import records
+from kestrelmq.marks import PutMark
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ItemTimes, ServerContext
 from kestrelmq.server.large_item import WRITE_AHEAD_SIZE
@@ -43,6 +44,7 @@ class PendingPut(PendingRequest):
         "_is_writing",
         "_items",
         "_large_added",
+        "_mark",
         "_name",
         "_next",
         "_queue",
@@ -62,6 +64,7 @@ class PendingPut(PendingRequest):
         times: ItemTimes,
         answer: Callable[[int, Queues], None],
         refuse: Callable[[KestrelError], None],
+        mark: PutMark | None = None,
     ) -> None:
         """Prepare; `begin` or `write_ahead` begins the work.
 
@@ -73,7 +76,9 @@ class PendingPut(PendingRequest):
             times: when they expire and are due.
             answer: called with the number of items accepted and the queues the reply depends on.
             refuse: called instead, with the error, when no item was accepted.
+            mark: that of the first item, if a producer is named; the others are numbered from it.
         """
+        self._mark = mark
         self._connection = connection
         self._context = context
         self._name = name
@@ -132,8 +137,9 @@ class PendingPut(PendingRequest):
     def _write_files(self, pause: Pause) -> None:
         """Write the large items; runs in the thread. Raises OSError."""
         assert self._queue is not None  # noqa: S101 # `write_ahead` sets it
-        for file, record in zip(self._files, self._records, strict=True):
-            self._queue.write_ahead(file, record, pause)
+        places = [place for place, data in enumerate(self._items) if len(data) >= WRITE_AHEAD_SIZE]
+        for place, file, record in zip(places, self._files, self._records, strict=True):
+            self._queue.write_ahead(file, record, pause, self._mark_of(place))
 
     def _files_written(self, error: BaseException | None) -> None:
         """Add the items, even when the client is gone."""
@@ -160,7 +166,8 @@ class PendingPut(PendingRequest):
     def _add(self) -> None:
         """Add a slice of the items; answer after the last one."""
         connection, is_first = self._connection, not self._written
-        is_delayed = self._times.due > 0
+        # A repeated add of a producer may have to wait for an item that was delayed at first.
+        is_delayed = self._times.due > 0 or self._mark is not None
         try:
             has_more = self._add_slice()
             destinations = self._context.collection.destinations(self._name, delayed=is_delayed)
@@ -203,10 +210,17 @@ class PendingPut(PendingRequest):
             place = self._large_added
             self._large_added += 1
             return self._queue.add_written_ahead(
-                self._records[place], self._files[place], self._times.expiry
+                self._records[place],
+                self._files[place],
+                self._times.expiry,
+                self._mark_of(self._next),
             )
-        times = self._times
-        return context.collection.add(self._name, data, times.expiry, due=times.due)
+        times, mark = self._times, self._mark_of(self._next)
+        return context.collection.add(self._name, data, times.expiry, due=times.due, mark=mark)
+
+    def _mark_of(self, place: int) -> PutMark | None:
+        """Return the mark of the item at `place`, if a producer is named."""
+        return None if self._mark is None else self._mark.of_next(place)
 
     def _fail(self, error: KestrelError) -> None:
         """Answer with the number of items written so far; if there are none, with the error."""

@@ -147,6 +147,7 @@ class TextSession(Session):
             self._context.item_times(put.expiry, put.options.delay),
             lambda count, queues: connection.push(text.count_reply(count), queues),
             lambda error: connection.push(text.error_reply(str(error))),
+            put.options.mark,
         ).begin()
 
     def _confirm(self, confirm: Confirm) -> Answer:

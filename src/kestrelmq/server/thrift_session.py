@@ -232,6 +232,7 @@ class ThriftSession(Session):
             self._context.item_times(put.expiration, put.delay),
             lambda count, queues: self.answer(header, count, queues),
             lambda error: self.refuse(header, _internal_error(error)),
+            put.mark,
         ).begin()
 
     def _end_reads(self, request: Confirm | Abort) -> tuple[int, Queue | None]:

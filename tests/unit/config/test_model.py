@@ -29,6 +29,7 @@ def test_built_in_queue_settings_are_those_of_the_original() -> None:
         "retry_delay": 0.0,
         "retry_backoff": 2.0,
         "max_retry_delay": 3600.0,
+        "producer_ttl": 7 * 86_400.0,
         "max_expire_sweep": None,
         "fanout_only": False,
         "max_queue_age": None,

@@ -1,7 +1,10 @@
 """The memcache codec: every request of the table, and every kind of bad one."""
 
+from collections.abc import Callable
+
 import pytest
 
+from kestrelmq.marks import PutMark
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.faults import ClientFault
@@ -33,7 +36,6 @@ from kestrelmq.protocol.memcache import (
     StatusCommand,
     TouchRead,
 )
-from kestrelmq.protocol.put_options import PutOptions
 from kestrelmq.protocol.reserving import Extend, ExtendOwner, Finish, Release, Reserve, Retire
 
 pytestmark = pytest.mark.compiled
@@ -66,7 +68,14 @@ def plain_set(queue: str, expiry: int, size: int, *, noreply: bool) -> Set:
 
 def delayed(queue: str, milliseconds: int) -> Set:
     """Return a `set` with a delay."""
-    return Set(queue, 0, 5, noreply=False, plain="", options=PutOptions(delay=milliseconds))
+    plain = "" if milliseconds else queue
+    return Set(queue, 0, 5, noreply=False, plain=plain, delay=milliseconds)
+
+
+def numbered(sequence: int, after: int = -1) -> Set:
+    """Return a `set` of a producer."""
+    mark = PutMark(b"p", sequence, after)
+    return Set("work", 0, 5, noreply=False, plain="work", mark=mark)
 
 
 REQUESTS: list[tuple[bytes, Request]] = [
@@ -82,6 +91,8 @@ REQUESTS: list[tuple[bytes, Request]] = [
     (b"set work/delay=1500 0 0 5", delayed("work", 1500)),
     (b"set orders+audit/delay=0 0 0 5", delayed("orders+audit", 0)),
     (b"set work/delay=%d 0 0 5" % (10**18 - 1), delayed("work", 10**18 - 1)),
+    (b"set work/producer=p/seq=7 0 0 5", numbered(7)),
+    (b"set work/seq=%d/after=6/producer=p 0 0 5" % (10**18 - 1), numbered(10**18 - 1, 6)),
     (b"get work", plain("work")),
     (b"GeT work", plain("work")),
     (b"get work/t=500", plain("work", 500)),
@@ -321,6 +332,41 @@ FAULTS: list[tuple[bytes, str, bool]] = [
 def test_request(line: bytes, request_: Request, ending: bytes) -> None:
     """Every request of the table, with and without CR, in either case."""
     assert parse(line + ending) == request_
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"set work/producer=p/seq=%d 0 0 5" % number for number in (0, 7, 10**18 - 1, 10**18)),
+        b"set work/producer=p/seq=7/after=6 0 0 5",
+        b"set work/producer=p/seq=7/delay=5 0 9 5 noreply",
+        b"set work/delay=5/producer=p/seq=7 0 0 5",
+        b"set work/producer=p/seq=7/seq=8 0 0 5",
+        b"set work/producer=a\x07/seq=7 0 0 5",
+        b"set work/producer=p/seq=x 0 0 5",
+        b"set work/producer=p/seq= 0 0 5",
+        b"set work/seq=7 0 0 5",
+        b"get work/seq=7",
+        b"get work/seq=7 work/seq=8",
+        b"touch /seq=7",
+        b"/seq=7",
+        b"/seq=7 /seq=8",
+    ],
+)
+@pytest.mark.parametrize("ending", [b"", b"\r"])
+def test_a_number_is_parsed_as_anything_else(line: bytes, ending: bytes) -> None:
+    """The quick way for lines with the number of an item has the same result."""
+
+    def parsed(how: Callable[[bytes], Request]) -> object:
+        try:
+            return how(line + ending)
+        except ClientFault as fault:
+            return fault.message, fault.closes
+
+    parser = Parser("kestrel", queue_name_error)
+    expected = parsed(parser.parse_long)
+    for _ in range(2):
+        assert parsed(parser.parse_numbered) == expected
 
 
 @pytest.mark.parametrize(("line", "reason", "closes"), FAULTS)

@@ -18,6 +18,7 @@ from thriftpy2 import protocol as thriftpy2_protocol
 from thriftpy2 import transport as thriftpy2_transport
 from thriftpy2.thrift import TApplicationException, TClient, TMessageType
 
+from kestrelmq.marks import PutMark
 from kestrelmq.protocol import thrift
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.reserving import Extend, ExtendOwner, Finish, Release, Reserve, Retire
@@ -71,6 +72,25 @@ CALLS: list[tuple[str, dict[str, Any], Request, Answer]] = [
         {"queue_name": "q", "items": [b"a"], "delay_msec": 2**40},
         Put("q", (b"a",), 0, 2**40),
         1,
+    ),
+    (
+        "put_once",
+        {"queue_name": "q", "items": [b"a"], "producer": "caf\u00e9", "first_sequence": 2**40},
+        Put("q", (b"a",), 0, 0, PutMark("caf\u00e9".encode(), 2**40)),
+        1,
+    ),
+    (
+        "put_once",
+        {
+            "queue_name": "q",
+            "items": [],
+            "producer": "p",
+            "first_sequence": 0,
+            "expiration_msec": 5,
+            "delay_msec": 2**40,
+        },
+        Put("q", (), 5, 2**40, PutMark(b"p", 0)),
+        0,
     ),
     ("get", {"queue_name": "q", "max_items": 3}, Get("q", 3, 0, 0), [Item(b"a", 0)]),
     (

@@ -1,0 +1,69 @@
+"""What identifies an item that a producer adds, so that it may repeat the add."""
+
+from typing import Final, NamedTuple
+
+MAX_PRODUCER: Final = 64
+"""Most bytes of a producer's name; with so many, it takes 97 bytes of a journal written anew."""
+MAX_SEQUENCE: Final = 10**18 - 1
+"""The greatest number of an item."""
+_BY_MASTER: Final = b"/"
+"""Before the name of a producer that adds to the fanout master; no name has it."""
+
+
+class PutMark(NamedTuple):
+    """What identifies an item that a producer adds.
+
+    Attributes:
+        producer: the producer's name.
+        sequence: the item's number, greater than those of the producer's items before it.
+        after: the number of an item that must have been added before; -1 for none. With it, a
+            producer need not wait for each answer: after a refusal, the items behind are refused.
+    """
+
+    producer: bytes
+    sequence: int
+    after: int = -1
+
+    def by_master(self) -> "PutMark":
+        """Return the mark under which a fanout child adds what its master was given.
+
+        A producer may add to the child, too, and then counts separately. A child may have refused
+        what came before.
+        """
+        return PutMark(_BY_MASTER + self.producer, self.sequence)
+
+    def of_next(self, count: int) -> "PutMark":
+        """Return the mark of the item `count` places behind, numbered without gaps."""
+        if not count:
+            return self
+        return PutMark(self.producer, self.sequence + count, self.sequence + count - 1)
+
+
+def check_mark(mark: PutMark) -> None:
+    """Raise ValueError, which says why, if no producer can have such a mark."""
+    name = mark.producer
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        raise ValueError("a producer's name is UTF-8") from None
+    if not 0 < len(name) <= MAX_PRODUCER:
+        raise ValueError(f"a producer's name has 1 to {MAX_PRODUCER} bytes")
+    if not text.isprintable() or " " in text or "/" in text:
+        raise ValueError("a producer's name has no spaces, slashes or control characters")
+    if not 0 <= mark.sequence <= MAX_SEQUENCE:
+        raise ValueError(f"a sequence number is from 0 to {MAX_SEQUENCE}")
+
+
+def put_mark(producer: str | None, sequence: int | None) -> PutMark | None:
+    """Return the mark of an item that is number `sequence` of `producer`; None if both are None.
+
+    Raises:
+        ValueError: only one of the two is given, or no producer can have that mark.
+    """
+    if producer is None and sequence is None:
+        return None
+    if producer is None or sequence is None:
+        raise ValueError("a producer and a sequence number go together")
+    mark = PutMark(producer.encode(), sequence)
+    check_mark(mark)
+    return mark

@@ -1,0 +1,216 @@
+"""Marks of producers after any crash: an item is there if and only if its mark is."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.queue import Queue
+from kestrelmq.journal.records import item, item_data
+from kestrelmq.marks import PutMark
+from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.recording import Contents, RecordingDirectory, StateBounds, crash_states
+from tests.support.crash_checks import is_unread
+from tests.support.crash_recordings import QUICK
+
+pytestmark = pytest.mark.compiled
+
+PRODUCERS = (b"p", b"late")
+Numbers = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class State:
+    """What a server finds.
+
+    Attributes:
+        items: the numbers of the items that are there, of each producer.
+        last: the last number of each producer.
+    """
+
+    items: tuple[Numbers, ...]
+    last: Numbers
+
+
+def items_of(queue: Queue) -> list[bytes]:
+    """Return the items of a queue, delayed ones included."""
+    records = [*queue.browse(1000), *queue.open.values()]
+    if queue.companion is not None:
+        joined = queue._delayed.joined if queue._delayed is not None else {}
+        records += [one for xid, one in queue.companion.open.items() if xid not in joined]
+    return [item_data(record) for record in records]
+
+
+def state_of(queue: Queue) -> State:
+    """Return what a queue holds."""
+    names = [data.split(b":") for data in items_of(queue)]
+    return State(
+        tuple(tuple(sorted(int(n) for who, n in names if who == name)) for name in PRODUCERS),
+        tuple(queue.last_number(name) for name in PRODUCERS),
+    )
+
+
+class Scenario:
+    """Producers add items, with a delay and without, while the journal is rewritten.
+
+    Attributes:
+        states: those after each commit. Each mark in the recording says which of them the client
+            was told of, and which are on disk.
+        removed: the numbers of the items that were read, of each producer.
+    """
+
+    def __init__(self, path: Path, config: QueueConfig, *, synced: bool) -> None:
+        self.directory = RecordingDirectory(path)
+        self.clock = FakeClock()
+        server = ServerConfig(queue_path=path, default=config)
+        self.collection = QueueCollection(server, self.clock, self.directory)
+        self.collection.open()
+        self.queue = self.collection.obtain("jobs")
+        self.states = [state_of(self.queue)]
+        self.synced = synced
+        self.safe = self.committed = 0
+        self.numbers = dict.fromkeys(PRODUCERS, -1)
+        self.removed: dict[bytes, set[int]] = {name: set() for name in PRODUCERS}
+
+    def commit(self) -> None:
+        """Write what was done."""
+        self.directory.mark((self.safe, self.committed))
+        assert not self.collection.commits.commit()
+        self.states.append(state_of(self.queue))
+        self.committed = len(self.states) - 1
+        self.directory.mark((self.safe, self.committed))
+        if self.synced:
+            for queue in self.queue.with_companion:
+                queue.sync()
+            self.safe = self.committed
+            self.directory.mark((self.safe, self.committed))
+
+    def add(self, producer: bytes, delay: int = 0) -> None:
+        """Add the next item of a producer, and then again."""
+        self.numbers[producer] += 1
+        number = self.numbers[producer]
+        data = b"%b:%d" % (producer, number)
+        # In read-behind, memory has no room for several delayed items.
+        due = self.clock.now() + delay if delay and self.queue.config.max_memory_size > 99 else 0
+        for _ in range(2):
+            assert self.queue.add_once(data, PutMark(producer, number), due=due)
+            self.commit()
+
+    def add_large(self) -> None:
+        """Add an item that is written ahead."""
+        self.numbers[b"p"] += 1
+        mark = PutMark(b"p", self.numbers[b"p"])
+        record = item(self.clock.now(), 0, b"p:%d" % mark.sequence)
+        file = self.queue.new_file_name()
+        self.queue.write_ahead(file, record, lambda: None, mark)
+        self.queue.open_read()
+        self.commit()
+        assert self.queue.add_written_ahead(record, file, mark=mark)
+        self.commit()
+
+    def take(self) -> None:
+        """Remove everything that waits."""
+        while (record := self.queue.remove()) is not None:
+            producer, number = item_data(record).split(b":")
+            self.removed[producer].add(int(number))
+            self.commit()
+
+    def run(self) -> None:
+        """Run it."""
+        for _ in range(3):
+            for delay in (0, 1000, 5000):
+                self.add(b"p")
+                self.add(b"late", delay)
+            self.add_large()
+            self.clock.advance(1)
+            for _ in range(3):
+                self.clock.advance(1)
+                self.queue.check_deadlines()
+                self.commit()
+            self.take()
+            self.collection.tick()
+            self.commit()
+        self.collection._lock.release()
+        self.directory.abandon()
+
+
+def found_in(contents: Contents, spool: Path, config: QueueConfig) -> State:
+    """Return what a server finds in files; the next one finds the same.
+
+    Meanwhile another item is delayed and joins: the xids go on as they should, so it is there once.
+    """
+    spool.mkdir(exist_ok=True)
+    for file in spool.iterdir():
+        file.unlink()
+    for name, data in contents:
+        if "/" not in name:
+            (spool / name).write_bytes(data)
+    found = []
+    for others in range(2):
+        clock = FakeClock()
+        collection = QueueCollection(ServerConfig(queue_path=spool, default=config), clock)
+        collection.open()
+        assert not collection.damaged
+        queue = collection.obtain("jobs")
+        assert queue.delayed_damage is None
+        found.append(state_of(queue))
+        if config.max_memory_size > 99:
+            assert items_of(queue).count(b"other:0") == others
+            assert queue.add_delayed(b"other:0", clock.now() + 1)
+            clock.advance(0.01)
+            for _ in range(3):
+                queue.check_deadlines()
+                assert not collection.commits.commit()
+        collection.close()
+    assert found[0] == found[1]
+    return found[0]
+
+
+CONFIGS = {
+    "plain": QueueConfig(),
+    "rewritten": QueueConfig(
+        default_journal_size=400, max_journal_size=600, min_journal_compact_delay=0
+    ),
+    "read-behind": QueueConfig(
+        max_memory_size=20,
+        default_journal_size=400,
+        max_journal_size=600,
+        min_journal_compact_delay=0,
+    ),
+    "kestrel-2": QueueConfig.model_validate({"journal_dialect": "kestrel-2"}),
+}
+
+
+@pytest.mark.parametrize("synced", [True, False])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_marks_survive_every_crash(root: Path, name: str, *, synced: bool) -> None:
+    """With their items, and never without: neither is lost that was answered."""
+    path = root / "spool"
+    path.mkdir()
+    scenario = Scenario(path, CONFIGS[name], synced=synced)
+    scenario.run()
+    bounds = StateBounds(
+        cuts=lambda size: range(1, size, 7), name_sets=QUICK.name_sets, mixtures=QUICK.mixtures
+    )
+    checked = 0
+    for contents, crashes in crash_states(
+        tuple(scenario.directory.operations), {}, bounds, unread=is_unread
+    ).items():
+        found = found_in(contents, root / "left", CONFIGS[name])
+        checked += 1
+        least = max(
+            scenario.states[crash.mark[1 if crash.killed else 0]].last
+            for crash in crashes
+            if isinstance(crash.mark, tuple)
+        )
+        for place, producer in enumerate(PRODUCERS):
+            items, last = found.items[place], found.last[place]
+            assert len(set(items)) == len(items), (crashes, found)
+            if synced or any(crash.killed for crash in crashes) or producer != b"late":
+                # Otherwise the journal of delayed items may be older than the queue's.
+                assert all(number <= last for number in items), (crashes, found)
+            assert last == -1 or last in {*items, *scenario.removed[producer]}, (crashes, found)
+            assert last >= least[place], (crashes, found, least)
+    assert checked > 150

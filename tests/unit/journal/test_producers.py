@@ -1,0 +1,129 @@
+"""Marks of producers as notes: what they look like, and when they count."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.journal.notes import Note, NoteReader, encode
+from kestrelmq.journal.producers import (
+    MARK,
+    MARKS,
+    LastMark,
+    Producers,
+    describe,
+    marked,
+    marks_notes,
+    noted_mark,
+)
+from kestrelmq.journal.records import item, item_data, record_xid, save_xid
+from kestrelmq.journal.replay import Replay
+from kestrelmq.journal.scanning import scan
+from kestrelmq.marks import MAX_PRODUCER, MAX_SEQUENCE, PutMark, check_mark
+
+NOW = 1_700_000_001
+RECORD = item(NOW * 1000, 0, b"a")
+JOURNAL_DOCS = Path(__file__).parents[3] / "docs" / "journal.md"
+
+
+def replayed(records: bytes) -> Replay:
+    """Return the state after `records`, which are a whole file."""
+    state = Replay()
+    starts: list[int] = []
+    end = scan(records, 0, len(records), starts)
+    state.feed(records, starts, end)
+    state.end()
+    return state
+
+
+def test_the_notes_are_as_documented() -> None:
+    """Byte by byte, in docs/journal.md."""
+    blocks = re.findall(r"(?m)(?:^    (?:[0-9A-F]{2,} ?)+\n)+", JOURNAL_DOCS.read_text())
+    documented = {bytes.fromhex(block) for block in blocks}
+    assert marked(RECORD, PutMark(b"p", 5), NOW, 0) + RECORD in documented
+    assert b"".join(marks_notes([(b"p", LastMark(5, NOW))], 0)) in documented
+
+
+def test_a_mark_counts_only_with_its_item() -> None:
+    """Not without one, and not with another."""
+    note = marked(RECORD, PutMark(b"p", 5), NOW, 3)
+    whole = replayed(save_xid(3) + note + RECORD)
+    assert whole.producers.marks == {b"p": LastMark(5, NOW)}
+    assert whole.last_xid == 3
+    assert not whole.is_note_cut
+    assert [item_data(one) for one in whole.memory] == [b"a"]
+    for end in range(5, len(note) + 1, 5):
+        alone = replayed(save_xid(3) + note[:end])
+        assert alone.is_note_cut
+        assert alone.last_xid == 3
+        assert not alone.producers.marks
+    other = replayed(note + item(NOW * 1000, 0, b"b") + RECORD)
+    assert not other.producers.marks
+    assert len(other.memory) == 2
+
+
+def test_every_producer_has_its_last_mark() -> None:
+    """Wherever it says so: before an item, or in a file written anew."""
+    many = [(b"%d" % number, LastMark(number, NOW)) for number in range(25_000)]
+    notes = b"".join(marks_notes(many, 0))
+    state = replayed(notes + marked(RECORD, PutMark(b"7", 99), NOW + 5, 0) + RECORD)
+    expected = dict(many) | {b"7": LastMark(99, NOW + 5)}
+    assert state.producers.marks == expected
+    assert state.producers.snapshot()[-1] == (b"7", LastMark(99, NOW + 5))
+
+
+def test_notes_that_make_no_sense_say_nothing() -> None:
+    """The items are there."""
+    for kind, payload in (
+        (MARK, b""),
+        (MARK, bytes(16)),
+        (MARKS, b"\1"),
+        (MARKS, bytes(12) + b"\5p"),
+        (99, b"x"),
+    ):
+        state = replayed(encode(Note(kind, payload), 0) + RECORD)
+        assert not state.producers.marks
+        assert len(state.memory) == 1
+
+
+def test_a_producer_takes_little() -> None:
+    """At most 100 bytes of a file written anew, which is about what the queue reckons with."""
+    producers = Producers()
+    for number in range(1000):
+        name = b"%d" % number
+        producers.set(PutMark(name.rjust(MAX_PRODUCER, b"x"), MAX_SEQUENCE), 2**32 - 1)
+    written = sum(map(len, marks_notes(producers.snapshot(), 0)))
+    assert written / 1000 < 100
+    assert 0.8 < producers.note_bytes / written < 1
+    producers.forget_before(2**32)
+    assert producers.note_bytes == 0
+
+
+def test_what_producers_can_be_called() -> None:
+    """A name that is not empty, of one word, without the slash that ends an option."""
+    for name in ("p", "a-b:7", "é" * 32):
+        check_mark(PutMark(name.encode(), 0))
+    for bad in (b"", b"x" * 65, b"a b", b"a/b", b"a\n", b"\xff"):
+        with pytest.raises(ValueError, match="a producer's name"):
+            check_mark(PutMark(bad, 0))
+    for number in (-1, MAX_SEQUENCE + 1):
+        with pytest.raises(ValueError, match="a sequence number is from 0 to"):
+            check_mark(PutMark(b"p", number))
+
+
+def notes_in(records: bytes) -> list[Note]:
+    """Return the notes in SAVE_XID records."""
+    reader = NoteReader()
+    found = [reader.feed(record_xid(records, at)) for at in range(0, len(records), 5)]
+    return [note for note in found if note is not None]
+
+
+def test_what_dumps_say() -> None:
+    """Of each kind, and nothing of others."""
+    (one,) = notes_in(marked(RECORD, PutMark(b"p", 5), NOW, 0))
+    assert describe(one) == "the next item is number 5 of producer p"
+    (table,) = notes_in(b"".join(marks_notes([(b"p", LastMark(5, NOW))], 0)))
+    assert describe(table) == "the last marks of 1 producers"
+    assert describe(Note(MARK, b"")) == "a note of kind 32 that makes no sense"
+    assert describe(Note(1, b"")) is None
+    assert noted_mark(table) is None
