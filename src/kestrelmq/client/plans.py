@@ -464,7 +464,7 @@ class Planner:
                     queue, times, batch, server_round, retry=retry or is_marked
                 )
             except ClientError:
-                again = server_round.found_no_server or (is_marked and server_round.is_unanswered)
+                again = server_round.is_unanswered if is_marked else server_round.found_no_server
                 if not again or self.clock() >= deadline:
                     raise
             else:

@@ -270,8 +270,9 @@ class QueueCollection:
         `delayed` is whether the added items are.
         """
         found = [self.queues[leaf] for leaf in self.leaves(name) if leaf in self.queues]
-        targets = [one for queue in found for one in queue.targets]
-        return [one for queue in targets for one in queue.with_companion] if delayed else targets
+        if delayed:
+            return [one for queue in found for one in queue.targets_with_companions()]
+        return [one for queue in found for one in queue.targets]
 
     def _create(self, name: str) -> Queue:
         config = self._configured(name)
@@ -355,10 +356,7 @@ class QueueCollection:
         self.loading.check(self.leaves(name))
         alias = self.config.aliases.get(name)
         if alias is None:
-            queue = self.obtain(name)
-            if mark is not None:
-                return queue.add_once(data, mark, expiry, due=due)
-            return queue.add_delayed(data, due, expiry) if due else queue.add(data, expiry)
+            return self.obtain(name).put(data, expiry, due, mark)
         accepted = True
         failure: str | None = None  # keeping the exception itself would be a reference cycle
         for destination in alias.destination_queues:

@@ -679,6 +679,12 @@ class Queue(Committable):
             return "memory"
         return None
 
+    def put(self, data: bytes, expiry: int, due: int, mark: PutMark | None) -> bool:
+        """Do what `add_once` does, or without a mark `add_delayed` or `add`."""
+        if mark is not None:
+            return self.add_once(data, mark, expiry, due=due)
+        return self.add_delayed(data, due, expiry) if due else self.add(data, expiry)
+
     # --- items of producers ---
 
     def add_once(self, data: bytes, mark: PutMark, expiry: int = 0, *, due: int = 0) -> bool:

@@ -38,7 +38,6 @@ _MARKS_IN_NOTE: Final = 10_000
 
 _MARK_HEAD: Final = Struct("<QII")
 _MARKS_HEAD: Final = Struct("<QIB")
-_X: Final = SAVE_XID
 _BEGIN: Final = bytes((SAVE_XID,)) + NOTE_MARK
 _MARK_WORDS: Final = Struct("<B4sBIBIBIBIBI")
 """SAVE_XID records: the opcode and a word, six times."""
@@ -134,7 +133,8 @@ def marked(record: bytes, mark: PutMark, added: int, last_xid: int) -> bytes:
     head, name = _parts_of_name(producer)
     covered = b"%b%b%b" % (head, _MARK_HEAD.pack(sequence, added, checksum), producer)
     low, high = sequence & 0xFFFF_FFFF, sequence >> 32
-    words = (_X, head, _X, crc32(covered), _X, low, _X, high, _X, added, _X, checksum)
+    op = SAVE_XID
+    words = (op, head, op, crc32(covered), op, low, op, high, op, added, op, checksum)
     return b"%b%b%b%b" % (_BEGIN, _MARK_WORDS.pack(*words), name, save_xid(last_xid))
 
 
@@ -143,7 +143,7 @@ def _parts_of_name(producer: bytes) -> tuple[bytes, bytes]:
     """Return the second word of the MARK notes of a producer, and the records of its name."""
     size = _MARK_HEAD.size + len(producer)
     padded = producer + bytes(-size % 4)
-    opcode = bytes((_X,))
+    opcode = bytes((SAVE_XID,))
     records = b"".join(opcode + padded[at : at + 4] for at in range(0, len(padded), 4))
     return bytes((MARK,)) + size.to_bytes(3, "little"), records
 

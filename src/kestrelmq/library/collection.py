@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection as Queues
+from kestrelmq.engine.delayed import concerns_companion
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import ThreadWorker
@@ -159,8 +160,8 @@ class QueueCollection:
 
         def add() -> tuple[bool, list[Queue]]:
             accepted = self._collection().add(name, data, expires, due=due, mark=mark)
-            is_delayed = due > 0 or mark is not None
-            destinations = self._queues.destinations(name, delayed=is_delayed)
+            delayed = concerns_companion(due, mark)
+            destinations = self._queues.destinations(name, delayed=delayed)
             if due or any(queue.upkeep_waits for queue in destinations):
                 self._tickers.start_upkeep()
             return accepted, destinations

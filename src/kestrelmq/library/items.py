@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
+from kestrelmq.engine.delayed import concerns_companion
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import LeaseEnded
 from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
@@ -152,8 +153,4 @@ def adding(  # those of `add`
     """
     expires, due = item_times(expiry, delay, now)
     mark = put_mark(producer, sequence)
-    if mark is not None:
-        return lambda queue: queue.add_once(data, mark, expires, due=due), True
-    if due:
-        return lambda queue: queue.add_delayed(data, due, expires), True
-    return lambda queue: queue.add(data, expires), False
+    return lambda queue: queue.put(data, expires, due, mark), concerns_companion(due, mark)

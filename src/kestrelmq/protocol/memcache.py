@@ -19,7 +19,7 @@ from urllib.parse import unquote_to_bytes
 from kestrelmq.marks import PutMark
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, is_http
-from kestrelmq.protocol.put_options import parse_name
+from kestrelmq.protocol.put_options import MOST_DIGITS, parse_name
 from kestrelmq.protocol.reserving import (
     MAX_OWNER,
     Extend,
@@ -44,7 +44,6 @@ MAX_SEARCH: Final = 1000
 _CACHED_LINES: Final = 2048
 _CACHED_HEADERS: Final = 4096
 _MAX_DIGITS: Final = 19
-_MAX_CACHED_DIGITS: Final = 18
 SEQUENCE: Final = b"/seq="
 """Comes before the number of a producer's item."""
 
@@ -424,7 +423,7 @@ class Parser:
         """
         before, _, rest = line.partition(SEQUENCE)
         digits, _, after = rest.partition(b" ")
-        if digits.isdigit() and len(digits) <= _MAX_CACHED_DIGITS:
+        if digits.isdigit() and len(digits) <= MOST_DIGITS:
             try:
                 request = self.parse(b"%b%b0 %b" % (before, SEQUENCE, after))
             except ClientFault:

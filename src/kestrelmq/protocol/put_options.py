@@ -8,7 +8,7 @@
                     add may be repeated. Several items of one request are numbered from N on
     after=N         refuse the item if the producer's item number N is not stored
 
-To add an option, write a field of `PutOptions` and a case in `parse_name`.
+To add an option, write a field of `PutOptions`, and an entry of `_NUMBERS` if it is a number.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,8 @@ from typing import Final
 from kestrelmq.marks import PutMark, check_mark
 from kestrelmq.protocol.faults import ClientFault
 
-_MOST_DIGITS: Final = 18
+MOST_DIGITS: Final = 18
+"""Most digits of a number in an option."""
 _NUMBERS: Final = {b"delay": "milliseconds", b"seq": "a number", b"after": "a number"}
 
 
@@ -63,7 +64,7 @@ def parse_name(word: bytes) -> tuple[bytes, PutOptions]:
 
 
 def _number(option: bytes, value: bytes) -> int:
-    if not value.isdigit() or len(value) > _MOST_DIGITS:
+    if not value.isdigit() or len(value) > MOST_DIGITS:
         raise ClientFault(f"{option.decode()}= takes {_NUMBERS[option]}", closes=False)
     return int(value)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kestrelmq.clock import Pause
+from kestrelmq.engine.delayed import concerns_companion
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal import records
@@ -166,8 +167,7 @@ class PendingPut(PendingRequest):
     def _add(self) -> None:
         """Add a slice of the items; answer after the last one."""
         connection, is_first = self._connection, not self._written
-        # A repeated add of a producer may have to wait for an item that was delayed at first.
-        is_delayed = self._times.due > 0 or self._mark is not None
+        is_delayed = concerns_companion(self._times.due, self._mark)
         try:
             has_more = self._add_slice()
             destinations = self._context.collection.destinations(self._name, delayed=is_delayed)
