@@ -22,6 +22,7 @@ from kestrelmq.admin.models import (
     Requeued,
     Stored,
 )
+from kestrelmq.engine.delayed import concerns_companion
 from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
 from kestrelmq.marks import PutMark, put_mark
@@ -29,6 +30,7 @@ from kestrelmq.server import changes, moving
 from kestrelmq.server.browsing import Search
 from kestrelmq.server.clients import holders
 from kestrelmq.server.connection import Connection
+from kestrelmq.server.long_reply import in_slices
 
 
 async def peek_items(call: Call) -> Answer:
@@ -83,7 +85,7 @@ async def put_item(call: Call) -> Answer:
     collection = context.collection
     mark = _mark(item)
     stored = collection.add(name, data, expiry, due=due, mark=mark)
-    destinations = collection.destinations(name, delayed=due > 0 or mark is not None)
+    destinations = collection.destinations(name, delayed=concerns_companion(due, mark))
     await changes.wait_until_durable(context, *destinations)
     if not stored:
         raise ApiError(409, "item_refused", f"{name} is full, or the item is too large for it")
@@ -141,10 +143,11 @@ async def list_open_reads(call: Call) -> Answer:
     """List the open reads of a queue."""
     query = call.query(OpenQuery)
     queue = call.queue()
-    opened = queue.open
-    first = sorted(xid for xid in opened if queue.is_held(xid))[: query.limit]
-    clients = holders(call.admin.context, queue.name, frozenset(first))
-    reads = [_open_read(queue, xid, clients.get(xid)) for xid in first]
+    context = call.admin.context
+    first = sorted(xid for xid in queue.open if queue.is_held(xid))[: query.limit]
+    clients = await in_slices(holders(context, queue.name, frozenset(first)), context.turns)
+    # Some may have ended meanwhile.
+    reads = [_open_read(queue, xid, clients.get(xid)) for xid in first if queue.is_held(xid)]
     return Answer(OpenReadsAnswer(total=queue.open_reads, open_reads=reads))
 
 

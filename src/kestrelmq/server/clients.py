@@ -4,7 +4,7 @@ Clients of the admin listener are not among them.
 """
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass
 
 from kestrelmq.server.connection import ClientState, Connection
@@ -65,17 +65,22 @@ def connected_clients(context: ServerContext, offset: int = 0) -> Iterator[Conne
             yield client_of(connection)
 
 
-def holders(context: ServerContext, queue: str, xids: Collection[int]) -> dict[int, Connection]:
+def holders(
+    context: ServerContext, queue: str, xids: Collection[int]
+) -> Generator[None, None, dict[int, Connection]]:
     """Return which connections have these open reads of a queue, by xid, as far as that is known.
+
+    Yields after each connection, because there may be very many.
 
     The reads of one that has very many are not all known. Reserved reads are those of a connection
     that has named their owner; thrift's outlive theirs.
     """
     found: dict[int, Connection] = {}
-    for connection in context.connections.values():
+    for connection in list(context.connections.values()):
         if len(found) == len(xids):
             break
         found.update((xid, connection) for xid in connection.holds(queue) if xid in xids)
+        yield
     return found
 
 
