@@ -5,7 +5,6 @@ The journals are so short that they are rewritten and packed all the time.
 """
 
 import tempfile
-from itertools import count
 from pathlib import Path
 from shutil import rmtree
 
@@ -14,16 +13,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.durability import sync_now
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal.records import item_data
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.marks import PutMark
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
-from kestrelmq.testing.worker import HeldWorker
+from kestrelmq.testing.crashing import CrashLoss
+from tests.support.crashing_queues import CrashingQueues, short_journals
 from tests.support.examples import examples
 
 pytestmark = pytest.mark.compiled
@@ -38,9 +34,6 @@ class ProducerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="kestrelmq-producers-"))
-        self.generation = 0
-        self.numbers = count(1)
-        self.clock = FakeClock()
         self.next = dict.fromkeys(PRODUCERS, 0)
         # The items that were answered, those that were read, and those that a reader got no answer
         # for: they may or may not come again.
@@ -55,39 +48,15 @@ class ProducerMachine(RuleBasedStateMachine):
     )
     def begin(self, memory: int, size: int, dialect: str) -> None:
         """Draw the limits, and start on an empty queue path."""
-        self.config = QueueConfig.model_validate(
-            {
-                "max_memory_size": memory,
-                "default_journal_size": size,
-                "max_journal_size": 4 * size,
-                "min_journal_compact_delay": 0,
-                "journal_dialect": dialect,
-                "sync_journal": 0,
-            }
-        )
-        (self.root / "0").mkdir()
-        self.come_up()
+        config = short_journals(memory, size, dialect, sync_journal=0)
+        self.queues = CrashingQueues(self.root, config)
         for name in QUEUES:
-            self.collection.obtain(name)
+            self.queues.collection.obtain(name)
         assert self.is_safe()
-
-    def come_up(self) -> None:
-        """Load the queue path of this generation."""
-        path = self.root / str(self.generation)
-        links = self.root / f"links{next(self.numbers)}"
-        links.mkdir()
-        self.directory = CrashingDirectory(path, links)
-        self.collection = QueueCollection(
-            ServerConfig(queue_path=path, default=self.config), self.clock, self.directory
-        )
-        self.worker = HeldWorker()
-        self.collection.commits.worker = self.worker
-        self.collection.open()
-        assert not self.collection.damaged
 
     def is_safe(self) -> bool:
         """Commit and sync, as before each answer; return whether that works."""
-        commits = self.collection.commits
+        commits = self.queues.collection.commits
         if commits.commit():
             return False
         return sync_now(*commits.syncs.take_unsynced()) is None
@@ -98,7 +67,7 @@ class ProducerMachine(RuleBasedStateMachine):
         return any(
             queue.journal.suspect
             for name in QUEUES
-            for queue in self.collection.obtain(name).with_companion
+            for queue in self.queues.collection.obtain(name).with_companion
             if isinstance(queue.journal, FileJournal)
         )
 
@@ -113,14 +82,14 @@ class ProducerMachine(RuleBasedStateMachine):
         """Add items, and those before that were answered, too; perhaps on a disk that fails."""
         is_broken = bool(broken) or self.is_suspect
         if broken:
-            self.directory.break_steps(broken)
+            self.queues.directory.break_steps(broken)
         first = self.next[producer]
         added = []
         for number in range(max(0, first - 1), first + items):
             data = b"%b:%d:" % (producer, number) + b"x" * size
-            due = self.clock.now() + delay * 1000 if delay else 0
+            due = self.queues.clock.now() + delay * 1000 if delay else 0
             try:
-                accepted = self.collection.add(
+                accepted = self.queues.collection.add(
                     "jobs", data, due=due, mark=PutMark(producer, number)
                 )
             except KestrelError:
@@ -134,7 +103,7 @@ class ProducerMachine(RuleBasedStateMachine):
                 self.next[producer] = max(first, int(added[-1].split(b":")[1]) + 1)
         else:
             assert is_broken
-        self.directory.mend()
+        self.queues.directory.mend()
 
     @rule(name=st.sampled_from(QUEUES), most=st.integers(1, 5))
     def read(self, name: str, most: int) -> None:
@@ -142,7 +111,7 @@ class ProducerMachine(RuleBasedStateMachine):
         found = []
         try:
             for _ in range(most):
-                record = self.collection.obtain(name).remove()
+                record = self.queues.collection.obtain(name).remove()
                 if record is not None:
                     found.append(b":".join(item_data(record).split(b":")[:2]))
         except KestrelError:
@@ -155,31 +124,26 @@ class ProducerMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 2, 9]))
     def wait(self, seconds: float) -> None:
         """Let time pass: items join, and journals are attended to."""
-        self.clock.advance(seconds)
-        self.collection.check_deadlines()
+        self.queues.clock.advance(seconds)
+        self.queues.collection.check_deadlines()
         self.is_safe()
-        self.collection.tick()
+        self.queues.collection.tick()
 
-    @precondition(lambda self: bool(self.worker))
+    @precondition(lambda self: bool(self.queues.worker))
     @rule()
     def work(self) -> None:
         """Let the worker do one job."""
-        self.worker.step()
+        self.queues.worker.step()
 
     @rule()
     def restart(self) -> None:
         """Stop the server and start it again."""
-        self.collection.close()
-        self.come_up()
+        self.queues.restart()
 
     @rule(loss=st.sampled_from(CrashLoss))
     def crash(self, loss: CrashLoss) -> None:
         """Kill the server, or let the machine lose power, and start it again."""
-        self.generation += 1
-        self.directory.survive(loss, self.root / str(self.generation))
-        self.collection._lock.release()
-        self.directory.abandon()
-        self.come_up()
+        self.queues.crash(loss)
 
     @invariant()
     def nothing_comes_twice(self) -> None:
@@ -189,23 +153,25 @@ class ProducerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Everything that was answered comes once, when all have been repeated and are due."""
-        if hasattr(self, "collection"):
+        if hasattr(self, "queues"):
             self.restart()
             for producer in PRODUCERS:
                 for number in range(self.next[producer]):
-                    assert self.collection.add("jobs", b"again", mark=PutMark(producer, number))
+                    assert self.queues.collection.add(
+                        "jobs", b"again", mark=PutMark(producer, number)
+                    )
             assert self.is_safe()
             for _ in range(9):
                 self.wait(30)
-                while self.worker:
-                    self.worker.step()
+                while self.queues.worker:
+                    self.queues.worker.step()
             for name in QUEUES:
-                queue = self.collection.obtain(name)
+                queue = self.queues.collection.obtain(name)
                 while len(queue):
                     self.read(name, 5)
                 self.nothing_comes_twice()
                 assert self.answered <= {*self.taken[name], *self.unsure[name]}
-            self.collection.close()
+            self.queues.collection.close()
         rmtree(self.root)
 
 

@@ -15,15 +15,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import TagRefused
 from kestrelmq.journal.records import item_data, item_deliveries
 from kestrelmq.journal.reservations import ReserveTerms
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
-from kestrelmq.testing.worker import HeldWorker
+from kestrelmq.testing.crashing import CrashLoss
+from tests.support.crashing_queues import CrashingQueues, short_journals
 from tests.support.examples import examples
 
 pytestmark = pytest.mark.compiled
@@ -60,9 +57,7 @@ class ReservedMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="kestrelmq-reserved-"))
-        self.generation = 0
         self.numbers = count(1)
-        self.clock = FakeClock()
         self.waiting: list[Entry] = []
         self.plain: dict[int, Entry] = {}
         self.held: dict[int, Held] = {}
@@ -77,54 +72,30 @@ class ReservedMachine(RuleBasedStateMachine):
     )
     def begin(self, memory: int, size: int, dialect: str) -> None:
         """Draw the limits, and start on an empty queue path."""
-        self.config = QueueConfig.model_validate(
-            {
-                "max_memory_size": memory,
-                "default_journal_size": size,
-                "max_journal_size": 4 * size,
-                "min_journal_compact_delay": 0,
-                "journal_dialect": dialect,
-            }
-        )
-        (self.root / "0").mkdir()
-        self.come_up()
+        config = short_journals(memory, size, dialect)
+        self.queues = CrashingQueues(self.root, config)
         for _ in range(4):
             self.add([1, 30, 1, 1])
-
-    def come_up(self) -> None:
-        """Load the queue path of this generation."""
-        path = self.root / str(self.generation)
-        links = self.root / f"links{next(self.numbers)}"
-        links.mkdir()
-        self.directory = CrashingDirectory(path, links)
-        self.collection = QueueCollection(
-            ServerConfig(queue_path=path, default=self.config), self.clock, self.directory
-        )
-        self.worker = HeldWorker()
-        self.collection.commits.worker = self.worker
-        self.collection.open()
-        assert not self.collection.damaged
-        self.connected.clear()
 
     @property
     def queue(self) -> Queue:
         """The queue."""
-        return self.collection.obtain(NAME)
+        return self.queues.collection.obtain(NAME)
 
     @property
     def now(self) -> float:
         """The time."""
-        return self.clock.monotonic()
+        return self.queues.clock.monotonic()
 
     def apply(
         self, step: Callable[[], None], model: Callable[[], None], *, fails: bool = False
     ) -> None:
         """Do something and commit, perhaps on a disk that fails; the model follows if it works."""
         if fails:
-            self.directory.break_steps("append")
+            self.queues.directory.break_steps("append")
         step()
-        failed = bool(self.collection.commits.commit())
-        self.directory.mend()
+        failed = bool(self.queues.collection.commits.commit())
+        self.queues.directory.mend()
         if failed:
             assert fails
         else:
@@ -154,7 +125,7 @@ class ReservedMachine(RuleBasedStateMachine):
     def remove(self) -> None:
         """Remove the head."""
         record = self.queue.remove()
-        assert not self.collection.commits.commit()
+        assert not self.queues.collection.commits.commit()
         expected = self.waiting.pop(0).data if self.waiting else None
         assert (None if record is None else item_data(record)) == expected
 
@@ -162,7 +133,7 @@ class ReservedMachine(RuleBasedStateMachine):
     def open_read(self) -> None:
         """Open a read that is not reserved."""
         opened = self.queue.open_read()
-        assert not self.collection.commits.commit()
+        assert not self.queues.collection.commits.commit()
         assert (opened is None) == (not self.waiting)
         if opened is not None:
             self.plain[opened[0]] = self.waiting.pop(0)
@@ -220,7 +191,7 @@ class ReservedMachine(RuleBasedStateMachine):
         assert self.held[again.nonce] is known
         reads = {xid: item_data(one) for xid, one in self.queue.reserved_reads(again)}
         assert reads == {xid: entry.data for xid, entry in known.reads.items()}
-        assert not self.collection.commits.commit()
+        assert not self.queues.collection.commits.commit()
         known.terms, known.deadline, known.before_loss = terms, self.now + lease, None
 
     def reserve(self, most: int, terms: ReserveTerms, *, fails: bool) -> None:
@@ -341,7 +312,7 @@ class ReservedMachine(RuleBasedStateMachine):
         self.connect(owner)
         theirs = [one for one in self.held.values() if one.terms.owner == owner]
         expected = sum(len(one.reads) for one in theirs)
-        assert self.collection.owners.extend(owner, seconds, self.now) == expected
+        assert self.queues.collection.owners.extend(owner, seconds, self.now) == expected
         for one in theirs:
             one.deadline, one.before_loss = self.now + seconds, None
 
@@ -351,7 +322,7 @@ class ReservedMachine(RuleBasedStateMachine):
         if owner in self.connected:
             return
         self.connected.add(owner)
-        self.collection.owners.connected(owner, self.now)
+        self.queues.collection.owners.connected(owner, self.now)
         for one in self.held.values():
             if one.terms.owner == owner and one.before_loss is not None:
                 one.deadline = max(one.before_loss, self.now + one.terms.lease / 1000)
@@ -363,7 +334,7 @@ class ReservedMachine(RuleBasedStateMachine):
         if owner not in self.connected:
             return
         self.connected.remove(owner)
-        self.collection.owners.disconnected(owner, self.now)
+        self.queues.collection.owners.disconnected(owner, self.now)
         for one in self.held.values():
             if one.terms.owner == owner:
                 one.before_loss = one.deadline
@@ -372,8 +343,8 @@ class ReservedMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 1, 3, 9]))
     def wait(self, seconds: float) -> None:
         """Let time pass: overdue reads are given back, and journals attended to."""
-        self.clock.advance(seconds)
-        self.collection.check_deadlines()
+        self.queues.clock.advance(seconds)
+        self.queues.collection.check_deadlines()
         overdue = {
             xid: entry
             for one in self.held.values()
@@ -385,13 +356,13 @@ class ReservedMachine(RuleBasedStateMachine):
                 one.reads.clear()
         self.put_back(sorted(overdue), overdue)
         self.forget_ended()
-        self.collection.tick()
+        self.queues.collection.tick()
 
-    @precondition(lambda self: bool(self.worker))
+    @precondition(lambda self: bool(self.queues.worker))
     @rule()
     def work(self) -> None:
         """Let the worker do one job."""
-        self.worker.step()
+        self.queues.worker.step()
 
     def forget_ended(self) -> None:
         """Forget reservations of the model that have no reads."""
@@ -401,6 +372,7 @@ class ReservedMachine(RuleBasedStateMachine):
 
     def restarted(self) -> None:
         """What a restart does to the model: leases begin anew, other reads are given back."""
+        self.connected.clear()
         self.put_back(sorted(self.plain), self.plain)
         for one in self.held.values():
             one.deadline, one.before_loss = self.now + one.terms.lease / 1000, None
@@ -408,18 +380,13 @@ class ReservedMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """Stop the server and start it again."""
-        self.collection.close()
-        self.come_up()
+        self.queues.restart()
         self.restarted()
 
     @rule()
     def kill(self) -> None:
         """Kill the server, and start it again."""
-        self.generation += 1
-        self.directory.survive(CrashLoss.KILLED, self.root / str(self.generation))
-        self.collection._lock.release()
-        self.directory.abandon()
-        self.come_up()
+        self.queues.crash(CrashLoss.KILLED)
         self.restarted()
 
     # --- what is always so ---
@@ -427,7 +394,7 @@ class ReservedMachine(RuleBasedStateMachine):
     @invariant()
     def the_queue_agrees(self) -> None:
         """The queue has what the model has."""
-        if not hasattr(self, "collection"):
+        if not hasattr(self, "queues"):
             return
         queue, reserved = self.queue, self.queue.reads.reserved
         assert len(queue) == len(self.waiting)
@@ -450,10 +417,10 @@ class ReservedMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Restart, compare, and clean up."""
-        if hasattr(self, "collection"):
+        if hasattr(self, "queues"):
             self.restart()
             self.the_queue_agrees()
-            self.collection.close()
+            self.queues.collection.close()
         rmtree(self.root)
 
 
