@@ -1,6 +1,7 @@
 """`kestrel`: live servers as streams and tables, and as their sink, end to end."""
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -357,15 +358,21 @@ def test_a_queue_that_stays_full_fails_the_write(spark: SparkSession, tmp_path: 
             writer.option("patience", "300ms").mode("append").save()
 
 
-def test_a_stream_from_queue_to_queue(
-    spark: SparkSession, cluster: str, client: Client, tmp_path: Path
-) -> None:
-    """Source and sink together: every item moves once when nothing fails."""
-    client.put_many(QUEUE, numbered(300))
-    writer = stream(spark, cluster, tmp_path).select("data").writeStream.format("kestrel")
-    writer = writer.options(servers=cluster, queue="moved", checkpointLocation=str(tmp_path / "c"))
-    assert start_query(writer.trigger(availableNow=True)).awaitTermination(PATIENCE)
+def test_a_stream_from_queue_to_queue(spark: SparkSession, tmp_path: Path) -> None:
+    """Source and sink together: every item moves once. One server is on a Unix socket."""
+    with (
+        tempfile.TemporaryDirectory() as sockets,  # the path of a socket has few bytes
+        running_server(tmp_path / "a", "--memcache-path", f"{sockets}/memcache"),
+        running_server(tmp_path / "b") as other,
+    ):
+        cluster = f"unix:{sockets}/memcache,{other.address}"
+        with Client(cluster) as client:
+            client.put_many(QUEUE, numbered(300))
+            writer = stream(spark, cluster, tmp_path).select("data").writeStream.format("kestrel")
+            writer = writer.options(servers=cluster, queue="moved")
+            writer = writer.option("checkpointLocation", str(tmp_path / "c"))
+            assert start_query(writer.trigger(availableNow=True)).awaitTermination(PATIENCE)
 
-    moved = sorted(map(int, client.consume("moved", idle_timeout=0)))
-    assert moved == list(range(300))
-    assert client.get(QUEUE) is None
+            moved = sorted(map(int, client.consume("moved", idle_timeout=0)))
+            assert moved == list(range(300))
+            assert client.get(QUEUE) is None

@@ -24,6 +24,7 @@ from aiohttp.web_request import BaseRequest
 
 from kestrelmq.admin.errors import ApiError, Handler, error_reply
 from kestrelmq.admin.headers import SECURITY_HEADERS
+from kestrelmq.server.sockets import is_unix
 
 IDLE_TIMEOUT = 30.0
 """Seconds within which a whole request must arrive, or the client must read more of a reply."""
@@ -51,7 +52,8 @@ Place = TypeVar("Place")
 def peer_of(address: object) -> str:
     """Return the peer that a socket address counts as: an IPv4 address or an IPv6 network.
 
-    One host of an IPv6 network can have more addresses than the server has file descriptors.
+    All clients on a Unix socket are one peer. One host of an IPv6 network can have more addresses
+    than the server has file descriptors.
     """
     host = str(address[0]) if isinstance(address, tuple) and address else ""
     try:
@@ -242,5 +244,5 @@ async def marked_as_serving(request: web.Request, handler: Handler) -> web.Strea
 def _limit_silence(client: Any) -> None:
     """Have the system close a connection whose peer does not acknowledge what was sent."""
     option = getattr(socket, "TCP_USER_TIMEOUT", None)
-    if option is not None and client is not None:
+    if option is not None and client is not None and not is_unix(client):
         client.setsockopt(socket.IPPROTO_TCP, option, int(IDLE_TIMEOUT * 1000))

@@ -4,10 +4,10 @@
 - Such a request must not come from a page of another origin. Browsers say where a request comes
   from (`Sec-Fetch-Site`, `Origin`); a request without these headers does not come from a browser.
 - With `admin_tokens`, such a request needs a token, and so does a request that reads items.
-- Without `admin_tokens`, such a request is served only if the listener is on a loopback address,
-  and only if it uses a name of this machine. So a page of another origin that resolves its own
-  name to 127.0.0.1 is refused. With `allow_remote_admin`, actions on the whole server are served
-  on any address.
+- Without `admin_tokens`, such a request is served only over a Unix socket, or if the port is on a
+  loopback address and the request uses a name of this machine. So a page of another origin that
+  resolves its own name to 127.0.0.1 is refused. With `allow_remote_admin`, actions on the whole
+  server are served on any address.
 - A peer that sends wrong tokens is slowed down. Changes are logged with the client's address.
 """
 
@@ -22,6 +22,7 @@ from kestrelmq.admin.connections import peer_of
 from kestrelmq.admin.errors import ApiError, Handler
 from kestrelmq.admin.signins import SignIns
 from kestrelmq.server.server_actions import Action, ServerActionGuard, is_loopback, log_request
+from kestrelmq.server.sockets import GONE, is_unix, peer_name
 
 CHANGES: Final = frozenset({"POST", "PUT", "DELETE", "PATCH"})
 GUARDED: Final = "guarded"
@@ -43,10 +44,10 @@ class Guard:
         *,
         remote: bool = False,
     ) -> None:
-        """Guard the service that listens on `address`.
+        """Guard the service whose port is on `address`.
 
         Args:
-            address: the address of the listener.
+            address: the address of its port.
             tokens: the accepted admin tokens.
             actions: decides which clients may act on the whole server.
             remote: whether clients on other machines may act on it without a token.
@@ -85,7 +86,7 @@ class Guard:
             log_request(f"{request.method} {path}", "http", peer)
 
     def _check_name(self, request: web.Request) -> None:
-        if not self._loopback or self._tokens:
+        if not self._loopback or self._tokens or _is_over_unix(request):
             return
         host = urlsplit(f"//{request.host}").hostname if _is_host(request.host) else None
         if host is None or not is_loopback(host):
@@ -93,7 +94,7 @@ class Guard:
 
     def _check_token(self, request: web.Request, action: Action | None) -> None:
         if not self._tokens:
-            if self._loopback or (self._remote and action is not None):
+            if self._loopback or _is_over_unix(request) or (self._remote and action is not None):
                 return
             raise ApiError(
                 403, "token_not_configured", "this needs admin_tokens in the configuration"
@@ -127,10 +128,16 @@ def _token_needed() -> ApiError:
 
 
 def _address(request: web.Request) -> str:
-    """Return the client's address, as `HOST:PORT`."""
+    """Return the client's address, as `HOST:PORT` or `unix:PID`."""
     transport = request.transport
-    name = transport.get_extra_info("peername") if transport is not None else None
-    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "a client that is gone:0"
+    if transport is None:
+        return GONE
+    return peer_name(transport.get_extra_info("socket"), transport.get_extra_info("peername"))
+
+
+def _is_over_unix(request: web.Request) -> bool:
+    transport = request.transport
+    return transport is not None and is_unix(transport.get_extra_info("socket"))
 
 
 def _is_host(text: str) -> bool:

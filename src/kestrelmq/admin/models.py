@@ -416,7 +416,7 @@ class ClientEntry(_Model):
     id: Count
     """Its number; a later client of the same server has a higher one."""
     address: str
-    """Where it connected from, as `HOST:PORT`."""
+    """Where it connected from, as `HOST:PORT`, or `unix:PID` on a Unix socket."""
     protocol: str
     """memcache, text or thrift."""
     since: Count

@@ -1,9 +1,10 @@
-"""The admin service: one HTTP listener for the API, the metrics and the console.
+"""The admin service: HTTP, on a port and a Unix socket, for the API, the metrics and the console.
 
 It runs in the server's event loop and keeps nothing that must survive a crash.
 """
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,8 +22,8 @@ from kestrelmq.admin.operations import add_operations
 from kestrelmq.admin.sampling import Sampler
 from kestrelmq.server.background import kept_running
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.listener import bound_socket
 from kestrelmq.server.server_actions import is_loopback
+from kestrelmq.server.sockets import Endpoint, ListeningSocket, endpoints
 
 STATIC: Final = Path(__file__).parent / "static"
 
@@ -34,30 +35,34 @@ class AdminService:
 
     def __init__(self) -> None:
         self._runner: web.AppRunner | None = None
-        self._listener: asyncio.Server | None = None
+        self._listening: list[ListeningSocket] = []
+        self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._events: QueueEvents | None = None
 
-    async def open(self, context: ServerContext) -> tuple[str, int] | None:
-        """Listen as the configuration says; return the address and port, or None if it has no port.
+    async def open(self, context: ServerContext) -> Sequence[Endpoint]:
+        """Listen as the configuration says; return where, which is nowhere if it is turned off.
 
         Raises:
-            OSError: the address cannot be used.
+            OSError: an endpoint cannot be used.
         """
         config = context.config
-        if config.admin_http_port is None:
-            return None
-        address = config.listen_address
+        wanted = endpoints(config, "admin")
+        if not wanted:
+            return ()
         tokens = [token.get_secret_value() for token in config.admin_tokens]
         sampler = Sampler(context)
+        is_local = is_loopback(config.listen_address)
         admin = AdminContext(
             context,
             sampler,
             token_needed=bool(tokens),
-            changes_allowed=bool(tokens) or is_loopback(address),
+            changes_allowed=bool(tokens) or is_local or config.admin_listen_path is not None,
         )
         self._events = QueueEvents(admin)
-        guard = Guard(address, tokens, context.actions, remote=config.allow_remote_admin)
+        guard = Guard(
+            config.listen_address, tokens, context.actions, remote=config.allow_remote_admin
+        )
         app = self._application(admin, self._events, guard)
         self._runner = runner = web.AppRunner(app, shutdown_timeout=1.0)
         await runner.setup()
@@ -70,18 +75,21 @@ class AdminService:
         def connected() -> HttpConnection:
             return HttpConnection(connections, server)
 
-        listening = bound_socket(address, config.admin_http_port)
-        # asyncio also uses the backlog as the number of times it calls accept in a row, and it logs
-        # each call that fails for lack of descriptors. So it is given 1, and the socket is then set
-        # to the configured backlog.
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(connected, sock=listening, backlog=1)
-        listening.listen(config.connection_backlog)
+        for endpoint in wanted:
+            listening = ListeningSocket(endpoint, config.connection_backlog)
+            self._listening.append(listening)
+            # asyncio also uses the backlog as the number of times it calls accept in a row, and it
+            # logs each call that fails for lack of descriptors. So it is given 1, and the socket is
+            # then set to the configured backlog again.
+            self._servers.append(
+                await loop.create_server(connected, sock=listening.socket, backlog=1)
+            )
+            listening.socket.listen(config.connection_backlog)
         self._tasks = [
             loop.create_task(kept_running(run)) for run in (sampler.run, connections.watch)
         ]
-        bound = listening.getsockname()
-        return bound[0], bound[1]
+        return [listening.endpoint for listening in self._listening]
 
     @staticmethod
     def _application(admin: AdminContext, events: QueueEvents, guard: Guard) -> web.Application:
@@ -96,12 +104,16 @@ class AdminService:
         return app
 
     async def close(self) -> None:
-        """Stop every request and free the port."""
+        """Stop every request and every listening."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._listener is not None:
-            self._listener.close()
+        for listening in self._listening:
+            listening.remove()
+        for server in self._servers:
+            server.close()
+        for listening in self._listening:
+            listening.close()
         if self._events is not None:
             self._events.close()
         if self._runner is not None:

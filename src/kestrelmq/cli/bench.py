@@ -44,7 +44,7 @@ ProtocolFlag = Annotated[
 ServerFlag = Annotated[
     str,
     typer.Option(
-        metavar="HOST[:PORT]",
+        metavar="HOST[:PORT]|unix:PATH",
         help="The server; PORT defaults to that of the protocol: 22133, 2222 or 2229.",
         rich_help_panel=_WHERE,
     ),

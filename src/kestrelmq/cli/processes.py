@@ -38,6 +38,8 @@ def supervise(
         words += ["--listen", config.listen_address]
         for listener, port in process.ports:
             words += [f"--{listener}-port", "none" if port is None else str(port)]
+        for listener, path in process.paths:
+            words += [f"--{listener}-path", str(path)]
         return words
 
     path = config.queue_path

@@ -32,6 +32,10 @@ def serve(  # noqa: PLR0913 # one parameter a flag
     text_port: Annotated[str | None, _flag("text_listen_port")] = None,
     thrift_port: Annotated[str | None, _flag("thrift_listen_port")] = None,
     admin_port: Annotated[str | None, _flag("admin_http_port")] = None,
+    memcache_path: Annotated[str | None, _flag("memcache_listen_path")] = None,
+    text_path: Annotated[str | None, _flag("text_listen_path")] = None,
+    thrift_path: Annotated[str | None, _flag("thrift_listen_path")] = None,
+    admin_path: Annotated[str | None, _flag("admin_listen_path")] = None,
     log_format: Annotated[str | None, _flag("log_format")] = None,
     log_level: Annotated[str | None, _flag("log_level")] = None,
     wait: Annotated[
@@ -57,7 +61,8 @@ def serve(  # noqa: PLR0913 # one parameter a flag
     configuration.
 
     With `--processes N`, server number I, counted from 0, keeps its queues in QUEUE_PATH/process-I,
-    and its ports are those of the configuration plus 10 x I. The servers never talk to each other:
+    its ports are those of the configuration plus 10 x I, and its Unix sockets, above server 0, have
+    .I behind their names. The servers never talk to each other:
     clients spread the load. A server that crashes is started again.
     """
     given: dict[str, object] = {
@@ -67,6 +72,10 @@ def serve(  # noqa: PLR0913 # one parameter a flag
         "text_listen_port": text_port,
         "thrift_listen_port": thrift_port,
         "admin_http_port": admin_port,
+        "memcache_listen_path": memcache_path,
+        "text_listen_path": text_path,
+        "thrift_listen_path": thrift_path,
+        "admin_listen_path": admin_path,
         "log_format": log_format,
         "log_level": log_level,
     }

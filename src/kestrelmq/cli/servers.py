@@ -23,7 +23,8 @@ ServersFlag = Annotated[
         "--servers",
         metavar="HOST:PORT,...",
         help=(
-            f"The servers; otherwise those of the variable {SERVERS_VARIABLE}, or {DEFAULT_SERVER}."
+            "The servers, each HOST:PORT or unix:PATH; otherwise those of the variable"
+            f" {SERVERS_VARIABLE}, or {DEFAULT_SERVER}."
         ),
         rich_help_panel=_PANEL,
     ),

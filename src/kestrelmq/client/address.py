@@ -1,5 +1,7 @@
-"""Server addresses: `host:port`, `[IPv6]:port`, or a host alone for the default port."""
+"""Server addresses: `host:port`, `[IPv6]:port`, a host alone for the default port, `unix:PATH`."""
 
+import socket
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -7,26 +9,46 @@ from typing import Final
 from kestrelmq.errors import InvalidRequest
 
 DEFAULT_PORT: Final = 22133
+UNIX: Final = "unix:"
+"""What the address of a Unix socket begins with."""
+CONNECT_PAUSE: Final = 0.01
+"""Seconds until the next attempt to connect to a Unix socket that has no room for another one."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Address:
-    """The address of one server's memcache listener."""
+    """The address of one listener of a server: a TCP port, or a Unix socket.
+
+    Attributes:
+        host: the host; empty for a Unix socket.
+        port: the port; 0 for a Unix socket.
+        path: the path of the Unix socket; empty for a port.
+    """
 
     host: str
     port: int = DEFAULT_PORT
+    path: str = ""
 
     def __str__(self) -> str:
+        if self.path:
+            return f"{UNIX}{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
     """Parse a server address; `default_port` is used if `text` has no port.
 
+    What begins with `unix:` is the path of a Unix socket.
+
     Raises:
         InvalidRequest: `text` is not a server address.
     """
     text = text.strip()
+    if text.startswith(UNIX):
+        path = text.removeprefix(UNIX)
+        if not path or "\0" in path:
+            raise InvalidRequest(f"{text!r} is not a Unix socket like 'unix:/run/kestrelmq.sock'")
+        return Address("", 0, path)
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         port = rest.removeprefix(":") if rest else str(default_port)
@@ -55,6 +77,47 @@ def parse_addresses(servers: str | Iterable[str]) -> tuple[Address, ...]:
     if not words:
         raise InvalidRequest("no server address was given")
     return tuple(dict.fromkeys(parse_address(word) for word in words))
+
+
+def open_socket(address: Address, timeout: float) -> socket.socket:
+    """Return a socket that is connected to a server, and has `timeout` (seconds) for what follows.
+
+    Raises:
+        OSError: the server cannot be reached within the timeout.
+    """
+    if not address.path:
+        opened = socket.create_connection((address.host, address.port), timeout)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return opened
+    give_up = time.monotonic() + timeout
+    while (connected := try_unix_socket(address.path)) is None:
+        if time.monotonic() > give_up:
+            raise TimeoutError("timed out")
+        time.sleep(CONNECT_PAUSE)
+    connected.settimeout(timeout)
+    return connected
+
+
+def try_unix_socket(path: str) -> socket.socket | None:
+    """Return a socket that is connected to a Unix socket and does not block.
+
+    It never waits: None means that the server's backlog is full, and that it must accept others
+    first.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    opened.setblocking(False)
+    try:
+        opened.connect(path)
+    except BlockingIOError:
+        opened.close()
+        return None
+    except OSError:
+        opened.close()
+        raise
+    return opened
 
 
 def _is_port(text: str) -> bool:

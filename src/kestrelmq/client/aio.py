@@ -11,13 +11,14 @@ import asyncio
 import logging
 import math
 import secrets
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from random import Random
 from typing import Any, Final, Self, TypeVar
 
-from kestrelmq.client.address import Address
+from kestrelmq.client.address import CONNECT_PAUSE, Address, try_unix_socket
 from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
 from kestrelmq.client.core import Exchange, IoRequest, OpenConnection, Pool, RunCommand, carry_out
@@ -72,7 +73,12 @@ class AsyncConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._options.connect_timeout):
-                await loop.create_connection(lambda: self, self.address.host, self.address.port)
+                if self.address.path:
+                    opened = await _unix_socket(self.address.path)
+                    await loop.create_connection(lambda: self, sock=opened)
+                else:
+                    host, port = self.address.host, self.address.port
+                    await loop.create_connection(lambda: self, host, port)
         except TimeoutError as error:
             raise ServerUnavailable(f"{self.address}: timed out") from error
         except OSError as error:
@@ -343,6 +349,13 @@ class AsyncClient(ClientOperations):
 
 def _loop_time() -> float:
     return asyncio.get_running_loop().time()
+
+
+async def _unix_socket(path: str) -> socket.socket:
+    """Connect to a Unix socket; wait while the server's backlog is full. Raises OSError."""
+    while (connected := try_unix_socket(path)) is None:  # noqa: ASYNC110 # only an attempt tells
+        await asyncio.sleep(CONNECT_PAUSE)
+    return connected
 
 
 def _reason(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from itertools import count
 from random import Random
 from typing import Any, Final, Self, TypeVar
 
-from kestrelmq.client.address import Address
+from kestrelmq.client.address import Address, open_socket
 from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
 from kestrelmq.client.core import Exchange, IoRequest, OpenConnection, Pool, RunCommand, carry_out
@@ -58,12 +58,10 @@ class Connection:
         Raises:
             ServerUnavailable: the server refused the connection or did not answer in time.
         """
-        target = (self.address.host, self.address.port)
         try:
-            self._socket = socket.create_connection(target, self._options.connect_timeout)
+            self._socket = open_socket(self.address, self._options.connect_timeout)
         except OSError as error:
             raise ServerUnavailable(f"{self.address}: {_reason(error)}") from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def close(self) -> None:

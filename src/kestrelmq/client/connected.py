@@ -13,7 +13,7 @@ class ConnectedClient:
     Attributes:
         server: the server's address.
         id: its number on that server; a later client has a higher one.
-        address: where it connected from, as `HOST:PORT`.
+        address: where it connected from, as `HOST:PORT`, or `unix:PID` on a Unix socket.
         protocol: `memcache`, `text` or `thrift`.
         since: when it connected, in milliseconds since the epoch.
         replies: how many replies it was given, about one for each command.

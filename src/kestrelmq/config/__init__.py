@@ -8,7 +8,8 @@ from kestrelmq.config.loading import (
     load_config,
 )
 from kestrelmq.config.model import (
-    LISTENERS,
+    LISTEN_PATHS,
+    LISTEN_PORTS,
     RELOADED,
     AliasConfig,
     QueueConfig,
@@ -25,7 +26,8 @@ from kestrelmq.config.rendering import (
 )
 
 __all__ = [
-    "LISTENERS",
+    "LISTEN_PATHS",
+    "LISTEN_PORTS",
     "RELOADED",
     "AliasConfig",
     "QueueConfig",

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from kestrelmq.config.model import LISTENERS, RELOADED, ServerConfig, table_of
+from kestrelmq.config.model import LISTEN_PORTS, RELOADED, ServerConfig, table_of
 from kestrelmq.config.rendering import toml_key
 from kestrelmq.config.values import value_kind_of
 from kestrelmq.errors import ConfigError
@@ -71,7 +71,7 @@ def apply_overrides(
         ConfigError: the settings cannot be used together.
     """
     given = {name: value for name, value in overrides.items() if value is not None}
-    for name in given.keys() & LISTENERS:
+    for name in given.keys() & LISTEN_PORTS.values():
         if isinstance(given[name], str) and given[name].isdecimal():
             given[name] = int(given[name])
     kept = {name: getattr(config, name) for name in config.model_fields_set}
@@ -114,7 +114,7 @@ def _conflicts(settings: Mapping[str, Any], error: ValidationError) -> list[str]
         return []  # `error` already reports problems of this kind
     remaining = {name: value for name, value in settings.items() if name not in wrong}
     # The default of a wrong port must not be reported as a conflict.
-    remaining |= dict.fromkeys(wrong.intersection(LISTENERS))
+    remaining |= dict.fromkeys(wrong.intersection(LISTEN_PORTS.values()))
     try:
         ServerConfig.model_validate(remaining)
     except ValidationError as conflicts:

@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from kestrelmq.config.values import (
     CHOICE,
     PORT,
+    SOCKET_PATH,
     Count,
     CountLimit,
     Credentials,
@@ -30,10 +31,12 @@ from kestrelmq.config.values import (
     FilePath,
     Flag,
     LogFile,
+    Mode,
     NodePath,
     OptionalDuration,
     OptionalFilePath,
     OptionalFunction,
+    OptionalOwner,
     OptionalPeriod,
     OptionalPositive,
     OptionalQueueName,
@@ -45,6 +48,7 @@ from kestrelmq.config.values import (
     QueueName,
     Size,
     SizeLimit,
+    SocketPath,
     SyncPeriod,
     Text,
     TextList,
@@ -175,7 +179,7 @@ class ServerConfig(_Settings):
     """The whole configuration of a server."""
 
     listen_address: Text = "127.0.0.1"
-    """Address that every listener binds; 0.0.0.0 is every interface."""
+    """Address on which every port is bound; 0.0.0.0 is every interface."""
     memcache_listen_port: Port = 22133
     """Port of the memcache protocol."""
     text_listen_port: Port = 2222
@@ -184,6 +188,18 @@ class ServerConfig(_Settings):
     """Port of the thrift protocol."""
     admin_http_port: Port = 2223
     """Port of the admin HTTP service."""
+    memcache_listen_path: SocketPath = None
+    """Unix socket of the memcache protocol, beside its port."""
+    text_listen_path: SocketPath = None
+    """Unix socket of the text protocol, beside its port."""
+    thrift_listen_path: SocketPath = None
+    """Unix socket of the thrift protocol, beside its port."""
+    admin_listen_path: SocketPath = None
+    """Unix socket of the admin HTTP service, beside its port."""
+    listen_path_mode: Mode = "0600"
+    """Permissions of the Unix sockets: whoever may write to one may connect."""
+    listen_path_owner: OptionalOwner = None
+    """Owner of the Unix sockets, `USER`, `USER:GROUP` or `:GROUP`; None is the server's own."""
     admin_tokens: Tokens = ()
     """Secrets for the admin service. A request that changes anything must send one of them; without
     any, such requests are only served on a loopback address."""
@@ -238,22 +254,24 @@ class ServerConfig(_Settings):
         return self.status_file or self.queue_path / "~~status"
 
     @model_validator(mode="after")
-    def _check_ports(self) -> Self:
-        users: dict[int, str] = {}
-        for listener in LISTENERS:
-            port: int | None = getattr(self, listener)
-            if not port:
+    def _check_listeners(self) -> Self:
+        users: dict[object, str] = {}
+        for setting in (*LISTEN_PORTS.values(), *LISTEN_PATHS.values()):
+            found: int | Path | None = getattr(self, setting)
+            if not found:
                 continue
-            if port in users:
-                raise ValueError(f"{users[port]} and {listener} are both {port}")
-            users[port] = listener
+            place = os.path.realpath(found) if isinstance(found, Path) else found
+            if place in users:
+                raise ValueError(f"{users[place]} and {setting} are both {found}")
+            users[place] = setting
         return self
 
     @model_validator(mode="after")
     def _check_files(self) -> Self:
         """Refuse a path where a journal could be; names that begin with `~~` are safe."""
         inside = Path(os.path.realpath(self.queue_path))
-        found = {"status_file": self.status_file, "log_file": self.log_file}
+        found = {name: getattr(self, name) for name in ("status_file", "log_file")}
+        found |= {name: getattr(self, name) for name in LISTEN_PATHS.values()}
         places = {name: Path(os.path.realpath(path)) for name, path in found.items() if path}
         for name, place in places.items():
             if place == inside:
@@ -267,8 +285,8 @@ class ServerConfig(_Settings):
                 raise ValueError(f"{name}: {found[name]} is the lock of the queue path")
             if place == inside / "~~queues":
                 raise ValueError(f"{name}: {found[name]} is where the server keeps queues' states")
-        if places.get("log_file") == Path(os.path.realpath(self.status_path)):
-            raise ValueError(f"log_file: {self.log_file} is the status file")
+            if name != "status_file" and place == Path(os.path.realpath(self.status_path)):
+                raise ValueError(f"{name}: {found[name]} is the status file")
         return self
 
     @model_validator(mode="after")
@@ -302,10 +320,16 @@ class ServerConfig(_Settings):
         return reached
 
 
-LISTENERS: Final = tuple(
-    name for name, field in ServerConfig.model_fields.items() if value_kind_of(field) is PORT
-)
-"""The settings that hold the port of a listener."""
+def _listener_settings(kind: ValueKind) -> dict[str, str]:
+    """Return the settings of a kind by the listener that they are about."""
+    fields = ServerConfig.model_fields.items()
+    return {name.split("_")[0]: name for name, field in fields if value_kind_of(field) is kind}
+
+
+LISTEN_PORTS: Final = _listener_settings(PORT)
+"""The setting of each listener's port, by the listener: memcache, text, thrift, admin."""
+LISTEN_PATHS: Final = _listener_settings(SOCKET_PATH)
+"""The setting of each listener's Unix socket."""
 
 
 def effective_settings(

@@ -4,6 +4,7 @@ Each kind converts the text that people write for it (`"16 MiB"`, `"30 minutes"`
 else is converted: `"5"` is not a number.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -33,6 +34,10 @@ OFF_WORDS: Final = ("none", "unlimited")
 
 MIN_TOKEN_LENGTH: Final = 16
 """Fewest characters of a token: a shorter one could be guessed."""
+MAX_SOCKET_PATH: Final = 103
+"""Most bytes in the path of a Unix socket: what every system allows, without the final zero."""
+_MODE: Final = re.compile(r"0?[0-7]{3}")
+_OWNER: Final = re.compile(r"[^\s:]+(:[^\s:]+)?|:[^\s:]+")
 _TOKEN: Final = re.compile(rf"[!-~]{{{MIN_TOKEN_LENGTH},}}")
 
 
@@ -164,6 +169,28 @@ def _path(value: Any) -> Path:
     return Path(text).expanduser() if text == "~" or text.startswith("~/") else Path(text)
 
 
+def _socket_path(value: Any) -> Path:
+    path = _path(value)
+    size = len(os.fsencode(path))
+    if size > MAX_SOCKET_PATH:
+        raise ValueError(
+            f"the path of a Unix socket has at most {MAX_SOCKET_PATH} bytes, not {size}"
+        )
+    return path
+
+
+def _mode(value: Any) -> str:
+    if isinstance(value, str) and _MODE.fullmatch(value):
+        return value
+    raise ValueError("allowed: octal permissions as text, such as '0660'")
+
+
+def _owner(value: Any) -> str:
+    if isinstance(value, str) and _OWNER.fullmatch(value):
+        return value
+    raise ValueError("allowed: 'USER', 'USER:GROUP' or ':GROUP'")
+
+
 def _absolute_node(value: Any) -> str:
     if isinstance(value, str) and value.startswith("/") and value.isprintable():
         return value
@@ -290,6 +317,11 @@ Flag = Annotated[bool, ValueKind(_flag)]
 Text = Annotated[str, ValueKind(_text)]
 FilePath = Annotated[Path, _PATH]
 OptionalFilePath = Annotated[Path | None, _PATH.or_none()]
+SOCKET_PATH: Final = ValueKind(_socket_path, str).or_none("none")
+"""The kind of a setting that holds the path of a Unix socket to listen on."""
+SocketPath = Annotated[Path | None, SOCKET_PATH]
+Mode = Annotated[str, ValueKind(_mode)]
+OptionalOwner = Annotated[str | None, ValueKind(_owner).or_none("", "none", written="")]
 LogFile = Annotated[
     Path | None,
     _PATH.or_none("stderr", written="stderr").described("A path, or 'stderr'.", {"type": "string"}),

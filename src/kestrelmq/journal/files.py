@@ -24,6 +24,7 @@ import mmap
 import os
 import resource
 import stat
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
@@ -46,6 +47,8 @@ _QUEUE_PATH_MODE: Final = 0o750
 _PIECE: Final = 1 << 20
 _MAX_NOTE: Final = 200
 """Most bytes to read of a lock file's note about its holder."""
+_LOCK_PAUSE: Final = 0.01
+"""Seconds between two attempts to lock a directory."""
 _CHANGED: Final = "the file was changed by another program"
 _REPLACED: Final = "the file was replaced by another program"
 
@@ -373,6 +376,31 @@ def is_locked(path: Path) -> bool:
         return not _lock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
+
+
+def lock_directory(path: Path, patience: float) -> int:
+    """Take the lock of a directory, so that a name in it stays as it was found.
+
+    Only those who take the lock, too, are kept from changing the name.
+
+    Args:
+        path: the directory.
+        patience: how long to wait for another process that has the lock (seconds).
+
+    Returns:
+        A descriptor; closing it releases the lock.
+
+    Raises:
+        OSError: the directory cannot be opened, or another process keeps its lock.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    give_up = time.monotonic() + patience
+    while not _lock(descriptor, fcntl.LOCK_EX):
+        if time.monotonic() > give_up:
+            os.close(descriptor)
+            raise OSError(errno.EBUSY, "another process has locked the directory", str(path))
+        time.sleep(_LOCK_PAUSE)
+    return descriptor
 
 
 def _lock(descriptor: int, kind: int) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final, Protocol
 
-from kestrelmq.client.address import Address
+from kestrelmq.client.address import Address, open_socket
 from kestrelmq.errors import KestrelError
 
 REPLY_SECONDS: Final = 30.0
@@ -77,8 +77,6 @@ Connect = Callable[[], LoadConnection]
 def connected_socket(address: Address) -> socket.socket:
     """Return a connected socket. Raises LoadTestError."""
     try:
-        connection = socket.create_connection((address.host, address.port), REPLY_SECONDS)
+        return open_socket(address, REPLY_SECONDS)
     except OSError as error:
         raise LoadTestError(f"{address}: {error.strerror or error}") from error
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection

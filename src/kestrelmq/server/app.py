@@ -38,6 +38,7 @@ from kestrelmq.server.memcache_session import MemcacheSession
 from kestrelmq.server.path_watcher import PathWatcher
 from kestrelmq.server.server_actions import warn_if_open
 from kestrelmq.server.services import Service
+from kestrelmq.server.sockets import Endpoint, TcpEndpoint, endpoints
 from kestrelmq.server.status import ServerStatus, Status
 from kestrelmq.server.text_session import TextSession
 from kestrelmq.server.thrift_reads import ThriftOpenReads
@@ -104,7 +105,7 @@ class Server:
         self._listeners: list[Listener] = []
         self._connections: dict[int, Connection] = {}
         self._ports: dict[str, int] = {}
-        self._addresses: dict[str, str] = {}
+        self._endpoints: dict[str, list[str]] = {}
         self._stopping: asyncio.Event = asyncio.Event()
         self._wait = wait
         self._reloading = asyncio.Lock()
@@ -236,32 +237,34 @@ class Server:
         def thrift(connection: Connection) -> ThriftSession:
             return ThriftSession(connection, context, thrift_reads)
 
-        sessions: tuple[tuple[str, int | None, SessionFactory], ...] = (
-            ("memcache", self._config.memcache_listen_port, memcache),
-            ("text", self._config.text_listen_port, text),
-            ("thrift", self._config.thrift_listen_port, thrift),
+        sessions: tuple[tuple[str, SessionFactory], ...] = (
+            ("memcache", memcache),
+            ("text", text),
+            ("thrift", thrift),
         )
-        for protocol, port, new_session in sessions:
-            if port is None:
-                continue
-            listener = Listener(
-                protocol,
-                self._turns,
-                self._counters,
-                self._connections,
-                new_session,
-                trace=self._config.enable_session_trace,
-            )
-            self._listeners.append(listener)
-            address = self._config.listen_address
-            try:
-                host, bound = listener.open(address, port, self._config.connection_backlog)
-            except OSError as error:
-                raise KestrelError(
-                    f"{protocol} cannot listen on {address}:{port}: {error.strerror or error}"
-                ) from error
-            self._ports[protocol] = bound
-            self._listens(protocol, host, bound)
+        for protocol, new_session in sessions:
+            for endpoint in endpoints(self._config, protocol):
+                self._listen(protocol, endpoint, new_session)
+
+    def _listen(self, protocol: str, endpoint: Endpoint, new_session: SessionFactory) -> None:
+        listener = Listener(
+            protocol,
+            self._turns,
+            self._counters,
+            self._connections,
+            new_session,
+            trace=self._config.enable_session_trace,
+        )
+        self._listeners.append(listener)
+        try:
+            bound = listener.open(endpoint, self._config.connection_backlog)
+        except OSError as error:
+            raise KestrelError(
+                f"{protocol} cannot listen on {endpoint}: {error.strerror or error}"
+            ) from error
+        if isinstance(bound, TcpEndpoint):
+            self._ports[protocol] = bound.port
+        self._listens(protocol, bound)
 
     def _join(self, context: ServerContext) -> ServerSetMembership | None:
         """Announce the server in ZooKeeper, if that is configured."""
@@ -282,17 +285,18 @@ class Server:
                 raise KestrelError(
                     f"{service.name} cannot listen: {error.strerror or error}"
                 ) from error
-            if bound is not None:
-                self._listens(service.name, *bound)
+            for endpoint in bound:
+                self._listens(service.name, endpoint)
 
-    def _listens(self, name: str, host: str, port: int) -> None:
+    def _listens(self, name: str, endpoint: Endpoint) -> None:
         """Announce a listener."""
-        self._addresses[name] = f"{host}:{port}"
-        self._announce(f"{name} listening on {self._addresses[name]}")
+        self._endpoints.setdefault(name, []).append(str(endpoint))
+        self._announce(f"{name} listening on {endpoint}")
 
     def _log_start(self) -> None:
         """Log what started, and where."""
-        path, listeners = self._config.queue_path, self._addresses
+        path = self._config.queue_path
+        listeners = {name: " and ".join(found) for name, found in self._endpoints.items()}
         log.info(
             "kestrelmq %s serves the queue path %s; %s",
             VERSION,

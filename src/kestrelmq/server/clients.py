@@ -19,7 +19,7 @@ class ConnectedClient:
 
     Attributes:
         id: its number; a later client of the same server has a higher one.
-        address: where it connected from, as `HOST:PORT`.
+        address: where it connected from, as `HOST:PORT`, or `unix:PID` on a Unix socket.
         protocol: memcache, text or thrift.
         since: when it connected (ms since the epoch).
         replies: how many replies it was given, about one for each command. A command with

@@ -1,4 +1,4 @@
-"""The listening socket of a protocol: accepts clients and gives each a session."""
+"""A listening socket of a protocol: accepts clients and gives each a session."""
 
 import asyncio
 import errno
@@ -9,6 +9,7 @@ from typing import Final
 
 from kestrelmq.engine.counters import Counters
 from kestrelmq.server.connection import Connection, Session
+from kestrelmq.server.sockets import Endpoint, ListeningSocket, is_unix, peer_name
 from kestrelmq.server.turns import TurnLoop
 
 _ACCEPTED_AT_ONCE: Final = 128
@@ -22,7 +23,7 @@ SessionFactory = Callable[[Connection], Session]
 
 
 class Listener:
-    """Accepts the clients of one protocol."""
+    """Accepts the clients of one protocol at one endpoint."""
 
     def __init__(
         self,
@@ -50,32 +51,25 @@ class Listener:
         self._counters = counters
         self._new_session = new_session
         self._trace = trace
-        self._socket: socket.socket | None = None
+        self._listening: ListeningSocket | None = None
         self._paused: asyncio.TimerHandle | None = None
 
-    def open(self, address: str, port: int, backlog: int) -> tuple[str, int]:
-        """Listen; return the address and the port, which the system chooses if `port` is 0.
+    def open(self, endpoint: Endpoint, backlog: int) -> Endpoint:
+        """Listen; return the endpoint with the port that it got.
 
         Raises:
-            OSError: the address cannot be used.
+            OSError: the endpoint cannot be used.
         """
-        listening = bound_socket(address, port)
-        try:
-            listening.listen(backlog)
-        except OSError:
-            listening.close()
-            raise
-        self._socket = listening
-        asyncio.get_running_loop().add_reader(listening, self._accept)
-        bound = listening.getsockname()
-        return bound[0], bound[1]
+        self._listening = listening = ListeningSocket(endpoint, backlog)
+        asyncio.get_running_loop().add_reader(listening.socket, self._accept)
+        return listening.endpoint
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
-            if self._socket is None:
+            if self._listening is None:
                 return
             try:
-                client, peer = self._socket.accept()
+                client, peer = self._listening.socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -83,24 +77,25 @@ class Listener:
                     raise
                 self._pause_accepting(error)
                 return
-            self._start_connection(client, f"{peer[0]}:{peer[1]}")
+            self._start_connection(client, peer_name(client, peer))
 
     def _pause_accepting(self, error: OSError) -> None:
         """Stop accepting for a moment; clients in the backlog keep waiting."""
         log.warning("%s: cannot accept connections: %s", self.protocol, error.strerror)
         loop = asyncio.get_running_loop()
-        if self._socket is not None:
-            loop.remove_reader(self._socket)
+        if self._listening is not None:
+            loop.remove_reader(self._listening.socket)
             self._paused = loop.call_later(_PAUSE, self._resume_accepting)
 
     def _resume_accepting(self) -> None:
         self._paused = None
-        if self._socket is not None:
-            asyncio.get_running_loop().add_reader(self._socket, self._accept)
+        if self._listening is not None:
+            asyncio.get_running_loop().add_reader(self._listening.socket, self._accept)
 
     def _start_connection(self, client: socket.socket, peer: str) -> None:
         client.setblocking(False)
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not is_unix(client):
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         counters = self._counters
         counters.curr_connections += 1
         counters.total_connections += 1
@@ -124,23 +119,7 @@ class Listener:
         """Close the listening socket; the connections stay open."""
         if self._paused is not None:
             self._paused.cancel()
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket)
-            self._socket.close()
-            self._socket = None
-
-
-def bound_socket(address: str, port: int) -> socket.socket:
-    """Return a socket that does not block, bound to an address, ready to listen. Raises OSError."""
-    family, kind, protocol, _, where = socket.getaddrinfo(
-        address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(where)
-        bound.setblocking(False)
-    except OSError:
-        bound.close()
-        raise
-    return bound
+        if self._listening is not None:
+            asyncio.get_running_loop().remove_reader(self._listening.socket)
+            self._listening.close()
+            self._listening = None

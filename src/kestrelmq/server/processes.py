@@ -1,4 +1,4 @@
-"""Several servers on one queue path: the sub-path and the ports of each.
+"""Several servers on one queue path: the sub-path, the ports and the Unix sockets of each.
 
     QUEUE_PATH/~~lock       held by the supervisor
     QUEUE_PATH/process-0/   journals, lock and status of the first server
@@ -10,13 +10,15 @@ serve all of them, so that no queue seems lost; it runs before anything is opene
 nothing.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
-from kestrelmq.config import LISTENERS, ServerConfig
+from kestrelmq.config import LISTEN_PATHS, LISTEN_PORTS, ServerConfig
+from kestrelmq.config.values import MAX_SOCKET_PATH
 from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.journal.files import file_names
 from kestrelmq.journal.names import group_files
@@ -29,7 +31,7 @@ The default ports of one server differ by less, so they do not collide.
 _MOST_PORT: Final = 65_535
 _SUB_PATH: Final = re.compile(r"process-(0|[1-9][0-9]{0,5})")
 _MAX_NAMES_SHOWN: Final = 3
-_LISTENING: Final = re.compile(r"(?P<listener>\w+) listening on \S+:(?P<port>[0-9]+)")
+_LISTENING: Final = re.compile(r"(?P<listener>\w+) listening on (?!unix:)\S+:(?P<port>[0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,13 @@ class Process:
         index: its number, from 0.
         queue_path: the directory of its journals.
         ports: the port of each listener ("memcache"); 0 picks a free one, None turns it off.
+        paths: the Unix socket of each listener that has one.
     """
 
     index: int
     queue_path: Path
     ports: tuple[tuple[str, int | None], ...]
+    paths: tuple[tuple[str, Path], ...] = ()
 
     @property
     def name(self) -> str:
@@ -73,7 +77,8 @@ def processes_of(config: ServerConfig, count: int) -> list[Process]:
     """Return `count` servers with the settings of `config`.
 
     Raises:
-        ConfigError: they would share a port or a status file, or a port is too large.
+        ConfigError: they would share a port or a status file, a port is too large, or the path of
+            a Unix socket is too long.
     """
     if config.status_file is not None:
         raise ConfigError(
@@ -84,8 +89,7 @@ def processes_of(config: ServerConfig, count: int) -> list[Process]:
     found = []
     for index in range(count):
         ports: list[tuple[str, int | None]] = []
-        for setting in LISTENERS:
-            listener = setting.split("_")[0]
+        for listener, setting in LISTEN_PORTS.items():
             port: int | None = getattr(config, setting)
             if port:
                 port += index * PORT_STEP
@@ -96,8 +100,28 @@ def processes_of(config: ServerConfig, count: int) -> list[Process]:
                     raise ConfigError(f"{user} would be {port}, which is {users[port]}")
                 users[port] = user
             ports.append((listener, port))
-        found.append(Process(index, sub_path(config.queue_path, index), tuple(ports)))
+        paths = tuple(
+            (listener, _socket_path(path, index))
+            for listener, setting in LISTEN_PATHS.items()
+            if (path := getattr(config, setting)) is not None
+        )
+        found.append(Process(index, sub_path(config.queue_path, index), tuple(ports), paths))
     return found
+
+
+def _socket_path(path: Path, index: int) -> Path:
+    """Return the Unix socket of server number `index`: `path` for the first, then `path.1` ...
+
+    Raises:
+        ConfigError: it is too long.
+    """
+    own = path.with_name(f"{path.name}.{index}") if index else path
+    if len(os.fsencode(own)) > MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"the Unix socket of process {index} would be {own}; at most {MAX_SOCKET_PATH} bytes"
+            " are allowed"
+        )
+    return own
 
 
 def check_layout(queue_path: Path, count: int | None) -> None:

@@ -1,17 +1,19 @@
 """Who may act on the whole server: stop or reload it, set its status, disconnect its clients.
 
-Clients on this machine may, over every protocol. Clients on other machines may if
-`allow_remote_admin` is set, or over HTTP with a token. Every such request is logged with the
-client's address, and so is each that drops items or queues, which every client may make.
+Clients on this machine may, over every protocol. Those on a Unix socket are on this machine.
+Clients on other machines may if `allow_remote_admin` is set, or over HTTP with a token. Every such
+request is logged with the client's address, and so is each that drops items or queues, which every
+client may make.
 """
 
 import ipaddress
 import logging
 from typing import Literal
 
-from kestrelmq.config import ServerConfig
+from kestrelmq.config import LISTEN_PORTS, ServerConfig
 from kestrelmq.errors import KestrelError
 from kestrelmq.server.logs import LogThrottle
+from kestrelmq.server.sockets import UNIX
 
 log = logging.getLogger(__name__)
 
@@ -58,14 +60,15 @@ class ServerActionGuard:
         Args:
             action: the action that the client requests.
             protocol: the protocol of its connection.
-            peer: its address, `HOST:PORT`.
+            peer: its address, `HOST:PORT` or `unix:PID`.
             has_token: whether it sent an admin token.
 
         Raises:
             RemoteAdminRefused: the client is on another machine, and that is not allowed.
         """
         host = peer.rpartition(":")[0]
-        if has_token or self._config.allow_remote_admin or is_loopback(host):
+        is_local = host == UNIX or is_loopback(host)
+        if has_token or self._config.allow_remote_admin or is_local:
             log_request(action, protocol, peer)
             return
         count = self._refusals.count((action, protocol, host))
@@ -86,7 +89,8 @@ class ServerActionGuard:
 
 def warn_if_open(config: ServerConfig) -> None:
     """Log a warning about what clients may do if other machines can reach the server."""
-    if not is_loopback(config.listen_address):
+    has_port = any(getattr(config, setting) is not None for setting in LISTEN_PORTS.values())
+    if has_port and not is_loopback(config.listen_address):
         log.warning(
             "listen_address %s can be reached from other machines, and clients need no password:"
             " any client that reaches it may read and change every queue%s",

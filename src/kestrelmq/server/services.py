@@ -4,25 +4,27 @@ They open after the listeners and close before them. The server knows them only 
 the command that starts the server passes them in.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.sockets import Endpoint
 
 
 class Service(Protocol):
     """A service that runs as long as the server.
 
     Attributes:
-        name: its name in `NAME listening on HOST:PORT`.
+        name: its name in `NAME listening on ENDPOINT`.
     """
 
     name: str
 
-    async def open(self, context: ServerContext) -> tuple[str, int] | None:
-        """Open; return the address and port it listens on, or None when it is turned off.
+    async def open(self, context: ServerContext) -> Sequence[Endpoint]:
+        """Open; return where it listens, which is nowhere when it is turned off.
 
         Raises:
-            OSError: the address cannot be used.
+            OSError: an endpoint cannot be used.
         """
 
     async def close(self) -> None:

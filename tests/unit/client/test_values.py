@@ -26,6 +26,7 @@ OWN = [stat.name for stat in QUEUE_STATS if stat.shown == "everywhere"]
         ("[::1]:5", Address("::1", 5)),
         ("[::1]", Address("::1", 22133)),
         ("::1", Address("::1", 22133)),
+        ("unix:/run/a b:1.sock", Address("", 0, "/run/a b:1.sock")),
     ],
 )
 def test_addresses_are_read_and_printed(text: str, address: Address) -> None:
@@ -35,7 +36,7 @@ def test_addresses_are_read_and_printed(text: str, address: Address) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":1", "a:", "a:0", "a:65536", "a:x", "[::1", "[::1]5", "a b:1"]
+    "text", ["", ":1", "a:", "a:0", "a:65536", "a:x", "[::1", "[::1]5", "a b:1", "unix:", "unix:\0"]
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     """A wrong address fails at once, not at the first operation."""

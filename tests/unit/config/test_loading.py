@@ -148,6 +148,28 @@ def problems(text: str) -> list[str]:
             "memcache_listen_port and admin_http_port are both 7",
         ),
         (
+            "memcache_listen_path = '/r/s'\ntext_listen_path = '/r/../r/s'",
+            "memcache_listen_path and text_listen_path are both /r/../r/s",
+        ),
+        (
+            f"admin_listen_path = '/{'s' * 103}'",
+            (
+                f'admin_listen_path: found "/{"s" * 58}...; the path of a Unix socket has at most '
+                '103 bytes, not 104, or "none"'
+            ),
+        ),
+        (
+            "listen_path_mode = '0999'",
+            "listen_path_mode: found \"0999\"; allowed: octal permissions as text, such as '0660'",
+        ),
+        (
+            "listen_path_owner = 'a b'",
+            (
+                "listen_path_owner: found \"a b\"; allowed: 'USER', 'USER:GROUP' or ':GROUP', "
+                'or "none"'
+            ),
+        ),
+        (
             "[aliases.a]\ndestination_queues = ['b']\n[aliases.b]\ndestination_queues = ['q', 'a']",
             "alias 'a' leads back to itself",
         ),
@@ -194,6 +216,8 @@ def test_a_number_that_is_too_long_is_reported() -> None:
         ('status_file = "/q/jobs"', "status_file: /q/jobs would be taken for a queue's journal"),
         ('log_file = "/q/jobs.17"', "log_file: /q/jobs.17 would be taken for a queue's journal"),
         ('log_file = "/q/../q/./log"', "log_file: /q/../q/log would be taken for a queue's"),
+        ('text_listen_path = "/q/s"', "text_listen_path: /q/s would be taken for a queue's"),
+        ('admin_listen_path = "/q/~~status"', "admin_listen_path: /q/~~status is the status"),
         ('log_file = "/q"', "log_file: /q is the queue path"),
         ('status_file = "/q/~~lock"', "status_file: /q/~~lock is the lock of the queue path"),
         ('log_file = "/q/~~status"', "log_file: /q/~~status is the status file"),

@@ -62,6 +62,8 @@ def test_every_queue_setting_that_can_be_switched_off_takes_none(name: str) -> N
         "text_listen_port",
         "thrift_listen_port",
         "admin_http_port",
+        "admin_listen_path",
+        "listen_path_owner",
     ],
 )
 def test_every_server_setting_that_can_be_switched_off_takes_none(name: str) -> None:
@@ -79,6 +81,12 @@ def test_built_in_server_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "text_listen_port": 2222,
         "thrift_listen_port": 2229,
         "admin_http_port": 2223,
+        "memcache_listen_path": None,
+        "text_listen_path": None,
+        "thrift_listen_path": None,
+        "admin_listen_path": None,
+        "listen_path_mode": "0600",
+        "listen_path_owner": None,
         "admin_tokens": (),
         "allow_remote_admin": False,
         "queue_path": tmp_path / "kestrelmq",

@@ -45,6 +45,7 @@ OTHERS = {
     "journal_dialect": "kestrel-2",
     "default_status": "readonly",
     "log_level": "debug",
+    "listen_path_mode": "0660",
     "log_format": "json",
     "memcache_dialect": "memcached",
 }

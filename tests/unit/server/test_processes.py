@@ -23,6 +23,13 @@ def test_each_has_its_own(tmp_path: Path) -> None:
     assert dict(second.ports) == {"memcache": 22143, "text": None, "thrift": 0, "admin": 2233}
 
 
+def test_each_has_its_own_unix_sockets(tmp_path: Path) -> None:
+    """The first has those of the configuration, the others their number behind the name."""
+    config = ServerConfig(queue_path=tmp_path, text_listen_path=Path("/run/k.text"))
+    paths = [dict(process.paths) for process in processes_of(config, 3)]
+    assert paths == [{"text": Path(f"/run/k.text{end}")} for end in ("", ".1", ".2")]
+
+
 def test_default_ports_do_not_meet() -> None:
     """With the default ports any reasonable number of servers can be started."""
     assert len(processes_of(ServerConfig(), 64)) == 64
@@ -34,6 +41,7 @@ def test_default_ports_do_not_meet() -> None:
         ({"admin_http_port": 2232}, 2, "text port of process 1 would be 2232, which is the admin"),
         ({"memcache_listen_port": 65_530}, 2, "memcache port of process 1 would be 65540"),
         ({"status_file": "status"}, 1, "status_file"),
+        ({"admin_listen_path": f"/{'s' * 102}"}, 2, "process 1 would be /s*.1; at most 103 bytes"),
     ],
 )
 def test_what_cannot_be_shared(settings: dict[str, object], count: int, message: str) -> None:
@@ -54,6 +62,7 @@ def test_bound_ports_are_kept(tmp_path: Path) -> None:
     (process,) = processes_of(config, 1)
     bound = process.with_announced_port("memcache listening on ::1:4711")
     bound = bound.with_announced_port("something else")
+    bound = bound.with_announced_port("text listening on unix:/run/k:7")
     assert dict(bound.ports) == {"memcache": 4711, "text": 0, "thrift": None, "admin": None}
 
 
