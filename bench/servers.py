@@ -23,6 +23,7 @@ from pathlib import Path
 from bench.load.replies import ReplyError
 from bench.load.wires import WIRES
 from bench.load.wires.wire import greet
+from bench.load.worker import Plan
 from bench.load.workload import Protocol
 
 START_LIMIT = 15.0
@@ -51,13 +52,15 @@ class Peer:
 
     Attributes:
         name: its name in the tables.
-        command: its command line. `{port}`, `{dir}`, `{clients}` and `{config}` in it are replaced;
-            the program is looked for beside the running Python, then on PATH.
+        command: its command line. `{port}`, `{path}`, `{dir}`, `{clients}` and `{config}` in it are
+            replaced; `{path}` is a Unix socket, which is then loaded instead of the port. The
+            program is looked for beside the running Python, then on PATH.
         protocol: the protocol it is loaded in.
         queue: whether it is a queue. A key-value server gets a key per connection instead, because
             a single key would be a hot spot.
         config: the text of the file `{config}`, in which the other words are replaced, too.
         ready: the line that the server prints when it serves; "" if it prints none.
+        unix: the arguments that make it listen on the Unix socket `{path}`; () if none do.
         version: the arguments that make the program print its version.
     """
 
@@ -67,11 +70,21 @@ class Peer:
     queue: bool = True
     config: str = ""
     ready: str = ""
+    unix: tuple[str, ...] = ()
     version: tuple[str, ...] = ("--version",)
 
     def keys(self, connections: int) -> int:
         """Return the number of queues or keys that `connections` connections use."""
         return 1 if self.queue else min(connections, 64)
+
+    def on_unix_socket(self) -> Peer:
+        """Return the same server on a Unix socket."""
+        return replace(self, command=(*self.command, *self.unix))
+
+    @property
+    def is_on_unix_socket(self) -> bool:
+        """Whether it is loaded over a Unix socket."""
+        return any("{path}" in word for word in self.command)
 
     def missing(self) -> str:
         """Return why it cannot be run on this machine; "" if it can."""
@@ -90,11 +103,15 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A running server: its process, its port on 127.0.0.1, and the seconds until it served."""
+    """A running server: its process, its port on 127.0.0.1, and the seconds until it served.
+
+    `path` is the Unix socket to load instead of the port; "" if it has none.
+    """
 
     pid: int
     port: int
     start_seconds: float
+    path: str = ""
 
 
 def known_peers() -> list[Peer]:
@@ -110,9 +127,21 @@ def known_peers() -> list[Peer]:
     nats = "nats-server --config {config}"
     return [
         ours(),
-        Peer("redis", tuple(shlex.split(redis)), Protocol.RESP),
-        Peer("memcached", tuple(shlex.split(memcached)), queue=False, version=("-V",)),
-        Peer("beanstalkd", tuple(shlex.split(beanstalkd)), Protocol.BEANSTALK, version=("-v",)),
+        Peer("redis", tuple(shlex.split(redis)), Protocol.RESP, unix=("--unixsocket", "{path}")),
+        Peer(
+            "memcached",
+            tuple(shlex.split(memcached)),
+            queue=False,
+            unix=("-s", "{path}"),
+            version=("-V",),
+        ),
+        Peer(
+            "beanstalkd",
+            tuple(shlex.split(beanstalkd)),
+            Protocol.BEANSTALK,
+            unix=("-l", "unix:{path}"),
+            version=("-v",),
+        ),
         Peer("nats", tuple(shlex.split(nats)), Protocol.NATS, config=NATS_CONFIG),
     ]
 
@@ -128,7 +157,8 @@ def ours(protocol: Protocol = Protocol.MEMCACHE) -> Peer:
     for listener in (Protocol.MEMCACHE, Protocol.TEXT, Protocol.THRIFT):
         command += [f"--{listener.value}-port", "{port}" if listener is protocol else "none"]
     name = "kestrelmq" if protocol is Protocol.MEMCACHE else f"kestrelmq {protocol.value}"
-    return Peer(name, tuple(command), protocol, ready="ready")
+    unix = (f"--{protocol.value}-path", "{path}")
+    return Peer(name, tuple(command), protocol, ready="ready", unix=unix)
 
 
 def synced(settings: Sequence[str]) -> list[Peer]:
@@ -182,6 +212,9 @@ def started(
     files, log = directory / "data", directory / "log"
     files.mkdir(exist_ok=True)
     port = _free_port()
+    path = str(directory / "socket") if peer.is_on_unix_socket else ""
+    if path:
+        directory.chmod(0o777)  # a server may make its socket as another user
     command = _command(peer, port, directory)
     begun = time.monotonic()
     with log.open("wb") as output:
@@ -194,8 +227,9 @@ def started(
             preexec_fn=_pin_to(cpu),  # noqa: PLW1509 - no threads here, and exec keeps it
         )
     try:
-        _wait_until_serving(peer, process, port, log, limit)
-        yield Running(process.pid, port, time.monotonic() - begun)
+        server = Running(process.pid, port, 0.0, path)
+        _wait_until_serving(peer, process, server, log, limit)
+        yield replace(server, start_seconds=time.monotonic() - begun)
     finally:
         _stop(process)
 
@@ -207,6 +241,7 @@ def _command(peer: Peer, port: int, directory: Path) -> list[str]:
     config = directory / "config"
     places = {
         "port": str(port),
+        "path": str(directory / "socket"),
         "dir": str(directory / "data"),
         "clients": MAX_CLIENTS,
         "config": str(config),
@@ -234,22 +269,23 @@ def _free_port() -> int:
 
 
 def _wait_until_serving(
-    peer: Peer, process: subprocess.Popen[bytes], port: int, log: Path, limit: float
+    peer: Peer, process: subprocess.Popen[bytes], server: Running, log: Path, limit: float
 ) -> None:
     deadline, said = time.monotonic() + limit, ""
     while time.monotonic() < deadline:
         said = log.read_text(errors="replace")
         if process.poll() is not None:
             raise PeerError(f"ended with status {process.returncode}: {said[-300:].strip()}")
-        if (not peer.ready or peer.ready in said.splitlines()) and _answers(peer.protocol, port):
+        if (not peer.ready or peer.ready in said.splitlines()) and _answers(peer.protocol, server):
             return
         time.sleep(0.005)
     raise PeerError(f"not serving after {limit:.0f} s: {said[-300:].strip()}")
 
 
-def _answers(protocol: Protocol, port: int) -> bool:
+def _answers(protocol: Protocol, server: Running) -> bool:
+    plan = Plan("127.0.0.1", server.port, protocol, 1, 1, 1, 1, time_limit=1.0, path=server.path)
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1) as probe:
+        with plan.connect() as probe:
             greet(WIRES[protocol], probe, b"bench", b"probe")
     except (OSError, ReplyError):
         return False

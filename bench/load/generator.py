@@ -15,7 +15,6 @@ import json
 import multiprocessing
 import os
 import resource
-import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -115,7 +114,7 @@ def prepare(plan: Plan) -> None:
             raise ReplyError(f"{plan.protocol.value} has no copies")
         return
     for number in range(plan.keys):
-        with socket.create_connection((plan.host, plan.port), timeout=plan.time_limit) as sock:
+        with plan.connect() as sock:
             make(sock, plan.key(number), plan.copies)
 
 
@@ -201,12 +200,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--host", default="127.0.0.1")
-    add("--port", type=int, required=True)
+    add("--port", type=int, default=0)
+    add("--path", default="", help="a Unix socket, instead of a port")
     add("--protocol", type=Protocol, choices=list(Protocol), default=Protocol.MEMCACHE)
     add("--op", type=Operation, choices=list(Operation), action="append", help="default: set")
     add("--repeat", type=int, default=1, help="how often the phases are run through")
     add("--connections", type=int, default=50)
     add("--depth", type=int, default=1, help="requests sent at once on a connection")
+    add("--window", action="store_true", help="send a new request for each reply, not in bursts")
     add("--operations", type=int, default=100_000, help="of each phase")
     add("--seconds", type=float, help="how long each phase lasts, if its operations do")
     add("--warmup", type=int, default=0, help="operations of each phase before it counts")
@@ -239,6 +240,8 @@ def main(arguments: list[str] | None = None) -> int:
         time_limit=options.time_limit,
         prefix=options.prefix,
         copies=options.copies,
+        path=options.path,
+        window=options.window,
     )
     operations = options.op or [Operation.SET]
     try:

@@ -22,7 +22,7 @@ class Load:
 
     A phase ends early after `seconds`, and fails after `time_limit` seconds. `size` is in bytes.
     Each set must reach `copies` further queues. Servers that are not queues get one key per
-    connection.
+    connection. `window` chooses the sliding window instead of bursts.
     """
 
     operations: tuple[Operation, ...]
@@ -35,6 +35,7 @@ class Load:
     seconds: float | None = None
     prefix: str = "flood"
     copies: int = 0
+    window: bool = False
     processes: int = 1
     time_limit: float = 60.0
 
@@ -49,6 +50,7 @@ def command(load: Load, peer: Peer, server: Running) -> list[str]:
     """Return the command line of the load generator."""
     arguments: dict[str, object] = {
         "port": server.port,
+        "path": server.path,
         "server-pid": server.pid,
         "protocol": peer.protocol.value,
         "connections": load.connections,
@@ -72,7 +74,7 @@ def command(load: Load, peer: Peer, server: Running) -> list[str]:
         words += ["--op", operation.value]
     for name, value in arguments.items():
         words += [f"--{name}", str(value)]
-    return words
+    return [*words, "--window"] if load.window else words
 
 
 def run(load: Load, peer: Peer, server: Running) -> list[Phase]:

@@ -1,8 +1,9 @@
 """Check and count replies: exact to the byte, and nearly free while they are as expected.
 
 A batch is complete when exactly `depth` replies have come, each either the expected item (or
-acknowledgement) or a miss. Anything else raises `ReplyError`: an error reply, a wrong item, an
-extra byte, or a closed connection. There is no I/O here.
+acknowledgement) or a miss. In a sliding window every reply counts by itself. Anything else raises
+`ReplyError`: an error reply, a wrong item, an extra byte, or a closed connection. There is no I/O
+here.
 """
 
 from __future__ import annotations
@@ -76,6 +77,41 @@ class BatchReplies:
     def _reset(self) -> None:
         self._left, self._position, self._buffer = self._depth, 0, b""
         self.fast = self._whole or None
+
+
+class WindowReplies:
+    """Checks the replies on one connection as they come, and counts those that are complete.
+
+    While the bytes are repetitions of `whole`, a reply costs no parsing.
+    """
+
+    __slots__ = ("_buffer", "_parser", "_repeated", "_size", "misses")
+
+    def __init__(self, whole: bytes, parser: Parser, depth: int) -> None:
+        self._size = len(whole)
+        self._repeated = whole * depth
+        self._parser = parser
+        self._buffer = b""
+        self.misses = 0
+
+    def feed(self, data: bytes) -> int:
+        """Take what was read, b"" for a closed connection; return how many replies it completes."""
+        if not data:
+            raise ReplyError("the server closed the connection")
+        buffer = self._buffer + data if self._buffer else data
+        if self._size and self._repeated.startswith(buffer):
+            count, rest = divmod(len(buffer), self._size)
+            self._buffer = buffer[-rest:] if rest else b""
+            return count
+        count = start = 0
+        while (reply := self._parser(buffer, start)) is not None:
+            start, hit = reply
+            self.misses += not hit
+            count += 1
+            if start == len(buffer):
+                break
+        self._buffer = buffer[start:]
+        return count
 
 
 def line_end(buffer: bytes, start: int) -> int:

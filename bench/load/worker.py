@@ -1,9 +1,12 @@
 """The hot part of the load generator: one epoll loop that keeps every connection busy.
 
-Each connection has one batch of `depth` requests in flight. When its last reply has been read, the
-next batch is sent, until all operations of the phase are done. All requests are built beforehand,
-an expected reply costs one comparison, and the clock is read once per batch. If a protocol requires
-a second request (such as a delete with the id in the reply), that is part of the batch.
+In bursts, each connection has one batch of `depth` requests in flight. When its last reply has been
+read, the next batch is sent, until all operations of the phase are done. In a sliding window, each
+connection has `depth` requests in flight, and sends a new one for each reply.
+
+All requests are built beforehand, an expected reply costs one comparison, and the clock is read
+once per batch, or once for all replies that were read together. If a protocol requires a second
+request (such as a delete with the id in the reply), that is part of the batch.
 """
 
 from __future__ import annotations
@@ -14,13 +17,13 @@ import select
 import socket
 import time
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from itertools import islice
 from typing import Self
 
 from bench.load import latency
-from bench.load.replies import BatchReplies, ReplyError, exactly
+from bench.load.replies import BatchReplies, ReplyError, WindowReplies, exactly
 from bench.load.wires import WIRES
 from bench.load.wires.wire import greet
 from bench.load.workload import Batch, Follow, Operation, Protocol, Workload, item_of
@@ -40,6 +43,9 @@ class LoadError(Exception):
 class Plan:
     """The connections of one worker and what they send. `size` is in bytes, times in seconds.
 
+    `path` is a Unix socket to use instead of `host` and `port`. With `window` requests are sent in
+    a sliding window, otherwise in bursts.
+
     Connection number `i`, counted from `first_connection`, uses key `i % keys`. The name of a key
     is `prefix` and its number. Each set must reach `copies` further queues.
     """
@@ -55,6 +61,19 @@ class Plan:
     first_connection: int = 0
     prefix: str = "flood"
     copies: int = 0
+    path: str = ""
+    window: bool = False
+
+    def connect(self) -> socket.socket:
+        """Return a new connection."""
+        if self.path:
+            opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            opened.settimeout(self.time_limit)
+            opened.connect(self.path)
+            return opened
+        opened = socket.create_connection((self.host, self.port), timeout=self.time_limit)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return opened
 
     def key(self, number: int) -> bytes:
         """Return the key that connection `number` uses."""
@@ -77,13 +96,16 @@ class _Connection:
     """A socket, the batch it repeats, and the replies it waits for.
 
     `first` checks the replies to the batch. `replies` is the same, or checks the reply to the
-    request that follows the batch. `prefix` is sent before the next request.
+    request that follows the batch. `prefix` is sent before the next request. In a sliding window,
+    `window` checks the replies, `times` has when each request in flight was sent, and `requests`
+    has as many requests as its index says.
     """
 
     __slots__ = (
         "first", "follow", "key", "name", "prefix", "read_size", "receive", "replies", "request",
-        "send", "socket", "started",
+        "requests", "send", "socket", "started", "times", "window",
     )  # fmt: skip
+    window: WindowReplies
     first: BatchReplies
     replies: BatchReplies
 
@@ -98,12 +120,20 @@ class _Connection:
         self.follow: Follow | None = None
         self.read_size = 0
         self.started = 0.0
+        self.times: deque[float] = deque()
+        self.requests: list[bytes] = []
 
     def prepare(self, work: Workload) -> None:
         self.request = work.request
         self.read_size = work.read_size
         self.follow = work.follow
         self.replies = self.first = BatchReplies(work.whole, work.parser, work.depth)
+
+    def prepare_window(self, work: Workload, depth: int) -> None:
+        """Send the request of `work`, `depth` times at once and then once for each reply."""
+        self.requests = [work.request * count for count in range(depth + 1)]
+        self.read_size = work.read_size * depth
+        self.window = WindowReplies(work.whole, work.parser, depth)
 
 
 class Worker:
@@ -138,10 +168,9 @@ class Worker:
         plan = self._plan
         wire = WIRES[plan.protocol]
         for number in range(plan.first_connection, plan.first_connection + plan.connections):
-            sock = socket.create_connection((plan.host, plan.port), timeout=plan.time_limit)
+            sock = plan.connect()
             connection = _Connection(sock, plan.key(number), b"%d-%d" % (os.getpid(), number))
             self._connections[sock.fileno()] = connection
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
                 greet(wire, sock, connection.key, connection.name)
             except (OSError, ReplyError) as error:
@@ -155,30 +184,41 @@ class Worker:
         After `seconds` no more batches are sent.
         """
         plan = self._plan
-        batches = -(-operations // plan.depth)
+        batches = operations if plan.window else -(-operations // plan.depth)
         for connection in self._connections.values():
-            connection.prepare(self._workload(operation, connection))
+            if plan.window:
+                connection.prepare_window(self._workload(operation, connection, 1), plan.depth)
+            else:
+                connection.prepare(self._workload(operation, connection, plan.depth))
+        drive = self._drive_windows if plan.window else self._drive
         samples: array[float] = array("d")
         gc.collect()
         gc.disable()  # The loop makes no cycles, and a collection would add to the latencies.
         try:
             cpu, started = time.process_time(), time.perf_counter()
             stop = started + plan.time_limit if seconds is None else started + seconds
-            self._drive(batches, samples, started + plan.time_limit, stop)
+            drive(batches, samples, started + plan.time_limit, stop)
             ended, cpu = time.perf_counter(), time.process_time() - cpu
         except (OSError, ReplyError) as error:
             raise LoadError(f"{operation.value}: {error}") from error
         finally:
             gc.enable()
-        misses = sum(connection.first.misses for connection in self._connections.values())
-        done = len(samples) * plan.depth
+        done = len(samples) if plan.window else len(samples) * plan.depth
+        checks: list[BatchReplies | WindowReplies] = [
+            connection.window if plan.window else connection.first
+            for connection in self._connections.values()
+        ]
+        misses = sum(one.misses for one in checks)
         return Report(done, misses, started, ended, cpu, latency.histogram(samples))
 
-    def _workload(self, operation: Operation, connection: _Connection) -> Workload:
+    def _workload(self, operation: Operation, connection: _Connection, depth: int) -> Workload:
         plan = self._plan
         item, name = item_of(plan.size), connection.name
-        batch = Batch(operation, connection.key, item, plan.depth, name, plan.copies)
-        return WIRES[plan.protocol].batch(batch)
+        batch = Batch(operation, connection.key, item, depth, name, plan.copies)
+        work = WIRES[plan.protocol].batch(batch)
+        if plan.window and work.follow is not None:
+            raise LoadError(f"{plan.protocol.value} has no sliding window: its requests have parts")
+        return work
 
     def _drive(self, batches: int, samples: array[float], deadline: float, stop: float) -> None:
         clock, poll, connections = time.perf_counter, self._epoll.poll, self._connections
@@ -214,6 +254,42 @@ class Worker:
             if now > stop:
                 batches = issued
 
+    def _drive_windows(
+        self, operations: int, samples: array[float], deadline: float, stop: float
+    ) -> None:
+        clock, poll, connections = time.perf_counter, self._epoll.poll, self._connections
+        record, readable, depth = samples.append, select.EPOLLIN, self._plan.depth
+        completed = issued = 0
+        for fd, connection in connections.items():
+            first = min(depth, operations - issued)
+            issued += first
+            connection.times = deque([clock()] * first)
+            self._send(fd, connection, connection.requests[first])
+        while completed < operations:
+            for fd, event in poll(1.0, MAX_EVENTS):
+                connection = connections[fd]
+                if event != readable and not self._send_rest(fd, event):
+                    continue
+                count = connection.window.feed(connection.receive(connection.read_size))
+                if not count:
+                    continue
+                now, times = clock(), connection.times
+                if count > len(times):
+                    raise ReplyError("more replies than requests")
+                for _ in range(count):
+                    record(now - times.popleft())
+                completed += count
+                new = min(count, operations - issued)
+                if new:
+                    issued += new
+                    times.extend([now] * new)
+                    self._send(fd, connection, connection.requests[new])
+            now = clock()
+            if now > deadline:
+                raise ReplyError(f"time limit: {completed} of {operations} requests answered")
+            if now > stop:
+                operations = issued
+
     def _follows(self, fd: int, connection: _Connection) -> bool:
         """Send the request that follows a batch; return whether the batch waits for its answer."""
         if connection.follow is None or connection.replies is not connection.first:
@@ -230,6 +306,9 @@ class Worker:
     def _send(self, fd: int, connection: _Connection, request: bytes) -> None:
         if connection.prefix:
             request, connection.prefix = connection.prefix + request, b""
+        if fd in self._unsent:  # in a sliding window
+            self._unsent[fd] = memoryview(bytes(self._unsent[fd]) + request)
+            return
         sent = connection.send(request) if len(request) <= MAX_SEND else 0
         if sent < len(request):
             self._unsent[fd] = memoryview(request)[sent:]

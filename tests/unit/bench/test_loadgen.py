@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from bench.load.latency import Latency, histogram, summary
-from bench.load.replies import BatchReplies, ReplyError
+from bench.load.replies import BatchReplies, ReplyError, WindowReplies
 from bench.load.wires import WIRES
 from bench.load.workload import Batch, Operation, Protocol, Workload, item_of
 from kestrelmq.protocol import thrift
@@ -246,6 +246,46 @@ def test_a_set_with_copies_is_complete_with_the_last_of_them() -> None:
     assert work.request.count(b"LPUSH") == 6
     replies = BatchReplies(work.whole, work.parser, work.depth)
     assert [replies.feed(b":1\r\n") for _ in range(6)] == [False] * 5 + [True]
+
+
+def window_of(protocol: Protocol, operation: Operation) -> WindowReplies:
+    """The replies of a sliding window of three."""
+    work = work_of(protocol, operation, 1)
+    return WindowReplies(work.whole, work.parser, DEPTH)
+
+
+WINDOWS = [case for case in CASES if case[0] not in {Protocol.BEANSTALK, Protocol.NATS}]
+"""What needs no second request."""
+
+
+@pytest.mark.parametrize(("protocol", "operation"), WINDOWS)
+def test_a_window_counts_each_reply_at_its_last_byte(
+    protocol: Protocol, operation: Operation
+) -> None:
+    """However the bytes are cut, for as many replies as ever come."""
+    reply = GOOD[protocol, operation]
+    for size in range(1, 2 * len(reply) + 2):
+        window, received, counted = window_of(protocol, operation), 0, 0
+        stream = reply * 5
+        while received < len(stream):
+            counted += window.feed(stream[received : received + size])
+            received = min(received + size, len(stream))
+            assert counted == received // len(reply)
+        assert window.misses == 0
+
+
+@pytest.mark.parametrize("protocol", [Protocol.MEMCACHE, Protocol.TEXT, Protocol.RESP])
+def test_a_window_counts_misses_and_goes_on(protocol: Protocol) -> None:
+    """A miss stands for a reply; anything else ends the run, as does a closed connection."""
+    window = window_of(protocol, Operation.GET)
+    hit, miss = GOOD[protocol, Operation.GET], MISS[protocol]
+    assert window.feed(hit + miss + hit + miss[:1]) == 3
+    assert window.feed(miss[1:] + hit + hit) == 3
+    assert window.misses == 2
+    with pytest.raises(ReplyError):
+        window.feed(b"SERVER_ERROR\r\n" * 2)
+    with pytest.raises(ReplyError, match="closed"):
+        window_of(protocol, Operation.GET).feed(b"")
 
 
 def test_a_closed_connection_ends_the_run() -> None:
