@@ -119,7 +119,7 @@ class Scenario:
 
     def run(self) -> None:
         """Run it."""
-        for _ in range(3):
+        for _ in range(2):
             for delay in (0, 1000, 5000):
                 self.add(b"p")
                 self.add(b"late", delay)

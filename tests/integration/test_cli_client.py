@@ -15,6 +15,7 @@ from threading import Thread
 import pytest
 
 from kestrelmq.client import Client
+from tests.support.commands import run_command
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire
@@ -35,14 +36,7 @@ def run(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run `kestrelmq` with its servers in the environment."""
     address = server if isinstance(server, str) else server.address
-    return subprocess.run(
-        [sys.executable, "-c", "from kestrelmq.cli.main import main; main()", *arguments],
-        input=data,
-        capture_output=True,
-        timeout=PATIENCE,
-        check=False,
-        env=os.environ | {"KESTRELMQ_SERVERS": address},
-    )
+    return run_command(*arguments, data=data, environment={"KESTRELMQ_SERVERS": address})
 
 
 def answer(server: ServerProcess | str, *arguments: str, data: bytes = b"") -> bytes:

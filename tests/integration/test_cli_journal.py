@@ -1,8 +1,6 @@
 """`kestrelmq journal`: the tools on real journals."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,24 +16,16 @@ from kestrelmq.journal.records import (
 )
 from kestrelmq.testing.journals import journal
 from kestrelmq.testing.queues import items_on_disk
-from tests.support.patience import PATIENCE
+from tests.support.commands import run_command
 
-COMMAND = "from kestrelmq.cli.main import main; main()"
 NOW = 1_700_000_000_000
 
 
 def run(*arguments: str | Path, status: int = 0) -> str:
     """Run a command, check its exit status, and return what it printed."""
-    answer = subprocess.run(
-        [sys.executable, "-c", COMMAND, "journal", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        errors="surrogateescape",
-        timeout=PATIENCE,
-        check=False,
-    )
+    answer = run_command("journal", *map(str, arguments))
     assert answer.returncode == status, answer.stderr
-    return answer.stdout + answer.stderr
+    return (answer.stdout + answer.stderr).decode(errors="surrogateescape")
 
 
 def added(number: int, size: int = 20) -> AddX:

@@ -220,7 +220,10 @@ def test_a_confirmation_that_did_not_arrive_is_an_error(tmp_path: Path) -> None:
     """The caller of reserve learns that the item comes again, and it does."""
     with running_server(tmp_path) as server, Client(server.address) as client:
         client.put("work", b"x")
-        with pytest.raises((ConnectionLost, ServerUnavailable)), client.reserve("work"):
+        with (
+            pytest.raises((ConnectionLost, ServerUnavailable)),
+            client.reserve("work", lease=1, heartbeat=None),
+        ):
             server.kill9()
         server.restart()
         assert client.get("work", timeout=PATIENCE) == b"x"

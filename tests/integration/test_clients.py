@@ -5,7 +5,6 @@ import http.client
 import json
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -16,6 +15,7 @@ import pytest
 
 from kestrelmq.client import AsyncClient, Client, ConnectedClient
 from kestrelmq.errors import InvalidRequest, ServerRefused
+from tests.support.commands import run_command
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, value, wait_for
@@ -80,13 +80,9 @@ def ask(server: ServerProcess, method: str, path: str) -> tuple[int, Any]:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `kestrelmq clients`."""
-    program = "from kestrelmq.cli.main import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", program, "clients", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
+    done = run_command("clients", *arguments)
+    return subprocess.CompletedProcess(
+        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
     )
 
 

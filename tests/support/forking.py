@@ -13,8 +13,18 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
+_COMMANDS: Final = (
+    "client",
+    "clients",
+    "control",
+    "journal",
+    "main",
+    "moving",
+    "reserving",
+    "serve",
+)
 _CONTEXT.set_forkserver_preload(
-    ["kestrelmq.cli.main", "kestrelmq.cli.serve", "kestrelmq.server.app"]
+    [*(f"kestrelmq.cli.{name}" for name in _COMMANDS), "kestrelmq.server.app"]
 )
 
 
