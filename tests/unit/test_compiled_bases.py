@@ -2,6 +2,7 @@
 
 import ast
 import runpy
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +11,7 @@ SOURCE: Final = ROOT / "src" / "kestrelmq"
 COMPILED: Final = frozenset(runpy.run_path(str(ROOT / "scripts" / "compile-hot-path"))["MODULES"])
 
 
+@cache
 def _classes(module: str) -> dict[str, ast.ClassDef]:
     tree = ast.parse((SOURCE / f"{module}.py").read_text())
     return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
