@@ -207,7 +207,9 @@ class QueueMachine(RuleBasedStateMachine):
             self.queue.discard_file(file)
             self.commit()
             return
-        assert self.commit()
+        if not self.commit():
+            assert self.broken  # a sync failed before, so it was to be written like any other item
+            return
         self.known[entry.data] = entry
         self.sweep()
         self.waiting.append(entry)

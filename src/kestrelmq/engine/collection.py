@@ -36,7 +36,13 @@ from kestrelmq.journal.files import (
     make_queue_path,
 )
 from kestrelmq.journal.loading import Pace, load_with_delayed, remove_left_over
-from kestrelmq.journal.names import LEFT, QueueFiles, group_files, temporary_name
+from kestrelmq.journal.names import (
+    LEFT,
+    QueueFiles,
+    group_files,
+    master_of_delayed,
+    temporary_name,
+)
 from kestrelmq.journal.records import annotated, item
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal
@@ -84,6 +90,8 @@ class QueueCollection:
         self.creates = self.deletes = self.expires = 0
         self.retired = RetiredCounts()
         self._masked: dict[str, Queue] = {}
+        # The queues for which periodic work may have something to do, now or later.
+        self._restless: dict[Queue, None] = {}
         # Names of fanout children, in order, by master.
         self._children: dict[str, dict[str, None]] = {}
         self._clock = clock
@@ -312,6 +320,7 @@ class QueueCollection:
         name = queue.name
         home = self._masked if name in self.config.aliases else self.queues
         home[name] = queue
+        self._restless[queue] = None
         self.owners.adopt(name, queue.reads.reservations)
         family = family_of(name)
         if name != family:
@@ -542,6 +551,7 @@ class QueueCollection:
         family = family_of(name)
         (self._masked if self._masked.get(name) is queue else self.queues).pop(name)
         self._children.get(family, {}).pop(name, None)
+        self._restless.pop(queue, None)
         self._connect_fanout(family)
         self._put_declared_in_force(name)  # its children inherit less now
         self.deletes += 1
@@ -550,7 +560,7 @@ class QueueCollection:
         self.retired.get_misses += queue.get_misses
 
     def _stays(self, queue: Queue) -> None:
-        """Put settings in force that were loaded during a deletion that failed."""
+        """Go on with a queue that was not deleted, with settings that were loaded meanwhile."""
         for refused in self._put_in_force(queue, self._configured(queue.name)):
             log.error("%s", refused)
 
@@ -562,15 +572,27 @@ class QueueCollection:
             if not queue.is_closed:
                 yield queue
 
+    def _take_restless(self) -> list[Queue]:
+        """Return the queues for which periodic work may have something to do, now or later."""
+        for changed in self.commits.take_changed():
+            if isinstance(changed, Queue):  # pragma: no branch: there is nothing else
+                name = master_of_delayed(changed.name) or changed.name
+                queue = self.queues.get(name, self._masked.get(name))
+                if queue is not None:
+                    self._restless[queue] = None
+        return list(self._restless)
+
     def sweep(self) -> None:
         """Do all of `sweeping`."""
         run_to_end(self.sweeping())
 
     def sweeping(self) -> Generator[None, None, None]:
         """Expire items and queues, and give back overdue reads, one queue after the other."""
-        for number, queue in enumerate(list(self.queues.values())):
+        for number, queue in enumerate(self._take_restless()):
             if not number % _IDLE_AT_ONCE:
                 yield
+            if queue.name in self._masked:
+                continue
             if (
                 queue.needs_sweep or queue.config.max_queue_age is not None
             ) and not queue.is_closed:
@@ -618,8 +640,9 @@ class QueueCollection:
     def ticking(self) -> Generator[None, None, None]:
         """Do the upkeep of journals that is due by time, one queue after the other."""
         self.check_path()
-        for queue in self._everything():
+        for queue in self._take_restless():
             if queue.is_closed:
+                self._restless.pop(queue, None)
                 continue
             try:
                 queue.tick()
@@ -629,6 +652,9 @@ class QueueCollection:
                 log.warning("the journal of queue %s cannot be removed: %s", queue.name, error)
             except Exception:
                 log.exception("the upkeep of the journal of queue %s failed", queue.name)
+            else:
+                if queue.is_quiet:
+                    self._restless.pop(queue, None)
             yield
 
     def check_deadlines(self) -> None:
@@ -735,6 +761,7 @@ class QueueCollection:
 
     def _put_in_force(self, queue: Queue, config: QueueConfig) -> list[str]:
         """Put a queue's settings in force; return descriptions of those that stay as they are."""
+        self._restless[queue] = None
         refused = []
         has_journal = isinstance(queue.journal, FileJournal)
         try:

@@ -170,6 +170,8 @@ class GroupCommit:
 
     Attributes:
         dirty: these queues; a queue adds itself with its first change.
+        changed: queues that were committed, or failed, since `take_changed`: periodic work is for
+            these, and for those that it was not done with.
         failures: queues whose changes were taken back since the last `commit`, and why.
         syncs: schedules the syncs of what was written.
         with_deadlines: queues with something to do at some time.
@@ -181,6 +183,7 @@ class GroupCommit:
     __slots__ = (
         "_joined",
         "_records",
+        "changed",
         "dirty",
         "failures",
         "new_files",
@@ -200,6 +203,7 @@ class GroupCommit:
         self._joined = b""
         self.new_files = 0
         self.dirty: list[Committable] = []
+        self.changed: set[Committable] = set()
         self.syncs = SyncScheduler()
         self.with_deadlines: set[Committable] = set()
         self.on_timer_needed: Callable[[], object] = _nobody
@@ -216,6 +220,7 @@ class GroupCommit:
                 failure = JournalError(f"internal error: {error!r}")
             if failure is not None:
                 self.failures[queue] = failure
+        self.changed.update(self.dirty)
         self.dirty.clear()
         if self._records:
             self._records, self._joined = [], b""
@@ -223,6 +228,12 @@ class GroupCommit:
         if failures:
             self.failures = {}
         return failures
+
+    def take_changed(self) -> set[Committable]:
+        """Return the queues in `changed`, and those that are not committed yet; begin anew."""
+        changed, self.changed = self.changed, set()
+        changed.update(self.dirty)
+        return changed
 
     def join(self, records: list[bytes]) -> bytes:
         """Join records; the result is reused for fanout queues that write the same records."""

@@ -1863,6 +1863,7 @@ class Queue(Committable):
         message = f"queue {self.name}: {error}"
         if str(self.failure) != message:
             log.error("%s", message, extra={"queue": self.name})
+        self._commits.changed.add(self)
         # The kept error is never raised: its traceback would keep the client's connection alive.
         self.failure = JournalError(message)
         return JournalError(message)
@@ -1873,6 +1874,23 @@ class Queue(Committable):
     def has_background_work(self) -> bool:
         """Whether `sweep` or `tick` may have something to do, now or later."""
         return self.needs_sweep or self.is_draining or self.upkeep_waits
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether `sweep` and `tick` will do nothing before the queue or its settings change.
+
+        `GroupCommit.changed` has the queues that have changed.
+        """
+        return not (
+            self.has_background_work
+            or self._delayed is not None
+            or self.failure is not None
+            or self.changes.prelude
+            or self.changes.pending
+            or self.backlog.producers.marks
+            or self.config.max_queue_age is not None
+            or (self._upkeep is not None and not self._upkeep.is_idle)
+        )
 
     @property
     def needs_sweep(self) -> bool:

@@ -364,6 +364,11 @@ class Upkeep:
     # --- idle: deciding what to do ---
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being done, and no failed step waits."""
+        return isinstance(self.state, Idle)
+
+    @property
     def waits(self) -> bool:
         """Whether `tick` may have something to do, now or later."""
         match self.state:

@@ -1,0 +1,189 @@
+"""Periodic work is for the queues that may need it: a hundred thousand idle ones cost nothing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.durability import sync_now
+from kestrelmq.engine.queue import Queue
+from kestrelmq.marks import PutMark
+from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.testing.worker import HeldWorker
+
+NAMES = ("a", "b", "c")
+
+
+class Looks:
+    """A collection of three queues with an item each, and which of them periodic work looks at.
+
+    Attributes:
+        collection: the queues.
+        directory: their disk.
+        clock: the time.
+    """
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = FakeClock()
+        self.directory = CrashingDirectory.within(path)
+        self._config = ServerConfig(queue_path=path)
+        self.collection = QueueCollection(self._config, self.clock, self.directory)
+        self._looked: list[str] = []
+        tick, sweep, looked = Queue.tick, Queue.sweep, self._looked
+
+        def noted_tick(queue: Queue) -> None:
+            looked.append(queue.name)
+            tick(queue)
+
+        def noted_sweep(queue: Queue) -> None:
+            looked.append(f"swept {queue.name}")
+            sweep(queue)
+
+        monkeypatch.setattr(Queue, "tick", noted_tick)
+        monkeypatch.setattr(Queue, "sweep", noted_sweep)
+
+    def put(self, name: str, expires_in: int = 0) -> None:
+        """Add an item that expires after so many milliseconds; 0 is never."""
+        expiry = self.clock.now() + expires_in if expires_in else 0
+        assert self.collection.add(name, b"x", expiry)
+        self.collection.commits.commit()
+
+    def configure(self, **settings: object) -> None:
+        """Put other settings of the queue `a` in force."""
+        queues = {"a": QueueConfig.model_validate(settings)}
+        assert not self.collection.reload(self._config.model_copy(update={"queues": queues}))
+
+    def looks(self) -> list[str]:
+        """Let a second go by; return what was looked at, and swept, in it."""
+        self._looked.clear()
+        self.clock.advance(1)
+        self.collection.sweep()
+        self.collection.tick()
+        self.collection.commits.commit()
+        return sorted(self._looked)
+
+
+@contextmanager
+def looks_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Looks]:
+    """Begin with three queues that have nothing to do."""
+    looks = Looks(path, monkeypatch)
+    looks.collection.open()
+    for name in NAMES:
+        looks.put(name)
+    assert looks.looks() == [*NAMES]
+    assert looks.looks() == []
+    try:
+        yield looks
+    finally:
+        looks.directory.mend()
+        looks.collection.close()
+
+
+def test_a_change_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever makes it; and so is what was loaded."""
+    with looks_at(tmp_path, monkeypatch) as queues:
+        queues.put("b")
+        assert queues.looks() == ["b"]
+        queues.collection.queues["c"].remove()  # not committed yet
+        assert queues.looks() == ["c"]
+        assert queues.looks() == ["c"]  # it could do nothing before the commit
+        assert queues.looks() == []
+    again = Looks(tmp_path, monkeypatch)
+    again.collection.open()
+    assert again.looks() == [*NAMES]
+    assert again.looks() == []
+    again.collection.close()
+
+
+def test_what_expires_is_swept_until_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are not."""
+    with looks_at(tmp_path, monkeypatch) as queues:
+        queues.collection.queues["a"].remove()
+        queues.put("a", expires_in=2500)
+        for _ in range(2):
+            assert queues.looks() == ["a", "swept a"]
+        assert len(queues.collection.queues["a"]) == 1
+        while queues.looks():
+            continue
+        assert not len(queues.collection.queues["a"])
+
+
+@pytest.mark.parametrize("what", ["append", "sync"])
+def test_a_queue_that_fails_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Every second, until its disk works."""
+    with looks_at(tmp_path, monkeypatch) as queues:
+        queue = queues.collection.queues["b"]
+        queues.directory.fail = lambda point: point.startswith(what)
+        if what == "append":
+            queue.add(b"y")
+            assert queues.collection.commits.commit()
+        else:
+            assert sync_now(queue)
+        for _ in range(3):
+            assert queues.looks() == ["b"]
+            assert queue.failure is not None or queue.upkeep_waits
+        queues.directory.mend()
+        for _ in range(70):  # a failed step of the upkeep waits for a minute
+            queues.looks()
+        assert queue.failure is None
+        assert queues.looks() == []
+
+
+def test_work_in_another_thread_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A journal that is being rewritten is looked at until its worker is done."""
+    worker = HeldWorker()
+    with looks_at(tmp_path, monkeypatch) as queues:
+        queues.collection.commits.worker = worker
+        queue = queues.collection.obtain("d")
+        queue.configure(QueueConfig(default_journal_size=100))
+        for _ in range(20):
+            queue.add(b"x" * 50)
+            queue.remove()
+            queues.collection.commits.commit()
+        assert len(worker) == 1
+        for _ in range(3):
+            assert queues.looks() == ["d"]
+        while queues.looks():
+            while worker.step():
+                continue
+        assert not len(worker)
+
+
+def test_what_depends_on_time_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty queue that is to be deleted, producers to be forgotten, items that are delayed."""
+    with looks_at(tmp_path, monkeypatch) as queues:
+        queues.configure(max_queue_age="10s")
+        queues.collection.queues["a"].remove()
+        queues.collection.commits.commit()
+        while queues.looks():
+            continue
+        assert "a" not in queues.collection.queues
+        queues.configure(producer_ttl="2s")
+        queues.collection.obtain("a").add_once(b"x", PutMark(b"p", 1))
+        queues.collection.commits.commit()
+        while queues.looks():
+            continue
+        assert not queues.collection.queues["a"].backlog.producers.marks
+        queues.collection.queues["b"].add_delayed(b"x", queues.clock.now() + 1500)
+        queues.collection.commits.commit()
+        assert "b" in queues.looks()
+        queues.looks()
+        assert len(queues.collection.queues["b"]) == 2
+
+
+def test_a_deleted_queue_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it changed just before."""
+    with looks_at(tmp_path, monkeypatch) as queues:
+        queues.put("a")
+        queues.collection.delete("a")
+        assert queues.looks() == []
