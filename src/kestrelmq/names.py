@@ -4,9 +4,12 @@ A name becomes part of a file name in the queue path, so a name that passes here
 that directory, hide there as a temporary, or be read back as another queue's rotated file.
 """
 
+import re
 import unicodedata
 
 MAX_NAME_BYTES = 200
+# Printable ASCII but for what is reserved and the plus: no other rule concerns such a name.
+_PLAIN = re.compile(rf"[!-*,\-0-}}]{{1,{MAX_NAME_BYTES}}}")
 _RESERVED = frozenset("/~.")
 # Line and paragraph separators and control characters; surrogates have no UTF-8 form at all.
 _FORBIDDEN_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
@@ -21,7 +24,7 @@ def queue_name_error(name: str | bytes) -> str | None:
             return "a queue name must be valid UTF-8"
     else:
         text = name
-    if text.isascii() and text.isalnum() and len(text) <= MAX_NAME_BYTES:
+    if _PLAIN.fullmatch(text) is not None:
         return None
     return _length_error(text) or _character_error(text) or _fanout_error(text)
 

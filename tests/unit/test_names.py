@@ -82,3 +82,13 @@ def test_only_a_fanout_child_has_a_master() -> None:
     """The master is what stands before the `+`."""
     assert master_of("orders+audit") == "orders"
     assert master_of("orders") is None
+
+
+@pytest.mark.parametrize("code", range(128))
+def test_every_ascii_character(code: int) -> None:
+    """The quick way, for names of printable ASCII alone, allows what the other rules allow."""
+    character = chr(code)
+    allowed = character.isprintable() and character not in " /~."
+    assert (queue_name_error(f"a{character}b") is None) == allowed
+    # Beside another character the quick way is not taken.
+    assert (queue_name_error(f"\u00e9{character}b") is None) == allowed

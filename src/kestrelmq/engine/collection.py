@@ -181,7 +181,9 @@ class QueueCollection:
         if isinstance(found, Queue):
             try:
                 found.open_journal()
-                found.configure(self._configured(name))
+                configured = self._configured(name)
+                if found.config is not configured:  # or its dialect or a reload changed it
+                    found.configure(configured)
             except (JournalError, OSError) as error:
                 found.close()
                 found = _cannot_be_loaded(name, error)
@@ -313,7 +315,9 @@ class QueueCollection:
             move_to=self._move_to,
             created=created,
         )
-        queue.pause(self.registry.entry(name).paused)
+        paused = self.registry.entry(name).paused
+        if paused:
+            queue.pause(paused)
         return queue
 
     def _register(self, queue: Queue) -> Queue:

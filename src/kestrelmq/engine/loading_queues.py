@@ -5,6 +5,7 @@ child that is still loading, because items added to the master must reach the ch
 """
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -83,10 +84,12 @@ def in_order(path: Path, queues: Collection[QueueFiles]) -> list[QueueFiles]:
     A master and its children count as one, because they can only be used together.
     """
     size: Counter[str] = Counter()
+    # There may be a hundred thousand queues: no path object for each.
+    folder = str(path)
     for files in queues:
         for name in files.present:
             with contextlib.suppress(OSError):  # loading it will report what is wrong
-                size[family_of(files.queue)] += (path / name).stat().st_size
+                size[family_of(files.queue)] += os.stat(f"{folder}/{name}").st_size  # noqa: PTH116
 
     def place(files: QueueFiles) -> tuple[int, str, bool]:
         family = family_of(files.queue)

@@ -260,8 +260,8 @@ class _Progress:
     def __init__(
         self, directory: Directory, queue_files: QueueFiles, clock: Clock, pace: Pace | None
     ) -> None:
-        self._path = directory.path / queue_files.queue
-        self._total = sum((directory.path / name).lstat().st_size for name in queue_files.files)
+        self._path = directory.path
+        self._queue_files = queue_files
         self._clock = clock
         self._before = 0
         self._log_at = clock.monotonic() + _LOG_INTERVAL
@@ -276,8 +276,11 @@ class _Progress:
         now = self._clock.monotonic()
         if now >= self._log_at:
             self._log_at = now + _LOG_INTERVAL
-            done, total = (size >> 20 for size in (self._before + position, self._total))
-            log.info("loading %s: %d of %d MiB", self._path, done, total)
+            files = self._queue_files.files
+            whole = sum((self._path / name).lstat().st_size for name in files)
+            done, total = (size >> 20 for size in (self._before + position, whole))
+            where = self._path / self._queue_files.queue
+            log.info("loading %s: %d of %d MiB", where, done, total)
         return self._pace is not None and self._pace()
 
 
@@ -328,7 +331,7 @@ def _replay_file(
     """
     name = files[-1]
     path = directory.path / name
-    with mapped(path, directory.open) as buffer, _read_ahead(directory, name) as fetch:
+    with mapped(path, directory.open) as buffer, _read_ahead(directory, name, buffer) as fetch:
 
         def step(position: int) -> int:
             if not progress.at(position):
@@ -355,12 +358,16 @@ def _replay_file(
 
 
 @contextlib.contextmanager
-def _read_ahead(directory: Directory, name: str) -> Iterator[Callable[[int], None]]:
+def _read_ahead(directory: Directory, name: str, buffer: Buffer) -> Iterator[Callable[[int], None]]:
     """Yield a function that reads a file into the page cache, from a position on.
 
     Call it before the file's map is read there: a thread that waits for the disk in a map holds the
-    interpreter lock and blocks all the others; one that waits in a read does not.
+    interpreter lock and blocks all the others; one that waits in a read does not. If `buffer`, the
+    file's content, is no map, the function does nothing.
     """
+    if isinstance(buffer, bytes):
+        yield _nothing_ahead
+        return
     descriptor = directory.open(name)
     done = 0
 
@@ -379,6 +386,10 @@ def _read_ahead(directory: Directory, name: str) -> Iterator[Callable[[int], Non
         os.close(descriptor)
 
 
+def _nothing_ahead(position: int) -> None:
+    """Do nothing: all of the file is in memory."""
+
+
 def replay_whole(directory: Directory, state: Replay, files: Sequence[str], pause: Pause) -> None:
     """Fold in files that are whole and do not change, with pauses.
 
@@ -388,7 +399,7 @@ def replay_whole(directory: Directory, state: Replay, files: Sequence[str], paus
     """
     for index, name in enumerate(files):
         path = directory.path / name
-        with mapped(path, directory.open) as buffer, _read_ahead(directory, name) as fetch:
+        with mapped(path, directory.open) as buffer, _read_ahead(directory, name, buffer) as fetch:
 
             def step(position: int, fetch: Callable[[int], None] = fetch) -> int:
                 pause()

@@ -76,6 +76,8 @@ class QueueFiles:
     @property
     def present(self) -> tuple[str, ...]:
         """The files to replay, in order, by their names before the renames are done."""
+        if not self.rename:
+            return self.files
         old_names = {new: old for old, new in self.rename}
         return tuple(old_names.get(name, name) for name in self.files)
 
@@ -181,6 +183,8 @@ def group_files(names: Iterable[str]) -> QueuePathFiles:
 def _queue_files(
     queue: str, files: list[tuple[JournalName, str]], left_over: list[str]
 ) -> QueueFiles:
+    if len(files) == 1 and not left_over and files[0][0].timestamp is None:
+        return QueueFiles(queue, has_current=True)  # most queues have just this
     packs = [(parsed.timestamp or 0, name) for parsed, name in files if parsed.packed]
     newest_pack, pack = max(packs, default=(-1, None))
     dead = []

@@ -110,10 +110,13 @@ def process_above(process: int) -> int | None:
 
 
 def _remove_if(path: Path, unwanted: Callable[[Path], bool]) -> None:
-    for entry in sorted(path.iterdir()) if path.is_dir() else ():
+    names = os.listdir(path) if path.is_dir() else []  # noqa: PTH208 # as below
+    marks = (_REMOVED_MARK, WRITE_MARK)
+    # A queue path may have very many names, of which these are few: no path object for each.
+    for entry in [path / name for name in sorted(names) if name.startswith(marks)]:
         if entry.name.startswith(_REMOVED_MARK):
             _delete(entry)
-        elif entry.name.startswith(WRITE_MARK) and unwanted(entry):
+        elif unwanted(entry):
             _log.info("removing %s: a write left it", entry)
             remove(entry)
 
