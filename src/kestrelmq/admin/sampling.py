@@ -1,5 +1,6 @@
 """Samples of the state of all queues, taken once a second while somebody watches.
 
+Only the queues that changed since the last sample are looked at, so idle ones cost nothing.
 Sampling never blocks the event loop for longer than a slice of a few hundred queues takes. Samples
 are numbered, and each queue has the number of the sample in which it last changed, so a watcher is
 sent only differences. A snapshot has no age, which would change every second, but the time at which
@@ -7,6 +8,7 @@ the oldest item was added, which does not.
 """
 
 import asyncio
+import heapq
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from typing import Final, Literal, NamedTuple
 
 from kestrelmq.admin.history import History, Point
 from kestrelmq.admin.slices import batches, slices
+from kestrelmq.engine.collection import name_of
 from kestrelmq.engine.queue import Queue
 from kestrelmq.server.context import ServerContext
 
@@ -27,6 +30,8 @@ UNWATCHED_PERIOD: Final = 5.0
 """Seconds between samples while nobody watches."""
 ALL: Final = ""
 _GONE_KEPT: Final = 10_000
+_HEADS_SPARED: Final = 1000
+"""Entries of the heap that may be out of date, besides one a queue."""
 
 State = Literal["ok", "behind", "failing", "damaged", "loading"]
 """ok · behind: in read-behind · failing: its journal cannot be written · damaged: it must be
@@ -70,12 +75,14 @@ class SampledQueue:
         snapshot: its state.
         version: the number of the sample in which the state last changed.
         added, taken: items ever added and read.
+        memory_bytes: bytes of items in memory.
     """
 
     snapshot: QueueSnapshot
     version: int
     added: int = 0
     taken: int = 0
+    memory_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -95,18 +102,15 @@ class QueueTotals:
     open_reads: int = 0
     waiters: int = 0
 
-    def add(self, snapshot: QueueSnapshot, memory_bytes: int) -> None:
-        """Add one queue to the sums."""
-        self.items += snapshot.items
-        self.bytes += snapshot.bytes
-        self.memory_bytes += memory_bytes
-        self.put_rate += snapshot.put_rate
-        self.get_rate += snapshot.get_rate
-        self.open_reads += snapshot.open_reads
-        self.waiters += snapshot.waiters
-        self.failing += snapshot.state == "failing"
-        if snapshot.oldest and (not self.oldest or snapshot.oldest < self.oldest):
-            self.oldest = snapshot.oldest
+    def count(self, sampled: SampledQueue, sign: int) -> None:
+        """Add a queue to the sums, with `sign` -1 take it off; its rates and `oldest` aside."""
+        snapshot = sampled.snapshot
+        self.items += sign * snapshot.items
+        self.bytes += sign * snapshot.bytes
+        self.memory_bytes += sign * sampled.memory_bytes
+        self.open_reads += sign * snapshot.open_reads
+        self.waiters += sign * snapshot.waiters
+        self.failing += sign * (snapshot.state == "failing")
 
 
 class Sampler:
@@ -127,6 +131,11 @@ class Sampler:
         self.history = History()
         self.total_history = History()
         self._context = context
+        self._changed = context.collection.commits.follow()
+        # The queues that were added to or read in the last sample: their rates will change.
+        self._busy: set[str] = set()
+        # When the oldest item of each queue was added: a heap, in which some are out of date.
+        self._heads: list[tuple[int, str]] = []
         self._gone: deque[tuple[int, str]] = deque(maxlen=_GONE_KEPT)
         self._forgotten = 0
         self._watchers = 0
@@ -170,36 +179,60 @@ class Sampler:
             await self._sample_taken.wait()
 
     async def take_sample(self) -> None:
-        """Take one sample of every queue."""
+        """Take one sample: of the queues that changed, and of those that are read or added to."""
         version = self.version + 1
         now = time.monotonic()
         elapsed = max(now - self._last, 1e-3)
         self._last = now
         stamp = time.time_ns() // 1_000_000
-        totals = QueueTotals(stamp)
-        async for queues in slices(list(self._context.collection.queues.items()), SLICE):
-            for name, queue in queues:
-                self._sample_queue(name, queue, version, elapsed, totals)
         collection = self._context.collection
-        for names, snapshot in ((collection.loading, LOADING), (collection.damaged, DAMAGED)):
-            for name in list(names):
+        if self.version:
+            names = [*{*map(name_of, self._changed), *self._busy}]
+        else:
+            names = list(collection.queues)
+        self._changed.clear()
+        async for some in slices(names, SLICE):
+            for name in some:
+                queue = collection.queues.get(name)
+                if queue is not None:
+                    self._sample_queue(name, queue, version, elapsed, stamp)
+        for states, snapshot in ((collection.loading, LOADING), (collection.damaged, DAMAGED)):
+            for name in list(states):
                 if name not in self.sampled or self.sampled[name].snapshot != snapshot:
-                    self.sampled[name] = SampledQueue(snapshot, version)
+                    self._replace(name, SampledQueue(snapshot, version))
         there = (collection.queues, collection.damaged, collection.loading)
-        for name in [name for name in self.sampled if not any(name in names for names in there)]:
-            self._drop(name, version)
-        totals.queues, totals.damaged = len(self.sampled), len(collection.damaged)
-        totals.put_rate, totals.get_rate = round(totals.put_rate, 1), round(totals.get_rate, 1)
-        self.totals = totals
-        self.total_history.add(
-            ALL, Point(stamp, totals.items, totals.put_rate, totals.get_rate, totals.oldest)
-        )
+        for name in names:
+            if name in self.sampled and not any(name in some for some in there):
+                self._drop(name, version)
+        self._sum_up(stamp)
         self.version = version
         taken_event, self._sample_taken = self._sample_taken, asyncio.Event()
         taken_event.set()
 
+    def _sum_up(self, stamp: int) -> None:
+        totals = self.totals
+        totals.time = stamp
+        totals.queues, totals.damaged = len(self.sampled), len(self._context.collection.damaged)
+        busy = [self.sampled[name].snapshot for name in self._busy]
+        totals.put_rate = round(sum(one.put_rate for one in busy), 1)
+        totals.get_rate = round(sum(one.get_rate for one in busy), 1)
+        totals.oldest = self._oldest()
+        self.total_history.add(
+            ALL, Point(stamp, totals.items, totals.put_rate, totals.get_rate, totals.oldest)
+        )
+
+    def _oldest(self) -> int:
+        """Return when the oldest item of all was added (ms since the epoch); 0 without any."""
+        heads = self._heads
+        while heads:
+            oldest, name = heads[0]
+            if name in self.sampled and self.sampled[name].snapshot.oldest == oldest:
+                return oldest
+            heapq.heappop(heads)  # it was the head of its queue once
+        return 0
+
     def _sample_queue(
-        self, name: str, queue: Queue, version: int, elapsed: float, totals: QueueTotals
+        self, name: str, queue: Queue, version: int, elapsed: float, stamp: int
     ) -> None:
         last = self.sampled.get(name)
         added, taken = queue.total_items, queue.get_hits
@@ -209,20 +242,40 @@ class Sampler:
             put_rate = max(0.0, round((added - last.added) / elapsed, 1))
             get_rate = max(0.0, round((taken - last.taken) / elapsed, 1))
         snapshot = snapshot_of(queue, put_rate, get_rate)
-        totals.add(snapshot, queue.memory_bytes)
-        if last is None:
-            self.sampled[name] = SampledQueue(snapshot, version, added, taken)
+        is_new = last is None or last.snapshot != snapshot
+        changed = version if last is None or is_new else last.version
+        self._replace(name, SampledQueue(snapshot, changed, added, taken, queue.memory_bytes))
+        if is_new:
+            self.history.add(
+                name, Point(stamp, snapshot.items, put_rate, get_rate, snapshot.oldest)
+            )
+
+    def _replace(self, name: str, new: SampledQueue | None) -> None:
+        """Put a queue's new sample in the place of the last one; None is for one that is gone."""
+        last = self.sampled.pop(name, None) if new is None else self.sampled.get(name)
+        if last is not None:
+            self.totals.count(last, -1)
+        if new is None or not (new.snapshot.put_rate or new.snapshot.get_rate):
+            self._busy.discard(name)
         else:
-            last.added, last.taken = added, taken
-            if last.snapshot == snapshot:
-                return
-            last.snapshot, last.version = snapshot, version
-        self.history.add(
-            name, Point(totals.time, snapshot.items, put_rate, get_rate, snapshot.oldest)
-        )
+            self._busy.add(name)
+        if new is None:
+            return
+        self.sampled[name] = new
+        self.totals.count(new, 1)
+        oldest = new.snapshot.oldest
+        if oldest and (last is None or last.snapshot.oldest != oldest):
+            heapq.heappush(self._heads, (oldest, name))
+            if len(self._heads) > 2 * len(self.sampled) + _HEADS_SPARED:
+                self._heads = [
+                    (one.snapshot.oldest, each)
+                    for each, one in self.sampled.items()
+                    if one.snapshot.oldest
+                ]
+                heapq.heapify(self._heads)
 
     def _drop(self, name: str, version: int) -> None:
-        del self.sampled[name]
+        self._replace(name, None)
         self.history.forget(name)
         if len(self._gone) == self._gone.maxlen:
             self._forgotten = self._gone[0][0]

@@ -18,7 +18,7 @@ from kestrelmq.config import QueueConfig, ServerConfig, config_warnings, effecti
 from kestrelmq.engine.counters import RetiredCounts
 from kestrelmq.engine.deletion import Deletions
 from kestrelmq.engine.disk_space import DiskSpace
-from kestrelmq.engine.durability import GroupCommit, sync_now
+from kestrelmq.engine.durability import Committable, GroupCommit, sync_now
 from kestrelmq.engine.loading_queues import LoadingQueues, family_of, in_order
 from kestrelmq.engine.path_guard import PathGuard
 from kestrelmq.engine.paused import Paused
@@ -90,6 +90,7 @@ class QueueCollection:
         self.creates = self.deletes = self.expires = 0
         self.retired = RetiredCounts()
         self._masked: dict[str, Queue] = {}
+        self._changed = self.commits.follow()
         # The queues for which periodic work may have something to do, now or later.
         self._restless: dict[Queue, None] = {}
         # Names of fanout children, in order, by master.
@@ -324,7 +325,7 @@ class QueueCollection:
         name = queue.name
         home = self._masked if name in self.config.aliases else self.queues
         home[name] = queue
-        self._restless[queue] = None
+        self.commits.note_change(queue)
         self.owners.adopt(name, queue.reads.reservations)
         family = family_of(name)
         if name != family:
@@ -556,6 +557,7 @@ class QueueCollection:
         (self._masked if self._masked.get(name) is queue else self.queues).pop(name)
         self._children.get(family, {}).pop(name, None)
         self._restless.pop(queue, None)
+        self.commits.note_change(queue)
         self._connect_fanout(family)
         self._put_declared_in_force(name)  # its children inherit less now
         self.deletes += 1
@@ -578,12 +580,12 @@ class QueueCollection:
 
     def _take_restless(self) -> list[Queue]:
         """Return the queues for which periodic work may have something to do, now or later."""
-        for changed in self.commits.take_changed():
-            if isinstance(changed, Queue):  # pragma: no branch: there is nothing else
-                name = master_of_delayed(changed.name) or changed.name
-                queue = self.queues.get(name, self._masked.get(name))
-                if queue is not None:
-                    self._restless[queue] = None
+        for changed in (*self._changed, *self.commits.dirty):
+            name = name_of(changed)
+            queue = self.queues.get(name, self._masked.get(name))
+            if queue is not None:
+                self._restless[queue] = None
+        self._changed.clear()
         return list(self._restless)
 
     def sweep(self) -> None:
@@ -760,12 +762,14 @@ class QueueCollection:
             self._masked[name] = self.queues.pop(name)
         for name in shown:
             self.queues[name] = self._masked.pop(name)
+        for queue in (*masked.values(), *shown.values()):
+            self.commits.note_change(queue)
         for name in self._children:
             self._connect_fanout(name)
 
     def _put_in_force(self, queue: Queue, config: QueueConfig) -> list[str]:
         """Put a queue's settings in force; return descriptions of those that stay as they are."""
-        self._restless[queue] = None
+        self.commits.note_change(queue)
         refused = []
         has_journal = isinstance(queue.journal, FileJournal)
         try:
@@ -820,6 +824,12 @@ class QueueCollection:
         if not len(queue) and not queue.open and not queue.delayed_items:
             queue.end_journal(queue.config.max_memory_size)
             queue.configure(queue.config)
+
+
+def name_of(changed: Committable) -> str:
+    """Return the name of the queue that has changed, or whose delayed items have."""
+    assert isinstance(changed, Queue)  # noqa: S101 # nothing else is committed
+    return master_of_delayed(changed.name) or changed.name
 
 
 def _cannot_be_loaded(name: str, error: Exception) -> QueueUnavailable:

@@ -170,8 +170,6 @@ class GroupCommit:
 
     Attributes:
         dirty: these queues; a queue adds itself with its first change.
-        changed: queues that were committed, or failed, since `take_changed`: periodic work is for
-            these, and for those that it was not done with.
         failures: queues whose changes were taken back since the last `commit`, and why.
         syncs: schedules the syncs of what was written.
         with_deadlines: queues with something to do at some time.
@@ -181,9 +179,9 @@ class GroupCommit:
     """
 
     __slots__ = (
+        "_followers",
         "_joined",
         "_records",
-        "changed",
         "dirty",
         "failures",
         "new_files",
@@ -203,7 +201,7 @@ class GroupCommit:
         self._joined = b""
         self.new_files = 0
         self.dirty: list[Committable] = []
-        self.changed: set[Committable] = set()
+        self._followers: list[set[Committable]] = []
         self.syncs = SyncScheduler()
         self.with_deadlines: set[Committable] = set()
         self.on_timer_needed: Callable[[], object] = _nobody
@@ -220,7 +218,8 @@ class GroupCommit:
                 failure = JournalError(f"internal error: {error!r}")
             if failure is not None:
                 self.failures[queue] = failure
-        self.changed.update(self.dirty)
+        for changed in self._followers:
+            changed.update(self.dirty)
         self.dirty.clear()
         if self._records:
             self._records, self._joined = [], b""
@@ -229,11 +228,19 @@ class GroupCommit:
             self.failures = {}
         return failures
 
-    def take_changed(self) -> set[Committable]:
-        """Return the queues in `changed`, and those that are not committed yet; begin anew."""
-        changed, self.changed = self.changed, set()
-        changed.update(self.dirty)
+    def follow(self) -> set[Committable]:
+        """Return a set to which every queue that changes is added from now on.
+
+        The caller empties it. Whoever looks at the queues regularly need only look at these.
+        """
+        changed: set[Committable] = set()
+        self._followers.append(changed)
         return changed
+
+    def note_change(self, queue: Committable) -> None:
+        """Tell those who `follow` of a change that is no item's, and so is not committed."""
+        for changed in self._followers:
+            changed.add(queue)
 
     def join(self, records: list[bytes]) -> bytes:
         """Join records; the result is reused for fanout queues that write the same records."""

@@ -359,6 +359,7 @@ class Queue(Committable):
         then passed over, as a full one is. Open reads can always be ended.
         """
         self.paused = paused
+        self._commits.note_change(self)
         self._set_limits()
         self._set_needs_checks()
         if self.waiters:
@@ -894,7 +895,6 @@ class Queue(Committable):
         for xid in xids:
             reads.end(xid)
             reads.forget_aside(xid)
-        self._commits.dirty.append(self)  # the journal grew, so the commit must check upkeep
 
     def _write_at_once(self, records: bytes) -> None:
         """Write records of changes that are not made yet. Raises JournalError: do not make them."""
@@ -903,6 +903,7 @@ class Queue(Committable):
         except OSError as error:
             raise self._fail(error) from error
         self.changes.prelude = b""
+        self._commits.dirty.append(self)  # the journal grew, so the commit must check upkeep
 
     def _join_due(self) -> None:
         """Add some of the delayed items that are due, and write that.
@@ -1733,12 +1734,14 @@ class Queue(Committable):
         """Add `waiter`, after all earlier ones. Raises QueueUnavailable if the queue is closed."""
         self._check_usable()
         self.waiters[waiter] = None
+        self._commits.note_change(self)
 
     def cancel_wait(self, waiter: Waiter) -> bool:
         """Never serve `waiter`; return False if it was already served."""
         if waiter not in self.waiters:
             return False
         del self.waiters[waiter]
+        self._commits.note_change(self)
         return True
 
     def _serve(self) -> None:
@@ -1863,7 +1866,7 @@ class Queue(Committable):
         message = f"queue {self.name}: {error}"
         if str(self.failure) != message:
             log.error("%s", message, extra={"queue": self.name})
-        self._commits.changed.add(self)
+        self._commits.note_change(self)
         # The kept error is never raised: its traceback would keep the client's connection alive.
         self.failure = JournalError(message)
         return JournalError(message)
@@ -1879,7 +1882,7 @@ class Queue(Committable):
     def is_quiet(self) -> bool:
         """Whether `sweep` and `tick` will do nothing before the queue or its settings change.
 
-        `GroupCommit.changed` has the queues that have changed.
+        `GroupCommit.follow` tells which have changed.
         """
         return not (
             self.has_background_work
@@ -1941,6 +1944,7 @@ class Queue(Committable):
             if self.failure is not None:
                 self.journal.probe()
                 self.failure = None
+                self._commits.note_change(self)
         except OSError as error:
             self._fail(error)
         self._upkeep.tick()
