@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.client import AsyncClient, Client
-from kestrelmq.errors import (
-    ServerUnavailable,
-)
+from kestrelmq.client.options import ClientOptions
+from kestrelmq.errors import InvalidRequest, ServerUnavailable
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 
@@ -161,3 +160,89 @@ async def test_many_tasks_share_an_asyncio_client_of_a_cluster(
         while not produced <= set(seen):
             seen += [item async for item in client.consume("work", idle_timeout=0.1)]
     assert set(seen) == produced
+
+
+async def test_with_affinity_queues_keep_their_order(cluster: list[ServerProcess]) -> None:
+    """Each lives on one server; whoever adds to it or reads it finds it there."""
+    names = [f"queue{number}" for number in range(12)]
+    expected = {name: [b"%d" % number for number in range(30)] for name in names}
+    found: dict[str, list[bytes]] = {}
+    with Client(addresses(cluster), affinity="queue") as client:
+        async with AsyncClient(addresses(cluster)[::-1], affinity="queue") as other:
+            for number in range(0, 30, 3):
+                for name in names:
+                    client.put(name, b"%d" % number)
+                    await other.put(name, b"%d" % (number + 1))
+                    client.put_many(name, [b"%d" % (number + 2)])
+            homes = {queue.name: queue.server for queue in client.queues() if queue.items}
+            assert len({queue.server for queue in client.queues()}) > 1
+            assert sum(queue.items for queue in client.queues()) == 12 * 30
+            assert len([queue for queue in client.queues() if queue.items]) == len(names)
+            for name in names:
+                (start,) = await other.reserve_many(name, 1, 60) or []
+                assert start.server == homes[name]
+                await other.finish(name, start)
+                found[name] = [start.data, *client.consume(name, idle_timeout=0)]
+    assert found == expected
+
+
+def test_with_affinity_items_elsewhere_are_found(cluster: list[ServerProcess]) -> None:
+    """They are from a time when another server was the home of the queue."""
+    for server in cluster:
+        with Client(server.address) as direct:
+            direct.put("work", server.address.encode())
+    with Client(addresses(cluster), affinity="queue") as client:
+        (home,) = [one.server for one in client.reserve_many("work", 1, 60) or []]
+        items = [client.get("work") for _ in range(2)]
+        assert sorted([home.encode(), *filter(None, items)]) == sorted(
+            server.address.encode() for server in cluster
+        )
+        threading.Timer(0.1, _put_at, (cluster, home)).start()
+        assert client.get("work", timeout=PATIENCE) == b"late"
+
+
+def _put_at(cluster: list[ServerProcess], home: str) -> None:
+    elsewhere = next(server.address for server in cluster if server.address != home)
+    with Client(elsewhere) as direct:
+        direct.put("work", b"late")
+
+
+def test_with_affinity_a_home_that_is_away_is_waited_for(cluster: list[ServerProcess]) -> None:
+    """Its queues take nothing meanwhile, so their order holds; those of others do."""
+    options = ClientOptions(affinity="queue", restart_patience=0, connect_timeout=PATIENCE)
+    with Client(addresses(cluster), options=options) as client:
+        for number in range(20):
+            client.put(f"queue{number}", b"1")
+        homes = {queue.name: queue.server for queue in client.queues()}
+        away = next(server for server in cluster if server.address == homes["queue0"])
+        away.kill9()
+        stored = []
+        for name, home in homes.items():
+            if home == away.address:
+                with pytest.raises(ServerUnavailable):
+                    client.put(name, b"2")
+            else:
+                stored.append(client.put(name, b"2"))
+        assert stored
+        assert all(stored)
+        assert client.get("queue0") is None
+        away.restart()
+        client.put("queue0", b"2")
+        until(lambda: client.get("queue0") == b"1")  # it is not asked again at once
+        assert client.get("queue0") == b"2"
+
+
+def test_with_affinity_producers_and_tags_need_no_server(cluster: list[ServerProcess]) -> None:
+    """The home is the only server that matters to them."""
+    with Client(addresses(cluster), affinity="queue") as client:
+        for number in (1, 2, 2, 1):
+            assert client.put("work", b"%d" % number, producer="p", sequence=number)
+        reserved = client.reserve_many("work", 9, 60, tag="t:1:a")
+        assert reserved is not None
+        assert [item.data for item in reserved] == [b"1", b"2"]
+        again = client.reserve_many("work", 9, 60, tag="t:1:a")
+        assert again is not None
+        assert [item.data for item in again] == [b"1", b"2"]
+        assert client.finish("work", tag="t:1:a") == 2
+    with pytest.raises(InvalidRequest, match="affinity"):
+        Client(affinity="server")  # type: ignore[arg-type] # refused for that

@@ -16,14 +16,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from random import Random
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar
 
 from kestrelmq.client.address import CONNECT_PAUSE, Address, try_unix_socket
 from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
 from kestrelmq.client.core import Exchange, IoRequest, OpenConnection, Pool, RunCommand, carry_out
 from kestrelmq.client.heartbeats import LEASE_ENDED
-from kestrelmq.client.options import ClientOptions
+from kestrelmq.client.options import ClientOptions, options_of
 from kestrelmq.client.plans import ClientOperations, HeldReads, PauseStep, Plan, Planner
 from kestrelmq.client.reserved import (
     ItemData,
@@ -225,9 +225,10 @@ class AsyncClient(ClientOperations):
         servers: str | Iterable[str] | Membership = "127.0.0.1:22133",
         *,
         options: ClientOptions | None = None,
+        affinity: Literal["queue"] | None = None,
         random: Random | None = None,
     ) -> None:
-        self._options = options or ClientOptions()
+        self._options = options_of(options, affinity)
         self._membership = membership_of(servers)
         self._plans = Planner.of(self._membership, self._options, _loop_time, random)
         self._pool = Pool(self._options, AsyncConnection)

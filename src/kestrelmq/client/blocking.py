@@ -14,14 +14,14 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from random import Random
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar
 
 from kestrelmq.client.address import Address, open_socket
 from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
 from kestrelmq.client.core import Exchange, IoRequest, OpenConnection, Pool, RunCommand, carry_out
 from kestrelmq.client.heartbeats import Heartbeats
-from kestrelmq.client.options import ClientOptions
+from kestrelmq.client.options import ClientOptions, options_of
 from kestrelmq.client.plans import ClientOperations, HeldReads, PauseStep, Plan, Planner
 from kestrelmq.client.reserved import (
     ItemData,
@@ -159,8 +159,9 @@ class ReservedItem(ItemData, ItemOperations):
 class Client(ClientOperations):
     """A client of one server or of a cluster of servers that speak the memcache protocol.
 
-    `servers` is one or several `"host:port"`, or a `Membership`. Connections are made by the first
-    operations. Every operation raises subclasses of `kestrelmq.errors.ClientError`.
+    `servers` is one or several `"host:port"`, or a `Membership`. With `affinity="queue"` each queue
+    lives on one of them, see `ClientOptions`. Connections are made by the first operations. Every
+    operation raises subclasses of `kestrelmq.errors.ClientError`.
     """
 
     def __init__(
@@ -168,9 +169,10 @@ class Client(ClientOperations):
         servers: str | Iterable[str] | Membership = "127.0.0.1:22133",
         *,
         options: ClientOptions | None = None,
+        affinity: Literal["queue"] | None = None,
         random: Random | None = None,
     ) -> None:
-        self._options = options or ClientOptions()
+        self._options = options_of(options, affinity)
         self._membership = membership_of(servers)
         self._plans = Planner.of(self._membership, self._options, time.monotonic, random)
         self._pool = Pool(self._options, Connection)

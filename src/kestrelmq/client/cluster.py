@@ -1,21 +1,47 @@
 """The choice of a server for each operation.
 
-Servers never talk to each other, so any of them can serve an operation: the choice is random. A
-server that failed is set aside for a time that doubles with each failure in a row. The time is
+Servers never talk to each other, so any of them can serve an operation: the choice is random. With
+affinity, each queue lives on one of them instead, its home, so that its order holds: see
+`by_affinity`.
+
+A server that failed is set aside for a time that doubles with each failure in a row. The time is
 partly random, so that many clients do not return to a server at once. The server is tried again
 when that time is over, or earlier if no other server answers. Nothing here does I/O.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
 from random import Random
 from threading import Lock
 from typing import Final, Protocol
 
 from kestrelmq.client.address import Address, parse_addresses
+from kestrelmq.names import master_of
 
 FIRST_BACKOFF: Final = 0.1
 LONGEST_BACKOFF: Final = 30.0
+
+
+@lru_cache(maxsize=10_000)
+def by_affinity(servers: frozenset[Address], queue: str) -> tuple[Address, ...]:
+    """Return servers in the order in which they are the home of a queue.
+
+    The home is the first; if that leaves, the next one. Each server has a weight for each queue:
+    the SHA-256 of its address, a zero byte and the queue's name. The largest comes first. So
+    clients that know the same servers agree, and only the queues of a server that leaves or joins
+    get another home (D. Thaler, C. Ravishankar, "Using Name-Based Mappings to Increase Hit Rates",
+    IEEE/ACM Transactions on Networking 6, 1998: rendezvous hashing).
+
+    A fanout child lives where its master does.
+    """
+    family = (master_of(queue) or queue).encode()
+
+    def weight(server: Address) -> bytes:
+        return sha256(str(server).encode() + b"\0" + family).digest()
+
+    return tuple(sorted(servers, key=weight, reverse=True))
 
 
 class Membership(Protocol):
@@ -94,10 +120,11 @@ class ServerSet:
         self._failed: dict[Address, _FailedServer] = {}
         self._lock = Lock()
 
-    def choose(self) -> ServerChoice:
+    def choose(self, queue: str | None = None) -> ServerChoice:
         """Return the servers in a new random order, with those that are set aside apart.
 
-        Those are sorted by the time at which they are to be tried again.
+        Those are sorted by the time at which they are to be tried again. With a `queue`, the order
+        is that of `by_affinity`.
         """
         members = list(dict.fromkeys(self._members()))
         now = self._clock()
@@ -105,11 +132,18 @@ class ServerSet:
             # Forget servers that left the set: one that joins again has been restarted.
             self._failed = {a: failed for a, failed in self._failed.items() if a in members}
             failed = dict(self._failed)
-            self._random.shuffle(members)
+            if queue is None:
+                self._random.shuffle(members)
+            else:
+                members = list(by_affinity(frozenset(members), queue))
         ready = [a for a in members if a not in failed or failed[a].retry_at <= now]
         aside = [a for a in members if a not in ready]
         aside.sort(key=lambda address: failed[address].retry_at)
         return ServerChoice(tuple(ready), tuple(aside))
+
+    def home(self, queue: str) -> ServerChoice:
+        """Return the home of a queue alone, whether it is set aside or not."""
+        return ServerChoice(by_affinity(frozenset(self._members()), queue)[:1], ())
 
     def failed(self, address: Address) -> bool:
         """Set a server aside; return False if it is set aside already, which changes nothing."""

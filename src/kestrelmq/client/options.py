@@ -3,9 +3,9 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from kestrelmq.errors import InvalidRequest
 from kestrelmq.marks import PutMark, put_mark
@@ -35,6 +35,8 @@ class ClientOptions:
             duplicate.
         restart_patience: how long an add is tried again while the only server cannot be reached, as
             during its restart; likewise ending a reserved read at its server.
+        affinity: `"queue"` for a cluster in which each queue lives on one of the servers, so that
+            its order holds; None to spread each queue over all of them.
         max_idle_connections: how many idle connections are kept for each server.
         max_item_bytes: the longest item accepted in a reply; a longer one is an error.
     """
@@ -46,6 +48,18 @@ class ClientOptions:
     restart_patience: float = 5.0
     max_idle_connections: int = 8
     max_item_bytes: int = MAX_ITEM_BYTES
+    affinity: Literal["queue"] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequest: no such affinity is known."""
+        if self.affinity not in {None, "queue"}:
+            raise InvalidRequest(f"the affinity is 'queue' or None, not {self.affinity!r}")
+
+
+def options_of(options: ClientOptions | None, affinity: Literal["queue"] | None) -> ClientOptions:
+    """Return the options of a client, of which `affinity` may be given by itself."""
+    options = options or ClientOptions()
+    return options if affinity is None else replace(options, affinity=affinity)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ from typing import (
 
 from kestrelmq.client import commands
 from kestrelmq.client.address import Address
-from kestrelmq.client.cluster import Membership, ServerSet
+from kestrelmq.client.cluster import Membership, ServerChoice, ServerSet
 from kestrelmq.client.commands import BrowsedPage, Command, HeldItem, Moved, ReservedRead
 from kestrelmq.client.connected import ConnectedClient, connected_client
 from kestrelmq.client.options import (
@@ -90,6 +90,8 @@ _log: Final = logging.getLogger("kestrelmq.client")
 # Errors after which an operation may be tried at another server.
 _FAILED: Final = (ServerUnavailable, ConnectionLost, OperationTimeout, ProtocolError)
 _PAUSE_WHEN_ALL_FAILED: Final = 0.1
+_WAIT_AT_HOME: Final = 1.0
+"""Longest wait at the home of a queue before the other servers are asked (seconds)."""
 
 
 # --- the steps of a plan, and the answers to them ---
@@ -155,9 +157,11 @@ Plan: TypeAlias = Generator[Step, Any, T]
 class ServerRound:
     """One round over the servers: first the ready ones, then, if none answered, those set aside."""
 
-    def __init__(self, servers: ServerSet) -> None:
+    def __init__(self, servers: ServerSet, choice: ServerChoice | None = None) -> None:
+        """Begin with a new choice of `servers`, or with the one that is given."""
         self._servers = servers
-        choice = servers.choose()
+        if choice is None:
+            choice = servers.choose()
         self._ready = deque(choice.ready)
         self._aside = deque(choice.aside)
         self._again: set[Address] = set()
@@ -340,6 +344,7 @@ class Planner:
         retry_unknown: whether an add whose reply was lost is sent again.
         restart_patience: how long an add is tried again while the only server cannot be reached, in
             seconds; likewise ending a reserved read.
+        has_affinity: whether each queue lives on one of the servers.
         without_reserve: servers that have no reserved reads.
     """
 
@@ -349,6 +354,7 @@ class Planner:
     poll_interval: float = 0.05
     retry_unknown: bool = False
     restart_patience: float = 0.0
+    has_affinity: bool = False
     without_reserve: set[Address] = field(default_factory=set)
 
     @classmethod
@@ -368,7 +374,26 @@ class Planner:
             poll_interval=options.poll_interval,
             retry_unknown=options.retry_unknown,
             restart_patience=options.restart_patience,
+            has_affinity=options.affinity == "queue",
         )
+
+    def _round(self, queue: str | None) -> ServerRound:
+        """Begin a round of reads: with affinity, the home of the queue comes first."""
+        if queue is None or not self.has_affinity:
+            return ServerRound(self.reads)
+        return ServerRound(self.reads, self.reads.choose(queue))
+
+    def _longest_wait(self, server_round: ServerRound, queue: str | None, at: Address) -> float:
+        """Return how long a blocking read may wait at one server, in seconds.
+
+        What comes to one server of a cluster while another is asked has to wait. With affinity, new
+        items come to the home only; the others may have some from a time when they were that.
+        """
+        if not server_round.is_cluster:
+            return LONGEST_WAIT
+        if queue is None or not self.has_affinity:
+            return self.poll_interval
+        return _WAIT_AT_HOME if at in self.reads.home(queue).ready else 0.0
 
     # Adding
 
@@ -392,11 +417,12 @@ class Planner:
         A `producer` that numbers its items may repeat an add: the queue stores an item only if its
         `sequence` number is above that of the producer's last item, and returns True in any case.
         So an item whose reply was lost is sent again, for the `restart_patience`, and stored once.
-        If all fails, put it again later, with the same number. The client must have one server.
+        If all fails, put it again later, with the same number. The client must have one server, or
+        an affinity.
 
         Raises:
             InvalidRequest: the item is neither bytes nor text that can be encoded; or there are
-                several servers, and a producer.
+                several servers without affinity, and a producer.
             ConnectionLost, OperationTimeout: the item may or may not be stored. With
                 `retry_unknown` the item is sent again, at the risk of a duplicate, and this is
                 raised only if no server stores it.
@@ -456,9 +482,12 @@ class Planner:
         """
         is_marked = batch.mark is not None
         while True:
-            server_round = ServerRound(self.writes)
+            choice = self.writes.home(queue.decode()) if self.has_affinity else None
+            server_round = ServerRound(self.writes, choice)
             if is_marked and server_round.is_cluster:
-                raise InvalidRequest("the items of a producer need a client of one server")
+                raise InvalidRequest(
+                    "the items of a producer need a client of one server, or with affinity"
+                )
             try:
                 yield from self._put_batch(
                     queue, times, batch, server_round, retry=retry or is_marked
@@ -525,7 +554,7 @@ class Planner:
     ) -> Plan[bytes | None]:
         name = commands.checked_queue(queue)
         found: bytes | None = yield from self._search(
-            timeout, lambda server, wait: _one(RunStep(server, command(name, wait)))
+            timeout, lambda server, wait: _one(RunStep(server, command(name, wait))), queue
         )
         return found
 
@@ -535,6 +564,7 @@ class Planner:
         found: HeldReads[bytes] | None = yield from self._search(
             timeout,
             lambda server, wait: _one(HoldStep(server, commands.open_read(name, wait))),
+            queue,
         )
         return found
 
@@ -566,20 +596,27 @@ class Planner:
             self.without_reserve.add(server)
             return found
 
-        held: HeldReads[HeldItem] | None = yield from self._search(timeout, hold_at)
+        held: HeldReads[HeldItem] | None = yield from self._search(timeout, hold_at, queue)
         return held
 
     def _search(
-        self, timeout: float | None, read: Callable[[Address, float], Plan[Any]]
+        self,
+        timeout: float | None,
+        read: Callable[[Address, float], Plan[Any]],
+        queue: str | None,
     ) -> Plan[Any]:
+        """Read at one server after the other until one has something; None if none has it in time.
+
+        `queue` is the queue that is read; None if there are several.
+        """
         deadline = self.clock() + (timeout or 0.0)
         first = True
         while True:
-            server_round = ServerRound(self.reads)
+            server_round = self._round(queue)
             waits = not (first and server_round.is_cluster)
             while (server := server_round.next_server()) is not None:
                 remaining = deadline - self.clock()
-                longest = self.poll_interval if server_round.is_cluster else LONGEST_WAIT
+                longest = self._longest_wait(server_round, queue, server)
                 wait = max(0.0, min(remaining, longest)) if waits else 0.0
                 found = yield from _read(server_round, server, read(server, wait))
                 if found is not None:
@@ -606,9 +643,10 @@ class Planner:
         batch: list[HeldReads[list[bytes]]] = []
         left = max_items
         while left is None or left > 0:
-            server_round = ServerRound(self.reads)
-            turn = 1.0 if server_round.is_cluster else LONGEST_WAIT
+            server_round = self._round(queue)
             while (server := server_round.next_server()) is not None and (left is None or left > 0):
+                longest = self._longest_wait(server_round, queue, server)
+                turn = longest and max(1.0, longest)
                 wait = math.ceil(min(turn, max(0.0, deadline - self.clock())))
                 step = HoldStep(server, commands.monitor(name, wait, left))
                 held = yield from _read(server_round, server, _one(step))
@@ -668,9 +706,13 @@ class Planner:
 
         if server is None and not tag:
             some: list[ReservedRead] | None = yield from self._search(
-                timeout, lambda at, wait: _or_none(reserve_at(at, wait))
+                timeout,
+                lambda at, wait: _or_none(reserve_at(at, wait)),
+                names[0] if len(names) == 1 else None,
             )
             return some or []
+        if server is None and self.has_affinity and len(names) == 1:
+            server = next((str(home) for home in self.reads.home(names[0]).ready), None)
         only, deadline = self._server(server), self.clock() + (timeout or 0.0)
         while True:
             wait = min(LONGEST_WAIT, max(0.0, deadline - self.clock()))
