@@ -5,6 +5,7 @@ journal intact: loading changes files in crash-safe steps only.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -18,6 +19,9 @@ from kestrelmq.journal.names import QueueFiles
 
 _PIECE: Final = 250e-6
 """Seconds of work between pauses while others serve; shorter pieces would mean mostly pauses."""
+
+_AHEAD: Final = 8
+"""Queues that the worker is given at a time, so that it need not wait for the next one."""
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +58,7 @@ class StartUp:
         self._clock = clock
         self._done = done
         self._left = 0
+        self._waiting: deque[QueueFiles] = deque()
         self._stopped = False
 
     def begin(self) -> None:
@@ -67,7 +72,18 @@ class StartUp:
         self._left = len(queues)
         if not queues:
             self._done()
-        for queue_files in queues:
+        self._waiting.extend(queues)
+        for _ in range(_AHEAD):
+            self._load_next()
+
+    def _load_next(self) -> None:
+        """Give the worker the next queue.
+
+        It has a few at a time: with very many, handing them all over would keep the owner's thread
+        from serving the first.
+        """
+        if self._waiting:
+            queue_files = self._waiting.popleft()
             found: list[Queue | QueueUnavailable] = []
             self._worker.run(
                 partial(self._load, queue_files, found),
@@ -117,5 +133,6 @@ class StartUp:
             broken = QueueUnavailable(f"queue {name} cannot be loaded: {failure!r}")
             self._collection.add_loaded(name, broken)
         self._left -= 1
+        self._load_next()
         if not self._left:
             self._done()
