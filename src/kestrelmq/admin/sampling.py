@@ -131,7 +131,7 @@ class Sampler:
         self.history = History()
         self.total_history = History()
         self._context = context
-        self._changed = context.collection.commits.follow()
+        self._changed = context.collection.commits.follow(context.collection.queues.values())
         # The queues that were added to or read in the last sample: their rates will change.
         self._busy: set[str] = set()
         # When the oldest item of each queue was added: a heap, in which some are out of date.
@@ -186,10 +186,7 @@ class Sampler:
         self._last = now
         stamp = time.time_ns() // 1_000_000
         collection = self._context.collection
-        if self.version:
-            names = [*{*map(name_of, self._changed), *self._busy}]
-        else:
-            names = list(collection.queues)
+        names = list({*map(name_of, self._changed), *self._busy})
         self._changed.clear()
         async for some in slices(names, SLICE):
             for name in some:
@@ -250,32 +247,35 @@ class Sampler:
                 name, Point(stamp, snapshot.items, put_rate, get_rate, snapshot.oldest)
             )
 
-    def _replace(self, name: str, new: SampledQueue | None) -> None:
-        """Put a queue's new sample in the place of the last one; None is for one that is gone."""
-        last = self.sampled.pop(name, None) if new is None else self.sampled.get(name)
+    def _take_off(self, name: str) -> SampledQueue | None:
+        """Take a queue off the sums; return its last sample, if there is one."""
+        last = self.sampled.get(name)
         if last is not None:
             self.totals.count(last, -1)
-        if new is None or not (new.snapshot.put_rate or new.snapshot.get_rate):
             self._busy.discard(name)
-        else:
-            self._busy.add(name)
-        if new is None:
-            return
+        return last
+
+    def _replace(self, name: str, new: SampledQueue) -> None:
+        """Put a queue's new sample in the place of the last one."""
+        last = self._take_off(name)
         self.sampled[name] = new
         self.totals.count(new, 1)
-        oldest = new.snapshot.oldest
-        if oldest and (last is None or last.snapshot.oldest != oldest):
-            heapq.heappush(self._heads, (oldest, name))
-            if len(self._heads) > 2 * len(self.sampled) + _HEADS_SPARED:
-                self._heads = [
-                    (one.snapshot.oldest, each)
-                    for each, one in self.sampled.items()
-                    if one.snapshot.oldest
-                ]
-                heapq.heapify(self._heads)
+        snapshot = new.snapshot
+        if snapshot.put_rate or snapshot.get_rate:
+            self._busy.add(name)
+        if snapshot.oldest and (last is None or last.snapshot.oldest != snapshot.oldest):
+            self._add_head(snapshot.oldest, name)
+
+    def _add_head(self, oldest: int, name: str) -> None:
+        heapq.heappush(self._heads, (oldest, name))
+        if len(self._heads) > 2 * len(self.sampled) + _HEADS_SPARED:
+            heads = ((one.snapshot.oldest, each) for each, one in self.sampled.items())
+            self._heads = [head for head in heads if head[0]]
+            heapq.heapify(self._heads)
 
     def _drop(self, name: str, version: int) -> None:
-        self._replace(name, None)
+        self._take_off(name)
+        del self.sampled[name]
         self.history.forget(name)
         if len(self._gone) == self._gone.maxlen:
             self._forgotten = self._gone[0][0]

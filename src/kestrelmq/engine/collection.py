@@ -90,7 +90,8 @@ class QueueCollection:
         self.creates = self.deletes = self.expires = 0
         self.retired = RetiredCounts()
         self._masked: dict[str, Queue] = {}
-        self._changed = self.commits.follow()
+        # What changed since the last periodic work; None before the first, and there may be none.
+        self._changed: set[Committable] | None = None
         # The queues for which periodic work may have something to do, now or later.
         self._restless: dict[Queue, None] = {}
         # Names of fanout children, in order, by master.
@@ -580,6 +581,8 @@ class QueueCollection:
 
     def _take_restless(self) -> list[Queue]:
         """Return the queues for which periodic work may have something to do, now or later."""
+        if self._changed is None:
+            self._changed = self.commits.follow(self._everything())
         for changed in (*self._changed, *self.commits.dirty):
             name = name_of(changed)
             queue = self.queues.get(name, self._masked.get(name))
@@ -648,7 +651,6 @@ class QueueCollection:
         self.check_path()
         for queue in self._take_restless():
             if queue.is_closed:
-                self._restless.pop(queue, None)
                 continue
             try:
                 queue.tick()

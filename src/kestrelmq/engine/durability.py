@@ -10,7 +10,7 @@ library for threads (`library.access`) and the library for asyncio (`library.aio
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from kestrelmq.clock import Pause, no_pause
 from kestrelmq.engine.worker import InlineWorker, Worker
@@ -228,12 +228,12 @@ class GroupCommit:
             self.failures = {}
         return failures
 
-    def follow(self) -> set[Committable]:
-        """Return a set to which every queue that changes is added from now on.
+    def follow(self, queues: Iterable[Committable]) -> set[Committable]:
+        """Return a set of `queues`, to which every queue that changes is added from now on.
 
-        The caller empties it. Whoever looks at the queues regularly need only look at these.
+        The caller empties it regularly, and need only look at the queues that it finds there.
         """
-        changed: set[Committable] = set()
+        changed = set(queues)
         self._followers.append(changed)
         return changed
 

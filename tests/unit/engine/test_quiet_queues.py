@@ -1,5 +1,7 @@
 """Periodic work is for the queues that may need it: a hundred thousand idle ones cost nothing."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -187,3 +189,18 @@ def test_a_deleted_queue_is_forgotten(tmp_path: Path, monkeypatch: pytest.Monkey
         queues.put("a")
         queues.collection.delete("a")
         assert queues.looks() == []
+
+
+def test_without_periodic_work_nothing_is_remembered(tmp_path: Path) -> None:
+    """A library that never sweeps frees the queues that it deletes, as many as there ever were."""
+    collection = QueueCollection(ServerConfig(queue_path=tmp_path), FakeClock())
+    collection.open()
+    queue = collection.obtain("jobs")
+    collection.add("jobs", b"x")
+    gone = weakref.ref(queue.backlog)
+    del queue
+    collection.delete("jobs")
+    collection.commits.commit()
+    gc.collect()
+    assert gone() is None
+    collection.close()
