@@ -96,10 +96,14 @@ class _FailedServer:
 
 @dataclass(frozen=True, slots=True)
 class ServerChoice:
-    """Servers in the order to try them: first `ready`, then, if none of those answers, `aside`."""
+    """Servers in the order to try them: first `ready`, then, if none of those answers, `aside`.
+
+    With affinity, `home` is the one on which the queue lives.
+    """
 
     ready: tuple[Address, ...]
     aside: tuple[Address, ...]
+    home: Address | None = None
 
 
 class ServerSet:
@@ -127,6 +131,7 @@ class ServerSet:
         is that of `by_affinity`.
         """
         members = list(dict.fromkeys(self._members()))
+        home = None
         now = self._clock()
         with self._lock:
             # Forget servers that left the set: one that joins again has been restarted.
@@ -136,14 +141,16 @@ class ServerSet:
                 self._random.shuffle(members)
             else:
                 members = list(by_affinity(frozenset(members), queue))
+                home = next(iter(members), None)
         ready = [a for a in members if a not in failed or failed[a].retry_at <= now]
         aside = [a for a in members if a not in ready]
         aside.sort(key=lambda address: failed[address].retry_at)
-        return ServerChoice(tuple(ready), tuple(aside))
+        return ServerChoice(tuple(ready), tuple(aside), home)
 
     def home(self, queue: str) -> ServerChoice:
         """Return the home of a queue alone, whether it is set aside or not."""
-        return ServerChoice(by_affinity(frozenset(self._members()), queue)[:1], ())
+        home = by_affinity(frozenset(self._members()), queue)[:1]
+        return ServerChoice(home, (), next(iter(home), None))
 
     def failed(self, address: Address) -> bool:
         """Set a server aside; return False if it is set aside already, which changes nothing."""

@@ -157,15 +157,14 @@ Plan: TypeAlias = Generator[Step, Any, T]
 class ServerRound:
     """One round over the servers: first the ready ones, then, if none answered, those set aside."""
 
-    def __init__(self, servers: ServerSet, choice: ServerChoice | None = None) -> None:
-        """Begin with a new choice of `servers`, or with the one that is given."""
+    def __init__(self, servers: ServerSet, choice: ServerChoice) -> None:
+        """Begin to try the chosen ones of `servers`."""
         self._servers = servers
-        if choice is None:
-            choice = servers.choose()
         self._ready = deque(choice.ready)
         self._aside = deque(choice.aside)
         self._again: set[Address] = set()
         self._errors: list[ClientError] = []
+        self.home = choice.home
         self.is_cluster = len(choice.ready) + len(choice.aside) > 1
         self.any_answered = False
 
@@ -379,11 +378,9 @@ class Planner:
 
     def _round(self, queue: str | None) -> ServerRound:
         """Begin a round of reads: with affinity, the home of the queue comes first."""
-        if queue is None or not self.has_affinity:
-            return ServerRound(self.reads)
-        return ServerRound(self.reads, self.reads.choose(queue))
+        return ServerRound(self.reads, self.reads.choose(queue if self.has_affinity else None))
 
-    def _longest_wait(self, server_round: ServerRound, queue: str | None, at: Address) -> float:
+    def _longest_wait(self, server_round: ServerRound, at: Address) -> float:
         """Return how long a blocking read may wait at one server, in seconds.
 
         What comes to one server of a cluster while another is asked has to wait. With affinity, new
@@ -391,9 +388,9 @@ class Planner:
         """
         if not server_round.is_cluster:
             return LONGEST_WAIT
-        if queue is None or not self.has_affinity:
+        if server_round.home is None:
             return self.poll_interval
-        return _WAIT_AT_HOME if at in self.reads.home(queue).ready else 0.0
+        return _WAIT_AT_HOME if at == server_round.home else 0.0
 
     # Adding
 
@@ -482,8 +479,9 @@ class Planner:
         """
         is_marked = batch.mark is not None
         while True:
-            choice = self.writes.home(queue.decode()) if self.has_affinity else None
-            server_round = ServerRound(self.writes, choice)
+            writes = self.writes
+            choice = writes.home(queue.decode()) if self.has_affinity else writes.choose()
+            server_round = ServerRound(writes, choice)
             if is_marked and server_round.is_cluster:
                 raise InvalidRequest(
                     "the items of a producer need a client of one server, or with affinity"
@@ -616,7 +614,7 @@ class Planner:
             waits = not (first and server_round.is_cluster)
             while (server := server_round.next_server()) is not None:
                 remaining = deadline - self.clock()
-                longest = self._longest_wait(server_round, queue, server)
+                longest = self._longest_wait(server_round, server)
                 wait = max(0.0, min(remaining, longest)) if waits else 0.0
                 found = yield from _read(server_round, server, read(server, wait))
                 if found is not None:
@@ -645,7 +643,7 @@ class Planner:
         while left is None or left > 0:
             server_round = self._round(queue)
             while (server := server_round.next_server()) is not None and (left is None or left > 0):
-                longest = self._longest_wait(server_round, queue, server)
+                longest = self._longest_wait(server_round, server)
                 turn = longest and max(1.0, longest)
                 wait = math.ceil(min(turn, max(0.0, deadline - self.clock())))
                 step = HoldStep(server, commands.monitor(name, wait, left))
@@ -711,9 +709,10 @@ class Planner:
                 names[0] if len(names) == 1 else None,
             )
             return some or []
+        home = None
         if server is None and self.has_affinity and len(names) == 1:
-            server = next((str(home) for home in self.reads.home(names[0]).ready), None)
-        only, deadline = self._server(server), self.clock() + (timeout or 0.0)
+            home = self.reads.home(names[0]).home
+        only, deadline = home or self._server(server), self.clock() + (timeout or 0.0)
         while True:
             wait = min(LONGEST_WAIT, max(0.0, deadline - self.clock()))
             found = yield from reserve_at(only, wait)
