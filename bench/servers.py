@@ -23,8 +23,8 @@ from pathlib import Path
 from bench.load.replies import ReplyError
 from bench.load.wires import WIRES
 from bench.load.wires.wire import greet
-from bench.load.worker import Plan
 from bench.load.workload import Protocol
+from kestrelmq.client.address import Address, open_socket
 
 START_LIMIT = 15.0
 STOP_LIMIT = 10.0
@@ -283,9 +283,8 @@ def _wait_until_serving(
 
 
 def _answers(protocol: Protocol, server: Running) -> bool:
-    plan = Plan("127.0.0.1", server.port, protocol, 1, 1, 1, 1, time_limit=1.0, path=server.path)
     try:
-        with plan.connect() as probe:
+        with open_socket(Address("127.0.0.1", server.port, server.path), 1) as probe:
             greet(WIRES[protocol], probe, b"bench", b"probe")
     except (OSError, ReplyError):
         return False

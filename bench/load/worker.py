@@ -27,6 +27,7 @@ from bench.load.replies import BatchReplies, ReplyError, WindowReplies, exactly
 from bench.load.wires import WIRES
 from bench.load.wires.wire import greet
 from bench.load.workload import Batch, Follow, Operation, Protocol, Workload, item_of
+from kestrelmq.client.address import Address, open_socket
 
 MAX_EVENTS = 512
 """Connections served at a time, so that with thousands the server gets new work meanwhile."""
@@ -66,14 +67,7 @@ class Plan:
 
     def connect(self) -> socket.socket:
         """Return a new connection."""
-        if self.path:
-            opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            opened.settimeout(self.time_limit)
-            opened.connect(self.path)
-            return opened
-        opened = socket.create_connection((self.host, self.port), timeout=self.time_limit)
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return opened
+        return open_socket(Address(self.host, self.port, self.path), self.time_limit)
 
     def key(self, number: int) -> bytes:
         """Return the key that connection `number` uses."""
@@ -98,14 +92,15 @@ class _Connection:
     `first` checks the replies to the batch. `replies` is the same, or checks the reply to the
     request that follows the batch. `prefix` is sent before the next request. In a sliding window,
     `window` checks the replies, `times` has when each request in flight was sent, and `requests`
-    has as many requests as its index says.
+    has as many requests as its index says. `checks` is `first` or `window`.
     """
 
     __slots__ = (
-        "first", "follow", "key", "name", "prefix", "read_size", "receive", "replies", "request",
-        "requests", "send", "socket", "started", "times", "window",
+        "checks", "first", "follow", "key", "name", "prefix", "read_size", "receive", "replies",
+        "request", "requests", "send", "socket", "started", "times", "window",
     )  # fmt: skip
     window: WindowReplies
+    checks: BatchReplies | WindowReplies
     first: BatchReplies
     replies: BatchReplies
 
@@ -127,13 +122,13 @@ class _Connection:
         self.request = work.request
         self.read_size = work.read_size
         self.follow = work.follow
-        self.replies = self.first = BatchReplies(work.whole, work.parser, work.depth)
+        self.checks = self.replies = self.first = BatchReplies(work.whole, work.parser, work.depth)
 
     def prepare_window(self, work: Workload, depth: int) -> None:
         """Send the request of `work`, `depth` times at once and then once for each reply."""
         self.requests = [work.request * count for count in range(depth + 1)]
         self.read_size = work.read_size * depth
-        self.window = WindowReplies(work.whole, work.parser, depth)
+        self.checks = self.window = WindowReplies(work.whole, work.parser, depth)
 
 
 class Worker:
@@ -184,12 +179,14 @@ class Worker:
         After `seconds` no more batches are sent.
         """
         plan = self._plan
-        batches = operations if plan.window else -(-operations // plan.depth)
+        depth = 1 if plan.window else plan.depth  # requests of a sample
+        batches = -(-operations // depth)
         for connection in self._connections.values():
+            work = self._workload(operation, connection, depth)
             if plan.window:
-                connection.prepare_window(self._workload(operation, connection, 1), plan.depth)
+                connection.prepare_window(work, plan.depth)
             else:
-                connection.prepare(self._workload(operation, connection, plan.depth))
+                connection.prepare(work)
         drive = self._drive_windows if plan.window else self._drive
         samples: array[float] = array("d")
         gc.collect()
@@ -203,12 +200,8 @@ class Worker:
             raise LoadError(f"{operation.value}: {error}") from error
         finally:
             gc.enable()
-        done = len(samples) if plan.window else len(samples) * plan.depth
-        checks: list[BatchReplies | WindowReplies] = [
-            connection.window if plan.window else connection.first
-            for connection in self._connections.values()
-        ]
-        misses = sum(one.misses for one in checks)
+        done = len(samples) * depth
+        misses = sum(connection.checks.misses for connection in self._connections.values())
         return Report(done, misses, started, ended, cpu, latency.histogram(samples))
 
     def _workload(self, operation: Operation, connection: _Connection, depth: int) -> Workload:
