@@ -1,8 +1,6 @@
 """Delayed items over each protocol and interface, on a real server, and over kill -9."""
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from kestrelmq.errors import InvalidRequest
 from kestrelmq.library import AsyncPersistentQueue, PersistentQueue, QueueCollection
 from kestrelmq.protocol import thrift
 from tests.admin.conftest import Admin
+from tests.support.commands import run_command
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats
@@ -119,17 +118,12 @@ async def test_both_clients(server: ServerProcess) -> None:
 def test_the_command_line(server: ServerProcess) -> None:
     """One item, or one for each line."""
     for arguments in (("a",), ("--lines",)):
-        subprocess.run(
-            [
-                *(sys.executable, "-c", "from kestrelmq.cli.main import main; main()"),
-                *("put", "line", *arguments, "--delay", "1h"),
-            ],
-            input=b"b\nc\n",
-            capture_output=True,
-            timeout=PATIENCE,
-            check=True,
-            env=os.environ | {"KESTRELMQ_SERVERS": server.address},
+        done = run_command(
+            *("put", "line", *arguments, "--delay", "1h"),
+            data=b"b\nc\n",
+            environment={"KESTRELMQ_SERVERS": server.address},
         )
+        assert done.returncode == 0
     assert delayed(server, "line") == 3
 
 

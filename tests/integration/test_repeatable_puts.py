@@ -1,9 +1,6 @@
 """Adds that a producer repeats, in every protocol and interface, on a server that is killed."""
 
-import os
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +17,7 @@ from kestrelmq.errors import ClientError, InvalidRequest
 from kestrelmq.library import AsyncPersistentQueue, PersistentQueue, QueueCollection
 from kestrelmq.protocol import thrift
 from tests.admin.conftest import Admin
+from tests.support.commands import run_command
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats
@@ -176,17 +174,12 @@ def test_the_command_line(server: ServerProcess) -> None:
     with Wire(server) as wire:
         for lines in (b"b\nc\n", b"b\nc\nd\n"):
             for arguments in (("a", "--sequence", "1"), ("--lines", "--sequence", "2")):
-                done = subprocess.run(
-                    [
-                        *(sys.executable, "-c", "from kestrelmq.cli.main import main; main()"),
-                        *("put", "line", *arguments, "--producer", "me"),
-                    ],
-                    input=lines,
-                    capture_output=True,
-                    timeout=PATIENCE,
-                    check=True,
-                    env=os.environ | {"KESTRELMQ_SERVERS": server.address},
+                done = run_command(
+                    *("put", "line", *arguments, "--producer", "me"),
+                    data=lines,
+                    environment={"KESTRELMQ_SERVERS": server.address},
                 )
+                assert done.returncode == 0
                 expected = b"%d items put\n" % lines.count(b"\n")
                 assert done.stdout == (expected if "--lines" in arguments else b"")
         assert found(wire, "line") == ["a", "b", "c", "d"]

@@ -8,8 +8,6 @@ import os
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +16,13 @@ from threading import Thread
 import pytest
 
 from kestrelmq.client import AsyncClient, Client
-from kestrelmq.client.address import parse_address
+from kestrelmq.client.address import open_socket, parse_address
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.errors import ServerUnavailable
 from kestrelmq.loadtests.common import connector
 from kestrelmq.loadtests.connections import WireProtocol
 from tests.integration.test_processes import answers, running
+from tests.support.commands import run_command
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire
@@ -57,18 +56,14 @@ class UnixWire(Wire):
     """A raw connection over a Unix socket."""
 
     def __init__(self, path: Path) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(PATIENCE)
-        self.socket.connect(str(path))
+        self.socket = open_socket(parse_address(f"unix:{path}"), PATIENCE)
         self._rest = b""
 
 
 def ask(path: Path, method: str, target: str, host: str = "localhost") -> tuple[int, bytes]:
     """Send an HTTP request over a Unix socket; return the status and the body of the reply."""
     connection = http.client.HTTPConnection(host, timeout=PATIENCE)
-    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.sock.settimeout(PATIENCE)
-    connection.sock.connect(str(path))
+    connection.sock = open_socket(parse_address(f"unix:{path}"), PATIENCE)
     with contextlib.closing(connection):
         connection.request(method, target)
         reply = connection.getresponse()
@@ -115,14 +110,13 @@ async def test_clients(server: ServerProcess, sockets: Path) -> None:
 def test_command_line(server: ServerProcess, sockets: Path) -> None:
     """`--servers unix:PATH` and `bench --server unix:PATH`."""
     address = f"unix:{sockets}/memcache"
-    kestrelmq = [sys.executable, "-m", "kestrelmq"]
-    put = [*kestrelmq, "put", "work", "an item", "--servers", address]
-    subprocess.run(put, check=True, timeout=PATIENCE)
-    get = [*kestrelmq, "get", "work", "--servers", address]
-    found = subprocess.run(get, check=True, timeout=PATIENCE, capture_output=True)
+    put = run_command("put", "work", "an item", "--servers", address)
+    assert put.returncode == 0
+    found = run_command("get", "work", "--servers", address)
+    assert found.returncode == 0
     assert found.stdout.rstrip(b"\n") == b"an item"
-    load = [*kestrelmq, "bench", "flood", "--items", "100", "--server", address]
-    subprocess.run(load, check=True, timeout=PATIENCE, capture_output=True)
+    load = run_command("bench", "flood", "--items", "100", "--server", address)
+    assert load.returncode == 0
 
 
 def test_everyone_on_this_machine_may_administer(tmp_path: Path, sockets: Path) -> None:
@@ -130,14 +124,14 @@ def test_everyone_on_this_machine_may_administer(tmp_path: Path, sockets: Path) 
     config = 'listen_address = "0.0.0.0"\n'
     with running_server(tmp_path, *flags(sockets), config=config) as server:
         port = http.client.HTTPConnection("127.0.0.1", server.ports["admin"], timeout=PATIENCE)
-        port.request("POST", "/api/v1/queues/work/flush")
+        port.request("POST", "/api/v1/queues/jobs/flush")
         assert port.getresponse().status == 403
         port.close()
         with Client(server.address) as client:
-            client.put("work", b"an item")
+            client.put("jobs", b"an item")
         admin = sockets / "admin"
-        assert ask(admin, "POST", "/api/v1/queues/work/flush", host="any.name")[0] == 200
-        assert json.loads(ask(admin, "GET", "/api/v1/queues/work")[1])["stats"]["items"] == 0
+        assert ask(admin, "POST", "/api/v1/queues/jobs/flush", host="any.name")[0] == 200
+        assert json.loads(ask(admin, "GET", "/api/v1/queues/jobs")[1])["stats"]["items"] == 0
         with UnixWire(sockets / "memcache") as wire:
             wire.ask(b"status readonly\r\n", b"END\r\n")
             wire.send(b"shutdown\r\n")

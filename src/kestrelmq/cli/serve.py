@@ -62,8 +62,8 @@ def serve(  # noqa: PLR0913 # one parameter a flag
 
     With `--processes N`, server number I, counted from 0, keeps its queues in QUEUE_PATH/process-I,
     its ports are those of the configuration plus 10 x I, and its Unix sockets, above server 0, have
-    .I behind their names. The servers never talk to each other:
-    clients spread the load. A server that crashes is started again.
+    .I behind their names. The servers never talk to each other: clients spread the load. A server
+    that crashes is started again.
     """
     given: dict[str, object] = {
         "queue_path": queue_path,
