@@ -22,9 +22,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,7 +99,8 @@ class Observer:
         run = worker.ThreadWorker.run
 
         def run_noted(self_: worker.ThreadWorker, job: worker.Job, done: worker.Done) -> None:
-            name = job.__qualname__.split(".")[-1].replace("<lambda>", "sync")
+            function = job.func if isinstance(job, partial) else job
+            name = function.__qualname__.split(".")[-1].replace("<lambda>", "sync")
             run(self_, self._running_while(name, job), done)
 
         worker.ThreadWorker.run = run_noted  # type: ignore[method-assign, assignment]
@@ -245,22 +247,26 @@ def probe(port: int, done: Callable[[], bool]) -> list[tuple[float, float]]:
 
 
 @contextmanager
-def server(directory: Path, config: str) -> Iterator[tuple[int, Path]]:
-    """Run an observed server; yield its port, and the path that its report is written to."""
+def server(
+    directory: Path, config: str, protocols: Sequence[str] = ("memcache",)
+) -> Iterator[tuple[dict[str, int], Path]]:
+    """Run an observed server; yield its ports, and the path that its report is written to."""
     (directory / "kestrelmq.toml").write_text(config)
     report = directory / "report.json"
     command = [sys.executable, "-m", "bench.stalls", "--observe", str(report)]
-    flags = f"--queue-path {directory}/queues --config {directory}/kestrelmq.toml --memcache-port 0"
-    flags += " --text-port none --thrift-port none --admin-port none"
+    flags = f"--queue-path {directory}/queues --config {directory}/kestrelmq.toml"
+    for name in ("memcache", "text", "thrift", "admin"):
+        flags += f" --{name}-port {0 if name in protocols else 'none'}"
     process = subprocess.Popen(
         [*command, *flags.split()], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
     )
     assert process.stdout is not None  # noqa: S101 # a pipe was asked for
     try:
-        line = process.stdout.readline()
-        process.stdout.readline()  # ready
+        ports = {}
+        while (line := process.stdout.readline().decode()) and line != "ready\n":
+            ports[line.split()[0]] = int(line.rpartition(":")[2])
         time.sleep(1)
-        yield int(line.rpartition(b":")[2]), report
+        yield ports, report
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate()
@@ -277,9 +283,11 @@ max_journal_size = {live * 5 // 4}
 min_journal_compact_delay = 0
 """
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        with server(Path(name), config) as (port, report):
+        with server(Path(name), config) as (ports, report):
             answers: Any = multiprocessing.Queue()
-            process = multiprocessing.Process(target=load, args=(port, items, size, answers))
+            process = multiprocessing.Process(
+                target=load, args=(ports["memcache"], items, size, answers)
+            )
             process.start()
             found: list[Any] = []
 
@@ -288,7 +296,7 @@ min_journal_compact_delay = 0
                     found.append(answers.get())
                 return bool(found) and found[-1] is None
 
-            times = probe(port, done)
+            times = probe(ports["memcache"], done)
             process.join()
         turns = json.loads(report.read_text())
     return [_row(queue, size, phase, times, turns) for phase in found[:-1]]

@@ -1,0 +1,337 @@
+"""The longest turn of the server during requests that have much to do.
+
+    PYTHONPATH=build/compiled python -m bench.long_requests --items 100000
+
+While a turn lasts, all other clients wait. Each request is sent to a fresh server; the table shows
+how long it took until its reply, and the CPU time of the server's longest turn meanwhile. The
+goal is that no turn takes more than 20 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bench.load.wires.thrift import CALL, I32, LENGTH, LIST, STRING, field, frame, sequence, string
+from bench.stalls import connect, server
+
+ITEM: Final = b"x" * 64
+GOAL: Final = 20.0
+"""Milliseconds."""
+_LARGE: Final = 100 << 20
+CONFIG: Final = """max_monitor_transactions = 1000000
+[default]
+max_item_size = "128 MiB"
+[queues.expiring]
+expire_to_queue = "expired"
+"""
+
+
+class Client:
+    """A connection to one port of the server."""
+
+    def __init__(self, port: int) -> None:
+        self._socket: socket.socket = connect(port)
+        self._replies = self._socket.makefile("rb", 1 << 20)
+
+    def send(self, request: bytes) -> None:
+        """Send a request."""
+        self._socket.sendall(request)
+
+    def line(self) -> bytes:
+        """Receive a line."""
+        line: bytes = self._replies.readline()
+        return line
+
+    def skip(self, size: int) -> None:
+        """Receive `size` bytes."""
+        while size:
+            size -= len(self._replies.read(min(size, 1 << 20)))
+
+    def skip_until(self, end: bytes) -> None:
+        """Receive lines up to `end`; items must not contain it."""
+        while (line := self.line()) != end:
+            if not line or line.startswith((b"ERROR", b"SERVER_ERROR", b"CLIENT_ERROR")):
+                raise RuntimeError(f"unexpected reply: {line!r}")
+
+    def call(self, request: bytes) -> bytes:
+        """Send a request over thrift; return the frame of the answer."""
+        self.send(request)
+        (size,) = LENGTH.unpack(self._replies.read(LENGTH.size))
+        found: bytes = self._replies.read(size)
+        return found
+
+    def close(self) -> None:
+        """Hang up."""
+        self._replies.close()
+        self._socket.close()
+
+
+@dataclass
+class Server:
+    """The ports of a server, and how many items are asked for."""
+
+    ports: dict[str, int]
+    count: int
+
+    def client(self, protocol: str = "memcache") -> Client:
+        """Connect over a protocol."""
+        return Client(self.ports[protocol])
+
+    def fill(self, queue: str, count: int | None = None, expiry: int = 0) -> None:
+        """Add items; `expiry` is in Unix seconds."""
+        client, left = self.client(), self.count if count is None else count
+        request = b"set %b 0 %d %d\r\n%b\r\n" % (queue.encode(), expiry, len(ITEM), ITEM)
+        while left:
+            batch = min(left, 1000)
+            client.send(request * batch)
+            for _ in range(batch):
+                client.line()
+            left -= batch
+        client.close()
+
+
+def _expired(queue: str, request: bytes) -> Callable[[Server], Callable[[], object]]:
+    def prepare(server: Server) -> Callable[[], object]:
+        at = int(time.time()) + 2 + server.count // 20_000
+        server.fill(queue, expiry=at)
+        time.sleep(max(0.0, at - time.time()) + 0.1)
+        client = server.client()
+
+        def run() -> None:
+            client.send(request)
+            client.line()
+
+        return run
+
+    return prepare
+
+
+def _swept(server: Server) -> Callable[[], object]:
+    at = int(time.time()) + 2 + server.count // 20_000
+    server.fill("expiring", expiry=at)
+    client = server.client()
+
+    def run() -> None:
+        found = b""
+        while found != b"STAT queue_expiring_items 0\r\n":
+            time.sleep(0.2)
+            client.send(b"stats\r\n")
+            while (line := client.line()) != b"END\r\n":
+                if line.startswith(b"STAT queue_expiring_items "):
+                    found = line
+
+    return run
+
+
+def _text_put(server: Server) -> Callable[[], object]:
+    client = server.client("text")
+    client.send(b"put q:\n")
+    items = (ITEM + b"\n") * server.count + b"\n"
+
+    def run() -> None:
+        client.send(items)
+        client.line()
+
+    return run
+
+
+def _thrift_put(server: Server) -> Callable[[], object]:
+    client = server.client("thrift")
+    fields = field(STRING, 1, string(b"q")) + field(
+        LIST, 2, sequence(STRING, *[string(ITEM)] * min(server.count, 99_000))
+    )
+    request = frame(b"put", CALL, fields + field(I32, 3, LENGTH.pack(0)))
+    return lambda: client.call(request)
+
+
+def _thrift_get(count: int, auto_abort: int) -> Callable[[Server], Callable[[], object]]:
+    def prepare(server: Server) -> Callable[[], object]:
+        server.fill("q")
+        client = server.client("thrift")
+        numbers = ((2, count), (3, 0), (4, auto_abort))
+        fields = field(STRING, 1, string(b"q")) + b"".join(
+            field(I32, at, LENGTH.pack(number)) for at, number in numbers
+        )
+        request = frame(b"get", CALL, fields)
+        return lambda: client.call(request)
+
+    return prepare
+
+
+def _monitor(server: Server, client: Client) -> None:
+    client.send(b"monitor q 1 %d\r\n" % server.count)
+    client.skip(server.count * (len(b"VALUE q 0 64\r\n") + len(ITEM) + len(b"\r\nEND\r\n")))
+    client.skip_until(b"END\r\n")
+
+
+def _monitored(server: Server) -> Callable[[], object]:
+    server.fill("q")
+    client = server.client()
+    return lambda: _monitor(server, client)
+
+
+def _confirmed(server: Server) -> Callable[[], object]:
+    server.fill("q")
+    client = server.client()
+    _monitor(server, client)
+
+    def run() -> None:
+        client.send(b"confirm q %d\r\n" % server.count)
+        client.line()
+
+    return run
+
+
+def _hung_up(server: Server) -> Callable[[], object]:
+    server.fill("q")
+    client, other = server.client(), server.client()
+    _monitor(server, client)
+
+    def run() -> None:
+        client.close()
+        other.send(b"get q/t=60000\r\n")
+        other.skip_until(b"END\r\n")
+
+    return run
+
+
+def _timed(server: Server) -> Callable[[], object]:
+    """All reads are opened by one client over thrift and end at about the same time."""
+    server.fill("q", 10_000)
+    run = _thrift_get(10_000, 3000)
+    opened = run(server)
+    opened()
+
+    def wait() -> None:
+        time.sleep(5)
+
+    return wait
+
+
+def _reserved(server: Server) -> Callable[[], object]:
+    server.fill("q")
+    client = server.client()
+    return lambda: _reserve(server, client)
+
+
+def _reserve(server: Server, client: Client) -> None:
+    client.send(b"reserve q %d lease=600000 tag=a:1:x\r\n" % min(server.count, 1000))
+    client.skip_until(b"END\r\n")
+
+
+def _finished(server: Server) -> Callable[[], object]:
+    server.fill("q")
+    client = server.client()
+    _reserve(server, client)
+
+    def run() -> None:
+        client.send(b"finish q tag=a:1:x\r\n")
+        client.line()
+
+    return run
+
+
+def _filled(request: bytes) -> Callable[[Server], Callable[[], object]]:
+    def prepare(server: Server) -> Callable[[], object]:
+        server.fill("q")
+        client = server.client()
+
+        def run() -> None:
+            client.send(request)
+            client.line()
+
+        return run
+
+    return prepare
+
+
+def _large_set(server: Server) -> Callable[[], object]:
+    client = server.client()
+
+    def run() -> None:
+        client.send(b"set q 0 0 %d\r\n" % _LARGE)
+        for _ in range(_LARGE >> 20):
+            client.send(b"x" * (1 << 20))
+        client.send(b"\r\n")
+        client.line()
+
+    return run
+
+
+def _large_get(server: Server) -> Callable[[], object]:
+    _large_set(server)()
+    client = server.client()
+
+    def run() -> None:
+        client.send(b"get q\r\n")
+        client.line()
+        client.skip(_LARGE + len(b"\r\nEND\r\n"))
+
+    return run
+
+
+REQUESTS: Final[dict[str, Callable[[Server], Callable[[], object]]]] = {
+    "sweep, expire to a queue": _swept,
+    "flush_expired": _expired("q", b"flush_expired q\r\n"),
+    "get behind expired items": _expired("q", b"get q\r\n"),
+    "get behind items that move": _expired("expiring", b"get expiring\r\n"),
+    "text put": _text_put,
+    "thrift put": _thrift_put,
+    "thrift get 1,000": _thrift_get(1000, 0),
+    "thrift get 10,000": _thrift_get(10_000, 0),
+    "thrift get 10,000, open": _thrift_get(10_000, 600_000),
+    "thrift reads all overdue": _timed,
+    "monitor": _monitored,
+    "confirm": _confirmed,
+    "hang up with open reads": _hung_up,
+    "reserve 1,000": _reserved,
+    "finish 1,000": _finished,
+    "flush": _filled(b"flush q\r\n"),
+    "delete": _filled(b"delete q\r\n"),
+    "set of 100 MiB": _large_set,
+    "get of 100 MiB": _large_get,
+}
+
+
+def measure(name: str, count: int, folder: Path | None) -> str:
+    """Measure one request; return its row."""
+    with tempfile.TemporaryDirectory(dir=folder) as directory:
+        with server(Path(directory), CONFIG, ("memcache", "text", "thrift")) as (ports, report):
+            run = REQUESTS[name](Server(ports, count))
+            begun = time.perf_counter()
+            run()
+            ended = time.perf_counter()
+            time.sleep(0.5)
+        turns = json.loads(report.read_text())
+    during = [turn for turn in turns if begun < turn[0] and turn[0] - turn[1] < ended + 0.5]
+    longest = max((turn[2] for turn in during), default=0.0) * 1000
+    total = sum(turn[2] for turn in during) * 1000
+    late = "  *" if longest > GOAL else ""
+    return f"{name:28} {(ended - begun) * 1000:9,.0f} {longest:9.1f} {total:9.0f}{late}"
+
+
+def main() -> None:
+    """Run the benchmark and print a table with times in milliseconds."""
+    parser = argparse.ArgumentParser(
+        prog="bench.long_requests", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--items", type=int, default=100_000, help="of 64 bytes")
+    parser.add_argument("--dir", type=Path, help="where the journals go")
+    parser.add_argument("--only", nargs="+", help="words in the names of requests")
+    options = parser.parse_args()
+    print(f"{'request':28} {'took':>9} {'longest':>9} {'in turns':>9}  in ms; * over {GOAL:.0f}")
+    for name in REQUESTS:
+        if options.only is None or any(word in name for word in options.only):
+            print(measure(name, options.items, options.dir), flush=True)
+
+
+if __name__ == "__main__":
+    main()
