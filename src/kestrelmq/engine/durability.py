@@ -142,6 +142,11 @@ class SyncScheduler:
         """Whether any queue is in the next round."""
         return bool(self._next.queues)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the next round may begin: it has queues, and no round is running."""
+        return self.running is None and self.has_next
+
     def request(self, queues: set[Committable]) -> SyncRound | None:
         """Add `queues` to the next round, and return that; None if there are no `queues`."""
         if not queues:
@@ -151,7 +156,7 @@ class SyncScheduler:
 
     def begin(self) -> SyncRound | None:
         """Begin the next round and return it, to be `run`; None if one runs or none is needed."""
-        if self.running is not None or not self.has_next:
+        if not self.is_due:
             return None
         self.running = self._next
         self._next = SyncRound(self.running.number + 1)

@@ -11,20 +11,26 @@ without returning to asyncio until a timer is due, another descriptor is ready, 
 callback was scheduled (see `event_loop.ServerEventLoop`).
 
 Connections hold the replies that wait for a sync. A thread runs the rounds of fsyncs, one at a time
-(see `SyncScheduler`).
+(see `SyncScheduler`). The next round begins once no client has anything more to say, but waits for
+that no longer than the last round took: an fsync costs much CPU, and covers all that was written.
 """
 
 import asyncio
 import logging
 import math
+import os
+import selectors
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from queue import SimpleQueue
 from typing import Final
 
-from kestrelmq.clock import TurnClock
+from kestrelmq.clock import TurnClock, no_pause
 from kestrelmq.engine.durability import Committable, GroupCommit
 from kestrelmq.engine.metrics import Latencies
-from kestrelmq.engine.worker import ThreadWorker
+from kestrelmq.engine.worker import Done, Job
 from kestrelmq.errors import JournalError
 from kestrelmq.server.busy_poll import BusyPoll
 from kestrelmq.server.event_loop import MAX_EVENTS, READABLE, TurnSelector
@@ -36,6 +42,8 @@ GATHER_PAUSE: Final = 100e-6
 SLOW_SHARE: Final = 2e-3
 """Seconds of each turn for slow requests; the rest is for all others."""
 _FOR_EVER: Final = -1.0
+_WAKE_SIZE: Final = 64
+"""Bytes to read at once of those by which a thread wakes the loop."""
 _FEW: Final = 8
 """The loop pauses before a turn only if the last turn had fewer events than this."""
 _MANY: Final = 16
@@ -92,6 +100,81 @@ class TurnConnection:
         raise NotImplementedError
 
 
+class SyncThread(TurnConnection):
+    """Runs jobs one after the other in a thread, for which clients wait.
+
+    At the end of a job it writes a byte to a pipe. So that is an event of a turn as any other, and
+    needs no iteration of asyncio. The thread starts with the first job.
+    """
+
+    def __init__(self, turns: "TurnLoop") -> None:
+        self._turns = turns
+        self._jobs: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
+        self._ended: deque[tuple[Done, BaseException | None]] = deque()
+        self._runner: threading.Thread | None = None
+        self._reader = self._writer = -1
+
+    def run(self, job: Job, done: Done) -> None:
+        """Run `job` in the thread; call `done` with its exception in a later turn.
+
+        If the system has no room for the thread, `done` is called at once.
+        """
+        if self._runner is None:
+            try:
+                self._start()
+            except (OSError, RuntimeError) as error:
+                self.close()
+                done(error)
+                return
+        self._jobs.put((job, done))
+
+    def _start(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        runner = threading.Thread(target=self._work, name="fsync")
+        runner.start()
+        self._runner = runner
+        self._turns.add(self._reader, self, selectors.EVENT_READ)
+
+    def _work(self) -> None:
+        """Run the jobs; this is the thread."""
+        while (ordered := self._jobs.get()) is not None:
+            job, done = ordered
+            failure: BaseException | None = None
+            try:
+                job(no_pause)
+            except Exception as error:  # noqa: BLE001 # it is passed on
+                failure = error
+            self._ended.append((done, failure))
+            os.write(self._writer, b"\0")
+
+    def on_input(self) -> None:
+        """Report the jobs that have ended."""
+        try:
+            os.read(self._reader, _WAKE_SIZE)
+        except BlockingIOError:
+            return
+        while self._ended:
+            done, failure = self._ended.popleft()
+            done(failure)
+
+    def on_events(self, mask: int) -> None:  # noqa: ARG002 # all events are reported alike
+        """Report the jobs that have ended."""
+        self.on_input()
+
+    def close(self) -> None:
+        """Finish the jobs; what they report is lost."""
+        if self._runner is not None:
+            self._jobs.put(None)
+            self._runner.join()
+            self._runner = None
+            self._turns.discard(self._reader)
+        if self._reader >= 0:
+            os.close(self._reader)
+            os.close(self._writer)
+            self._reader = self._writer = -1
+
+
 class TurnLoop:
     """Serves the connections of clients, one turn after another.
 
@@ -116,7 +199,8 @@ class TurnLoop:
         self._busy_poll = BusyPoll(self.selector.poll)
         self._commits = commits
         self._syncs = commits.syncs
-        self._sync_thread: ThreadWorker | None = None
+        self._sync_thread = SyncThread(self)
+        self._round_began = self._round_ended = 0.0
         self._held: dict[TurnConnection, None] = {}
         self._after_sync: list[tuple[int, AfterCommit]] = []
         self._connections: dict[int, TurnConnection] = {}
@@ -199,6 +283,8 @@ class TurnLoop:
 
     def _run_turn(self, wait: float) -> list[tuple[int, int]]:
         """Run one turn, after waiting at most `wait` seconds; return the events for asyncio."""
+        if self._syncs.is_due:
+            wait = 0.0
         if self._gather and (wait > GATHER_PAUSE or wait < 0):
             time.sleep(GATHER_PAUSE)
         events = self._busy_poll.wait(wait, MAX_EVENTS)
@@ -230,6 +316,8 @@ class TurnLoop:
         self._gather = 0 < len(events) < _FEW and busy == len(events)
         self.served = served
         self._end_turn()
+        if self._syncs.is_due:
+            self._begin_round(is_idle=not events)
         return others
 
     def _end_turn(self) -> None:
@@ -267,23 +355,24 @@ class TurnLoop:
     def sync(self, queues: set[Committable]) -> int:
         """Request a sync of `queues`; return the number of the round that does it, or 0."""
         covering = self._syncs.request(queues)
-        self._begin_round()
         return 0 if covering is None else covering.number
 
-    def _begin_round(self) -> None:
-        begun = self._syncs.begin()
-        if begun is not None:
-            if self._sync_thread is None:
-                call = asyncio.get_running_loop().call_soon_threadsafe
-                self._sync_thread = ThreadWorker(call, "fsync", in_background=False)
-            self._sync_thread.run(begun.run, self._end_round)
+    def _begin_round(self, *, is_idle: bool) -> None:
+        """Begin the next round if no client had anything to say, or if it has waited long enough.
+
+        Clients that just got their replies may send more to write, and the round should cover that,
+        too. Otherwise clients fall into two groups that wait for each other's rounds.
+        """
+        now = time.perf_counter()
+        if is_idle or now - self._round_ended >= self._round_ended - self._round_began:
+            begun = self._syncs.begin()
+            if begun is not None:
+                self._round_began = now
+                self._sync_thread.run(begun.run, self._end_round)
 
     def _end_round(self, error: BaseException | None) -> None:
-        """Send the replies that waited for the round, and begin the next round a turn later.
-
-        By then, clients that get their replies now may have sent more to write, and the next round
-        covers it too. Otherwise clients fall into two groups that wait for each other's rounds.
-        """
+        """Send the replies that waited for the round."""
+        self._round_ended = time.perf_counter()
         ended = self._syncs.end(error)
         for connection in list(self._held):
             try:
@@ -298,13 +387,10 @@ class TurnLoop:
                 complete(ended.failures)
             else:
                 self._after_sync.append((number, complete))
-        if self._syncs.has_next:
-            asyncio.get_running_loop().call_soon(self._begin_round)
 
     def close(self) -> None:
         """Wait for the running round of fsyncs, if any."""
-        if self._sync_thread is not None:
-            self._sync_thread.close()
+        self._sync_thread.close()
 
 
 def _completion(queues: Collection[Committable]) -> tuple[asyncio.Future[None], AfterCommit]:
