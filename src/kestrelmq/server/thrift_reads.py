@@ -259,5 +259,8 @@ class ThriftGet(ReadHandler):
             return self._encoded
         if self._get.auto_abort:
             return [encoded for encoded in self._encoded if encoded]
-        both = zip(self._encoded, self._items, strict=True)
-        return [encoded for encoded, (_, xid) in both if queue.confirm(xid)]
+        xids = [xid for _, xid in self._items]
+        both = zip(self._encoded, xids, strict=True)
+        found = [encoded for encoded, xid in both if xid in queue.open]
+        queue.confirm_all(xids)
+        return found

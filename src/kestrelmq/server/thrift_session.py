@@ -5,10 +5,11 @@ when the input is not valid thrift. Open reads belong to the server, not to a co
 """
 
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from itertools import islice
 from typing import Final
 
+from kestrelmq.clock import Pause
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER, item_deliveries, item_times
@@ -49,7 +50,7 @@ from kestrelmq.protocol.thrift_messages import (
     ThriftStatus,
 )
 from kestrelmq.server import changes
-from kestrelmq.server.connection import Connection, Session
+from kestrelmq.server.connection import Connection, PendingRequest, Session
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.put import PendingPut
 from kestrelmq.server.reads import MOST_READS_COUNTED
@@ -86,6 +87,55 @@ _SLOW: Final = (SetStatus,)
 _NO_QUEUE: Final = QueueInfo(None, 0, 0, 0, 0, 0, 0)
 
 
+_LARGE_FRAME: Final = 256 << 10
+"""Bytes from which on a frame is decoded in a thread; below, that takes a few milliseconds."""
+
+_Decoded = tuple[MessageHeader, Request | RefusedRequest]
+
+
+class _Decoding(PendingRequest):
+    """The decoding of a large frame in a thread, so that other clients need not wait."""
+
+    __slots__ = ("_connection", "_decoded", "_frame", "_is_cancelled", "_serve")
+
+    def __init__(
+        self,
+        connection: Connection,
+        context: ServerContext,
+        frame: bytes,
+        serve: Callable[[_Decoded | ClientFault], None],
+    ) -> None:
+        """Begin; `serve` is called with the request, or with why it cannot be answered."""
+        self._connection = connection
+        self._frame = frame
+        self._serve = serve
+        self._decoded: _Decoded | ClientFault | None = None
+        self._is_cancelled = False
+        connection.wait_for_work(self)
+        context.writer.run(self._decode, self._end)
+
+    def _decode(self, _pause: Pause) -> None:
+        """Decode the frame; runs in the thread."""
+        try:
+            self._decoded = thrift.decode(self._frame)
+        except ClientFault as fault:
+            self._decoded = fault
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._is_cancelled:
+            return
+        decoded, self._frame = self._decoded, b""
+        if isinstance(error, Exception):
+            self._connection.request_failed(error)
+        elif decoded is not None:
+            self._connection.request_done()
+            self._connection.guard(lambda: self._serve(decoded))
+
+    def cancel(self) -> None:
+        """Drop the request: the client is gone."""
+        self._is_cancelled = True
+
+
 class ThriftSession(Session):
     """The session of one client."""
 
@@ -107,6 +157,10 @@ class ThriftSession(Session):
         parser.receive(data)
         try:
             while (frame := parser.next_frame()) is not None:
+                if len(frame) >= _LARGE_FRAME:
+                    _Decoding(self._connection, self._context, frame, self._serve_decoded)
+                    self.bytes_needed = 0
+                    return parser.take_back()
                 header, request = thrift.decode(frame)
                 self._serve(header, request)
                 connection.count_slow_request()
@@ -116,11 +170,21 @@ class ThriftSession(Session):
                     self.bytes_needed = 0
                     return parser.take_back()
         except ClientFault as fault:
-            log.debug("%s: %s", connection.peer, fault.message)
-            connection.closing = True
+            self._close(fault)
             return b""
         self.bytes_needed = parser.missing
         return b""
+
+    def _serve_decoded(self, decoded: "_Decoded | ClientFault") -> None:
+        if isinstance(decoded, ClientFault):
+            self._close(decoded)
+            self._connection.push(b"")
+        else:
+            self._serve(*decoded)
+
+    def _close(self, fault: ClientFault) -> None:
+        log.debug("%s: %s", self._connection.peer, fault.message)
+        self._connection.closing = True
 
     def failure_reply(self, failure: JournalError, reply: bytes) -> bytes:
         """Return the exception that replaces `reply` when the operation was undone."""
