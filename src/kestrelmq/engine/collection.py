@@ -605,12 +605,12 @@ class QueueCollection:
             if (
                 queue.needs_sweep or queue.config.max_queue_age is not None
             ) and not queue.is_closed:
-                self._sweep(queue)
+                yield from self._sweeping(queue)
                 yield
 
-    def _sweep(self, queue: Queue) -> None:
+    def _sweeping(self, queue: Queue) -> Generator[None, None, None]:
         try:
-            queue.sweep()
+            yield from queue.sweeping()
             if self._is_expired(queue, self._clock.now()) and queue not in self.deletions:
                 log.info(
                     "deleting queue %s: it is empty and older than max_queue_age",
@@ -690,15 +690,10 @@ class QueueCollection:
                     busy.append(queue)
                     yield
 
-    def flush_expired(self, name: str) -> int:
-        """Drop the expired items at the head of a queue; return how many. Raises as `flush`."""
-        queue = self.existing(name)
-        return queue.expire() if queue is not None else 0
+    def expiring(self, name: str | None = None) -> Generator[list[Queue], None, int]:
+        """Drop or move the expired items at the head of a queue, or of every queue, in turn.
 
-    def expiring(self) -> Generator[list[Queue], None, int]:
-        """Drop the expired items at the head of every queue, one queue after the other.
-
-        Yields:
+        Yields after each short piece of work:
             The queues that were changed and are not committed yet.
 
         Returns:
@@ -706,19 +701,27 @@ class QueueCollection:
 
         Raises, after trying all:
             JournalError, QueueUnavailable: a queue could not be read or written.
+            InvalidQueueName: a queue cannot have that name.
         """
+        if name is None:
+            queues = self._one_by_one()
+        else:
+            queue = self.existing(name)
+            queues = iter([] if queue is None else [queue])
         count = 0
         failure: JournalError | QueueUnavailable | None = None
-        for queue in self._one_by_one():
-            expired = 0
-            try:
-                expired = queue.expire()
-            except (JournalError, QueueUnavailable) as error:
-                failure = error
-            count += expired
-            target = queue.config.expire_to_queue
-            moved_to = self.destinations(target) if expired and target is not None else []
-            yield [queue, *moved_to] if queue.changes.pending else []
+        for queue in queues:
+            pieces, is_done = queue.expiring(), False
+            while not is_done:
+                try:
+                    next(pieces)
+                except StopIteration as end:
+                    count, is_done = count + end.value, True
+                except (JournalError, QueueUnavailable) as error:
+                    failure, is_done = error, True
+                target = queue.config.expire_to_queue
+                moved_to = self.destinations(target) if target is not None else []
+                yield [one for one in (queue, *moved_to) if one.changes.pending]
         if failure is not None:
             raise failure
         return count

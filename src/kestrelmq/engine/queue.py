@@ -16,7 +16,7 @@ Not thread-safe: the server's loop, or the library's lock, protects it.
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final, Protocol
@@ -50,7 +50,7 @@ from kestrelmq.engine.reads import OpenReads
 from kestrelmq.engine.refusals import RefusalReason, Refusals
 from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.engine.waiters import ReadMode, Waiter
-from kestrelmq.engine.worker import Worker
+from kestrelmq.engine.worker import Worker, run_to_end
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable, TagRefused
 from kestrelmq.journal.dump import describe_records
 from kestrelmq.journal.files import Directory, UnnamedFiles, write_file
@@ -97,6 +97,8 @@ _MAX_DOUBLINGS: Final = 64
 """Deliveries after which the retry delay does not grow any more."""
 _GIVE_BACK_RETRY: Final = 1.0
 """Seconds after a failure until overdue reads are given back again."""
+_EXPIRED_AT_ONCE: Final = 500
+"""Expired items that are dropped or moved before others are served."""
 _MIN_ASIDE_LIMIT: Final = 1 << 20
 """Bytes of memory that items set aside may take, however small `max_memory_size` is."""
 _MAX_MOVES: Final = 500
@@ -624,9 +626,10 @@ class Queue(Committable):
             self.refusals.count("too_large")
             return None
         if self._expiring:
-            self.discard_expired(self.config.max_expire_sweep)
-        if self._expiring and self._too_full(size) is not None:
-            self.discard_expired(None)
+            most = self.config.max_expire_sweep
+            self.discard_expired(_EXPIRED_AT_ONCE if most is None else min(most, _EXPIRED_AT_ONCE))
+            while self._too_full(size) is not None and self.discard_expired(_EXPIRED_AT_ONCE):
+                pass
         full = self._too_full(size)
         if full is not None:
             if self._moving or not self.config.discard_old_when_full:
@@ -1118,6 +1121,24 @@ class Queue(Committable):
         """Open a read of the head, which `head` returned, without a time limit; return its xid."""
         return self._open(self.backlog.take(), by_reader=True)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether a read takes only a short time; otherwise see `settle`."""
+        if not self._needs_checks or not self._expiring:
+            return True
+        memory = self.backlog.memory
+        if len(self.backlog) <= _EXPIRED_AT_ONCE:
+            return True
+        return bool(memory) and not self._is_expired(memory[0], self._clock.now())
+
+    def settle(self) -> bool:
+        """Drop or move some expired items from the head; return False if there may be more.
+
+        A read does so with all of them, which may take long if they are many. Whoever can wait
+        calls this first, and lets others be served in between. Raises as `remove`.
+        """
+        return self.discard_expired(_EXPIRED_AT_ONCE) < _EXPIRED_AT_ONCE
+
     def _has_head(self, *, although_paused: bool = False) -> bool:
         """Bring the head into memory; return False if there is none that may be taken now.
 
@@ -1547,14 +1568,14 @@ class Queue(Committable):
         self._commits.watch_deadlines(self)
 
     def give_back_overdue(self) -> int:
-        """Give back the open reads whose time is up, and write that; return how many.
+        """Give back some open reads whose time is up, and write that; return how many.
 
         Items whose retry delay is over can be read again, and are not counted here. If the write
         fails, they stay open, the commit reports it, and it is tried again a second later.
         """
         now = self._clock.monotonic()
         reads = self.reads
-        overdue = reads.take_overdue(now)
+        overdue = reads.take_overdue(now) if reads.collect_overdue(now) else []
         if not overdue:
             return 0
         held = {xid: reads.open[xid] for xid in overdue}
@@ -1608,7 +1629,10 @@ class Queue(Committable):
     # --- expiry ---
 
     def discard_expired(self, limit: int | None) -> int:
-        """Drop or move at most `limit` expired items from the head; return how many.
+        """Drop or move at most `limit` expired items from the head, or set them aside.
+
+        Returns:
+            How many they were.
 
         An item may expire to its own queue, directly or by way of others; then it goes to the end.
         An item that `expire_to_queue` cannot take now is set aside.
@@ -1618,9 +1642,8 @@ class Queue(Committable):
         now = self._clock.now()
         backlog = self.backlog
         self._is_blocked = False
-        count = 0
-        before, expired = len(backlog), self.expired_items
-        while limit is None or count < limit:
+        count, before = 0, len(backlog)
+        while True:
             if not backlog.memory and not self._read_back():
                 # Items of open reads, or of changes that may be taken back, may still expire.
                 self._expiring = self._limits.max_age is not None or bool(
@@ -1628,13 +1651,13 @@ class Queue(Committable):
                 )
                 self._set_needs_checks()
                 break
-            if count == before or not self._is_expired(backlog.memory[0], now):
+            if count in (limit, before) or not self._is_expired(backlog.memory[0], now):
                 break
             if not self._expire_head():
                 self._is_blocked = True
                 break
             count += 1
-        return self.expired_items - expired
+        return count
 
     def _is_expired(self, record: bytes, now: int) -> bool:
         expiry = item_expiry(record)
@@ -1906,20 +1929,40 @@ class Queue(Committable):
         )
 
     def sweep(self) -> None:
-        """Do what `check_deadlines` does, and drop or move expired items."""
+        """Do all of `sweeping`."""
+        run_to_end(self.sweeping())
+
+    def sweeping(self) -> Generator[None, None, None]:
+        """Do what `check_deadlines` does, and drop or move expired items, in short pieces."""
         self.check_deadlines()
         if self._may_have_dead_head:
             self._bury_heads()
-        self.expire(self.config.max_expire_sweep)
+        yield from self.expiring(self.config.max_expire_sweep)
 
-    def expire(self, limit: int | None = None) -> int:
-        """Drop or move expired items, at most `limit` from the head; return how many."""
+    def expiring(self, limit: int | None = None) -> Generator[None, None, int]:
+        """Drop or move expired items, at most `limit` from the head.
+
+        Yields after each short piece of work. An item that is added meanwhile is left alone.
+
+        Returns:
+            How many were dropped or moved.
+
+        Raises:
+            QueueUnavailable: as `remove`.
+        """
         expired = self.expired_items
         if self.reads.aside:
             self.move_aside()
-        if self._expiring:
-            self.discard_expired(limit)
+        left = len(self.backlog) if limit is None else min(limit, len(self.backlog))
+        while self._expiring and not self._closed:
+            # Even of none, so that it is noticed if nothing can expire any more.
+            most = min(left, _EXPIRED_AT_ONCE)
+            count = self.discard_expired(most)
             self._serve()  # an item may have expired to this queue
+            left -= count
+            if count < _EXPIRED_AT_ONCE or not left:
+                break
+            yield
         return self.expired_items - expired
 
     @property

@@ -30,6 +30,15 @@ from kestrelmq.journal.writer import Dialect
 
 _SLACK: Final = 64
 """How many deadlines of ended reads to keep, beyond one for each open read."""
+_MOVED_AT_ONCE: Final = 2
+"""Deadlines that are checked, while there are too many of ended reads, for each that is set."""
+_COLLECTED_AT_ONCE: Final = 10_000
+"""Deadlines that are looked at in one go."""
+_GIVEN_BACK_AT_ONCE: Final = 500
+"""Overdue reads that are given back in one go."""
+
+Deadline = tuple[float, int, int, bytes]
+"""Monotonic seconds, a number that orders equal times, xid and item."""
 
 
 class OpenReads:
@@ -62,12 +71,15 @@ class OpenReads:
         self.aside: dict[int, bytes] = {}
         self.retrying: dict[int, bytes] = {}
         self.aside_bytes = self.retrying_bytes = self.given_back = 0
-        # A heap of deadlines: monotonic seconds, a number that orders equal times, xid and item.
-        # Those of ended reads stay until they are due, or too many. Only the last one of a read
-        # counts; `_last` has the number of that, by xid.
-        self._deadlines: list[tuple[float, int, int, bytes]] = []
+        # A heap of deadlines. Those of ended reads stay until they are due, or too many: then this
+        # heap becomes the old one, which is moved to a new one little by little, without them. Only
+        # the last deadline of a read counts; `_last` has the number of that, by xid.
+        self._deadlines: list[Deadline] = []
+        self._old: list[Deadline] = []
         self._last: dict[int, int] = {}
         self._sequence = 0
+        # The reads that were overdue when last looked at, and their items, by xid.
+        self._overdue: list[tuple[int, bytes]] = []
 
     # --- opening and giving back ---
 
@@ -135,46 +147,74 @@ class OpenReads:
     @property
     def has_deadlines(self) -> bool:
         """Whether a read may have to be given back later."""
-        return len(self._deadlines) > 0 or self.reservations.has_deadlines
+        return (
+            len(self._deadlines) > 0
+            or len(self._old) > 0
+            or len(self._overdue) > 0
+            or self.reservations.has_deadlines
+        )
 
     @property
     def next_deadline(self) -> float | None:
         """The earliest deadline (monotonic seconds); it may belong to a read that has ended."""
-        leases = self.reservations.next_deadline
-        if not self._deadlines:
-            return leases
-        first = self._deadlines[0][0]
-        return first if leases is None else min(first, leases)
+        if self._overdue:
+            return 0.0
+        first = self.reservations.next_deadline
+        for heap in (self._deadlines, self._old):
+            if heap and (first is None or heap[0][0] < first):
+                first = heap[0][0]
+        return first
 
     def set_deadline(self, xid: int, record: bytes, deadline: float) -> None:
         """Set the deadline of the read `xid` of `record` (monotonic seconds)."""
-        if len(self._deadlines) > 2 * len(self.open) + _SLACK:
-            last = self._last
-            self._deadlines = [
-                one
-                for one in self._deadlines
-                if last.get(one[2]) == one[1] and self.is_open(one[2], one[3])
-            ]
-            heapq.heapify(self._deadlines)
-            self._last = {one[2]: one[1] for one in self._deadlines}
+        if self._old:
+            for _ in range(_MOVED_AT_ONCE):
+                self._move_deadline()
+        elif len(self._deadlines) > 2 * len(self.open) + _SLACK:
+            self._old, self._deadlines = self._deadlines, []
         self._sequence += 1
         self._last[xid] = self._sequence
         heapq.heappush(self._deadlines, (deadline, self._sequence, xid, record))
 
-    def take_overdue(self, now: float) -> list[int]:
-        """Return the xids of reads whose deadline is not after `now`, and forget those deadlines.
+    def _move_deadline(self) -> None:
+        """Move the first deadline of the old heap to the new one, unless its read has ended."""
+        if self._old:
+            moved = heapq.heappop(self._old)
+            if self._last.get(moved[2]) != moved[1]:
+                return
+            if self.is_open(moved[2], moved[3]):
+                heapq.heappush(self._deadlines, moved)
+            else:
+                del self._last[moved[2]]
+
+    def collect_overdue(self, now: float) -> bool:
+        """Look for reads whose deadline is not after `now`; return False if there may be more.
 
         Only the last deadline of a read counts: one that was extended is not overdue by its first.
-        The xids are sorted, which is the order in which the reads were opened, as at a restart.
         """
-        deadlines, last = self._deadlines, self._last
+        last, before = self._last, len(self._overdue)
+        left = _COLLECTED_AT_ONCE
+        for heap in (self._deadlines, self._old):
+            while heap and heap[0][0] <= now and left:
+                left -= 1
+                _, number, xid, record = heapq.heappop(heap)
+                if last.get(xid) == number:
+                    del last[xid]
+                    self._overdue.append((xid, record))
+        if len(self._overdue) > before:
+            self._overdue.sort()
+        return left > 0
+
+    def take_overdue(self, now: float) -> list[int]:
+        """Return the xids of some reads that `collect_overdue` found, and of some leases' ends.
+
+        They are the youngest, so that what is given back later, in front of them, is older. They
+        are sorted, which is the order in which the reads were opened, as at a restart.
+        """
         overdue: list[int] = []
-        while deadlines and deadlines[0][0] <= now:
-            _, number, xid, record = heapq.heappop(deadlines)
-            if last.get(xid) != number:
-                continue
-            del last[xid]
-            if self.is_open(xid, record):
+        while self._overdue and len(overdue) < _GIVEN_BACK_AT_ONCE:
+            xid, record = self._overdue.pop()
+            if xid not in self._last and self.is_open(xid, record):
                 overdue.append(xid)
         if self.reserved.by_xid:
             overdue += self.reservations.take_overdue(now)
@@ -215,6 +255,8 @@ class OpenReads:
         self.aside.clear()
         self.retrying.clear()
         self._deadlines.clear()
+        self._old.clear()
+        self._overdue.clear()
         self._last.clear()
         self.reservations.clear()
         self.aside_bytes = self.retrying_bytes = 0

@@ -46,24 +46,12 @@ async def flush_all(context: ServerContext, by: Connection | None = None) -> Non
     await in_slices(context.collection.flushing(), context.turns)
 
 
-async def flush_expired(context: ServerContext, name: str) -> int:
-    """Drop the expired items at the head of a queue; return how many.
-
-    Raises as `QueueCollection.flush_expired` and `wait_until_durable`.
-    """
-    count = context.collection.flush_expired(name)
-    queue = context.collection.queues.get(name)
-    if queue is not None:
-        await wait_until_durable(context, queue)
-    return count
-
-
-async def flush_all_expired(context: ServerContext) -> int:
-    """Drop the expired items at the head of every queue; return how many.
+async def flush_expired(context: ServerContext, name: str | None = None) -> int:
+    """Drop the expired items at the head of a queue, or of every queue; return how many.
 
     Raises as `QueueCollection.expiring` and `wait_until_durable`, after trying all queues.
     """
-    work = context.collection.expiring()
+    work = context.collection.expiring(name)
     changed: list[Queue] = []
     failures: list[str] = []
     while True:

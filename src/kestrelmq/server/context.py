@@ -17,6 +17,7 @@ from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.records import LATEST
 from kestrelmq.server.browsing import Browser
 from kestrelmq.server.connection import Connection
+from kestrelmq.server.long_reply import SlicedWork
 from kestrelmq.server.server_actions import ServerActionGuard
 from kestrelmq.server.status import ServerStatus
 from kestrelmq.server.turns import TurnLoop
@@ -114,6 +115,29 @@ class ServerContext:
         if name in self.collection.config.aliases:
             return None
         return self.collection.obtain(name)
+
+    def settle(self, queue: Queue) -> bool:
+        """Prepare the head of a queue to be read, as far as there is time for it in this turn.
+
+        Returns:
+            Whether it is prepared; otherwise, others are to be served first.
+
+        Raises:
+            QueueUnavailable: the queue cannot be read.
+        """
+        while not queue.is_settled:
+            if self.turns.slow_share_is_over():
+                return False
+            if queue.settle():
+                break
+        return True
+
+    def finish_in_slices(self, work: Generator[None, None, None]) -> None:
+        """Do work at once if it is short, and otherwise in this and later turns.
+
+        If the server stops before it is done, the rest is not.
+        """
+        SlicedWork(self.turns, work).resume()
 
     def item_times(self, lifetime: int, delay: int) -> ItemTimes:
         """Return the times of an item that is delayed by `delay` ms and lives for `lifetime` ms.

@@ -6,14 +6,17 @@ memory.
 """
 
 import asyncio
+import logging
 from collections.abc import Generator, Iterator
 from typing import Final, TypeVar
 
 from kestrelmq.server.connection import Connection, PendingRequest
-from kestrelmq.server.turns import TurnLoop
+from kestrelmq.server.turns import TurnConnection, TurnLoop
 
 SLICE: Final = 65_536
 """Bytes of a reply after which a slice ends."""
+
+log = logging.getLogger(__name__)
 
 Pieces = Iterator[bytes | None]
 """The pieces of a reply, each made in well below a millisecond; None is work without a piece."""
@@ -70,6 +73,26 @@ class TaskRequest(PendingRequest):
 
     def cancel(self) -> None:
         """Nothing to give back."""
+
+
+class SlicedWork(TurnConnection):
+    """Work that nobody waits for: it is done in each turn's time for slow requests."""
+
+    def __init__(self, turns: TurnLoop, work: Generator[None, None, None]) -> None:
+        """Prepare; `resume` begins."""
+        self._turns = turns
+        self._work = work
+
+    def resume(self) -> None:
+        """Do at least one piece of the work; if there is more to do, go on in the next turn."""
+        try:
+            for _ in self._work:
+                if self._turns.slow_share_is_over():
+                    self._turns.resuming.append(self)
+                    return
+        except Exception:
+            # A bug here must not end the loop.
+            log.exception("work that was put off failed")
 
 
 async def in_slices(work: Generator[None, None, Result], turns: TurnLoop | None = None) -> Result:

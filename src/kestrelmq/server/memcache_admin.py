@@ -186,7 +186,7 @@ def _start_change(context: ServerContext, connection: Connection, request: Chang
             flush_all = changes.flush_all(context, connection)
             _answer_later(connection, flush_all, lambda _: done, noreply=noreply)
         case FlushExpired(None):
-            _answer_later(connection, changes.flush_all_expired(context), _count)
+            _answer_later(connection, changes.flush_expired(context), _count)
         case FlushExpired(str(name)):
             _answer_later(connection, changes.flush_expired(context, name), _count)
 

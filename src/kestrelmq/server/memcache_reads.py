@@ -98,7 +98,9 @@ class MemcacheGet(ReadHandler):
                 if self._size > OUTPUT_LIMIT:
                     self._send(self._finished_reply())
                     connection.stall()
-                elif self._several and self._context.turns.slow_share_is_over():
+                elif not self._settle(keys[self._index]) or (
+                    self._several and self._context.turns.slow_share_is_over()
+                ):
                     connection.yield_turn()
                 if connection.must_pause:
                     connection.resume_later(self)
@@ -109,6 +111,11 @@ class MemcacheGet(ReadHandler):
             self._send(self._finished_reply() + END)
         except KestrelError as error:
             self.fail(error)
+
+    def _settle(self, key: Key) -> bool:
+        """Prepare the head of a key's queue to be read; False if others must be served first."""
+        queue = self._context.collection.queues.get(key.queue)
+        return queue is None or self._context.settle(queue)
 
     def _serve_key(self, key: Key) -> bool:
         """Serve one key; return False when it waits, or when the whole request was answered."""

@@ -7,6 +7,7 @@ whose journals must be written before the reply may be sent.
 
 from typing import Final
 
+from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER, LATEST
@@ -51,7 +52,7 @@ from kestrelmq.server.memcache_admin import listing, serve_admin
 from kestrelmq.server.memcache_reads import MemcacheGet, MemcacheMonitor, error_reply
 from kestrelmq.server.memcache_reserving import end_reads, reserve
 from kestrelmq.server.put import PendingPut
-from kestrelmq.server.reads import ConnectionOpenReads
+from kestrelmq.server.reads import ConnectionOpenReads, PendingConfirm
 from kestrelmq.server.replies import Queues
 from kestrelmq.server.reserving import ConnectionOwners, PendingReserve
 
@@ -191,6 +192,9 @@ class MemcacheSession(Session):
             self._get_slowly(request)
             return
         try:
+            if not queue.is_settled:
+                self._get_slowly(request)
+                return
             record = queue.remove()
         except _FAILURES as error:
             self._connection.push(error_reply(error))
@@ -333,7 +337,7 @@ class MemcacheSession(Session):
 
     def connection_closed(self) -> None:
         """Give the open reads back; those that are reserved stay so, perhaps for a short time."""
-        self._reads.give_back()
+        self._context.finish_in_slices(self._reads.giving_back())
         self._owners.end()
 
     def _expiry(self, expiry: int, due: int = 0) -> int:
@@ -383,7 +387,9 @@ class MemcacheSession(Session):
             case Stats() | Dump() | BareCommand("clients"):
                 LongReply(self._connection, self._turns, listing(self._context, request))
             case Confirm(queue, count):
-                self._confirm(queue, count)
+                PendingConfirm(
+                    self._connection, self._reads, queue, count, self._answer_confirm
+                ).begin()
             case TouchRead(queue, milliseconds):
                 self._touch(queue, milliseconds)
             case Reserve():
@@ -406,8 +412,7 @@ class MemcacheSession(Session):
         elif request == BareCommand("shutdown"):
             self._connection.closing = True
 
-    def _confirm(self, queue: str, count: int) -> None:
-        touched = self._reads.confirm_oldest(queue, count)
+    def _answer_confirm(self, touched: tuple[Queue, ...] | None) -> None:
         if touched is None:
             self._connection.push(ERROR)
         else:

@@ -11,11 +11,13 @@
 import asyncio
 import sys
 from collections import deque
+from collections.abc import Callable, Generator
 from itertools import chain, islice
 from typing import Final
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
+from kestrelmq.engine.worker import run_to_end
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.server.connection import Connection, PendingRequest
@@ -23,6 +25,8 @@ from kestrelmq.server.context import ServerContext
 
 MOST_READS_COUNTED: Final = 1000
 """Most open reads of a client that are counted, to be shown: counting takes time."""
+_AT_ONCE: Final = 500
+"""Reads of a connection that are ended before others are served."""
 _CHECK_EVERY: Final = 32
 """Items that are taken between two checks of whether others must be served first."""
 
@@ -142,7 +146,7 @@ class PendingRead(PendingRequest):
             if record is None:
                 if self._taken and queue.waiters:
                     break
-                if self._taken and self._must_pause():
+                if (self._taken and self._must_pause()) or not self._settle(queue):
                     self._connection.resume_later(self)
                     return
                 record, xid = queue.take_as(self._mode)
@@ -156,6 +160,12 @@ class PendingRead(PendingRequest):
                 return
             record = None
         self.wait(queue)
+
+    def _settle(self, queue: Queue) -> bool:
+        """Prepare the head to be read; return False if others must be served first."""
+        # Items that were removed cannot be given back if the client leaves in between.
+        is_removing = self._taken > 0 and self._mode is ReadMode.REMOVE
+        return is_removing or self._context.settle(queue)
 
     def _must_pause(self) -> bool:
         """Whether the client has too many replies to read, or others must be served first.
@@ -274,6 +284,10 @@ class ConnectionOpenReads:
             del self.by_queue[queue]
         return len(reads)
 
+    def most(self, queue: str) -> int:
+        """Return how many reads are open on a queue at most: some may have ended by themselves."""
+        return len(self.by_queue.get(queue, ()))
+
     def counts(self) -> dict[str, int]:
         """Return how many of the first `MOST_READS_COUNTED` reads are open, by queue."""
         found: dict[str, int] = {}
@@ -341,17 +355,85 @@ class ConnectionOpenReads:
         return [(found, xid) for found, xid, _ in self.by_queue[queue]]
 
     def give_back(self, *, counted: bool = True) -> None:
+        """Do all of `giving_back`."""
+        run_to_end(self.giving_back(counted=counted))
+
+    def giving_back(self, *, counted: bool = True) -> Generator[None, None, None]:
         """Give all reads back; the oldest of a queue becomes its head.
 
-        `counted` is whether their items were handed out.
+        The youngest are given back first. Yields between short pieces of work.
+
+        Args:
+            counted: whether their items were handed out.
         """
         for reads in self.by_queue.values():
-            held = [read for read in reads if _is_open(read)]
-            if held:
-                held[0][0].give_back(
-                    [xid for _, xid, _ in held], counted=counted, why="its reader disconnected"
-                )
+            while reads:
+                some = [reads.pop() for _ in range(min(len(reads), _AT_ONCE))]
+                held = [read for read in reversed(some) if _is_open(read)]
+                if held:
+                    held[0][0].give_back(
+                        [xid for _, xid, _ in held], counted=counted, why="its reader disconnected"
+                    )
+                if reads:
+                    yield
         self.by_queue.clear()
+
+
+class PendingConfirm(PendingRequest):
+    """A request to confirm the oldest reads of a connection, some in each turn."""
+
+    __slots__ = ("_answer", "_connection", "_left", "_queue", "_reads")
+
+    def __init__(
+        self,
+        connection: Connection,
+        reads: ConnectionOpenReads,
+        queue: str,
+        count: int,
+        answer: Callable[[tuple[Queue, ...] | None], None],
+    ) -> None:
+        """Prepare; `begin` begins.
+
+        Args:
+            connection: the connection of the request.
+            reads: its reads.
+            queue: the queue's name.
+            count: how many reads to confirm; if there are fewer, none is. If there are more than
+                `_AT_ONCE` and some have ended by themselves, others are.
+            answer: called with the queues that the reply depends on; None if there are fewer reads.
+        """
+        self._connection = connection
+        self._reads = reads
+        self._queue = queue
+        self._left = count
+        self._answer = answer
+
+    @property
+    def queue_name(self) -> str:
+        """The queue whose reads it confirms."""
+        return self._queue
+
+    def begin(self) -> None:
+        """Confirm some or all, unless there are fewer reads."""
+        if self._left > self._reads.most(self._queue):
+            self._answer(None)
+        else:
+            self.resume()
+
+    def resume(self) -> None:
+        """Confirm some; answer after the last, or if too many of the reads have ended."""
+        some = min(self._left, _AT_ONCE)
+        touched = self._reads.confirm_oldest(self._queue, some)
+        self._left -= some
+        if touched is None or not self._left:
+            self._connection.request_done()
+            self._answer(touched)
+            return
+        self._connection.push(b"", touched)  # makes the answer depend on these as well
+        self._connection.resume_later(self)
+
+    def cancel(self) -> None:
+        """End; what was confirmed stays so."""
 
 
 def _is_open(read: tuple[Queue, int, bytes]) -> bool:

@@ -132,6 +132,9 @@ class PendingReserve(PendingRequest):
             self._context.check_readable()
             found = [self._context.queue_to_read(name) for name in self._names]
             queues = [queue for queue in found if queue is not None]
+            if not all(map(self._context.settle, queues)):
+                self._connection.resume_later(self)
+                return
             if not self._try(queues):
                 self._wait(queues)
         except KestrelError as error:

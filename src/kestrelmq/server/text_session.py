@@ -6,6 +6,7 @@ open when the client disconnects are given back.
 """
 
 from collections.abc import Coroutine
+from functools import partial
 from typing import Final
 
 from kestrelmq.engine.queue import Queue
@@ -37,8 +38,7 @@ from kestrelmq.server import changes
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.put import PendingPut
-from kestrelmq.server.reads import ConnectionOpenReads, PendingRead, ReadHandler
-from kestrelmq.server.replies import Queues
+from kestrelmq.server.reads import ConnectionOpenReads, PendingConfirm, PendingRead, ReadHandler
 from kestrelmq.server.server_actions import Action
 from kestrelmq.server.status import Status
 from kestrelmq.version import VERSION
@@ -47,8 +47,6 @@ _DONE: Final = text.count_reply(0)
 
 _SLOW: Final = (SetStatus,)
 """Commands that may take long: they are served in each turn's time for slow requests."""
-
-Answer = tuple[bytes, Queues]
 
 
 class TextSession(Session):
@@ -102,7 +100,7 @@ class TextSession(Session):
 
     def connection_closed(self) -> None:
         """Give the open reads back."""
-        self._reads.give_back()
+        self._context.finish_in_slices(self._reads.giving_back())
 
     def _serve(self, command: Command) -> None:
         match command:
@@ -116,8 +114,9 @@ class TextSession(Session):
                 self._context.shutdown()
             case Put():
                 self._put(command)
-            case Confirm():
-                self._connection.push(*self._confirm(command))
+            case Confirm(queue, count):
+                answer = partial(self._answer_confirm, count)
+                PendingConfirm(self._connection, self._reads, queue, count, answer).begin()
             case Flush() | FlushAll() | FlushExpired() | Delete():
                 self._start_change(command)
             case SetStatus(name):
@@ -150,11 +149,11 @@ class TextSession(Session):
             put.options.mark,
         ).begin()
 
-    def _confirm(self, confirm: Confirm) -> Answer:
-        touched = self._reads.confirm_oldest(confirm.queue, confirm.count)
+    def _answer_confirm(self, count: int, touched: tuple[Queue, ...] | None) -> None:
         if touched is None:
-            return text.error_reply("Not that many transactions open."), None
-        return text.count_reply(confirm.count), touched
+            self._connection.push(text.error_reply("Not that many transactions open."))
+        else:
+            self._connection.push(text.count_reply(count), touched)
 
     def _start_change(self, command: Flush | FlushAll | FlushExpired | Delete) -> None:
         context = self._context
@@ -167,7 +166,7 @@ class TextSession(Session):
             case Delete(name):
                 self._answer_later(changes.delete(context, name, self._connection))
             case FlushExpired(None):
-                self._answer_later(changes.flush_all_expired(context))
+                self._answer_later(changes.flush_expired(context))
             case FlushExpired(str(name)):
                 self._answer_later(changes.flush_expired(context, name))
 
@@ -222,6 +221,9 @@ class TextRead(ReadHandler):
             raise KestrelError("too many transactions open")
         queue = context.queue_to_read(command.queue)
         if queue is not None:
+            if not context.settle(queue):
+                self._collect(1).begin()
+                return
             record, xid = queue.take_as(self._mode)
             if record is not None:
                 self.take(queue, record, xid)

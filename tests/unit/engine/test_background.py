@@ -110,6 +110,53 @@ def test_reads_that_are_overdue_together_come_back_oldest_first(tmp_path: Path) 
     disk.close()
 
 
+def test_many_reads_that_are_overdue_together(tmp_path: Path) -> None:
+    """They come back in short pieces, and are in order at the end; those that were ended do not."""
+    disk = Disk(tmp_path, open_transaction_timeout=5)
+    xids = disk.opened("jobs", 3000)
+    queue = disk.queue()
+    disk.clock.advance(6)
+    lengths: list[int] = []
+    for _ in disk.collection.checking_deadlines():
+        if not lengths:
+            queue.confirm(xids[0])  # whoever has a read may end it until it is given back
+            queue.extend(xids[1], 60)
+        lengths.append(len(queue))
+        disk.commit()
+    assert lengths == sorted(set(lengths))
+    assert len(lengths) > 4
+    assert list(queue.open) == [xids[1]]
+    assert [int(item_data(record)) for record in queue.browse(4000)] == list(range(2, 3000))
+    disk.restart()
+    assert len(disk.queue()) == 2999
+    disk.close()
+
+
+def test_the_deadlines_of_ended_reads_are_forgotten(tmp_path: Path) -> None:
+    """Few of them are kept, however many reads there were; none that counts is lost."""
+    disk = Disk(tmp_path, open_transaction_timeout=3600)
+    queue = disk.queue()
+    kept = disk.opened("jobs", 100)
+    for _ in range(5000):
+        queue.add(b"x")
+        read = queue.open_read()
+        assert read is not None
+        queue.confirm(read[0])
+        queue.extend(kept[0], 60)
+    disk.commit()
+    reads = queue.reads
+    assert len(reads._deadlines) + len(reads._old) + len(reads._last) < 10 * len(kept)
+    disk.clock.advance(61)
+    disk.collection.check_deadlines()
+    assert list(queue.open) == kept[1:]
+    disk.clock.advance(3600)
+    disk.collection.check_deadlines()
+    assert not queue.open
+    assert not reads.has_deadlines
+    assert not reads._last
+    disk.close()
+
+
 def test_reads_that_ended_with_the_server_are_given_back_in_the_journal_too(
     tmp_path: Path,
 ) -> None:

@@ -97,7 +97,8 @@ def test_an_alias_is_no_queue(spool: Spool) -> None:
     """It cannot be read, holds nothing that could be dropped, and cannot be deleted."""
     with pytest.raises(InvalidQueueName, match="all is an alias"):
         spool.queue("all")
-    assert (spool.collection.flush("all"), spool.collection.flush_expired("all")) == (0, 0)
+    expired = run_to_end(spool.collection.expiring("all"))
+    assert (spool.collection.flush("all"), expired) == (0, 0)
     assert not spool.collection.delete("all")
     assert spool.contents("a", "b", "c") == [[b"x"]] * 3
 
@@ -142,10 +143,10 @@ def test_one_queue_after_the_other_is_rid_of_what_expired(spool: Spool) -> None:
         spool.add(b"old", b"older", name=name, expiry=now + 1000)
         spool.add(b"live", name=name)
     spool.clock.advance(2)
-    assert spool.collection.flush_expired("a") == 2
+    assert run_to_end(spool.collection.expiring("a")) == 2
     spool.commit()
     assert spool.contents("a", "b") == [[b"live"], [b"old", b"older", b"live"]]
-    assert spool.collection.flush_expired("nothing") == 0
+    assert run_to_end(spool.collection.expiring("nothing")) == 0
 
 
 def fill_behind(spool: Spool, name: str) -> Path:

@@ -188,7 +188,7 @@ def test_setting_aside_that_is_not_written_is_taken_back(tmp_path: Path) -> None
     spool.put(b"a")
     queue = spool.queue()
     spool.clock.advance(1)
-    queue.expire()
+    run_to_end(queue.expiring())
     assert queue.set_aside == 1
     queue.journal.close()
     assert queue in spool.collection.commits.commit()

@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,18 +35,18 @@ class Looks:
         self._config = ServerConfig(queue_path=path)
         self.collection = QueueCollection(self._config, self.clock, self.directory)
         self._looked: list[str] = []
-        tick, sweep, looked = Queue.tick, Queue.sweep, self._looked
+        tick, sweeping, looked = Queue.tick, Queue.sweeping, self._looked
 
         def noted_tick(queue: Queue) -> None:
             looked.append(queue.name)
             tick(queue)
 
-        def noted_sweep(queue: Queue) -> None:
+        def noted_sweeping(queue: Queue) -> Generator[None, None, None]:
             looked.append(f"swept {queue.name}")
-            sweep(queue)
+            return sweeping(queue)
 
         monkeypatch.setattr(Queue, "tick", noted_tick)
-        monkeypatch.setattr(Queue, "sweep", noted_sweep)
+        monkeypatch.setattr(Queue, "sweeping", noted_sweeping)
 
     def put(self, name: str, expires_in: int = 0) -> None:
         """Add an item that expires after so many milliseconds; 0 is never."""

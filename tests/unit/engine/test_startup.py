@@ -95,7 +95,7 @@ def test_a_queue_that_loads_is_not_made_anew(starting: Starting) -> None:
         lambda: collection.add("long", b"new"),
         lambda: collection.obtain("long"),
         lambda: collection.flush("long"),
-        lambda: collection.flush_expired("long"),
+        lambda: run_to_end(collection.expiring("long")),
         lambda: collection.delete("long"),
     ):
         with pytest.raises(QueueUnavailable, match=r"^queue long is still loading$"):

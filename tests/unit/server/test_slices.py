@@ -1,0 +1,285 @@
+"""Expired items and open reads of which there are many: nobody waits until all are done with."""
+
+import socket
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine.queue import Queue
+from kestrelmq.server import turns
+from kestrelmq.testing.queues import LocalQueues, queue_settings
+from tests.support.turning import Turning
+from tests.unit.server.test_closed_connections import thrift_get
+
+COUNT: Final = 2600
+"""Expired items: more than five slices."""
+HELD: Final = 12_000
+"""Open reads: twelve slices."""
+READS: Final = {
+    "memcache": (b"get work\r\n", b"VALUE work 0 4\r\nlive\r\nEND\r\n"),
+    "memcache, open": (b"get work/open\r\n", b"VALUE work 0 4\r\nlive\r\nEND\r\n"),
+    "memcache, several": (
+        b"get work other\r\n",
+        b"VALUE work 0 4\r\nlive\r\nVALUE other 0 1\r\nx\r\nEND\r\n",
+    ),
+    "memcache, monitor": (b"monitor work 0 1\r\n", b"VALUE work 0 4\r\nlive\r\nEND\r\nEND\r\n"),
+    "memcache, reserve": (b"reserve work 1 lease=9999\r\n", b"\r\nlive\r\nEND\r\n"),
+    "text": (b"get work\n", b":live\n"),
+    "text, monitor": (b"monitor work 0 1\n", b":live\n*\n"),
+    "thrift": (thrift_get(b"work", 1, 0), b"\0\0\0\x04live"),
+}
+
+
+def fill(path: Path, count: int = COUNT) -> None:
+    """Fill the queue with items that expired long ago, and one that has not."""
+    queues = LocalQueues(queue_settings(path))
+    expiry = queues.clock.now() + 1000
+    queues.add(*(b"%d" % number for number in range(count)), name="work", expiry=expiry)
+    queues.add(b"live", name="work")
+    queues.close()
+
+
+def run(path: Path, scenario: Coroutine[Any, Any, None], turning: Turning) -> None:
+    """Run `scenario`, and check that the queue's journal says what it left."""
+    with turning:
+        turning.run(scenario)
+        left = [bytes(record[21:]) for record in turning.collection.obtain("work").browse(HELD)]
+    with Turning(path) as again:
+        queue = again.collection.obtain("work")
+        assert [bytes(record[21:]) for record in queue.browse(HELD)] == left
+
+
+async def answered_meanwhile(turning: Turning, other: socket.socket, condition: Any) -> int:
+    """Return how many requests of another client are answered until something is so."""
+    count = 0
+    while not condition():
+        await turning.send(other, b"version\r\n")
+        await turning.receive(other, b"\r\n")
+        count += 1
+    return count
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("kind", READS)
+def test_a_read_behind_many_expired_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """It gets the first that is not; others are served meanwhile."""
+    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)  # over after the first piece
+    request, reply = READS[kind]
+    fill(tmp_path)
+    turning = Turning(tmp_path)
+
+    async def scenario() -> None:
+        queue = turning.collection.obtain("work")
+        turning.collection.obtain("other").add(b"x")
+        client = turning.connect(kind.partition(",")[0])
+        other = turning.connect("memcache")
+        await turning.send(client, request)
+        assert COUNT > len(queue) > 1
+        assert await answered_meanwhile(turning, other, lambda: len(queue) < 1) > 1
+        received = bytearray()
+        while reply not in received:
+            try:
+                received += client.recv(1 << 16)
+            except BlockingIOError:
+                await turning.turn()
+        assert queue.expired_items == COUNT
+        client.close()
+        other.close()
+        await turning.until(lambda: not turning.connections)
+
+    run(tmp_path, scenario(), turning)
+
+
+@pytest.mark.parametrize("target", [None, "expired"])
+@pytest.mark.parametrize("limit", [None, 700])
+def test_a_sweep_of_many_expired_items(
+    tmp_path: Path, target: str | None, limit: int | None
+) -> None:
+    """It yields in between; a limit holds for all pieces together."""
+    settings = QueueConfig(expire_to_queue=target, max_expire_sweep=limit)
+    config = ServerConfig(queue_path=tmp_path, queues={"work": settings})
+    fill(tmp_path)
+    turning = Turning(tmp_path, config)
+
+    async def scenario() -> None:
+        queue = turning.collection.obtain("work")
+        await turning.turn()
+        lengths = []
+        for _ in turning.collection.sweeping():
+            lengths.append(len(queue))
+            await turning.turn()
+        most = COUNT if limit is None else limit
+        assert len(queue) == COUNT + 1 - most
+        assert len(set(lengths)) >= most // 500
+        if target is not None:
+            moved = turning.collection.obtain(target).browse(COUNT)
+            assert [record[21:] for record in moved] == [b"%d" % at for at in range(most)]
+
+    run(tmp_path, scenario(), turning)
+
+
+def test_an_add_drops_some_expired_items(tmp_path: Path) -> None:
+    """As many as it takes for the item to have room, and no more than it has time for."""
+    settings = queue_settings(tmp_path, max_items=3000)
+    queues = LocalQueues(settings)
+    expiry = queues.clock.now() + 1000
+    queues.add(*(b"old" for _ in range(3000)), name="work", expiry=expiry)
+    queues.clock.advance(2)
+    queue = queues.queue("work")
+    assert queue.add(b"x")
+    assert len(queue) == 2501
+    assert queue.add(b"x")
+    assert len(queue) == 2002
+    queues.commit()
+    queues.close()
+
+
+@pytest.mark.parametrize("name", [b" work", b""])
+def test_expired_items_are_dropped_on_request(tmp_path: Path, name: bytes) -> None:
+    """All of them, of one queue or of all, and the client is told how many."""
+    fill(tmp_path)
+    turning = Turning(tmp_path)
+
+    async def scenario() -> None:
+        queue = turning.collection.obtain("work")
+        client = turning.connect("memcache")
+        command = b"flush_expired" if name else b"flush_all_expired"
+        await turning.send(client, command + name + b"\r\n")
+        assert await turning.receive(client, b"\r\n") == b"%d\r\n" % COUNT
+        assert len(queue) == 1
+        client.close()
+        await turning.until(lambda: not turning.connections)
+
+    run(tmp_path, scenario(), turning)
+
+
+async def hold(turning: Turning, protocol: str) -> tuple[Queue, socket.socket]:
+    """Return a queue, and a client that has open reads of all of its items."""
+    queue = turning.collection.obtain("work")
+    for number in range(HELD):
+        queue.add(b"%05d" % number)
+    client = turning.connect(protocol)
+    end = b"\r\n" if protocol == "memcache" else b"\n"
+    await turning.send(client, b"monitor work 0 %d" % HELD + end)
+    await turning.receive(client, b"END\r\nEND\r\n" if protocol == "memcache" else b"*\n")
+    assert queue.open_reads == HELD
+    return queue, client
+
+
+def many_reads(path: Path) -> Turning:
+    """Return a server that allows a client many open reads."""
+    return Turning(path, ServerConfig(queue_path=path, max_monitor_transactions=2 * HELD))
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("protocol", "more", "all_of_them"),
+    [
+        ("memcache", (b"confirm work %d\r\n", b"ERROR\r\n"), b"END\r\n"),
+        ("text", (b"confirm work %d\n", b"-Not that many transactions open.\n"), b"+%d\n" % HELD),
+    ],
+)
+def test_many_reads_are_confirmed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    protocol: str,
+    more: tuple[bytes, bytes],
+    all_of_them: bytes,
+) -> None:
+    """None if they are fewer; otherwise all, while others are served."""
+    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)
+    turning = many_reads(tmp_path)
+    request, refusal = more
+
+    async def scenario() -> None:
+        queue, client = await hold(turning, protocol)
+        other = turning.connect("memcache")
+        await turning.send(client, request % (HELD + 1))
+        assert await turning.receive(client, refusal) == refusal
+        assert queue.open_reads == HELD
+        await turning.send(client, request % HELD)
+        assert 0 < queue.open_reads < HELD
+        assert await answered_meanwhile(turning, other, lambda: not queue.open_reads) > 1
+        assert await turning.receive(client, all_of_them) == all_of_them
+        assert (len(queue), queue.open_reads) == (0, 0)
+        client.close()
+        other.close()
+        await turning.until(lambda: not turning.connections)
+
+    run(tmp_path, scenario(), turning)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("protocol", ["memcache", "text"])
+@pytest.mark.parametrize("is_confirming", [False, True])
+def test_a_client_with_many_reads_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, *, is_confirming: bool
+) -> None:
+    """All that it had goes back in order, while others are served; what it confirmed stays so."""
+    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)
+    turning = many_reads(tmp_path)
+
+    async def scenario() -> None:
+        queue, client = await hold(turning, protocol)
+        other = turning.connect("memcache")
+        if is_confirming:
+            end = b"\r\n" if protocol == "memcache" else b"\n"
+            await turning.send(client, b"confirm work %d" % HELD + end)
+        left = queue.open_reads
+        assert (left == HELD) is not is_confirming
+        turning.connections[client.fileno()].close()
+        client.close()
+        assert 0 < len(queue) < left
+        assert await answered_meanwhile(turning, other, lambda: not queue.open_reads) >= 1
+        found = [bytes(record[21:]) for record in queue.browse(HELD)]
+        assert found == [b"%05d" % number for number in range(HELD - left, HELD)]
+        other.close()
+        await turning.until(lambda: not turning.connections)
+
+    run(tmp_path, scenario(), turning)
+
+
+def test_a_server_stops_while_reads_are_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start gives back the rest."""
+    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)
+    turning = many_reads(tmp_path)
+
+    async def scenario() -> None:
+        queue, client = await hold(turning, "memcache")
+        turning.connections[client.fileno()].close()
+        client.close()
+        await turning.turn()
+        assert queue.open_reads
+
+    with turning:
+        turning.run(scenario())
+    with Turning(tmp_path) as again:
+        found = again.collection.obtain("work").browse(HELD)
+        assert [bytes(record[21:]) for record in found] == [b"%05d" % at for at in range(HELD)]
+
+
+def test_work_that_fails_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged, and the loop goes on."""
+    turning = Turning(tmp_path)
+
+    async def scenario() -> None:
+        def work() -> Any:
+            yield
+            raise ValueError("broken")
+
+        turning.context.finish_in_slices(work())
+        client = turning.connect("memcache")
+        await turning.send(client, b"version\r\n")
+        await turning.receive(client, b"\r\n")
+        client.close()
+        await turning.until(lambda: not turning.connections)
+
+    run(tmp_path, scenario(), turning)
+    assert "work that was put off failed" in caplog.text
