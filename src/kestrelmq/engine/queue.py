@@ -1092,6 +1092,25 @@ class Queue(Committable):
             self._set_deadline(xid, record, timeout)
         return xid, record
 
+    def open_next(self, most: int, most_bytes: int) -> list[tuple[int, bytes]]:
+        """Open reads of several items as one change; faster than `open_read` for each.
+
+        Args:
+            most: the most items.
+            most_bytes: after so many bytes of data, no more items are taken.
+
+        Returns:
+            The reads' xids and the items. If it is empty, call `open_read`.
+        """
+        xids: list[int] = []
+        self._open_from_memory(xids, most, most_bytes)
+        if xids and self._timeout is not None:
+            deadline = self._clock.monotonic() + self._timeout
+            for xid in xids:
+                self.reads.set_deadline(xid, self.reads.open[xid], deadline)
+            self._commits.watch_deadlines(self)
+        return [(xid, self.reads.open[xid]) for xid in xids]
+
     def _open(self, record: bytes, *, by_reader: bool) -> int:
         """Open a read of `record`, which was the head; return its xid."""
         last = self.reads.last_xid

@@ -283,6 +283,11 @@ class MemcacheMonitor(ReadHandler):
             self._connection, context, self, request.queue, ReadMode.OPEN, request.seconds, most
         ).begin()
 
+    @property
+    def takes_all(self) -> bool:
+        """True: memcache can carry every item."""
+        return True
+
     def take(self, queue: Queue, record: bytes, xid: int) -> bool:
         """Send an item."""
         self._context.counters.cmd_monitor_get += 1

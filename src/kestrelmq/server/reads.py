@@ -22,6 +22,7 @@ from kestrelmq.errors import KestrelError
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.replies import OUTPUT_LIMIT
 
 MOST_READS_COUNTED: Final = 1000
 """Most open reads of a client that are counted, to be shown: counting takes time."""
@@ -33,6 +34,11 @@ _CHECK_EVERY: Final = 32
 
 class ReadHandler(PendingRequest):
     """What a protocol does with the items of a read."""
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether `take` is true of every item, so that several may be opened together."""
+        return False
 
     def take(self, queue: Queue, record: bytes, xid: int) -> bool:
         """Take an item and its xid (0 unless opened); False ends the read, without `end`."""
@@ -72,6 +78,7 @@ class PendingRead(PendingRequest):
         "_left",
         "_mode",
         "_name",
+        "_next_check",
         "_queue",
         "_taken",
         "_timer",
@@ -110,6 +117,7 @@ class PendingRead(PendingRequest):
         self._left = most
         self._bytes = most_bytes
         self._taken = 0
+        self._next_check = _CHECK_EVERY
         self._is_waiting = False
         self._queue: Queue | None = None
         self._waiter: Waiter | None = None
@@ -149,17 +157,33 @@ class PendingRead(PendingRequest):
                 if (self._taken and self._must_pause()) or not self._settle(queue):
                     self._connection.resume_later(self)
                     return
+                if self._open_next(queue):
+                    continue
                 record, xid = queue.take_as(self._mode)
                 if record is None:
                     break
-            self._taken += 1
-            self._left -= 1
-            self._bytes -= len(record) - ADDX_HEADER
+            self._count(record)
             if not self._handler.take(queue, record, xid):
                 self._finish()
                 return
             record = None
         self.wait(queue)
+
+    def _open_next(self, queue: Queue) -> bool:
+        """Take several items that are in memory, if more than one is wanted; False for none."""
+        if self._left == 1 or self._mode is not ReadMode.OPEN or not self._handler.takes_all:
+            return False
+        opened = queue.open_next(min(self._left, _CHECK_EVERY), min(self._bytes, OUTPUT_LIMIT))
+        for xid, record in opened:
+            self._count(record)
+            self._handler.take(queue, record, xid)
+        return bool(opened)
+
+    def _count(self, record: bytes) -> None:
+        """Count an item that is taken."""
+        self._taken += 1
+        self._left -= 1
+        self._bytes -= len(record) - ADDX_HEADER
 
     def _settle(self, queue: Queue) -> bool:
         """Prepare the head to be read; return False if others must be served first."""
@@ -173,12 +197,10 @@ class PendingRead(PendingRequest):
         Reads that remove items do not yield to others: if the client disconnected during the pause,
         the items could not be given back.
         """
-        if (
-            self._taken % _CHECK_EVERY == 0
-            and self._mode is not ReadMode.REMOVE
-            and self._context.turns.slow_share_is_over()
-        ):
-            self._connection.yield_turn()
+        if self._taken >= self._next_check and self._mode is not ReadMode.REMOVE:
+            self._next_check = self._taken + _CHECK_EVERY
+            if self._context.turns.slow_share_is_over():
+                self._connection.yield_turn()
         return self._connection.must_pause
 
     def wait(self, queue: Queue | None) -> None:

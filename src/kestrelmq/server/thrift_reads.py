@@ -195,6 +195,11 @@ class ThriftGet(ReadHandler):
         self._own[name] = held
         return max(0, self._context.config.max_monitor_transactions - len(held))
 
+    @property
+    def takes_all(self) -> bool:
+        """True: thrift can carry every item."""
+        return True
+
     def take(self, queue: Queue, record: bytes, xid: int) -> bool:
         """Add an item to the answer."""
         self._queue = queue

@@ -9,6 +9,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.queue import Queue
+from kestrelmq.journal.records import item_deliveries
 from kestrelmq.server import turns
 from kestrelmq.testing.queues import LocalQueues, queue_settings
 from tests.support.turning import Turning
@@ -283,3 +284,39 @@ def test_work_that_fails_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 
     run(tmp_path, scenario(), turning)
     assert "work that was put off failed" in caplog.text
+
+
+def test_an_item_that_cannot_be_sent_ends_a_read(tmp_path: Path) -> None:
+    """It and those behind it stay, as if they had not been touched."""
+    turning = Turning(tmp_path)
+
+    async def scenario() -> None:
+        queue = turning.collection.obtain("work")
+        for data in (b"a", b"b\nc", b"d"):
+            queue.add(data)
+        client = turning.connect("text")
+        await turning.send(client, b"monitor work 0 3\n")
+        reply = await turning.receive(client, b"carry\n")
+        assert reply.startswith(b":a\n-")
+        assert [bytes(record[21:]) for record in queue.browse(9)] == [b"b\nc", b"d"]
+        assert [item_deliveries(record) for record in queue.browse(9)] == [0, 0]
+        client.close()
+        await turning.until(lambda: not turning.connections)
+
+    run(tmp_path, scenario(), turning)
+
+
+def test_reads_opened_together_end_by_themselves(tmp_path: Path) -> None:
+    """Each when the queue's time for open reads is up; what is confirmed until then is gone."""
+    queues = LocalQueues(queue_settings(tmp_path, open_transaction_timeout=5))
+    queues.add(b"a", b"", b"c")
+    queue = queues.queue()
+    opened = queue.open_next(9, 1 << 20)
+    assert [(xid, bytes(record[21:])) for xid, record in opened] == [(1, b"a"), (2, b""), (3, b"c")]
+    assert queue.open_next(9, 1 << 20) == []
+    queue.confirm(2)
+    queues.commit()
+    queues.advance(6)
+    assert queues.items() == [b"a", b"c"]
+    assert not queue.open
+    queues.close()
