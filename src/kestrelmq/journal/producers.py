@@ -87,7 +87,7 @@ class Producers:
         if before is None:
             self._forget(producer)
         else:
-            self.marks[producer] = before
+            self.set(PutMark(producer, before.sequence), before.added)
 
     def forget_before(self, time: float) -> None:
         """Forget the producers whose last item was added before `time` (epoch seconds)."""

@@ -127,3 +127,18 @@ def test_what_dumps_say() -> None:
     assert describe(Note(MARK, b"")) == "a note of kind 32 that makes no sense"
     assert describe(Note(1, b"")) is None
     assert noted_mark(table) is None
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_an_add_is_undone_after_its_producer_was_forgotten(*, known: bool) -> None:
+    """The clock may be set before the add is written; only what was before it is left then."""
+    producers = Producers()
+    if known:
+        producers.set(PutMark(b"p", 4), NOW)
+    before = producers.set(PutMark(b"p", 5), NOW)
+    reckoned = producers.note_bytes
+    producers.forget_before(NOW + 1)
+    assert producers.note_bytes == 0
+    producers.restore(b"p", before)
+    assert producers.snapshot() == ([(b"p", LastMark(4, NOW))] if known else [])
+    assert producers.note_bytes == (reckoned if known else 0)
