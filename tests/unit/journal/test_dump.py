@@ -7,6 +7,8 @@ import pytest
 
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.journal.dump import added_data, as_json, describe, describe_records, entries
+from kestrelmq.journal.notes import deliveries_note
+from kestrelmq.journal.producers import marked
 from kestrelmq.journal.records import (
     Add,
     AddX,
@@ -21,8 +23,11 @@ from kestrelmq.journal.records import (
     StateDump,
     Unremove,
     encode,
+    item,
 )
+from kestrelmq.journal.reservations import retired_note
 from kestrelmq.journal.selection import select
+from kestrelmq.marks import PutMark
 from kestrelmq.testing.journals import journal
 
 pytestmark = pytest.mark.compiled
@@ -77,6 +82,30 @@ def test_what_follows_a_state_dump_is_marked(tmp_path: Path) -> None:
         False,
         False,
     ]
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        (deliveries_note(3, 9), "the next item was delivered 3 times"),
+        (
+            marked(item(0, 0, b""), PutMark(b"p", 5), 1, 9),
+            "the next item is number 5 of producer p",
+        ),
+        (retired_note("sink", 7, 9), "tags of sink up to 7 are retired"),
+    ],
+)
+def test_what_a_note_says_stands_at_its_last_word(
+    tmp_path: Path, written: bytes, told: str
+) -> None:
+    """The SAVE_XIDs before it are part of it, the one behind it is not; in JSON, too."""
+    (tmp_path / "jobs").write_bytes(written)
+    found = list(entries(select([tmp_path])[0]))
+    *parts, last, after = [describe(entry).partition(" (")[2] for entry in found]
+    assert set(parts) == {"part of a note)"}
+    assert (last, after) == (f"{told})", "")
+    notes = [json.loads(as_json("jobs", entry)).get("note") for entry in found]
+    assert notes == [*["part of a note"] * len(parts), told, None]
 
 
 @pytest.mark.parametrize("add_time", [-(2**63), 2**63 - 1])

@@ -18,6 +18,7 @@ from kestrelmq.journal.exchange import (
     write_parquet,
 )
 from kestrelmq.journal.files import DiskDirectory
+from kestrelmq.journal.notes import joining
 from kestrelmq.journal.records import (
     AddX,
     ConfirmRemove,
@@ -25,6 +26,7 @@ from kestrelmq.journal.records import (
     RemoveTentative,
     RemoveTentativeXid,
     SaveXid,
+    item,
 )
 from kestrelmq.journal.selection import select
 from kestrelmq.testing.clock import FakeClock
@@ -93,6 +95,22 @@ def test_a_file_that_is_cut_short_meanwhile_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "jobs").write_bytes(journal("head"))
     with pytest.raises(JournalError, match="jobs: fewer items on disk than were counted"):
         list(found)
+
+
+def test_delayed_items_that_joined_a_long_queue_are_items_of_it(tmp_path: Path) -> None:
+    """They are found behind what memory does not hold; no file is open any more then."""
+    large, due = "x" * (3 << 20), [NOW + 1, NOW + 2]
+    delayed = [AddX(time, 0, b"%d" % number) for number, time in enumerate(due)]
+    (tmp_path / "jobs~~delayed").write_bytes(journal(*delayed, *[RemoveTentative()] * 2))
+    (tmp_path / "jobs").write_bytes(
+        journal(*[large] * 8, *[Remove()] * 3) + joining(1, item(due[0], 0, b"0"), 0)
+    )
+    assert [(one.data[:1], one.due) for one in exported(tmp_path)] == [
+        *[(b"x", 0)] * 5,
+        (b"0", 0),
+        (b"1", due[1]),
+    ]
+    assert open_below(tmp_path) == []
 
 
 # --- lines of JSON ---

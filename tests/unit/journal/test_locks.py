@@ -2,13 +2,15 @@
 
 import errno
 import fcntl
+import os
+import time
 from pathlib import Path
 
 import pytest
 
 from kestrelmq.errors import QueuePathLocked
-from kestrelmq.journal.files import FileLock, QueuePathLock, is_locked
-from tests.support.descriptors import open_below
+from kestrelmq.journal.files import FileLock, QueuePathLock, is_locked, lock_directory
+from tests.support.descriptors import open_below, times_open
 
 pytestmark = pytest.mark.compiled
 
@@ -78,3 +80,27 @@ def test_a_lock_file_that_was_removed_or_replaced_is_noticed(tmp_path: Path) -> 
     lock.release()
     other.release()
     assert in_place() == [True, True]
+
+
+def test_a_directory_is_locked_until_its_descriptor_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has no more time gets an error and leaves nothing open; who has waits for the lock."""
+    held = lock_directory(tmp_path, 0)
+    with pytest.raises(OSError, match="another process has locked the directory") as caught:
+        lock_directory(tmp_path, -1)
+    assert (caught.value.errno, caught.value.filename) == (errno.EBUSY, str(tmp_path))
+    assert times_open(tmp_path) == 1
+    pauses: list[float] = []
+
+    def release_meanwhile(seconds: float) -> None:
+        pauses.append(seconds)
+        os.close(held)
+
+    monkeypatch.setattr(time, "sleep", release_meanwhile)
+    taken = lock_directory(tmp_path, 60)
+    assert len(pauses) == 1
+    os.close(taken)
+    assert times_open(tmp_path) == 0
+    with pytest.raises(FileNotFoundError):
+        lock_directory(tmp_path / "missing", 60)

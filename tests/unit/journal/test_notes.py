@@ -14,6 +14,8 @@ from kestrelmq.journal.notes import (
     deliveries_note,
     describe,
     encode,
+    joined_notes,
+    joining,
     noted_deliveries,
 )
 from kestrelmq.journal.records import (
@@ -131,6 +133,10 @@ def test_notes_are_described() -> None:
     """For `journal dump`."""
     (note,) = found(deliveries_note(3, 0))
     assert describe(note) == "the next item was delivered 3 times"
+    (note,) = found(joining(7, b"", 0))
+    assert describe(note) == "the next item was delayed, as xid 7"
+    (note,) = found(b"".join(joined_notes([(7, b"a"), (9, b"b")], 0)))
+    assert describe(note) == "2 delayed items were added already"
     assert describe(Note(2, b"")) == "the next UNREMOVE does not count as a delivery"
     assert describe(Note(99, b"")) == "a note of the unknown kind 99"
 

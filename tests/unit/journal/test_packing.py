@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.clock import no_pause
-from kestrelmq.errors import JournalError
+from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.names import group_files
 from kestrelmq.journal.pack import PackResult, pack
@@ -57,6 +57,18 @@ def test_a_queue_that_is_longer_than_memory_is_packed(tmp_path: Path) -> None:
     assert directory.names() == ["jobs"]
     assert open_below(tmp_path) == []
     assert [data[:2] for data in items_on_disk(tmp_path)] == [b"2 ", b"3 ", b"4 "]
+
+
+def test_a_queue_whose_delayed_items_are_damaged_is_not_packed(tmp_path: Path) -> None:
+    """Which of them have joined it cannot be told, and its new file must say so."""
+    (tmp_path / "jobs").write_bytes(journal("a", Remove(), "b"))
+    (tmp_path / "jobs~~delayed").write_bytes(b"\x77" + journal("late"))
+    directory = DiskDirectory(tmp_path)
+    before = {name: (tmp_path / name).read_bytes() for name in directory.names()}
+    files = group_files(directory.names()).queues["jobs"]
+    with pytest.raises(DamagedJournal, match="jobs~~delayed: damaged at byte 0"):
+        pack(directory, files, "documented", FakeClock(NOW))
+    assert {name: (tmp_path / name).read_bytes() for name in directory.names()} == before
 
 
 # --- of files that a queue goes on behind ---

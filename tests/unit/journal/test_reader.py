@@ -5,13 +5,17 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.errors import DamagedJournal
+from kestrelmq.journal.notes import deliveries_note
 from kestrelmq.journal.reader import CHUNK, RUN, JournalReader
 from kestrelmq.journal.records import (
+    ADDX_HEADER,
     REMOVE_RECORD,
     REMOVE_TENTATIVE_RECORD,
     confirm_remove,
     item,
+    item_deliveries,
 )
+from kestrelmq.journal.scanning import MIN_RUN
 
 pytestmark = pytest.mark.compiled
 
@@ -67,6 +71,20 @@ def test_a_run_is_cut_into_its_items(tmp_path: Path, at_once: int) -> None:
         found += some
     assert found == items
     assert reader.item_bytes == sum(map(len, items))
+    reader.close()
+
+
+@pytest.mark.parametrize("count", [1, MIN_RUN - 1, MIN_RUN, 2 * MIN_RUN])
+def test_a_note_is_about_the_next_item_only(tmp_path: Path, count: int) -> None:
+    """Also when that begins a run, whose items are cut out together."""
+    note = deliveries_note(3, 0)
+    before = item(1, 0, bytes(CHUNK - ADDX_HEADER - len(note)))  # the items are in a new chunk
+    items = [item(number, 0, b"%08d" % number) for number in range(count)]
+    files = write(tmp_path, before + note + b"".join(items))
+    reader = JournalReader(tmp_path, files[0], 0)
+    found = reader.read(files, count + 1, 1 << 30)
+    assert found == [before, *items]
+    assert [item_deliveries(record) for record in found] == [0, 3, *[0] * (count - 1)]
     reader.close()
 
 

@@ -77,3 +77,24 @@ def test_what_is_cancelled_replaces_nothing(tmp_path: Path) -> None:
     job.place(no_pause)
     job.clear(no_pause)
     assert directory.names() == ["jobs.2"]
+
+
+def test_clearing_that_is_cancelled_leaves_the_new_file_in_place(tmp_path: Path) -> None:
+    """Under the name under which it stands for the old ones; clearing may be resumed."""
+    directory, job = replacement(tmp_path)
+    job.place(no_pause)
+
+    def cancel_last(point: str) -> bool:
+        """Cancel in the last step before the new file gets its final name."""
+        if point == "sync the directory":
+            job.cancel()
+        return False
+
+    directory.fail = cancel_last
+    with pytest.raises(ReplacementCancelled):
+        job.clear(no_pause)
+    assert directory.names() == ["jobs.2.pack"]
+    directory.mend()
+    job.resume()
+    job.clear(no_pause)
+    assert directory.names() == ["jobs.2"]

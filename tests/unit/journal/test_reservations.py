@@ -206,3 +206,12 @@ def test_tags_have_three_parts() -> None:
         parse_tag("a:1:" + "\u00e9" * 99)
     with pytest.raises(ValueError, match="epoch is at most"):
         parse_tag(f"a:{MAX_EPOCH + 1}:x")
+
+
+def test_a_tag_that_is_done_twice_counts_once() -> None:
+    """The later note says with how many reads; a rewritten journal has one note of it."""
+    once, twice = done_note("a:1:x", 3, 0), done_note("a:1:x", 4, 0)
+    state = replayed(once + twice)
+    assert state.reserved.done == {"a:1:x": 4}
+    assert state.reserved.note_bytes == replayed(once).reserved.note_bytes
+    assert b"".join(state.reserved.snapshot().records(0)) == twice

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kestrelmq.journal.notes import deliveries_note
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import REMOVE_RECORD, Add, encode, item
+from kestrelmq.journal.records import REMOVE_RECORD, Add, encode, item, item_deliveries
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.scanning import added_run, uniform_run
 
@@ -62,6 +63,33 @@ def test_a_run_is_replayed_like_its_records(
     assert (other.behind is None) == (one.behind is None)
     if one.behind is not None and other.behind is not None:
         assert (other.behind.file, other.behind.position) == ("jobs", one.behind.position)
+
+
+@pytest.mark.parametrize("limit", [None, 1, 30])
+@pytest.mark.parametrize("together", ["run", "added"])
+def test_a_note_before_many_items_is_about_the_first(limit: int | None, together: str) -> None:
+    """However they are taken together, and wherever they are then."""
+    note, size = deliveries_note(3, 0), 8
+    items = b"".join(item(number, 0, bytes(size)) for number in range(20))
+    length = len(items) // 20
+    starts = range(0, len(items), length)
+
+    def reader(file: str, position: int) -> JournalReader:
+        return JournalReader(Path(), file, position)
+
+    one, other = Replay(limit, reader), Replay(limit, reader)
+    for state in (one, other):
+        state.feed(note, range(0, len(note), 5), len(note), ("jobs",))
+    one.feed(items, starts, len(items), ("jobs",))
+    if together == "run":
+        other.feed_run(items, 0, len(starts), length, ("jobs",))
+    else:
+        other.feed_added(items, starts, len(items), ("jobs",))
+    counts = [item_deliveries(record) for record in other.memory]
+    assert counts == [item_deliveries(record) for record in one.memory]
+    assert counts == [3, *[0] * (len(counts) - 1)]
+    assert other.memory == one.memory
+    assert (other.items, other.size) == (one.items, one.size) == (20, 20 * size)
 
 
 ITEMS = st.lists(st.integers(0, 40), max_size=40)
