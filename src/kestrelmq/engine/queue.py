@@ -1173,6 +1173,8 @@ class Queue(Committable):
                 if self._is_blocked or self._moving:
                     return False
             if self._may_have_dead_head:
+                if self._moving:
+                    return False  # in the journal the item that is moved is still the head
                 self._bury_heads()
         return bool(self.backlog.memory) or self._read_back()
 
@@ -1534,8 +1536,6 @@ class Queue(Committable):
     def _bury_heads(self) -> None:
         """Move items at the head that were delivered `max_deliveries` times before a restart."""
         backlog = self.backlog
-        if self._moving:
-            return
         while backlog.memory:
             deliveries = item_deliveries(backlog.memory[0])
             if not self._is_dead(deliveries):

@@ -254,6 +254,30 @@ def test_a_sweep_moves_it_too(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_a_dead_item_that_is_moved_does_not_change_the_head(tmp_path: Path) -> None:
+    """A reader of the dead-letter queue that reads the other, too, finds nothing there just then.
+
+    The journal says of the head that it was opened, and the head is still the dead item.
+    """
+    spool = Spool(tmp_path, max_deliveries=1)
+    spool.add(b"bad", b"worse", b"good")
+    for _ in range(2):
+        spool.open_read()
+    spool.kill()
+    found: list[object] = []
+
+    def read_the_other(_record: bytes | None, _xid: int) -> None:
+        found.append(spool.queue().open_read())
+
+    spool.queue(DEAD).wait(Waiter(ReadMode.PEEK, read_the_other, lambda _error: None))
+    spool.collection.sweep()
+    spool.commit()
+    assert found == [None]
+    spool.kill()
+    assert (spool.items(), spool.items(DEAD)) == ([b"good"], [b"bad", b"worse"])
+    spool.close()
+
+
 def test_a_queue_cannot_be_its_own_dead_letter_queue(tmp_path: Path) -> None:
     """One that is by inheritance keeps its items."""
     with pytest.raises(ValueError, match="dead_letter_queue is the queue itself"):
