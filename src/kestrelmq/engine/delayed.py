@@ -155,11 +155,6 @@ class DelayedItems(Generic[AnyCompanion]):
         held = self.companion.reads.aside_bytes - OVERHEAD * len(self._held)
         return held - self._joined_bytes
 
-    @property
-    def is_active(self) -> bool:
-        """Whether anything is left to do, now or later."""
-        return bool(self._held)
-
     def has_room(self, size: int, most: int) -> bool:
         """Whether memory, of which they may take `most` bytes, has room for `size` bytes more."""
         return not self._held or self.companion.reads.aside_bytes + size + OVERHEAD <= most

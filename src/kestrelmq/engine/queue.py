@@ -1505,8 +1505,7 @@ class Queue(Committable):
 
     def extend_leases(self, xids: Sequence[int], seconds: float) -> int:
         """Let the leases of these reserved reads end `seconds` from now; return how many."""
-        if xids:
-            self.reads.reservations.extend(xids, seconds, self._clock.monotonic())
+        self.reads.reservations.extend(xids, seconds, self._clock.monotonic())
         return len(xids)
 
     # --- dead letters ---
@@ -2057,8 +2056,8 @@ class Queue(Committable):
         removal = self._upkeep.begin_removal()
         if self._delayed is not None:
             other = self._delayed.companion.begin_removal()
-            if other is not None:
-                removal.include(other)
+            assert other is not None  # noqa: S101 # it keeps a journal if this queue does
+            removal.include(other)
         return removal
 
     def removal_failed(self, error: BaseException) -> JournalError:

@@ -193,24 +193,21 @@ class Reservations:
 
     def extend_owner(self, name: str, seconds: float, now: float) -> int:
         """Let the leases of an owner's reads end `seconds` from now; return how many there are."""
-        owner = self.owners.get(name)
-        if owner is None:
-            return 0
+        owner = self.owners[name]
         owner.deadline, owner.set_at = now + seconds, self._next_number()
         self._look_at_owner(owner, owner.deadline)
         return owner.reads
 
     def owner_lost(self, name: str, now: float) -> None:
         """Take note that the last connection of an owner has ended."""
-        owner = self.owners.get(name)
-        if owner is not None:
-            owner.lost_at, owner.lost_number = now, self._next_number()
-            self._look_at_owner(owner, now + owner.grace)
+        owner = self.owners[name]
+        owner.lost_at, owner.lost_number = now, self._next_number()
+        self._look_at_owner(owner, now + owner.grace)
 
     def owner_back(self, name: str, now: float) -> None:
         """Take note that an owner has a connection again."""
-        owner = self.owners.get(name)
-        if owner is not None and owner.lost_at is not None:
+        owner = self.owners[name]
+        if owner.lost_at is not None:
             owner.lost_at = None
             owner.back_at, owner.back_number = now, self._next_number()
 
@@ -268,8 +265,7 @@ class Reservations:
             owner.unseen = list(owner.reservations)
         for _ in range(min(_AT_ONCE, len(owner.unseen))):
             reservation = owner.unseen.pop()
-            if reservation.left:
-                overdue.update(dict.fromkeys(self._overdue(reservation, now)))
+            overdue.update(dict.fromkeys(self._overdue(reservation, now)))
             if len(overdue) >= _AT_ONCE:
                 break
         if owner.unseen:
