@@ -79,6 +79,18 @@ def test_a_view_ends_when_it_has_enough_bytes(tmp_path: Path) -> None:
         spool.close()
 
 
+def test_what_is_not_written_yet_is_not_seen(tmp_path: Path) -> None:
+    """A view reads from disk up to there, or passes over no more; then it has that item, too."""
+    spool = LocalQueues(queue_settings(tmp_path, max_memory_size=10))
+    items = [b"12345", b"67890", b"abcde"]
+    spool.add(*items)
+    assert spool.queue().add(b"later")
+    assert (seen(spool, 0), seen(spool, 3)) == (items, [])
+    spool.commit()
+    assert (seen(spool, 0), seen(spool, 3)) == ([*items, b"later"], [b"later"])
+    spool.close()
+
+
 def test_a_view_of_a_queue_without_a_journal(tmp_path: Path) -> None:
     """It is all in memory."""
     spool = LocalQueues(queue_settings(tmp_path, keep_journal=False))

@@ -280,3 +280,29 @@ def test_settings_reach_every_queue_though_one_shows_a_bug(
     assert "the settings of queue b were not put in force" in caplog.messages
     dialects = [spool.queue(name).reads.dialect for name in ("a", "b", "c")]
     assert dialects == ["kestrel-2", "documented", "kestrel-2"]
+
+
+def test_an_item_refused_before_it_arrives_counts_where_it_was_to_go(spool: Spool) -> None:
+    """For each destination that is there, and each fanout child; it creates none."""
+    spool.queue("a+audit")
+    spool.collection.delete("c")
+    spool.collection.count_too_large("all")
+    queues = spool.collection.queues
+    counted = {name: queue.refusals.too_large for name, queue in queues.items()}
+    assert counted == {"a": 1, "a+audit": 1, "b": 1}
+
+
+def test_a_queue_that_an_alias_masks_keeps_what_expires(spool: Spool) -> None:
+    """Nobody can read it meanwhile; the sweep goes on when the alias is gone."""
+    spool.add(b"old", name="jobs", expiry=spool.clock.now() + 1000)
+    queue = spool.queue("jobs")
+    aliases = {"jobs": AliasConfig(destination_queues=["a"])}
+    shown = spool.config
+    assert spool.reload(shown.model_copy(update={"aliases": aliases})) == []
+    spool.clock.advance(2)
+    spool.collection.sweep()
+    assert (len(queue), queue.expired_items) == (1, 0)
+    assert spool.reload(shown) == []
+    spool.collection.sweep()
+    spool.commit()
+    assert (len(queue), queue.expired_items) == (0, 1)

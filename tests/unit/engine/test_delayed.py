@@ -348,6 +348,17 @@ def test_an_alias_delays_at_each_destination(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_what_the_answer_to_a_delayed_add_depends_on(tmp_path: Path) -> None:
+    """On the journal of the delayed items, too, from the first of them on."""
+    spool = Spool(tmp_path)
+    queue, collection = spool.queue(), spool.collection
+    assert collection.destinations("jobs", delayed=True) == [queue]
+    spool.delay(b"a", 1)
+    assert collection.destinations("jobs", delayed=True) == [queue, companion(spool)]
+    assert collection.destinations("jobs") == [queue]
+    spool.close()
+
+
 def test_a_flush_drops_delayed_items(tmp_path: Path) -> None:
     """For good."""
     spool = Spool(tmp_path)
@@ -492,6 +503,76 @@ def test_a_failed_write_adds_nothing(tmp_path: Path) -> None:
     spool.advance(1)
     assert spool.drain() == [b"a", b"b"]
     assert spool.queue().problem is None
+    spool.close()
+
+
+def test_a_queue_that_cannot_have_a_second_journal(tmp_path: Path) -> None:
+    """It refuses to delay items, and says why; others are added, and it may be tried again."""
+    directory = breakable(tmp_path)
+    spool = Spool(directory.path, directory)
+    directory.break_steps("open jobs~~delayed")
+    with pytest.raises(QueueUnavailable, match=r"queue jobs cannot hold delayed items: .*No space"):
+        spool.delay(b"late", 1)
+    spool.add(b"now")
+    assert spool.queue().companion is None
+    directory.mend()
+    spool.delay(b"late", 1)
+    spool.advance(1)
+    assert spool.drain() == [b"now", b"late"]
+    spool.close()
+
+
+def test_a_bug_while_items_join_loses_none(tmp_path: Path) -> None:
+    """They are delayed as before, and join a second later, once."""
+    directory = breakable(tmp_path)
+    spool = Spool(directory.path, directory)
+    for data in (b"a", b"b"):
+        spool.delay(data, 1)
+
+    def show_bug(point: str) -> bool:
+        if point == "append to jobs":
+            raise ValueError("a bug")
+        return False
+
+    spool.clock.advance(1)
+    directory.fail = show_bug
+    with pytest.raises(ValueError, match="a bug"):
+        spool.queue().check_deadlines()
+    directory.mend()
+    spool.advance(0.5)
+    assert (len(spool.queue()), spool.queue().delayed) == (0, 2)
+    spool.advance(0.5)
+    assert spool.items() == [b"a", b"b"]
+    spool.kill()
+    assert spool.drain() == [b"a", b"b"]
+    spool.close()
+
+
+def test_what_joined_is_confirmed_again_after_a_second(tmp_path: Path) -> None:
+    """If that could not be written: a disk that is full is not asked all the time."""
+    directory = breakable(tmp_path)
+    spool = Spool(directory.path, directory)
+    spool.delay(b"a", 1)
+    attempts: list[float] = []
+
+    def fail(point: str) -> bool:
+        if point == "append to jobs~~delayed":
+            attempts.append(spool.clock.monotonic())
+            return True
+        return False
+
+    directory.fail = fail
+    spool.clock.advance(1)
+    for _ in range(9):
+        spool.collection.check_deadlines()
+        spool.collection.sweep()
+        spool.clock.advance(0.25)
+    assert attempts == [1, 2, 3]
+    assert len(companion(spool).open) == 1
+    directory.mend()
+    spool.advance(1)
+    assert not companion(spool).open
+    assert spool.drain() == [b"a"]
     spool.close()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.errors import JournalError
+from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.queues import LocalQueues, queue_settings
 from kestrelmq.testing.worker import HeldWorker
@@ -97,6 +97,45 @@ def test_a_queue_that_goes_begins_no_other_file(spool: Spool) -> None:
     while spool.deleting.step():
         pass
     assert spool.after_restart() is None
+
+
+def test_a_queue_that_goes_begins_to_delay_nothing(spool: Spool) -> None:
+    """The journal that this would need would stay behind; other items are taken."""
+    spool.add(b"one")
+    assert spool.delete()
+    with pytest.raises(QueueUnavailable, match="queue jobs is being deleted"):
+        spool.collection.add("jobs", b"late", due=spool.clock.now() + 1000)
+    spool.add(b"two")
+    while spool.deleting.step():
+        pass
+    assert [name for name in spool.disk.names() if "jobs" in name] == []
+
+
+def test_both_journals_of_a_queue_that_stays_are_looked_after(spool: Spool) -> None:
+    """That of its delayed items is kept small, too."""
+
+    def delay(data: bytes) -> None:
+        assert spool.collection.add("jobs", data, due=spool.clock.now() + 1000)
+        spool.commit()
+
+    delay(b"first")
+    assert spool.delete()
+    spool.disk.break_steps("rename")
+    assert spool.deleting.step()
+    spool.disk.mend()
+    assert isinstance(spool.told[0], JournalError)
+    companion = spool.queue().companion
+    assert companion is not None
+    for number in range(20):
+        delay(b"%d" % number + bytes(50))
+        spool.advance(1)
+        spool.collection.tick()
+        assert spool.take() is not None
+    assert companion.journal.rotations
+    found = spool.found()
+    assert found is not None
+    assert len(found) == 1
+    assert spool.after_restart() == found
 
 
 def test_a_new_queue_of_its_name_keeps_its_own_files(spool: Spool) -> None:

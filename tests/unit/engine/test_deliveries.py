@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine.durability import GroupCommit
+from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import ConfigError
 from kestrelmq.journal.records import item_data, item_deliveries
 from kestrelmq.library import PersistentQueue
+from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.queues import LocalQueues, queue_settings
 
@@ -254,6 +257,24 @@ def test_a_sweep_moves_it_too(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_a_dead_item_stays_until_its_queue_has_room(tmp_path: Path) -> None:
+    """After a restart, too: each sweep tries again, and readers get it meanwhile."""
+    spool = Spool(tmp_path, QueueConfig(max_items=1), max_deliveries=1)
+    spool.add(b"full", name=DEAD)
+    spool.add(b"bad", b"good")
+    spool.open_read()
+    spool.kill()
+    spool.collection.sweep()
+    spool.commit()
+    assert (spool.items(), spool.queue().needs_sweep) == ([b"bad", b"good"], True)
+    assert spool.drain(DEAD) == [b"full"]
+    spool.collection.sweep()
+    spool.commit()
+    assert (spool.items(), spool.items(DEAD)) == ([b"good"], [b"bad"])
+    assert not spool.queue().needs_sweep
+    spool.close()
+
+
 def test_a_dead_item_that_is_moved_does_not_change_the_head(tmp_path: Path) -> None:
     """A reader of the dead-letter queue that reads the other, too, finds nothing there just then.
 
@@ -276,6 +297,38 @@ def test_a_dead_item_that_is_moved_does_not_change_the_head(tmp_path: Path) -> N
     spool.kill()
     assert (spool.items(), spool.items(DEAD)) == ([b"good"], [b"bad", b"worse"])
     spool.close()
+
+
+def test_a_dead_item_stays_until_its_queue_is_on_disk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `sync_journal`, its removal may be on disk at once: so it may rather come twice."""
+    disk = CrashingDirectory.within(tmp_path)
+    jobs = QueueConfig(max_deliveries=1, dead_letter_queue=DEAD, sync_journal=0)
+    spool = LocalQueues(ServerConfig(queue_path=disk.path, queues={"jobs": jobs}), disk)
+    spool.add(b"bad")
+    disk.break_steps(f"sync {DEAD}")
+    give_back(spool)
+    assert (spool.items(), spool.queue().dead_lettered) == ([b"bad"], 0)
+    assert "cannot go to dead: queue dead: " in caplog.text
+    disk.mend()
+    spool.collection.tick()  # rewrites the journal whose sync failed
+    give_back(spool)
+    assert (spool.items(), spool.queue().dead_lettered) == ([], 1)
+    assert spool.items(DEAD) == [b"bad"] * 2
+    spool.close()
+
+
+def test_a_queue_by_itself_keeps_its_dead_items(caplog: pytest.LogCaptureFixture) -> None:
+    """There is none to which they could go."""
+    config = QueueConfig(max_deliveries=1, dead_letter_queue=DEAD)
+    queue = Queue("jobs", config, FakeClock(), GroupCommit())
+    queue.add(b"bad")
+    opened = queue.open_read()
+    assert opened is not None
+    assert queue.unremove(opened[0])
+    assert [item_data(record) for record in queue.browse(9)] == [b"bad"]
+    assert "cannot go to dead: there is no other queue" in caplog.text
 
 
 def test_a_queue_cannot_be_its_own_dead_letter_queue(tmp_path: Path) -> None:

@@ -234,6 +234,24 @@ def test_a_journal_that_cannot_begin_leaves_no_file(tmp_path: Path, step: str) -
     assert items_on_disk(directory.path) == [*EVERYTHING, b"3"]
 
 
+def test_delayed_items_of_a_journal_that_cannot_begin_stay_in_memory(tmp_path: Path) -> None:
+    """The journal that they had got already is removed, too; the next reload begins both."""
+    directory = CrashingDirectory.within(tmp_path)
+    spool = Spool(directory.path, directory, keep_journal=False)
+    assert spool.collection.add("jobs", b"late", due=spool.clock.now() + 1000)
+    directory.break_steps("create jobs~~next")
+    (refused,) = spool.change()
+    heal(directory)
+    assert refused.startswith("keep_journal of queue jobs stays as it is: queue jobs: ")
+    assert (spool.files, spool.queue().delayed) == (set(), 1)
+    assert spool.change() == []
+    assert spool.files == {"jobs", "jobs~~delayed"}
+    spool.kill()
+    spool.advance(1)
+    assert spool.items() == [b"late"]
+    spool.close()
+
+
 @pytest.mark.parametrize(
     ("step", "number"),
     [("rename", 1), ("create", 1), ("sync the", 1), ("rename", 2), ("sync the", 2)],

@@ -145,6 +145,24 @@ def test_a_damaged_file_is_kept_aside_and_no_item_is_lost(
     spool.close()
 
 
+def test_a_damaged_file_that_cannot_be_renamed_stops_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stays until it can be, and the log says why."""
+    (tmp_path / "queues").mkdir()
+    (tmp_path / "queues" / FILE).write_bytes(b"damaged")
+    directory = CrashingDirectory.within(tmp_path)
+    kept = QueueRegistry(directory, FakeClock())
+    directory.break_steps("rename")
+    kept.load()
+    assert "~~queues cannot be renamed: " in caplog.text
+    assert directory.names() == [FILE]
+    directory.mend()
+    QueueRegistry(directory, FakeClock()).load()
+    (aside,) = directory.names()
+    assert aside.startswith("~~queues~~damaged-")
+
+
 def test_a_link_is_not_followed_but_set_aside(tmp_path: Path) -> None:
     """It could lead anywhere."""
     outside = tmp_path / "outside"

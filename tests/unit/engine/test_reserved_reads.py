@@ -165,6 +165,39 @@ def test_a_lease_is_extended(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_when_a_lease_ends_is_known(tmp_path: Path) -> None:
+    """For each read: the latest of its reservation, what extended it, and its owner."""
+    spool = Spool(tmp_path)
+    spool.add(b"a", b"b")
+    queue = spool.queue()
+    first, second = queue.find_reserved(spool.reads(2, OWNED))
+    leases = queue.reads.reservations
+    assert [leases.lease_end(xid) for xid in (first, second)] == [10, 10]
+    spool.pass_time(1)
+    queue.extend_leases([second], 60)
+    assert [leases.lease_end(xid) for xid in (first, second)] == [10, 61]
+    spool.collection.owners.extend("worker", 30, spool.now)
+    assert [leases.lease_end(xid) for xid in (first, second)] == [31, 31]
+    spool.close()
+
+
+def test_the_reads_of_an_owner_are_counted_by_queue(tmp_path: Path) -> None:
+    """Queues in which it has none any more are left out."""
+    spool = Spool(tmp_path)
+    owners = spool.collection.owners
+    assert owners.reads_of("worker") == {}
+    for name in ("jobs", "more"):
+        spool.add(b"a", b"b", b"c", name=name)
+        spool.reserve(2, OWNED, name)
+    reads = spool.reads(1, OWNED)
+    assert owners.reads_of("worker") == {"jobs": 3, "more": 2}
+    spool.finish(reads)
+    spool.queue("more").confirm_all(spool.queue("more").reserved_by("worker"))
+    assert owners.reads_of("worker") == {"jobs": 2}
+    spool.commit()
+    spool.close()
+
+
 def test_an_owner_extends_all_its_leases(tmp_path: Path) -> None:
     """In all queues, by a look at one number."""
     spool = Spool(tmp_path)
@@ -250,6 +283,28 @@ def test_many_leases_that_end_at_once(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_reads_that_end_while_others_come_back(tmp_path: Path) -> None:
+    """They are over, though their reservations were to be looked at next."""
+    spool = Spool(tmp_path)
+    spool.add(*(b"%d" % number for number in range(1500)))
+    spool.collection.owners.connected("worker", spool.now)
+    for _ in range(15):
+        spool.reserve(100, OWNED)
+    spool.collection.owners.disconnected("worker", spool.now)
+    spool.clock.advance(2)
+    work = spool.collection.checking_deadlines()
+    next(work)
+    queue = spool.queue()
+    assert len(queue) == 1000
+    queue.confirm_all(queue.reserved_by("worker"))
+    for _ in work:
+        pass
+    spool.commit()
+    assert (len(queue), queue.open_reads) == (1000, 0)
+    assert len(set(spool.items())) == 1000
+    spool.close()
+
+
 def test_the_heap_stays_small(tmp_path: Path) -> None:
     """However many reservations pass while none is due."""
     spool = Spool(tmp_path)
@@ -318,6 +373,24 @@ def test_a_release_can_be_the_last(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_reads_that_have_ended_are_not_confirmed_again(tmp_path: Path) -> None:
+    """What is left of several is confirmed as one change; of none, nothing is written."""
+    spool = Spool(tmp_path)
+    spool.add(b"a", b"b", b"c")
+    queue = spool.queue()
+    xids = list(spool.queue().find_reserved(spool.reads(3)))
+    assert queue.unremove(xids[1])
+    spool.commit()
+    queue.confirm_all(xids)
+    assert len(queue.changes.undo) == 1
+    spool.commit()
+    queue.confirm_all(xids)
+    assert not queue.changes.pending
+    spool.kill()
+    assert (spool.items(), spool.queue().open_reads) == ([b"b"], 0)
+    spool.close()
+
+
 def test_readers_that_wait_come_first(tmp_path: Path) -> None:
     """A reader that is served takes one item while others wait behind it."""
     spool = Spool(tmp_path)
@@ -353,6 +426,25 @@ def test_a_reserve_takes_only_so_many_bytes(tmp_path: Path) -> None:
     ] == [1, 2]
     assert queue.reserve(TERMS, 3, 10, 1) is None
     spool.commit()
+    spool.close()
+
+
+def test_a_reserve_takes_what_comes_before_items_that_cannot_be_read(tmp_path: Path) -> None:
+    """The next one gets the error, and takes nothing; the items are there when they can be read."""
+    spool = Spool(tmp_path, max_memory_size=2)
+    spool.add(b"a", b"b", b"c", b"d")
+    (journal,) = tmp_path.glob("jobs.*")
+    journal.rename(tmp_path / "away")
+    reservation = spool.reserve(10)
+    assert reservation is not None
+    assert reservation.left == 2
+    with pytest.raises(QueueUnavailable, match=r"queue jobs cannot be read: .*No such file"):
+        spool.reserve(10)
+    assert spool.queue().open_reads == 2
+    (tmp_path / "away").rename(journal)
+    reservation = spool.reserve(10)
+    assert reservation is not None
+    assert reservation.left == 2
     spool.close()
 
 

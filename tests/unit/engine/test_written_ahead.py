@@ -11,6 +11,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.records import item, item_data
+from kestrelmq.marks import PutMark
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
 from kestrelmq.testing.queues import items_on_disk
@@ -153,6 +154,20 @@ def test_a_queue_that_got_fanout_children_meanwhile(
     record, file = begin(queue, b"large")
     child = collection.obtain("jobs+copy")
     assert queue.add_written_ahead(record, file)
+    assert not collection.commits.commit()
+    assert (len(queue), len(child)) == (1, 1)
+    assert files(directory) == ["jobs", "jobs+copy"]
+
+
+def test_a_producers_item_for_a_queue_that_got_fanout_children_meanwhile(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """They get it too, each once, however often the producer repeats the add."""
+    queue, mark = collection.obtain("jobs"), PutMark(b"p", 1)
+    record, file = begin(queue, b"large")
+    child = collection.obtain("jobs+copy")
+    assert queue.add_written_ahead(record, file, mark=mark)
+    assert queue.add_once(b"large", mark)
     assert not collection.commits.commit()
     assert (len(queue), len(child)) == (1, 1)
     assert files(directory) == ["jobs", "jobs+copy"]
