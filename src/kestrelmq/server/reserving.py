@@ -256,6 +256,8 @@ class PendingReserve(PendingRequest):
 
     def _item_arrived(self, record: bytes | None, _xid: int) -> None:
         """Reserve what is there; no `record` means that a queue was deleted."""
+        if not self._waiting:
+            return  # another queue served it while this one looked for its head
         queues = [queue for queue, _ in self._waiting]
         self._stop_waiting()
         try:

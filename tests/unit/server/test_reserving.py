@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine.paused import Paused
 from kestrelmq.journal.records import item_data, item_deliveries
 from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.testing.queues import LocalQueues
 from kestrelmq.testing.worker import HeldWorker
 from tests.support.turning import Turning
 
@@ -179,6 +181,34 @@ def test_a_wait_ends_when_its_queue_is_deleted(tmp_path: Path) -> None:
 
     with Turning(tmp_path) as turning:
         turning.run(scenario())
+
+
+def test_a_wait_at_two_queues_is_answered_once(tmp_path: Path) -> None:
+    """Though looking at the head of the one moves a dead item to the other, which is served."""
+    jobs = QueueConfig(max_deliveries=1, dead_letter_queue="dead")
+    config = ServerConfig(queue_path=tmp_path, queues={"jobs": jobs})
+    before = LocalQueues(config)
+    before.add(b"bad", b"good")
+    before.open_read()
+    before.close()
+
+    async def scenario() -> None:
+        collection = turning.collection
+        collection.pause("jobs", Paused.READS)
+        client = turning.connect("memcache")
+        await turning.send(client, b"reserve jobs,dead 1 lease=9999 t=600000\r\n")
+        await turning.until(lambda: collection.obtain("dead").waiting_readers == 1)
+        collection.resume("jobs", Paused.READS)
+        assert (await turning.receive(client, b"END\r\n")).count(b"\r\nbad\r\n") == 1
+        assert collection.obtain("jobs").waiting_readers == 0
+        assert await ask(turning, client, b"status\r\n", b"\r\n") == b"UP\r\n"
+        await put(turning, b"more", name=b"jobs")
+        assert await ask(turning, client, b"status\r\n", b"\r\n") == b"UP\r\n"
+        await turning.hang_up(client)
+
+    with Turning(tmp_path, config) as turning:
+        turning.run(scenario())
+        assert waiting(turning, "jobs") == [(b"g", 0), (b"m", 0)]
 
 
 def test_an_owner_with_many_reads_is_released_in_slices(tmp_path: Path) -> None:
