@@ -1,4 +1,4 @@
-"""The clocks, which every part is given, and the pauses of long work.
+"""The clocks, which every part is given, the pauses of long work, and how often a log repeats.
 
 A clock has two readings. `now` is wall time in whole milliseconds since the epoch; journals and
 expiry use it, and it may jump. `monotonic` is in seconds and never goes back; time-outs use it.
@@ -62,3 +62,23 @@ class TurnClock:
     def monotonic(self) -> float:
         """Return seconds from some fixed point; never goes back."""
         return time.monotonic()
+
+
+class Throttle:
+    """Lets something happen at most once in so many seconds, such as a log line."""
+
+    __slots__ = ("_clock", "_next", "_seconds")
+
+    def __init__(self, clock: Clock, seconds: float, *, waits: bool = False) -> None:
+        """Let it happen at once and then every `seconds`; with `waits`, not at once either."""
+        self._clock = clock
+        self._seconds = seconds
+        self._next = clock.monotonic() + seconds if waits else float("-inf")
+
+    def passes(self) -> bool:
+        """Return whether it may happen now; if so, it may not again for `seconds`."""
+        now = self._clock.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + self._seconds
+        return True

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final, Protocol
 
-from kestrelmq.clock import Clock, Pause, no_pause
+from kestrelmq.clock import Clock, Pause, Throttle, no_pause
 from kestrelmq.config import QueueConfig
 from kestrelmq.engine.backlog import Backlog
 from kestrelmq.engine.changes import (
@@ -47,7 +47,7 @@ from kestrelmq.engine.delayed import (
 from kestrelmq.engine.durability import Committable, GroupCommit
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.reads import OpenReads
-from kestrelmq.engine.refusals import RefusalReason, Refusals
+from kestrelmq.engine.refusals import LOG_INTERVAL, RefusalReason, Refusals
 from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import Worker, run_to_end
@@ -105,8 +105,6 @@ _MAX_MOVES: Final = 500
 """Most items set aside that one sweep tries to move."""
 _MAX_REFUSALS: Final = 16
 """Refusals after which a sweep stops trying to move items."""
-_LOG_INTERVAL: Final = 60.0
-"""Seconds between log lines about items that are set aside."""
 RESERVED_MEMORY: Final = 4 << 20
 """Bytes of memory that the reserved items of a queue may always take."""
 MAX_TAGS: Final = 10_000
@@ -255,7 +253,7 @@ class Queue(Committable):
         # Whether an expired item is being moved to another queue; whether one can neither be moved
         # nor be set aside, so that the items behind it cannot be read.
         self._moving = self._is_blocked = False
-        self._log_at = 0.0
+        self._log_throttle = Throttle(clock, LOG_INTERVAL)
         # Whether items at the head may have been delivered `max_deliveries` times: those whose
         # reads were open when the server stopped.
         self._may_have_dead_head = bool(given_back) and config.max_deliveries is not None
@@ -1736,9 +1734,7 @@ class Queue(Committable):
 
     def _log_now_and_then(self, problem: str) -> None:
         """Log a problem, unless one was logged a short time ago."""
-        now = self._clock.monotonic()
-        if now >= self._log_at:
-            self._log_at = now + _LOG_INTERVAL
+        if self._log_throttle.passes():
             log.warning("queue %s: %s", self.name, problem, extra={"queue": self.name})
 
     def move_aside(self) -> None:

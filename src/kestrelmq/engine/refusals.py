@@ -3,15 +3,15 @@
 import logging
 from typing import Final, Literal
 
-from kestrelmq.clock import Clock
+from kestrelmq.clock import Clock, Throttle
 
 RefusalReason = Literal[
     "too_large", "full_items", "full_bytes", "memory", "paused", "forbidden", "failed"
 ]
 """Why a request was refused; `protocol.stats` has a statistic with the meaning of each."""
 
-_LOG_INTERVAL: Final = 60.0
-"""Seconds between log lines about the refusals of one queue."""
+LOG_INTERVAL: Final = 60.0
+"""Seconds between log lines about what one queue refuses, or cannot move."""
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +24,9 @@ class Refusals:
     """
 
     __slots__ = (
-        "_clock",
-        "_log_at",
         "_queue",
         "_since_logged",
+        "_throttle",
         "failed",
         "forbidden",
         "full_bytes",
@@ -41,17 +40,14 @@ class Refusals:
         self.too_large = self.full_items = self.full_bytes = self.memory = 0
         self.paused = self.forbidden = self.failed = 0
         self._queue = queue
-        self._clock = clock
         self._since_logged: dict[RefusalReason, int] = {}
-        self._log_at = float("-inf")
+        self._throttle = Throttle(clock, LOG_INTERVAL)
 
     def count(self, reason: RefusalReason) -> None:
         """Count a request that is refused for `reason`, and log it if a line is due."""
         setattr(self, reason, getattr(self, reason) + 1)
         self._since_logged[reason] = self._since_logged.get(reason, 0) + 1
-        now = self._clock.monotonic()
-        if now >= self._log_at:
-            self._log_at = now + _LOG_INTERVAL
+        if self._throttle.passes():
             counts = ", ".join(f"{name} {count}" for name, count in self._since_logged.items())
             log.warning(
                 "queue %s refused requests: %s",

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from kestrelmq.clock import Clock, Pause
+from kestrelmq.clock import Clock, Pause, Throttle
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import Directory, mapped, open_regular, write_file
 from kestrelmq.journal.names import (
@@ -262,9 +262,8 @@ class _Progress:
     ) -> None:
         self._path = directory.path
         self._queue_files = queue_files
-        self._clock = clock
         self._before = 0
-        self._log_at = clock.monotonic() + _LOG_INTERVAL
+        self._throttle = Throttle(clock, _LOG_INTERVAL, waits=True)
         self._pace = pace
 
     def end(self, size: int) -> None:
@@ -273,9 +272,7 @@ class _Progress:
 
     def at(self, position: int) -> bool:
         """Take note that the current file is replayed up to `position`; return what `Pace` does."""
-        now = self._clock.monotonic()
-        if now >= self._log_at:
-            self._log_at = now + _LOG_INTERVAL
+        if self._throttle.passes():
             files = self._queue_files.files
             whole = sum((self._path / name).lstat().st_size for name in files)
             done, total = (size >> 20 for size in (self._before + position, whole))
