@@ -12,7 +12,7 @@ from kestrelmq.journal.records import item, item_data
 from kestrelmq.marks import PutMark
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.recording import Contents, RecordingDirectory, StateBounds, crash_states
-from tests.support.crash_checks import is_unread
+from tests.support.crash_checks import is_unread, two_starts
 from tests.support.crash_recordings import QUICK
 
 pytestmark = pytest.mark.compiled
@@ -136,34 +136,23 @@ class Scenario:
         self.directory.abandon()
 
 
-def found_in(contents: Contents, spool: Path, config: QueueConfig) -> State:
+def found_in(contents: Contents, config: ServerConfig) -> State:
     """Return what a server finds in files; the next one finds the same.
 
     Meanwhile another item is delayed and joins: the xids go on as they should, so it is there once.
     """
-    spool.mkdir(exist_ok=True)
-    for file in spool.iterdir():
-        file.unlink()
-    for name, data in contents:
-        if "/" not in name:
-            (spool / name).write_bytes(data)
     found = []
-    for others in range(2):
-        clock = FakeClock()
-        collection = QueueCollection(ServerConfig(queue_path=spool, default=config), clock)
-        collection.open()
-        assert not collection.damaged
-        queue = collection.obtain("jobs")
+    for others, queues in enumerate(two_starts(contents, config)):
+        queue = queues.queue()
         assert queue.delayed_damage is None
         found.append(state_of(queue))
-        if config.max_memory_size > 99:
+        if config.default.max_memory_size > 99:
             assert items_of(queue).count(b"other:0") == others
-            assert queue.add_delayed(b"other:0", clock.now() + 1)
-            clock.advance(0.01)
+            assert queue.add_delayed(b"other:0", queues.clock.now() + 1)
+            queues.clock.advance(0.01)
             for _ in range(3):
                 queue.check_deadlines()
-                assert not collection.commits.commit()
-        collection.close()
+                queues.commit()
     assert found[0] == found[1]
     return found[0]
 
@@ -194,11 +183,12 @@ def test_marks_survive_every_crash(root: Path, name: str, *, synced: bool) -> No
     bounds = StateBounds(
         cuts=lambda size: range(1, size, 7), name_sets=QUICK.name_sets, mixtures=QUICK.mixtures
     )
+    left = ServerConfig(queue_path=root / "left", default=CONFIGS[name])
     checked = 0
     for contents, crashes in crash_states(
         tuple(scenario.directory.operations), {}, bounds, unread=is_unread
     ).items():
-        found = found_in(contents, root / "left", CONFIGS[name])
+        found = found_in(contents, left)
         checked += 1
         least = max(
             scenario.states[crash.mark[1 if crash.killed else 0]].last

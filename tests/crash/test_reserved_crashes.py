@@ -13,7 +13,7 @@ from kestrelmq.journal.records import item_data
 from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.recording import Contents, RecordingDirectory, StateBounds, crash_states
-from tests.support.crash_checks import is_unread
+from tests.support.crash_checks import ONE_MORE, is_unread, two_starts
 from tests.support.crash_recordings import QUICK
 
 pytestmark = pytest.mark.compiled
@@ -153,24 +153,12 @@ class Scenario:
         self.directory.abandon()
 
 
-def found_in(contents: Contents, spool: Path, config: QueueConfig) -> tuple[State, State]:
+def found_in(contents: Contents, config: ServerConfig) -> tuple[State, State]:
     """Return what a server finds in files, and the next one after an item was added."""
-    spool.mkdir(exist_ok=True)
-    for file in spool.iterdir():
-        file.unlink()
-    for name, data in contents:
-        if "/" not in name:
-            (spool / name).write_bytes(data)
     found = []
-    for _ in range(2):
-        collection = QueueCollection(ServerConfig(queue_path=spool, default=config), FakeClock())
-        collection.open()
-        assert not collection.damaged
-        queue = collection.obtain("jobs")
-        found.append(state_of(queue, given_back=False))
-        queue.add(b"one more")
-        assert not collection.commits.commit()
-        collection.close()
+    for queues in two_starts(contents, config):
+        found.append(state_of(queues.queue(), given_back=False))
+        queues.add(ONE_MORE)
     return found[0], found[1]
 
 
@@ -198,13 +186,14 @@ def test_reserved_reads_survive_every_crash(root: Path, name: str, *, synced: bo
     bounds = StateBounds(
         cuts=lambda size: range(1, size, 5), name_sets=QUICK.name_sets, mixtures=QUICK.mixtures
     )
+    left = ServerConfig(queue_path=root / "left", default=CONFIGS[name])
     checked = 0
     for contents, crashes in crash_states(
         tuple(scenario.directory.operations), {}, bounds, unread=is_unread
     ).items():
-        found, next_found = found_in(contents, root / "left", CONFIGS[name])
+        found, next_found = found_in(contents, left)
         checked += 1
-        assert next_found.waiting == (*found.waiting, b"one more")
+        assert next_found.waiting == (*found.waiting, ONE_MORE)
         assert (next_found.reserved, next_found.done) == (found.reserved, found.done)
         for crash in crashes:
             if not isinstance(crash.mark, tuple):

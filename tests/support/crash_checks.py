@@ -1,20 +1,19 @@
 """Loads what crashes may leave, and compares it with what a model allows."""
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from kestrelmq.config import ServerConfig
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_with_delayed, remove_left_over
 from kestrelmq.journal.names import group_files, parse_name
 from kestrelmq.journal.records import item, item_add_time, item_data, unremove
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.queues import LocalQueues
 from kestrelmq.testing.recording import (
     Contents,
     CrashCause,
@@ -93,7 +92,7 @@ class Checker:
 
     def _come_up(self, contents: Contents) -> _Loaded:
         """Load everything twice; what is added after the first is all that the second adds."""
-        self._write(contents)
+        _write(contents, self.spool)
         directory = RecordingDirectory(self.spool)
         first = _load(directory)
         if first.is_damaged:
@@ -105,36 +104,19 @@ class Checker:
     def _serve(self, contents: Contents, wanted: Queues) -> None:
         """Have a whole server come up, twice."""
         found = []
-        self._write(contents)
-        for _ in range(2):
-            collection = QueueCollection(
-                _server(self.spool), FakeClock(), DiskDirectory(self.spool)
-            )
-            collection.open()
-            try:
-                if collection.damaged:
-                    raise WrongState(_told(contents, dict(collection.damaged), None))
-                found.append(
-                    tuple(
-                        (name, (*_delayed(queue), *map(item_data, queue.browse(10_000))))
-                        for name, queue in sorted(collection.queues.items())
-                    )
+        for started in two_starts(contents, _server(self.spool)):
+            queues = started.collection.queues
+            found.append(
+                tuple(
+                    (name, (*_delayed(queue), *map(item_data, queue.browse(10_000))))
+                    for name, queue in sorted(queues.items())
                 )
-                for queue in collection.queues.values():
-                    queue.add(ONE_MORE)
-            finally:
-                collection.close()
+            )
+            for queue in queues.values():
+                queue.add(ONE_MORE)
         if found[0] != wanted:
             raise WrongState(_told(contents, found[0], wanted))
         _check_one_more(contents, *found)
-
-    def _write(self, contents: Contents) -> None:
-        self.spool.mkdir(exist_ok=True)
-        for file in self.spool.iterdir():
-            file.unlink()
-        for name, data in contents:
-            if "/" not in name:
-                (self.spool / name).write_bytes(data)
 
     def _check_crashes_of_loading(self, contents: Contents, loaded: _Loaded) -> None:
         states = crash_states(loaded.operations, dict(contents), self.bounds, unread=is_unread)
@@ -148,6 +130,33 @@ class Checker:
             if found != loaded.queues:
                 raise WrongState(_told(left, found, loaded.queues))
             _check_nothing_is_lost(contents, left)
+
+
+def two_starts(contents: Contents, config: ServerConfig) -> Iterator[LocalQueues]:
+    """Yield the queues of a server that finds these files, and then those of the next server.
+
+    Whatever is done to the first is closed, and so committed, before the second starts. Raises
+    WrongState if a queue is damaged.
+    """
+    _write(contents, Path(config.queue_path))
+    for _ in range(2):
+        queues = LocalQueues(config)
+        try:
+            if queues.collection.damaged:
+                raise WrongState(_told(contents, dict(queues.collection.damaged), None))
+            yield queues
+        finally:
+            queues.close()
+
+
+def _write(contents: Contents, spool: Path) -> None:
+    """Let these files be all that there are in the directory `spool`."""
+    spool.mkdir(exist_ok=True)
+    for file in spool.iterdir():
+        file.unlink()
+    for name, data in contents:
+        if "/" not in name:
+            (spool / name).write_bytes(data)
 
 
 def _load(directory: RecordingDirectory) -> _Loaded:
