@@ -1,40 +1,29 @@
 """Delayed items against a sorted list: joins, failures, restarts and crashes in any order."""
 
-import tempfile
 from collections import deque
-from pathlib import Path
-from shutil import rmtree
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.queue import Queue
+from kestrelmq.config import QueueConfig
 from kestrelmq.journal.records import item_data
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
-from kestrelmq.testing.worker import HeldWorker
+from kestrelmq.testing.crashing import CrashLoss
+from tests.support.crashing_queues import NAME, QueuesMachine
 from tests.support.examples import examples
 
 pytestmark = pytest.mark.compiled
 
-NAME = "jobs"
 
-
-class DelayMachine(RuleBasedStateMachine):
+class DelayMachine(QueuesMachine):
     """The rules; `waiting` and `late` are the model: `late` has when each is due, in order."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="kestrelmq-delays-"))
-        self.generation = self.number = 0
-        self.clock = FakeClock()
+        self.number = 0
         self.waiting: deque[bytes] = deque()
         self.late: list[tuple[int, bytes]] = []
-        self.broken = False
 
     @initialize(
         default=st.sampled_from([60, 300, 5000]),
@@ -42,40 +31,14 @@ class DelayMachine(RuleBasedStateMachine):
     )
     def begin(self, default: int, dialect: str) -> None:
         """Draw the limits, and start on an empty queue path."""
-        self.config = QueueConfig(
+        config = QueueConfig(
             max_memory_size=10_000,
             default_journal_size=default,
             max_journal_size=1500,
             min_journal_compact_delay=0,
             journal_dialect=dialect,
         )
-        (self.root / "0").mkdir()
-        self.come_up()
-
-    def come_up(self) -> None:
-        """Load the queue path of this generation."""
-        self.number += 1
-        links = self.root / f"links{self.number}"
-        links.mkdir()
-        self.directory = CrashingDirectory(self.root / str(self.generation), links)
-        server = ServerConfig(queue_path=self.directory.path, default=self.config)
-        self.worker = HeldWorker()
-        self.collection = QueueCollection(server, self.clock, self.directory)
-        self.collection.commits.worker = self.worker
-        self.collection.open()
-        assert not self.collection.damaged
-        self.broken = False
-
-    @property
-    def queue(self) -> Queue:
-        """The queue, made when it is first asked for."""
-        return self.collection.obtain(NAME)
-
-    def commit(self) -> bool:
-        """Commit; False when it failed, which it may only while the disk is broken."""
-        failures = self.collection.commits.commit()
-        assert not failures or self.broken
-        return not failures
+        self.start(config)
 
     def new_item(self, size: int) -> bytes:
         """Return an item that was never there."""
@@ -153,12 +116,6 @@ class DelayMachine(RuleBasedStateMachine):
         self.waiting.clear()
         self.late.clear()
 
-    @precondition(lambda self: bool(self.worker))
-    @rule()
-    def work(self) -> None:
-        """Let the worker do one job."""
-        self.worker.step()
-
     # --- the disk, restarts, crashes ---
 
     @precondition(lambda self: not self.broken)
@@ -166,38 +123,26 @@ class DelayMachine(RuleBasedStateMachine):
     def break_disk(self, what: str, tears: bool) -> None:  # noqa: FBT001 # drawn
         """From now on, steps of this kind fail."""
         self.commit()
-        self.directory.fail = lambda point: point.startswith(what)
-        self.directory.tears = tears
-        self.broken = True
+        self.break_steps(what, tears=tears)
 
     @precondition(lambda self: self.broken)
     @rule()
     def mend_disk(self) -> None:
         """The disk works again; see what became of what was due meanwhile."""
-        self.directory.fail = lambda _point: False
-        self.broken = False
+        self.mend()
         self.pass_time(0.0)
 
     @precondition(lambda self: not self.broken)
     @rule()
     def restart(self) -> None:
         """Stop cleanly and start again."""
-        self.collection.close()
-        self.come_up()
+        self.start_again()
 
     @precondition(lambda self: not self.broken)
     @rule()
     def kill(self) -> None:
         """Kill the server; everything that was answered is there."""
-        self.crash(CrashLoss.KILLED)
-
-    def crash(self, loss: CrashLoss) -> None:
-        """Crash, and come up with what is left."""
-        self.generation += 1
-        self.directory.survive(loss, self.root / str(self.generation))
-        self.collection._lock.release()
-        self.directory.abandon()
-        self.come_up()
+        self.start_again(CrashLoss.KILLED)
 
     @precondition(lambda self: not self.broken)
     @rule(loss=st.sampled_from([CrashLoss.POWER_LOST, CrashLoss.NAMES_KEPT]))
@@ -207,33 +152,30 @@ class DelayMachine(RuleBasedStateMachine):
             if not queue.journal.size or getattr(queue.journal, "suspect", False):
                 return
             queue.sync()
-        self.crash(loss)
+        self.start_again(loss)
 
     @invariant()
     def counts_agree(self) -> None:
         """The queue counts what the model holds."""
-        if not hasattr(self, "collection") or self.broken:
+        if self.broken:
             return
         assert len(self.queue) == len(self.waiting)
         assert self.queue.delayed_items == len(self.late)
         assert [item_data(one) for one in self.queue.browse(1000)] == list(self.waiting)
 
-    def teardown(self) -> None:
+    def compare_at_end(self) -> None:
         """Everything comes, in order, and once."""
-        if hasattr(self, "collection"):
-            if self.broken:
-                self.mend_disk()
-            self.collection.close()
-            self.come_up()
-            self.clock.advance(100)
-            for _ in range(2):
-                self.pass_time(1.0)
-                while self.worker.step():
-                    pass
-            assert not self.late
-            self.counts_agree()
-            self.collection.close()
-        rmtree(self.root)
+        if self.broken:
+            self.mend_disk()
+        self.start_again()
+        self.clock.advance(100)
+        for _ in range(2):
+            self.pass_time(1.0)
+            while self.worker.step():
+                pass
+        assert not self.late
+        self.counts_agree()
+        self.collection.close()
 
 
 TestDelayMachine = DelayMachine.TestCase

@@ -4,14 +4,10 @@ They add through failing writes, kills, lost power and restarts, with delays and
 The journals are so short that they are rewritten and packed all the time.
 """
 
-import tempfile
-from pathlib import Path
-from shutil import rmtree
-
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from kestrelmq.engine.durability import sync_now
 from kestrelmq.errors import KestrelError
@@ -19,7 +15,7 @@ from kestrelmq.journal.records import item_data
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.marks import PutMark
 from kestrelmq.testing.crashing import CrashLoss
-from tests.support.crashing_queues import CrashingQueues, short_journals
+from tests.support.crashing_queues import QueuesMachine, short_journals
 from tests.support.examples import examples
 
 pytestmark = pytest.mark.compiled
@@ -28,12 +24,11 @@ QUEUES = ("jobs", "jobs+child")
 PRODUCERS = (b"p", b"q")
 
 
-class ProducerMachine(RuleBasedStateMachine):
+class ProducerMachine(QueuesMachine):
     """The rules. A producer goes on to its next item only when the last one was answered."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="kestrelmq-producers-"))
         self.next = dict.fromkeys(PRODUCERS, 0)
         # The items that were answered, those that were read, and those that a reader got no answer
         # for: they may or may not come again.
@@ -49,14 +44,14 @@ class ProducerMachine(RuleBasedStateMachine):
     def begin(self, memory: int, size: int, dialect: str) -> None:
         """Draw the limits, and start on an empty queue path."""
         config = short_journals(memory, size, dialect, sync_journal=0)
-        self.queues = CrashingQueues(self.root, config)
+        self.start(config)
         for name in QUEUES:
-            self.queues.collection.obtain(name)
+            self.collection.obtain(name)
         assert self.is_safe()
 
     def is_safe(self) -> bool:
         """Commit and sync, as before each answer; return whether that works."""
-        commits = self.queues.collection.commits
+        commits = self.collection.commits
         if commits.commit():
             return False
         return sync_now(*commits.syncs.take_unsynced()) is None
@@ -67,7 +62,7 @@ class ProducerMachine(RuleBasedStateMachine):
         return any(
             queue.journal.suspect
             for name in QUEUES
-            for queue in self.queues.collection.obtain(name).with_companion
+            for queue in self.collection.obtain(name).with_companion
             if isinstance(queue.journal, FileJournal)
         )
 
@@ -82,14 +77,14 @@ class ProducerMachine(RuleBasedStateMachine):
         """Add items, and those before that were answered, too; perhaps on a disk that fails."""
         is_broken = bool(broken) or self.is_suspect
         if broken:
-            self.queues.directory.break_steps(broken)
+            self.directory.break_steps(broken)
         first = self.next[producer]
         added = []
         for number in range(max(0, first - 1), first + items):
             data = b"%b:%d:" % (producer, number) + b"x" * size
-            due = self.queues.clock.now() + delay * 1000 if delay else 0
+            due = self.clock.now() + delay * 1000 if delay else 0
             try:
-                accepted = self.queues.collection.add(
+                accepted = self.collection.add(
                     "jobs", data, due=due, mark=PutMark(producer, number)
                 )
             except KestrelError:
@@ -103,7 +98,7 @@ class ProducerMachine(RuleBasedStateMachine):
                 self.next[producer] = max(first, int(added[-1].split(b":")[1]) + 1)
         else:
             assert is_broken
-        self.queues.directory.mend()
+        self.directory.mend()
 
     @rule(name=st.sampled_from(QUEUES), most=st.integers(1, 5))
     def read(self, name: str, most: int) -> None:
@@ -111,7 +106,7 @@ class ProducerMachine(RuleBasedStateMachine):
         found = []
         try:
             for _ in range(most):
-                record = self.queues.collection.obtain(name).remove()
+                record = self.collection.obtain(name).remove()
                 if record is not None:
                     found.append(b":".join(item_data(record).split(b":")[:2]))
         except KestrelError:
@@ -124,26 +119,20 @@ class ProducerMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 2, 9]))
     def wait(self, seconds: float) -> None:
         """Let time pass: items join, and journals are attended to."""
-        self.queues.clock.advance(seconds)
-        self.queues.collection.check_deadlines()
+        self.clock.advance(seconds)
+        self.collection.check_deadlines()
         self.is_safe()
-        self.queues.collection.tick()
-
-    @precondition(lambda self: bool(self.queues.worker))
-    @rule()
-    def work(self) -> None:
-        """Let the worker do one job."""
-        self.queues.worker.step()
+        self.collection.tick()
 
     @rule()
     def restart(self) -> None:
         """Stop the server and start it again."""
-        self.queues.restart()
+        self.start_again()
 
     @rule(loss=st.sampled_from(CrashLoss))
     def crash(self, loss: CrashLoss) -> None:
         """Kill the server, or let the machine lose power, and start it again."""
-        self.queues.crash(loss)
+        self.start_again(loss)
 
     @invariant()
     def nothing_comes_twice(self) -> None:
@@ -151,28 +140,24 @@ class ProducerMachine(RuleBasedStateMachine):
         for taken in self.taken.values():
             assert len(set(taken)) == len(taken)
 
-    def teardown(self) -> None:
+    def compare_at_end(self) -> None:
         """Everything that was answered comes once, when all have been repeated and are due."""
-        if hasattr(self, "queues"):
-            self.restart()
-            for producer in PRODUCERS:
-                for number in range(self.next[producer]):
-                    assert self.queues.collection.add(
-                        "jobs", b"again", mark=PutMark(producer, number)
-                    )
-            assert self.is_safe()
-            for _ in range(9):
-                self.wait(30)
-                while self.queues.worker:
-                    self.queues.worker.step()
-            for name in QUEUES:
-                queue = self.queues.collection.obtain(name)
-                while len(queue):
-                    self.read(name, 5)
-                self.nothing_comes_twice()
-                assert self.answered <= {*self.taken[name], *self.unsure[name]}
-            self.queues.collection.close()
-        rmtree(self.root)
+        self.restart()
+        for producer in PRODUCERS:
+            for number in range(self.next[producer]):
+                assert self.collection.add("jobs", b"again", mark=PutMark(producer, number))
+        assert self.is_safe()
+        for _ in range(9):
+            self.wait(30)
+            while self.worker:
+                self.worker.step()
+        for name in QUEUES:
+            queue = self.collection.obtain(name)
+            while len(queue):
+                self.read(name, 5)
+            self.nothing_comes_twice()
+            assert self.answered <= {*self.taken[name], *self.unsure[name]}
+        self.collection.close()
 
 
 TestProducers = ProducerMachine.TestCase

@@ -4,33 +4,27 @@ Rotation, packing and rewriting run in a worker that is held, so that operations
 restarts and crashes come in between their steps.
 """
 
-import tempfile
 from collections import deque
 from dataclasses import dataclass, replace
-from pathlib import Path
 from shutil import rmtree
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine import upkeep
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.records import item, item_data, item_deliveries
 from kestrelmq.journal.writer import FileJournal
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
-from kestrelmq.testing.worker import HeldWorker
+from kestrelmq.testing.crashing import CrashLoss
+from tests.support.crashing_queues import NAME, QueuesMachine
 from tests.support.examples import examples
 from tests.support.readings import replayed
 
 pytestmark = pytest.mark.compiled
-
-NAME = "jobs"
 
 
 @dataclass(frozen=True)
@@ -51,19 +45,15 @@ State = tuple[tuple[bytes, int], ...]
 """What waits in a queue: the data of each item, and how often it was handed out."""
 
 
-class QueueMachine(RuleBasedStateMachine):
+class QueueMachine(QueuesMachine):
     """The rules; `waiting` and `reads` are the model."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="kestrelmq-machine-"))
-        self.generation = 0
         self.number = 0
-        self.clock = FakeClock()
         self.waiting: deque[Entry] = deque()
         self.reads: dict[int, Entry] = {}
         self.known: dict[bytes, Entry] = {}
-        self.broken = False
         self.history: list[State] = [()]
         self.begun: deque[tuple[Entry, bytes, str]] = deque()
 
@@ -89,7 +79,7 @@ class QueueMachine(RuleBasedStateMachine):
         at_once: int,
     ) -> None:
         """Draw the limits, and start on an empty queue path."""
-        self.config = QueueConfig(
+        config = QueueConfig(
             max_memory_size=memory,
             default_journal_size=default,
             max_journal_size=maximum,
@@ -98,31 +88,9 @@ class QueueMachine(RuleBasedStateMachine):
             journal_dialect=dialect,
         )
         self._at_hand, self._at_once = upkeep.COPIED_ITEMS_LIMIT, upkeep.INLINE_TRIM_LIMIT
-        upkeep.COPIED_ITEMS_LIMIT = at_hand  # type: ignore[misc] # put back by `teardown`
+        upkeep.COPIED_ITEMS_LIMIT = at_hand  # type: ignore[misc] # put back by `compare_at_end`
         upkeep.INLINE_TRIM_LIMIT = at_once  # type: ignore[misc] # as above
-        (self.root / "0").mkdir()
-        self.come_up()
-
-    def come_up(self) -> None:
-        """Load the queue path of this generation."""
-        path = self.root / str(self.generation)
-        links = self.root / f"links{self.generation}-{self.number}"
-        rmtree(links, ignore_errors=True)
-        links.mkdir()
-        self.directory = CrashingDirectory(path, links)
-        server = ServerConfig(queue_path=path, default=self.config)
-        self.worker = HeldWorker()
-        self.collection = QueueCollection(server, self.clock, self.directory)
-        self.collection.commits.worker = self.worker
-        self.collection.open()
-        assert not self.collection.damaged
-        self.broken = False
-        self.begun.clear()
-
-    @property
-    def queue(self) -> Queue:
-        """The queue, made when it is first asked for."""
-        return self.collection.obtain(NAME)
+        self.start(config)
 
     # --- the model ---
 
@@ -136,12 +104,6 @@ class QueueMachine(RuleBasedStateMachine):
         now = self.clock.now()
         while self.waiting and 0 < self.waiting[0].expiry <= now:
             self.waiting.popleft()
-
-    def commit(self) -> bool:
-        """Commit; False when it failed, which it may only while the disk is broken."""
-        failures = self.collection.commits.commit()
-        assert not failures or self.broken
-        return not failures
 
     def done(self) -> None:
         """Note the state after an operation."""
@@ -316,17 +278,18 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(dialect=st.sampled_from(["documented", "kestrel-2"]))
     def change_dialect(self, dialect: str) -> None:
         """Put another dialect in force."""
-        self.config = self.config.model_copy(update={"journal_dialect": dialect})
-        self.queue.configure(self.config)
+        self.configure(journal_dialect=dialect)
 
     @precondition(lambda self: not self.broken)
     @rule(memory=st.sampled_from([40, 150, 10_000]), maximum=st.sampled_from([400, 1500]))
     def change_limits(self, memory: int, maximum: int) -> None:
         """Put other limits in force."""
-        self.config = self.config.model_copy(
-            update={"max_memory_size": memory, "max_journal_size": maximum}
-        )
-        self.queue.configure(self.config)
+        self.configure(max_memory_size=memory, max_journal_size=maximum)
+
+    def configure(self, **settings: object) -> None:
+        """Put other settings in force, also for later starts."""
+        self.queues.config = self.queues.config.model_copy(update=settings)
+        self.queue.configure(self.queues.config)
 
     # --- time, the worker, the disk ---
 
@@ -340,12 +303,6 @@ class QueueMachine(RuleBasedStateMachine):
     def step_clock(self, seconds: int) -> None:
         """Set the clock, forwards or backwards."""
         self.clock.step(seconds * 1000)
-
-    @precondition(lambda self: bool(self.worker))
-    @rule()
-    def work(self) -> None:
-        """Let the worker do one job."""
-        self.worker.step()
 
     @rule()
     def sync(self) -> None:
@@ -367,22 +324,19 @@ class QueueMachine(RuleBasedStateMachine):
         self.commit()
         self.sweep()
         self.done()
-        self.directory.fail = lambda point: point.startswith(what)
-        self.directory.tears = tears
-        self.broken = True
+        self.break_steps(what, tears=tears)
 
     @precondition(lambda self: self.broken)
     @rule()
     def mend_disk(self) -> None:
         """The disk works again."""
-        self.directory.fail = lambda _point: False
-        self.broken = False
+        self.mend()
 
     @precondition(lambda self: self.broken)
     @rule(seconds=st.sampled_from([0.5, 2.0]))
     def recover(self, seconds: float) -> None:
         """The disk works again, and the upkeep tries again."""
-        self.mend_disk()
+        self.mend()
         self.clock.advance(seconds)
         self.collection.tick()
         self.worker.step()
@@ -393,20 +347,17 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """Stop the server cleanly and start it again."""
-        self.collection.close()
+        self.start_again()
+        self.begun.clear()
         self.give_back_all()
-        self.come_up()
         self.history = [self.state()]
 
     @rule(loss=st.sampled_from(CrashLoss))
     def crash(self, loss: CrashLoss) -> None:
         """Crash, lose what may be lost, and come up with a state that may be."""
         expected = self.history[-1:] if loss is CrashLoss.KILLED else self.history
-        self.generation += 1
-        self.directory.survive(loss, self.root / str(self.generation))
-        self.collection._lock.release()
-        self.directory.abandon()
-        self.come_up()
+        self.start_again(loss)
+        self.begun.clear()
         found = self.everything()
         assert found in expected, (loss, found, expected)
         self.reads.clear()
@@ -422,7 +373,7 @@ class QueueMachine(RuleBasedStateMachine):
         copy.mkdir()
         for name in self.directory.names():
             (copy / name).write_bytes((self.directory.path / name).read_bytes())
-        whole = self.config.model_copy(update={"max_memory_size": 1 << 30})
+        whole = self.queues.config.model_copy(update={"max_memory_size": 1 << 30})
         collection = QueueCollection(ServerConfig(queue_path=copy, default=whole), self.clock)
         collection.open()
         try:
@@ -434,8 +385,6 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self) -> None:
         """The queue counts what the model holds."""
-        if not hasattr(self, "collection"):
-            return
         queue = self.queue
         assert len(queue) == len(self.waiting)
         assert queue.size == sum(len(entry.data) for entry in self.waiting)
@@ -444,7 +393,7 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def other_readers_agree(self) -> None:
         """Whichever xid a reader of the format gives an item of ADD_XID, it has the same queue."""
-        if not hasattr(self, "collection") or self.broken:
+        if self.broken:
             return
         path = self.directory.path
         files = {name: (path / name).read_bytes() for name in self.directory.names()}
@@ -456,26 +405,24 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def the_current_file_is_short(self) -> None:
         """Once the upkeep looked, it is rotated above `max_memory_size`, whatever else is so."""
-        if not hasattr(self, "collection") or self.broken or self.worker:
+        if self.broken or self.worker:
             return
         journal, upkeep_of_it = self.queue.journal, self.queue._upkeep
         self.collection.tick()
         assert isinstance(journal, FileJournal)
         assert upkeep_of_it is not None
         if not (self.worker or upkeep_of_it.waits):
-            # Not of `self.config`: a queue that was deleted and made anew has the collection's.
+            # Not of `queues.config`: a queue that was deleted and made anew has the collection's.
             assert journal.current_size <= self.queue.config.max_memory_size
 
-    def teardown(self) -> None:
+    def compare_at_end(self) -> None:
         """Stop cleanly, and compare every item on disk."""
-        if hasattr(self, "collection"):
-            self.mend_disk()
-            self.collection.close()
-            self.give_back_all()
-            assert self.everything() == self.state()
-            upkeep.COPIED_ITEMS_LIMIT = self._at_hand  # type: ignore[misc] # as above
-            upkeep.INLINE_TRIM_LIMIT = self._at_once  # type: ignore[misc] # as above
-        rmtree(self.root)
+        self.mend()
+        self.collection.close()
+        self.give_back_all()
+        assert self.everything() == self.state()
+        upkeep.COPIED_ITEMS_LIMIT = self._at_hand  # type: ignore[misc] # as above
+        upkeep.INLINE_TRIM_LIMIT = self._at_once  # type: ignore[misc] # as above
 
 
 TestQueueMachine = QueueMachine.TestCase

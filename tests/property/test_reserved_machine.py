@@ -3,29 +3,24 @@
 The journals are so short that they are rewritten and packed all the time.
 """
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
-from pathlib import Path
-from shutil import rmtree
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import TagRefused
 from kestrelmq.journal.records import item_data, item_deliveries
 from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.testing.crashing import CrashLoss
-from tests.support.crashing_queues import CrashingQueues, short_journals
+from tests.support.crashing_queues import QueuesMachine, short_journals
 from tests.support.examples import examples
 
 pytestmark = pytest.mark.compiled
 
-NAME = "jobs"
 LEASES = (2, 10)
 GRACE = 1
 OWNERS = ("first", "second")
@@ -51,12 +46,11 @@ class Held:
     before_loss: float | None = field(default=None)
 
 
-class ReservedMachine(RuleBasedStateMachine):
+class ReservedMachine(QueuesMachine):
     """The rules; what is `waiting`, `held`, `done` and `retired` is the model."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="kestrelmq-reserved-"))
         self.numbers = count(1)
         self.waiting: list[Entry] = []
         self.plain: dict[int, Entry] = {}
@@ -73,29 +67,24 @@ class ReservedMachine(RuleBasedStateMachine):
     def begin(self, memory: int, size: int, dialect: str) -> None:
         """Draw the limits, and start on an empty queue path."""
         config = short_journals(memory, size, dialect)
-        self.queues = CrashingQueues(self.root, config)
+        self.start(config)
         for _ in range(4):
             self.add([1, 30, 1, 1])
 
     @property
-    def queue(self) -> Queue:
-        """The queue."""
-        return self.queues.collection.obtain(NAME)
-
-    @property
     def now(self) -> float:
         """The time."""
-        return self.queues.clock.monotonic()
+        return self.clock.monotonic()
 
     def apply(
         self, step: Callable[[], None], model: Callable[[], None], *, fails: bool = False
     ) -> None:
         """Do something and commit, perhaps on a disk that fails; the model follows if it works."""
         if fails:
-            self.queues.directory.break_steps("append")
+            self.directory.break_steps("append")
         step()
-        failed = bool(self.queues.collection.commits.commit())
-        self.queues.directory.mend()
+        failed = bool(self.collection.commits.commit())
+        self.directory.mend()
         if failed:
             assert fails
         else:
@@ -125,7 +114,7 @@ class ReservedMachine(RuleBasedStateMachine):
     def remove(self) -> None:
         """Remove the head."""
         record = self.queue.remove()
-        assert not self.queues.collection.commits.commit()
+        assert not self.collection.commits.commit()
         expected = self.waiting.pop(0).data if self.waiting else None
         assert (None if record is None else item_data(record)) == expected
 
@@ -133,7 +122,7 @@ class ReservedMachine(RuleBasedStateMachine):
     def open_read(self) -> None:
         """Open a read that is not reserved."""
         opened = self.queue.open_read()
-        assert not self.queues.collection.commits.commit()
+        assert not self.collection.commits.commit()
         assert (opened is None) == (not self.waiting)
         if opened is not None:
             self.plain[opened[0]] = self.waiting.pop(0)
@@ -191,7 +180,7 @@ class ReservedMachine(RuleBasedStateMachine):
         assert self.held[again.nonce] is known
         reads = {xid: item_data(one) for xid, one in self.queue.reserved_reads(again)}
         assert reads == {xid: entry.data for xid, entry in known.reads.items()}
-        assert not self.queues.collection.commits.commit()
+        assert not self.collection.commits.commit()
         known.terms, known.deadline, known.before_loss = terms, self.now + lease, None
 
     def reserve(self, most: int, terms: ReserveTerms, *, fails: bool) -> None:
@@ -312,7 +301,7 @@ class ReservedMachine(RuleBasedStateMachine):
         self.connect(owner)
         theirs = [one for one in self.held.values() if one.terms.owner == owner]
         expected = sum(len(one.reads) for one in theirs)
-        assert self.queues.collection.owners.extend(owner, seconds, self.now) == expected
+        assert self.collection.owners.extend(owner, seconds, self.now) == expected
         for one in theirs:
             one.deadline, one.before_loss = self.now + seconds, None
 
@@ -322,7 +311,7 @@ class ReservedMachine(RuleBasedStateMachine):
         if owner in self.connected:
             return
         self.connected.add(owner)
-        self.queues.collection.owners.connected(owner, self.now)
+        self.collection.owners.connected(owner, self.now)
         for one in self.held.values():
             if one.terms.owner == owner and one.before_loss is not None:
                 one.deadline = max(one.before_loss, self.now + one.terms.lease / 1000)
@@ -334,7 +323,7 @@ class ReservedMachine(RuleBasedStateMachine):
         if owner not in self.connected:
             return
         self.connected.remove(owner)
-        self.queues.collection.owners.disconnected(owner, self.now)
+        self.collection.owners.disconnected(owner, self.now)
         for one in self.held.values():
             if one.terms.owner == owner:
                 one.before_loss = one.deadline
@@ -343,8 +332,8 @@ class ReservedMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 1, 3, 9]))
     def wait(self, seconds: float) -> None:
         """Let time pass: overdue reads are given back, and journals attended to."""
-        self.queues.clock.advance(seconds)
-        self.queues.collection.check_deadlines()
+        self.clock.advance(seconds)
+        self.collection.check_deadlines()
         overdue = {
             xid: entry
             for one in self.held.values()
@@ -356,13 +345,7 @@ class ReservedMachine(RuleBasedStateMachine):
                 one.reads.clear()
         self.put_back(sorted(overdue), overdue)
         self.forget_ended()
-        self.queues.collection.tick()
-
-    @precondition(lambda self: bool(self.queues.worker))
-    @rule()
-    def work(self) -> None:
-        """Let the worker do one job."""
-        self.queues.worker.step()
+        self.collection.tick()
 
     def forget_ended(self) -> None:
         """Forget reservations of the model that have no reads."""
@@ -380,13 +363,13 @@ class ReservedMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """Stop the server and start it again."""
-        self.queues.restart()
+        self.start_again()
         self.restarted()
 
     @rule()
     def kill(self) -> None:
         """Kill the server, and start it again."""
-        self.queues.crash(CrashLoss.KILLED)
+        self.start_again(CrashLoss.KILLED)
         self.restarted()
 
     # --- what is always so ---
@@ -394,8 +377,6 @@ class ReservedMachine(RuleBasedStateMachine):
     @invariant()
     def the_queue_agrees(self) -> None:
         """The queue has what the model has."""
-        if not hasattr(self, "queues"):
-            return
         queue, reserved = self.queue, self.queue.reads.reserved
         assert len(queue) == len(self.waiting)
         in_memory = [(item_data(one), item_deliveries(one)) for one in queue.browse(1000)]
@@ -415,13 +396,11 @@ class ReservedMachine(RuleBasedStateMachine):
         assert reserved.done == self.done
         assert reserved.retired == self.retired
 
-    def teardown(self) -> None:
-        """Restart, compare, and clean up."""
-        if hasattr(self, "queues"):
-            self.restart()
-            self.the_queue_agrees()
-            self.queues.collection.close()
-        rmtree(self.root)
+    def compare_at_end(self) -> None:
+        """Restart, and compare."""
+        self.restart()
+        self.the_queue_agrees()
+        self.collection.close()
 
 
 TestReserved = ReservedMachine.TestCase

@@ -1,13 +1,22 @@
 """Queues that are restarted, killed and lose power, for stateful tests; the clock goes on."""
 
+import tempfile
 from itertools import count
 from pathlib import Path
+from shutil import rmtree
+from typing import Final
+
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.queue import Queue
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
 from kestrelmq.testing.worker import HeldWorker
+
+NAME: Final = "jobs"
+"""The name of the queue of a model that has one."""
 
 
 def short_journals(memory: int, size: int, dialect: str, **others: object) -> QueueConfig:
@@ -35,6 +44,7 @@ class CrashingQueues:
     """A collection on a queue path, and what it has after each restart or crash.
 
     Attributes:
+        config: the settings of its queues when it is opened next.
         clock: its clock.
         collection: the collection that is open now.
         directory: its queue path, which can be made to fail.
@@ -44,7 +54,7 @@ class CrashingQueues:
     def __init__(self, root: Path, config: QueueConfig) -> None:
         """Begin on an empty queue path below `root`."""
         self._root = root
-        self._config = config
+        self.config = config
         self._generation = 0
         self._starts = count(1)
         self.clock = FakeClock()
@@ -60,7 +70,7 @@ class CrashingQueues:
         links.mkdir()
         self.directory = CrashingDirectory(self._path, links)
         self.collection = QueueCollection(
-            ServerConfig(queue_path=self._path, default=self._config), self.clock, self.directory
+            ServerConfig(queue_path=self._path, default=self.config), self.clock, self.directory
         )
         self.worker = HeldWorker()
         self.collection.commits.worker = self.worker
@@ -79,3 +89,92 @@ class CrashingQueues:
         self.collection._lock.release()
         self.directory.abandon()
         self._open()
+
+
+class QueuesMachine(RuleBasedStateMachine):
+    """The rules that all models of queues share.
+
+    A model calls `start` in its first rule, and compares in `compare_at_end` what is left.
+
+    Attributes:
+        root: a directory for everything.
+        queues: the queues, once they were started.
+        broken: whether the disk fails.
+    """
+
+    queues: CrashingQueues
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(prefix="kestrelmq-machine-"))
+        self.broken = False
+
+    def start(self, config: QueueConfig) -> None:
+        """Start on an empty queue path."""
+        self.queues = CrashingQueues(self.root, config)
+
+    def start_again(self, loss: CrashLoss | None = None) -> None:
+        """Start after a clean stop, or after a crash that loses so much; the disk works again."""
+        if loss is None:
+            self.queues.restart()
+        else:
+            self.queues.crash(loss)
+        self.broken = False
+
+    @property
+    def clock(self) -> FakeClock:
+        """The clock."""
+        return self.queues.clock
+
+    @property
+    def collection(self) -> QueueCollection:
+        """The collection that is open now."""
+        return self.queues.collection
+
+    @property
+    def directory(self) -> CrashingDirectory:
+        """Its queue path."""
+        return self.queues.directory
+
+    @property
+    def worker(self) -> HeldWorker:
+        """What runs its long work."""
+        return self.queues.worker
+
+    @property
+    def queue(self) -> Queue:
+        """The queue, made when it is first asked for."""
+        return self.collection.obtain(NAME)
+
+    def commit(self) -> bool:
+        """Commit; False when it failed, which it may only while the disk is broken."""
+        failures = self.collection.commits.commit()
+        assert not failures or self.broken
+        return not failures
+
+    def break_steps(self, beginning: str, *, tears: bool) -> None:
+        """From now on, steps that begin so fail; appends perhaps with half of it written."""
+        self.directory.break_steps(beginning)
+        self.directory.tears = tears
+        self.broken = True
+
+    def mend(self) -> None:
+        """Let the disk work again."""
+        self.directory.mend()
+        self.broken = False
+
+    @precondition(lambda self: bool(self.worker))
+    @rule()
+    def work(self) -> None:
+        """Let the worker do one job."""
+        self.worker.step()
+
+    def compare_at_end(self) -> None:
+        """Stop, and compare what is left with the model."""
+        raise NotImplementedError
+
+    def teardown(self) -> None:
+        """Compare, unless nothing was started, and remove everything."""
+        if hasattr(self, "queues"):
+            self.compare_at_end()
+        rmtree(self.root)
