@@ -374,6 +374,21 @@ def test_a_flush_drops_delayed_items(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_a_flush_needs_no_second_journal_for_what_joined(tmp_path: Path) -> None:
+    """Though that is not over yet: no delayed item is dropped."""
+    directory = breakable(tmp_path)
+    spool = Spool(directory.path, directory, HeldWorker())
+    spool.delay(b"a", 1)
+    spool.advance(1)
+    directory.break_steps("append to jobs~~delayed")
+    assert spool.queue().flush() == 1
+    spool.commit()
+    directory.mend()
+    spool.kill()
+    assert spool.items() == []
+    spool.close()
+
+
 def test_a_deleted_queue_takes_its_delayed_items_along(tmp_path: Path) -> None:
     """None comes up in a new queue of that name."""
     spool = Spool(tmp_path)
@@ -620,6 +635,48 @@ def test_items_that_joined_are_kept_until_it_is_on_disk(tmp_path: Path, step: st
     assert not companion(spool).open
     spool.kill()
     assert spool.drain() == [b"a"]
+    spool.close()
+
+
+def test_a_sync_that_fails_after_its_queue_was_deleted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What joined is gone, too, so nobody needs to know."""
+    directory, worker = breakable(tmp_path), HeldWorker()
+    spool = Spool(directory.path, directory, worker)
+    spool.delay(b"a", 1)
+    spool.advance(1)
+    directory.break_steps("sync jobs")
+    with pytest.raises(OSError, match="No space"):
+        spool.queue().sync()
+    directory.mend()
+    assert spool.collection.delete("jobs")
+    caplog.clear()
+    while worker.step():
+        pass
+    assert caplog.messages == []
+    spool.close()
+
+
+def test_files_are_packed_once_both_journals_are_on_disk(tmp_path: Path) -> None:
+    """The pack leaves out items that are removed, and notes of delayed items that are over."""
+    directory = breakable(tmp_path)
+    spool = Spool(directory.path, directory, max_memory_size=300, default_journal_size=10_000)
+    spool.delay(b"late", 1)
+    spool.advance(1)
+    spool.add(*(b"%03d" % number + bytes(50) for number in range(40)))
+    points: list[str] = []
+
+    def note(point: str) -> bool:
+        points.append(point)
+        return False
+
+    directory.fail = note
+    while not spool.queue().journal.rewrites:
+        assert spool.take() is not None
+    (renamed,) = [at for at, point in enumerate(points) if point.startswith("rename jobs~~pack-")]
+    written = max(at for at, point in enumerate(points) if point.startswith("append to jobs~~pack"))
+    assert {"sync jobs", "sync jobs~~delayed"} <= set(points[written:renamed])
     spool.close()
 
 
