@@ -135,6 +135,20 @@ def test_what_goes_meanwhile_is_passed_over(spool: Spool) -> None:
     assert sorted(spool.collection.queues) == ["a"]
 
 
+def test_a_queue_that_went_between_the_upkeep_of_others_gets_none(
+    spool: Spool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though its journal was to be removed with its last item."""
+    assert spool.reload(spool.settings(fanout_only=True)) == []
+    ticking = spool.collection.ticking()
+    next(ticking)
+    for name in ("a", "b", "c"):
+        spool.collection.delete(name)
+    caplog.clear()
+    assert run_to_end(ticking) is None
+    assert caplog.messages == []
+
+
 def test_one_queue_after_the_other_is_rid_of_what_expired(spool: Spool) -> None:
     """Only the head of the queue that was asked for."""
     now = spool.clock.now()
