@@ -46,6 +46,19 @@ def test_each_refusal_is_counted_by_its_reason(
 
 
 @pytest.mark.compiled
+def test_nothing_is_refused_for_items_that_have_expired(tmp_path: Path) -> None:
+    """However many they are, and however few a sweep drops."""
+    spool = LocalQueues(queue_settings(tmp_path, max_expire_sweep=1))
+    spool.add(*[b"old"] * 1100, expiry=spool.clock.now() + 1000)
+    spool.reload(queue_settings(tmp_path, max_expire_sweep=1, max_items=1))
+    spool.clock.advance(2)
+    spool.add(b"new")
+    assert (spool.items(), spool.queue().expired_items) == ([b"new"], 1100)
+    assert counts(spool.queue().refusals) == {}
+    spool.close()
+
+
+@pytest.mark.compiled
 def test_a_child_counts_what_it_refuses_itself(tmp_path: Path) -> None:
     """Its master took the item."""
     spool = LocalQueues(queue_settings(tmp_path))

@@ -267,6 +267,20 @@ def test_an_owner_that_comes_back_in_time_has_all_of_it(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_a_connection_of_an_owner_that_was_not_lost_changes_no_lease(tmp_path: Path) -> None:
+    """After a restart an owner connects, and its leases begin with the start, not with that."""
+    spool = Spool(tmp_path)
+    spool.add(b"a")
+    spool.reads(1, OWNED)
+    spool.restart()
+    begun = spool.now
+    spool.pass_time(5)
+    spool.collection.owners.connected("worker", spool.now)
+    (xid,) = spool.queue().reserved_by("worker")
+    assert spool.queue().reads.reservations.lease_end(xid) == begun + 10
+    spool.close()
+
+
 def test_many_leases_that_end_at_once(tmp_path: Path) -> None:
     """They come back a thousand at a time, so that nobody waits for all of them."""
     spool = Spool(tmp_path)
