@@ -266,6 +266,11 @@ def _large_set(server: Server) -> Callable[[], object]:
     return run
 
 
+def _second_large_set(server: Server) -> Callable[[], object]:
+    server.fill("q", 1)
+    return _large_set(server)
+
+
 def _large_get(server: Server) -> Callable[[], object]:
     _large_set(server)()
     client = server.client()
@@ -297,6 +302,7 @@ REQUESTS: Final[dict[str, Callable[[Server], Callable[[], object]]]] = {
     "flush": _filled(b"flush q\r\n"),
     "delete": _filled(b"delete q\r\n"),
     "set of 100 MiB": _large_set,
+    "set of 100 MiB, old queue": _second_large_set,
     "get of 100 MiB": _large_get,
 }
 

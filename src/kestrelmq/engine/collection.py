@@ -223,6 +223,10 @@ class QueueCollection:
         self.creates += 1
         return queue
 
+    def obtain_single(self, name: str) -> Queue | None:
+        """Return the queue called `name`, as `obtain` does; None for an alias."""
+        return None if name in self.config.aliases else self.obtain(name)
+
     def _check_creatable(self, name: str) -> None:
         """Raise as `obtain` if no queue can be created under this name now."""
         problem = queue_name_error(name)

@@ -112,9 +112,7 @@ class ServerContext:
             InvalidQueueName: a queue cannot have that name.
         """
         self.check_client(name, write=False)
-        if name in self.collection.config.aliases:
-            return None
-        return self.collection.obtain(name)
+        return self.collection.obtain_single(name)
 
     def settle(self, queue: Queue) -> bool:
         """Prepare the head of a queue to be read, as far as there is time for it in this turn.

@@ -5,6 +5,7 @@ All other requests go to `_serve_other`. The connection collects the replies, ea
 whose journals must be written before the reply may be sent.
 """
 
+from contextlib import suppress
 from typing import Final
 
 from kestrelmq.engine.queue import Queue
@@ -269,6 +270,10 @@ class MemcacheSession(Session):
         request = large.request
         queue = self._queues.get(request.plain)
         is_marked = request.mark is not None
+        if queue is None and request.plain and not is_marked and self._status.all_allowed:
+            # If this fails, the put that follows is refused for the same reason.
+            with suppress(KestrelError):
+                queue = self._context.collection.obtain_single(request.plain)
         if queue is None or is_marked or queue.restricted or not self._status.all_allowed:
             self._new_put(request, large.data()).begin()
             return

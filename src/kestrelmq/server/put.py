@@ -106,10 +106,12 @@ class PendingPut(PendingRequest):
         try:
             context.check_writable()
             context.check_client(name, write=True)
+            queue = context.collection.queues.get(name)
+            if queue is None and any(len(data) >= WRITE_AHEAD_SIZE for data in self._items):
+                queue = context.collection.obtain_single(name)
         except KestrelError as error:
             self._refuse(error)
             return
-        queue = context.collection.queues.get(name)
         if queue is not None and queue.can_write_ahead and not self._times.due:
             now = context.turns.clock.now()
             large = [

@@ -1,16 +1,25 @@
 """A large item in pieces: whole however it is cut, and never more than what belongs to it."""
 
+import struct
 from itertools import pairwise
+from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kestrelmq.journal.records import item
+from kestrelmq.config import AliasConfig, ServerConfig
+from kestrelmq.journal.records import item, item_data
 from kestrelmq.protocol.memcache import Set
-from kestrelmq.server.large_item import ArrivingLargeItem
+from kestrelmq.server.large_item import WRITE_AHEAD_SIZE, ArrivingLargeItem
+from kestrelmq.testing.worker import HeldWorker
+from tests.support.turning import Turning
+from tests.unit.server.test_closed_connections import thrift_put
 
 pytestmark = pytest.mark.compiled
+
+LARGE: Final = b"x" * WRITE_AHEAD_SIZE
 
 
 def feed(large: ArrivingLargeItem, pieces: list[bytes]) -> bytes:
@@ -56,3 +65,61 @@ def test_data_comes_from_the_middle_of_what_was_received() -> None:
     assert large.take(b"set jobs 0 0 3\r\nabc\r\nget", 16) == 21
     assert large.is_whole
     assert large.data() == b"abc"
+
+
+PUTS: Final = {
+    "memcache": (b"set work 0 0 %d\r\n%b\r\n" % (len(LARGE), LARGE), b"STORED\r\n"),
+    "text": (b"put work:\n%b\n\n" % LARGE, b"+1\n"),
+    "thrift": (thrift_put(b"work", LARGE), struct.pack(">bhix", 8, 0, 1)),
+}
+
+
+@pytest.mark.parametrize("protocol", PUTS)
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_thread_writes_it(tmp_path: Path, protocol: str, *, exists: bool) -> None:
+    """Whether it is the queue's first item or not; others are served meanwhile."""
+    worker = HeldWorker()
+    request, reply = PUTS[protocol]
+
+    async def scenario() -> None:
+        client, other = turning.connect(protocol), turning.connect("memcache")
+        if exists:
+            turning.collection.obtain("work").add(b"first")
+        await turning.send(client, request)
+        if protocol == "thrift":
+            assert worker.step()  # decodes the frame
+        await turning.until(lambda: len(worker) == 1)
+        assert len(turning.collection.obtain("work")) == exists
+        await turning.send(other, b"version\r\n")
+        await turning.receive(other, b"\r\n")
+        assert worker.step()
+        assert (await turning.receive(client, reply)).endswith(reply)
+        client.close()
+        other.close()
+        await turning.until(lambda: not turning.connections)
+
+    with Turning(tmp_path, writer=worker) as turning:
+        turning.run(scenario())
+        assert item_data(turning.collection.obtain("work").browse(2)[exists]) == LARGE
+
+
+@pytest.mark.parametrize(
+    ("name", "reply"),
+    [(b"all", b"STORED\r\n"), (b"no+such+queue", b"CLIENT_ERROR"), (b"bad/~~", b"CLIENT_ERROR")],
+)
+def test_a_large_item_for_no_single_queue(tmp_path: Path, name: bytes, reply: bytes) -> None:
+    """An alias takes it; a name that no queue can have is refused."""
+    aliases = {"all": AliasConfig(destination_queues=["a", "b"])}
+    config = ServerConfig(queue_path=tmp_path, aliases=aliases)
+
+    async def scenario() -> None:
+        client = turning.connect("memcache")
+        await turning.send(client, b"set %b 0 0 %d\r\n%b\r\n" % (name, len(LARGE), LARGE))
+        assert (await turning.receive(client, b"\r\n")).startswith(reply)
+        client.close()
+        await turning.until(lambda: not turning.connections)
+
+    with Turning(tmp_path, config) as turning:
+        turning.run(scenario())
+        expected = ["a", "b"] if name == b"all" else []
+        assert sorted(turning.collection.queues) == expected
