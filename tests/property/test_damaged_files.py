@@ -20,7 +20,7 @@ from kestrelmq.journal.exchange import rows
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import QueueFiles, group_files
-from kestrelmq.journal.pack import pack
+from kestrelmq.journal.pack import pack, write_packed
 from kestrelmq.journal.records import (
     Add,
     AddX,
@@ -39,7 +39,6 @@ from kestrelmq.journal.records import (
 from kestrelmq.journal.repair import repair
 from kestrelmq.journal.selection import select
 from kestrelmq.journal.verify import verify
-from kestrelmq.spark.packing import pack_files
 from kestrelmq.spark.pipelines.verify import check
 from kestrelmq.spark.planning import SummaryTask, replay_in_parallel, summarise
 from kestrelmq.spark.segments import SegmentSummary
@@ -185,8 +184,10 @@ def check_spark(path: Path, server: Verdict) -> None:
     plan = tried(lambda: replay_in_parallel([listed], summaries))
     checks = [check(file) for file in listed]
     damaged = [one for one in checks if not one.is_good]
-    output = path / "~~packed"
-    packed = tried(lambda: pack_files(listed, output, "documented"))
+    directory, output = DiskDirectory(path), path / "~~packed"
+    (selected,) = select([path])
+    files = selected.all_files
+    packed = tried(lambda: write_packed(directory, files, directory, output.name, "documented"))
     if server.damaged is not None:
         assert plan == packed == server
         first = damaged[0]
@@ -196,13 +197,12 @@ def check_spark(path: Path, server: Verdict) -> None:
     assert not isinstance(plan, Verdict)
     assert not isinstance(packed, Verdict)
     assert checks[-1].torn_at == server.torn
-    assert (None if packed[2] is None else packed[2].position) == server.torn
-    assert packed[0] == len(server.contents)
+    assert (None if packed.torn is None else packed.torn.position) == server.torn
+    assert packed.items + packed.open_reads == len(server.contents)
     reading = replayed({NAME: output.read_bytes()}, NAME, keeps_xid=True)
     assert reading.loaded == server.contents
     live = plan[0].plan().live
-    assert len(live.given_back) + len(live.head) + live.end - live.first == packed[0]
-    (selected,) = select([path])
+    assert len(live.given_back) + len(live.head) + live.end - live.first == len(server.contents)
     operations = sum(verify(selected).operations.values())
     assert sum(one.records for one in checks) == operations
 

@@ -22,7 +22,7 @@ from kestrelmq.journal.exchange import ExportRow, import_rows, rows
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import group_files
-from kestrelmq.journal.pack import pack
+from kestrelmq.journal.pack import pack, write_packed
 from kestrelmq.journal.records import (
     Add,
     AddX,
@@ -42,7 +42,6 @@ from kestrelmq.journal.records import (
 from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.journal.selection import select
 from kestrelmq.journal.writer import Dialect
-from kestrelmq.spark.packing import pack_files
 from kestrelmq.spark.planning import replay_in_parallel, summarise
 from kestrelmq.spark.spool import list_files
 from kestrelmq.testing.clock import FakeClock
@@ -128,11 +127,13 @@ def test_what_others_wrote(files: list[list[Record]], limit: int | None) -> None
         (parallel,) = replay_in_parallel([listed], lambda tasks: list(map(summarise, tasks)))
         assert dict(parallel.end.open).keys() == expected.reads.keys()
         assert parallel.end.last_xid == expected.last
+        directory = DiskDirectory(path)
         for dialect in DIALECTS:
             output = path / "~~packed"
-            pack_files(listed, output, dialect)
+            (selected,) = select([path])
+            write_packed(directory, selected.all_files, directory, output.name, dialect)
             check_all_agree({NAME: output.read_bytes()}, expected)
-        directory = DiskDirectory(path)
+            output.unlink()
         state = load_queue(
             directory, group_files(directory.names()).queues[NAME], limit, FakeClock()
         ).state

@@ -6,8 +6,16 @@ from pathlib import Path
 
 from kestrelmq.journal.exchange import ExportRow, import_rows
 from kestrelmq.journal.loading import load_queue
+from kestrelmq.journal.notes import joining
 from kestrelmq.journal.pack import pack
-from kestrelmq.journal.records import Remove, RemoveTentative, StateDump, encode
+from kestrelmq.journal.records import (
+    ConfirmRemove,
+    Remove,
+    RemoveTentative,
+    StateDump,
+    encode,
+    item,
+)
 from kestrelmq.journal.repair import repair
 from kestrelmq.journal.selection import select
 from kestrelmq.spark.journal_commit import JournalCommit
@@ -69,7 +77,7 @@ def items(*numbers: int) -> Items:
 
 def packs(directory: RecordingDirectory | CrashingDirectory) -> None:
     """Pack the queue."""
-    (one,) = select([directory.path])
+    one = select([directory.path])[0]  # what its delayed items are in comes behind it
     pack(directory, one.all_files, "documented", FakeClock())
 
 
@@ -114,6 +122,12 @@ FILES = {
 OLDER = (items(2), items(2, 3))
 HALF_ROTATED = {"jobs.1": (numbered(1),), "jobs.2": (numbered(2), numbered(3))}
 PACKED = {"jobs.1": (numbered(1),), "jobs.2.pack": (numbered(2),), "jobs.3": (numbered(3),)}
+DELAYED = item(NOW, 0, b"2")
+JOINED = {
+    "jobs": (numbered(1) + joining(1, DELAYED, 0),),
+    "jobs~~delayed": (DELAYED + encode(RemoveTentative()), encode(ConfirmRemove(1))),
+}
+"""A delayed item has joined its queue, and nothing says so on disk but the note."""
 DAMAGED_FILES = {"jobs": (numbered(1) + b"cc" + numbered(2),)}
 TORN = numbered(2)[:-1]
 UNDECIDED = encode(StateDump(5, 16))
@@ -124,6 +138,7 @@ TOOLS = {
         packs, HALF_ROTATED, (items(1), items(1, 2)), items(1, 2, 3), items(1, 2, 3)
     ),
     "pack, again": Tool(packs, PACKED, (items(2),), items(2, 3), items(2, 3)),
+    "pack, a delayed item has joined": Tool(packs, JOINED, (), items(1, 2), items(1, 2)),
     "import": Tool(imports, FILES, OLDER, items(2, 3, 4), items(2, 3, 4, 8, 9)),
     "import, half rotated": Tool(
         imports, HALF_ROTATED, (items(1), items(1, 2)), items(1, 2, 3), items(1, 2, 3, 8, 9)

@@ -22,8 +22,8 @@ from typing import Any, Final
 from kestrelmq.clock import Clock
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.dump import data_fields
-from kestrelmq.journal.files import Directory, FileWriter, mapped
-from kestrelmq.journal.loading import fold, load_queue, open_all
+from kestrelmq.journal.files import Directory, DiskDirectory, FileWriter, mapped
+from kestrelmq.journal.loading import fold, load_queue, replay_delayed
 from kestrelmq.journal.names import (
     NEXT,
     QueueFiles,
@@ -107,18 +107,16 @@ def _fold_all(selected: SelectedQueue, state: Replay) -> None:
 
 def _delayed_rows(selected: SelectedQueue) -> Iterator[ExportRow]:
     """Yield the delayed items that have not joined their queue yet, in the order of their times."""
-    state = Replay()
-    _fold_all(selected, state)
-    open_all(state)
+    held = replay_delayed(DiskDirectory(selected.path), selected.all_files)
     joined: set[int] = set()
     for master in select([selected.path]):
         if master.queue == selected.master:
-            replay = master.new_replay(delayed=state.open)
+            replay = master.new_replay(delayed=held)
             _fold_all(master, replay)
             if replay.behind is not None:
                 replay.behind.close()
             joined = replay.joined
-    waiting = [record for xid, record in state.open.items() if xid not in joined]
+    waiting = [record for xid, record in held.items() if xid not in joined]
     for record in sorted(waiting, key=item_add_time):
         due = item_add_time(record)
         yield ExportRow(selected.master, 0, item_data(record), due, item_expiry(record), due=due)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from kestrelmq.clock import Clock, Pause, Throttle
+from kestrelmq.clock import Clock, Pause, Throttle, no_pause
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import Directory, mapped, open_regular, write_file
 from kestrelmq.journal.names import (
@@ -387,13 +387,31 @@ def _nothing_ahead(position: int) -> None:
     """Do nothing: all of the file is in memory."""
 
 
-def replay_whole(directory: Directory, state: Replay, files: Sequence[str], pause: Pause) -> None:
-    """Fold in files that are whole and do not change, with pauses.
+def replay_whole(
+    directory: Directory,
+    state: Replay,
+    files: Sequence[str],
+    pause: Pause,
+    *,
+    may_be_torn: bool = False,
+) -> WalkEnd | None:
+    """Fold in files that do not change, with pauses.
+
+    Args:
+        directory: where they are.
+        state: what the records are folded into.
+        files: all files of the queue, in order.
+        pause: called after every few records.
+        may_be_torn: whether the last record of the last file may be cut short.
+
+    Returns:
+        Where the last file is torn, or None.
 
     Raises:
         DamagedJournal: a file has bytes that are not a record, or ends with part of one.
         OSError: a file could not be read.
     """
+    torn = None
     for index, name in enumerate(files):
         path = directory.path / name
         with mapped(path, directory.open) as buffer, _read_ahead(directory, name, buffer) as fetch:
@@ -403,7 +421,29 @@ def replay_whole(directory: Directory, state: Replay, files: Sequence[str], paus
                 fetch(position)
                 return _TINY_BATCH
 
-            fold(state, buffer, tuple(files[: index + 1]), path, step, last=False)
+            last = may_be_torn and index + 1 == len(files)
+            end = fold(state, buffer, tuple(files[: index + 1]), path, step, last=last)
+            torn = end if end.kind is EndKind.TORN else None
+    return torn
+
+
+def replay_delayed(directory: Directory, files: QueueFiles | None) -> Mapping[int, bytes]:
+    """Return the delayed items of a queue by xid, according to their own journal; changes nothing.
+
+    `files` is that journal; None if there is none. Some of the items may have joined the queue,
+    whose journal says which (`Replay.joined`).
+
+    Raises:
+        DamagedJournal: the journal of the delayed items is damaged.
+        OSError: a file could not be read.
+    """
+    if files is None:
+        return NONE_DELAYED
+    state = Replay()
+    replay_whole(directory, state, files.present, no_pause, may_be_torn=True)
+    state.end()
+    open_all(state)
+    return state.open
 
 
 def fold(

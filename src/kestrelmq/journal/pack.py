@@ -1,7 +1,8 @@
 """Packing the journal of a queue that no server uses: one file with what is live, in any dialect.
 
-`replacement` defines the contents of a packed file. This module puts one in the place of a queue's
-files, for the tools and for Spark, which writes many packed files at once:
+`replacement` defines the contents of a packed file. This module writes one (`write_packed`) and
+puts it in the place of a queue's files (`take_place`), for the tools and for Spark, which writes
+many packed files at once:
 
 1. The new file is written under a temporary name, and synced.
 2. The current file is rotated, which does not change the queue.
@@ -17,7 +18,7 @@ from typing import Final
 
 from kestrelmq.clock import Clock, no_pause
 from kestrelmq.journal.files import Directory, write_file
-from kestrelmq.journal.loading import clean_up, load_with_delayed
+from kestrelmq.journal.loading import clean_up, load_queue, replay_delayed
 from kestrelmq.journal.names import (
     PACK,
     QueueFiles,
@@ -29,6 +30,7 @@ from kestrelmq.journal.names import (
     temporary_name,
 )
 from kestrelmq.journal.replacement import FilesSource
+from kestrelmq.journal.walk import WalkEnd
 from kestrelmq.journal.writer import Dialect
 
 _MEMORY_LIMIT: Final = 8 << 20
@@ -43,6 +45,44 @@ class PackResult:
     open_reads: int
     before: int
     after: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFile:
+    """A packed journal that replaces nothing yet.
+
+    Attributes:
+        items: how many items wait.
+        open_reads: how many reads are open.
+        size: bytes in the file.
+        torn: where and why the queue's last file is torn, or None; the rest is not in the pack.
+    """
+
+    items: int
+    open_reads: int
+    size: int
+    torn: WalkEnd | None
+
+
+def write_packed(
+    directory: Directory, files: QueueFiles, output: Directory, name: str, dialect: Dialect
+) -> PackedFile:
+    """Write what a queue holds to the file `name` of `output`, and sync it.
+
+    It has all that the queue's files say: items with their deliveries, open and reserved reads,
+    tags, the marks of producers, and which delayed items have joined. The queue's files are only
+    read. The journal of delayed items is packed in the same way, but in the documented dialect.
+
+    Raises:
+        DamagedJournal: the queue's journal is damaged, or that of its delayed items.
+        OSError: a file could not be read or written; then `output` has no file `name`.
+    """
+    if master_of_delayed(files.queue) is not None:
+        dialect = "documented"
+    delayed = replay_delayed(directory, files.delayed)
+    source = FilesSource(directory, files.present, dialect, delayed=delayed)
+    size = write_file(output, name, source.pieces(no_pause))
+    return PackedFile(source.items, source.open_reads, size, source.torn)
 
 
 def take_place(directory: Directory, files: QueueFiles, file: str, now: int) -> str:
@@ -61,6 +101,9 @@ def take_place(directory: Directory, files: QueueFiles, file: str, now: int) -> 
         OSError: the queue is as it was, or replaced except for what a server's start completes.
     """
     queue, old = files.queue, list(files.rotated)
+    if files.delayed is not None:
+        # The notes of delayed items that have left are dropped: that they have left must stay.
+        directory.sync_file(files.delayed.present[-1])
     timestamp = later_timestamp(old, now)
     if files.has_current:
         old.append(rotated_name(queue, timestamp))
@@ -87,24 +130,18 @@ def pack(directory: Directory, files: QueueFiles, dialect: Dialect, clock: Clock
         OSError: a file could not be read or written; the queue is as it was, or packed.
     """
     queue, path = files.queue, directory.path
-    if master_of_delayed(queue) is not None:
-        dialect = "documented"
-    loaded, delayed = load_with_delayed(directory, files, _MEMORY_LIMIT, clock)
-    if isinstance(delayed, Exception):
-        raise delayed  # the notes that the new file must have are not known
-    state = loaded.state
-    if state.behind is not None:
-        state.behind.close()
+    loaded = load_queue(directory, files, _MEMORY_LIMIT, clock)
+    if loaded.state.behind is not None:
+        loaded.state.behind.close()
     # Loading may have rotated the current file.
-    files = QueueFiles(queue, tuple(loaded.journal.sizes), (path / queue).exists())
+    rotated, has_current = tuple(loaded.journal.sizes), (path / queue).exists()
+    files = QueueFiles(queue, rotated, has_current, delayed=files.delayed)
     before = sum((path / name).lstat().st_size for name in files.files)
     temporary = temporary_name(queue, PACK, clock.now())
-    joined = [(xid, delayed.held[xid]) for xid in delayed.joined] if delayed is not None else ()
-    source = FilesSource(directory, files.files, dialect, joined=joined)
-    after = write_file(directory, temporary, source.pieces(no_pause))
+    packed = write_packed(directory, files, directory, temporary, dialect)
     directory.crash_point("pack: temporary written")
     placed = take_place(directory, files, temporary, clock.now())
     directory.rename(placed, queue)
     directory.crash_point("pack: made the current file")
     directory.sync()
-    return PackResult(queue, state.items, len(state.open), before, after)
+    return PackResult(queue, packed.items, packed.open_reads, before, packed.size)

@@ -28,7 +28,7 @@ prevents further steps when the queue is deleted or closed.
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
@@ -55,8 +55,9 @@ from kestrelmq.journal.records import (
     save_xid,
     xid_before,
 )
-from kestrelmq.journal.replay import ReaderFactory, Replay
+from kestrelmq.journal.replay import NONE_DELAYED, ReaderFactory, Replay
 from kestrelmq.journal.reservations import NOTHING_RESERVED, ReservedSnapshot
+from kestrelmq.journal.walk import WalkEnd
 from kestrelmq.journal.writer import Dialect
 
 PIECE: Final = 256 << 10
@@ -210,6 +211,11 @@ class FilesSource:
 
     With `live`, later files have more records, some of which remove items of these files. A removed
     item is replaced by an empty one, so that all others keep their places.
+
+    Attributes:
+        items: how many items wait, known once the first piece is yielded; likewise:
+        open_reads: how many reads are open.
+        torn: where and why the last file is torn, or None.
     """
 
     def __init__(
@@ -221,6 +227,7 @@ class FilesSource:
         expected: ExpectedContents | None = None,
         live: LiveContents | None = None,
         joined: Sequence[tuple[int, bytes]] = (),
+        delayed: Mapping[int, bytes] | None = None,
         marks_since: float = 0.0,
     ) -> None:
         """Describe the source.
@@ -232,10 +239,16 @@ class FilesSource:
             expected: what the files must replay to, if that is known.
             live: see the class; None if no later files have records about these items.
             joined: the delayed items that joined the queue, with their xids.
+            delayed: the queue's delayed items by xid, if no server has the queue. Then the files
+                say which of them have joined, and the last file may be torn.
             marks_since: marks of producers from before that (epoch seconds) are left out.
         """
         self.written = 0
+        self.items = self.open_reads = 0
+        self.torn: WalkEnd | None = None
         self._joined = joined
+        self._delayed = NONE_DELAYED if delayed is None else delayed
+        self._may_be_torn = delayed is not None
         self._marks_since = marks_since
         self._directory = directory
         self._files = files
@@ -245,13 +258,17 @@ class FilesSource:
 
     def pieces(self, pause: Pause) -> Iterator[bytes]:
         """Yield the records. Raises JournalError and OSError."""
-        state = _GentleReplay(pause, self._reader)
+        state = _GentleReplay(pause, self._reader, self._delayed)
         try:
-            replay_whole(self._directory, state, self._files, pause)
+            self.torn = replay_whole(
+                self._directory, state, self._files, pause, may_be_torn=self._may_be_torn
+            )
             state.end()
+            self.items, self.open_reads = state.items, len(state.open)
             self._check(state)
             yield from in_pieces(self._read_records(state))
-            yield from joined_notes(self._joined, state.last_xid)
+            joined = [*self._joined, *((xid, self._delayed[xid]) for xid in sorted(state.joined))]
+            yield from joined_notes(joined, state.last_xid)
             yield from in_pieces(state.reserved.snapshot().records(state.last_xid))
             state.producers.forget_before(self._marks_since)
             yield from marks_notes(state.producers.snapshot(), state.last_xid)
@@ -339,8 +356,10 @@ class FilesSource:
 class _GentleReplay(Replay):
     """A replay beside a queue that is in use: it pauses after every few records."""
 
-    def __init__(self, pause: Pause, open_reader: ReaderFactory) -> None:
-        super().__init__(_MEMORY_LIMIT, open_reader)
+    def __init__(
+        self, pause: Pause, open_reader: ReaderFactory, delayed: Mapping[int, bytes]
+    ) -> None:
+        super().__init__(_MEMORY_LIMIT, open_reader, delayed=delayed)
         self._pause = pause
 
     def feed(

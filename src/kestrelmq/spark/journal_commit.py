@@ -51,10 +51,13 @@ class JournalCommit:
         self._count = count()
 
     def run(self, parts: Mapping[str, Sequence[JournalPart]]) -> None:
-        """Commit the parts of each queue, given in their final order."""
-        found = group_files(self._directory.names()).queues
+        """Commit the parts of each queue, given in their final order.
+
+        The delayed items of a queue are a queue of their own here, which exists already.
+        """
+        found = group_files(self._directory.names())
         for queue in sorted(parts):
-            existing = found.get(queue)
+            existing = found.of_journal(queue)
             if existing is None:
                 self._create(queue, parts[queue], self._now)
                 continue

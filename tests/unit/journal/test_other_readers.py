@@ -11,15 +11,13 @@ from kestrelmq.journal.exchange import rows
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import group_files
-from kestrelmq.journal.pack import pack
+from kestrelmq.journal.pack import pack, write_packed
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import MAX_XID, MIN_XID, item
 from kestrelmq.journal.replacement import open_read_records
 from kestrelmq.journal.selection import select
 from kestrelmq.journal.verify import verify
 from kestrelmq.journal.writer import Dialect
-from kestrelmq.spark.packing import pack_files
-from kestrelmq.spark.spool import list_files
 from kestrelmq.testing.clock import FakeClock
 from tests.support.readings import Reading
 
@@ -57,8 +55,9 @@ def test_a_state_dump_ends_its_file(cars: Path) -> None:
         "cars.1700000000900: bytes 54 to 81 (behind a STATE_DUMP, which ends its file in replay)"
     ]
     assert [row.data for row in rows(selected)] == [b"B"]
-    output = cars / "~~packed"
-    assert pack_files(list_files(str(cars)), output, "documented")[0] == 1
+    directory, output = DiskDirectory(cars), cars / "~~packed"
+    written = write_packed(directory, selected.all_files, directory, output.name, "documented")
+    assert (written.items, written.open_reads) == (1, 0)
     reading = Reading(keeps_xid=True)
     reading.file(output.read_bytes())
     assert [data for data, _, _ in reading.loaded] == [b"B"]

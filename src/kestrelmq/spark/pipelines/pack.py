@@ -6,7 +6,6 @@ No server may run on the queue path.
 """
 
 import os
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
@@ -18,14 +17,15 @@ from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.journal import write_directories
 from kestrelmq.journal.files import DiskDirectory, QueuePathLock, mapped
 from kestrelmq.journal.loading import save_tail
+from kestrelmq.journal.pack import write_packed
+from kestrelmq.journal.selection import SelectedQueue, select
 from kestrelmq.journal.walk import WalkEnd
 from kestrelmq.journal.write_directories import WriteOwner
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.journal_commit import JournalCommit
 from kestrelmq.spark.journal_parts import JournalPart
-from kestrelmq.spark.packing import pack_files
 from kestrelmq.spark.reading import map_on
-from kestrelmq.spark.spool import SpoolFile, by_queue, list_files, list_spool
+from kestrelmq.spark.spool import list_files, list_spool
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class _PackedJournal:
 
     packed: PackedQueue
     part: JournalPart
-    last: SpoolFile
+    last: str
     torn: WalkEnd | None
 
 
@@ -57,6 +57,8 @@ def pack(
     clock: Clock | None = None,
 ) -> list[PackedQueue]:
     """Pack the journals of every queue of `path`; a server then loads the same queues.
+
+    The journal of a queue's delayed items is packed like that of another queue.
 
     Args:
         spark: the session.
@@ -70,44 +72,39 @@ def pack(
     """
     now = (clock or SystemClock()).now()
     with ExitStack() as locks:
-        spools = sorted({file.spool for file in list_files(path)})
+        spools = sorted({Path(file.spool) for file in list_files(path)})
         for spool in spools:
-            lock = QueuePathLock(Path(spool))
+            lock = QueuePathLock(spool)
             lock.acquire()
             locks.callback(lock.release)
-        files = [file for spool in spools for file in list_spool(spool)]
-        if len(list_files(path)) < len(files):
+        if len(list_files(path)) < sum(len(list_spool(str(spool))) for spool in spools):
             raise ValueError(
                 f"{path} matches only some files of a queue path; packing needs all of them"
             )
-        queues = list(by_queue(files))
-        work: dict[str, Path] = {}
+        work: dict[Path, Path] = {}
         for spool in spools:
-            write_directories.remove_abandoned(Path(spool))
-            work[spool] = write_directories.create(Path(spool), WriteOwner.of(os.getpid()))
+            write_directories.remove_abandoned(spool)
+            work[spool] = write_directories.create(spool, WriteOwner.of(os.getpid()))
             locks.callback(write_directories.remove, work[spool])
-        written = _pack_all(spark, queues, work, dialect)
-        for spool, group in groupby(written, key=lambda one: one.packed.spool):
-            _commit(Path(spool), work[spool], list(group), now)
+        tasks = [
+            (queue, work[queue.path] / f"{place}") for place, queue in enumerate(select(spools))
+        ]
+        written = map_on(spark, lambda task: _write(*task, dialect), tasks)
+        for name, group in groupby(written, key=lambda one: one.packed.spool):
+            _commit(Path(name), work[Path(name)], list(group), now)
     return [one.packed for one in written]
 
 
-def _pack_all(
-    spark: SparkSession, queues: Sequence[list[SpoolFile]], work: dict[str, Path], dialect: Dialect
-) -> list[_PackedJournal]:
-    tasks = [(files, work[files[0].spool] / f"{place}") for place, files in enumerate(queues)]
-    return map_on(spark, lambda task: _pack_one(*task, dialect), tasks)
-
-
-def _pack_one(files: list[SpoolFile], target: Path, dialect: Dialect) -> _PackedJournal:
-    spool, queue = files[0].spool, files[0].queue
-    items, after, torn = pack_files(files, target, dialect)
-    before = sum(file.size for file in files)
+def _write(queue: SelectedQueue, target: Path, dialect: Dialect) -> _PackedJournal:
+    directory, output = DiskDirectory(queue.path), DiskDirectory(target.parent)
+    before = queue.size
+    packed = write_packed(directory, queue.all_files, output, target.name, dialect)
+    items = packed.items + packed.open_reads
     return _PackedJournal(
-        PackedQueue(spool, queue, items, before, after),
-        JournalPart(queue, target, items, after),
-        files[-1],
-        torn,
+        PackedQueue(str(queue.path), queue.queue, items, before, packed.size),
+        JournalPart(queue.queue, target, items, packed.size),
+        queue.files[-1],
+        packed.torn,
     )
 
 
@@ -116,8 +113,7 @@ def _commit(spool: Path, work: Path, done: list[_PackedJournal], now: int) -> No
     for one in done:
         if one.torn is not None:
             # Bytes that are no record are set aside, never deleted.
-            last = Path(one.last.path)
-            with mapped(last) as buffer:
-                save_tail(directory, last.name, buffer, one.torn, now)
+            with mapped(spool / one.last) as buffer:
+                save_tail(directory, one.last, buffer, one.torn, now)
     parts = {one.packed.queue: [one.part] for one in done}
     JournalCommit(directory, work, now, overwrite=True).run(parts)
