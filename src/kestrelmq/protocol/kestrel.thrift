@@ -45,6 +45,55 @@ struct Reserved {
   2: bool is_done
 }
 
+// An item of a browse, which stays in its queue; times as in ReservedItem.
+struct BrowsedItem {
+  // 0 is the head of the queue.
+  1: i64 place
+  2: i64 add_time
+  3: i64 expiry
+  4: binary data
+}
+
+struct Page {
+  1: list<BrowsedItem> items
+  // How many items wait in the queue.
+  2: i64 total
+  // The offset at which to go on; absent at the end of the queue.
+  3: optional i64 next_offset
+}
+
+struct Moved {
+  1: i64 count
+  // Why it ended early; absent if it did not.
+  2: optional string stopped
+}
+
+// What kill_client takes is the id. The client has connected at `since` (milliseconds since 1970),
+// and has reads open, by queue. If its present request takes time, queue_name is that of its queue.
+struct ConnectedClient {
+  1: i64 id
+  2: string address
+  3: string protocol
+  4: i64 since
+  5: i64 replies
+  6: string state
+  7: optional string queue_name
+  8: map<string, i32> open_reads
+}
+
+enum Operations {
+  READS = 1
+  WRITES = 2
+  ALL = 3
+}
+
+// Whether a queue keeps a journal.
+enum Journal {
+  AS_OTHERS = 0
+  YES = 1
+  NO = 2
+}
+
 enum Status {
   NOT_CONFIGURED = 0
   QUIESCENT = 1
@@ -109,6 +158,32 @@ service Kestrel {
   i32 retire(1: string queue_name, 2: string name, 3: i64 epoch)
 
   QueueInfo peek(1: string queue_name)
+
+  // Items from an offset on, which stay in the queue; at most 500, or about 1 MiB. With search, only
+  // items that have this text, or that match this regular expression; at most 10000 are searched.
+  Page browse(1: string queue_name, 2: i64 offset, 3: i32 max_items, 4: binary search = "",
+              5: bool is_pattern = false)
+
+  // Moves or copies the first items of a queue to another one, in order; max_items -1 is all of
+  // them. The target has an item before it leaves the queue. redrive moves all dead letters to the
+  // queue that they came from, or to another one.
+  Moved move(1: string queue_name, 2: string target, 3: i64 max_items = -1)
+  Moved copy(1: string queue_name, 2: string target, 3: i64 max_items = -1)
+  Moved redrive(1: string queue_name, 2: string target = "")
+
+  // What is paused stays paused over a restart.
+  void pause_queue(1: string queue_name, 2: Operations operations)
+  void resume_queue(1: string queue_name, 2: Operations operations = Operations.ALL)
+
+  // Creates a queue with settings of its own, or gives it others, also over a restart. -1 is as for
+  // other queues. The queue goes when it has been empty for expires_msec.
+  void declare_queue(1: string queue_name, 2: bool fanout_only = false,
+                     3: Journal journal = Journal.AS_OTHERS, 4: i64 expires_msec = -1,
+                     5: i64 max_age_msec = -1, 6: i64 max_items = -1)
+
+  // Who is connected, in the order in which they connected, but for the first `offset`; at most 100.
+  list<ConnectedClient> get_clients(1: i32 offset = 0)
+  void kill_client(1: i64 id)
 
   void flush_queue(1: string queue_name)
   void flush_all_queues()

@@ -7,6 +7,7 @@ Lines end in CR LF; a bare LF is accepted. Command words are case-insensitive.
 
 To add a command, write its request class, a method of `Parser` and a line in `_VERBS`. Then serve
 it in `server/memcache_session.py`, or in `server/memcache_admin.py` if it is about whole queues.
+`managing` has those that the text protocol reads from the same words.
 """
 # ruff: noqa: SLF001 # the table of parsers names methods of the class above it
 
@@ -14,11 +15,11 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
-from urllib.parse import unquote_to_bytes
 
 from kestrelmq.marks import PutMark
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, is_http
+from kestrelmq.protocol.managing import PARSERS, ManagingRequest
 from kestrelmq.protocol.put_options import MOST_DIGITS, parse_name
 from kestrelmq.protocol.reserving import (
     MAX_OWNER,
@@ -30,6 +31,7 @@ from kestrelmq.protocol.reserving import (
     Retire,
     parse_reads,
 )
+from kestrelmq.protocol.words import NameParser, count, number, printable
 
 Dialect = Literal["kestrel", "memcached"]
 
@@ -39,11 +41,8 @@ MAX_ITEM_BYTES: Final = 2**31 - 1 - 16
 """The most bytes of an item: the journal's size field is an i32 and counts 16 bytes of header."""
 MAX_CACHED_LINE: Final = 512
 """The longest line whose request is cached, in bytes."""
-MAX_SEARCH: Final = 1000
-"""The longest text or regular expression to search for, in bytes."""
 _CACHED_LINES: Final = 2048
 _CACHED_HEADERS: Final = 4096
-_MAX_DIGITS: Final = 19
 SEQUENCE: Final = b"/seq="
 """Comes before the number of a producer's item."""
 
@@ -139,71 +138,6 @@ class TouchRead:
 
 
 @dataclass(frozen=True, slots=True)
-class Browse:
-    """Return items from an offset on, which stay in the queue.
-
-    Attributes:
-        queue: its name.
-        offset: how many items to pass over.
-        count: the most items to return.
-        search: what the items must contain; empty for anything.
-        is_pattern: whether `search` is a regular expression.
-    """
-
-    queue: str
-    offset: int
-    count: int
-    search: bytes = b""
-    is_pattern: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """Move or copy the first items of a queue to another one.
-
-    Attributes:
-        queue: the name of the queue.
-        target: where they go; None is back to the queue of these dead letters.
-        count: how many; None is all.
-        copies: whether they stay in the queue, too.
-    """
-
-    queue: str
-    target: str | None
-    count: int | None
-    copies: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Pause or resume operations of a queue."""
-
-    queue: str
-    operations: Literal["reads", "writes", "all"]
-    resume: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Declare:
-    """Create a queue with settings of its own, or give it others.
-
-    Attributes:
-        queue: its name.
-        fanout_only: whether items go to its fanout children only.
-        journal: whether it keeps a journal; None as other queues do.
-        expires, max_age: in milliseconds; None as for other queues.
-        max_items: the most items; None as for other queues.
-    """
-
-    queue: str
-    fanout_only: bool = False
-    journal: bool | None = None
-    expires: int | None = None
-    max_age: int | None = None
-    max_items: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Delete:
     """Drop a queue."""
 
@@ -259,14 +193,7 @@ class StatusCommand:
 class BareCommand:
     """A command without arguments."""
 
-    verb: Literal["version", "reload", "shutdown", "quit", "clients"]
-
-
-@dataclass(frozen=True, slots=True)
-class KillClient:
-    """Disconnect the client with a number that `clients` lists."""
-
-    id: int
+    verb: Literal["version", "reload", "shutdown", "quit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,10 +212,7 @@ Request = (
     | Monitor
     | Confirm
     | TouchRead
-    | Browse
-    | Move
-    | Pause
-    | Declare
+    | ManagingRequest
     | Reserve
     | Finish
     | Release
@@ -303,7 +227,6 @@ Request = (
     | Dump
     | StatusCommand
     | BareCommand
-    | KillClient
     | RefusedRequest
 )
 
@@ -540,7 +463,7 @@ class Parser:
             elif text in flags:
                 flags[text] = True
             elif text:
-                raise ClientFault(f"unknown option /{_printable(option)}", closes=False)
+                raise ClientFault(f"unknown option /{printable(option)}", closes=False)
         if (flags["peek"] or flags["abort"]) and (flags["open"] or flags["close"]):
             raise ClientFault("peek and abort do not go with open and close", closes=True)
         if flags["peek"] and flags["abort"]:
@@ -551,92 +474,18 @@ class Parser:
     def _monitor(self, words: list[bytes]) -> Monitor:
         if len(words) not in {2, 3}:
             raise ClientFault("monitor takes a queue, seconds and perhaps a maximum", closes=False)
-        numbers = [_count(word, "monitor") for word in words[1:]]
+        numbers = [count(word, "monitor") for word in words[1:]]
         return Monitor(self._queue(words[0]), numbers[0], numbers[1] if len(numbers) > 1 else None)
 
     def _confirm(self, words: list[bytes]) -> Confirm:
         if len(words) != 2:
             raise ClientFault("confirm takes a queue and a count", closes=False)
-        return Confirm(self._queue(words[0]), _count(words[1], "confirm"))
+        return Confirm(self._queue(words[0]), count(words[1], "confirm"))
 
     def _touch_read(self, words: list[bytes]) -> TouchRead:
         if len(words) != 2:
             raise ClientFault("touch_read takes a queue and milliseconds", closes=False)
-        return TouchRead(self._queue(words[0]), _count(words[1], "touch_read"))
-
-    def _browse(self, words: list[bytes]) -> Browse:
-        if len(words) not in {3, 4}:
-            reason = "browse takes a queue, an offset, a count, and perhaps text= or pattern="
-            raise ClientFault(reason, closes=False)
-        queue = self._queue(words[0])
-        offset, count = (_count(word, "browse") for word in words[1:3])
-        if len(words) == 3:
-            return Browse(queue, offset, count)
-        kind, _, encoded = words[3].partition(b"=")
-        search = unquote_to_bytes(encoded)
-        if kind not in {b"text", b"pattern"} or not 0 < len(search) <= MAX_SEARCH:
-            reason = f"browse takes text= or pattern=, of 1 to {MAX_SEARCH} bytes, percent-encoded"
-            raise ClientFault(reason, closes=False)
-        return Browse(queue, offset, count, search, is_pattern=kind == b"pattern")
-
-    def _move(self, words: list[bytes]) -> Move:
-        return self._transfer(words, "move", copies=False)
-
-    def _copy(self, words: list[bytes]) -> Move:
-        return self._transfer(words, "copy", copies=True)
-
-    def _transfer(self, words: list[bytes], verb: str, *, copies: bool) -> Move:
-        if len(words) not in {2, 3}:
-            raise ClientFault(f"{verb} takes two queues, and perhaps a count", closes=False)
-        count = _count(words[2], verb) if len(words) == 3 else None
-        return Move(self._queue(words[0]), self._queue(words[1]), count, copies)
-
-    def _redrive(self, words: list[bytes]) -> Move:
-        if len(words) not in {1, 2}:
-            raise ClientFault("redrive takes a queue, and perhaps a target", closes=False)
-        target = self._queue(words[1]) if len(words) == 2 else None
-        return Move(self._queue(words[0]), target, None)
-
-    def _declare(self, words: list[bytes]) -> Declare:
-        if not words:
-            raise ClientFault("declare takes a queue, and its settings", closes=False)
-        queue = self._queue(words[0])
-        fanout_only, journal = False, None
-        numbers: dict[bytes, int] = {}
-        for word in words[1:]:
-            name, _, text = word.partition(b"=")
-            if word == b"fanout_only" and not fanout_only:
-                fanout_only = True
-            elif name == b"journal" and text in {b"yes", b"no"} and journal is None:
-                journal = text == b"yes"
-            elif name in {b"expires", b"max_age", b"max_items"} and name not in numbers:
-                numbers[name] = _count(text, name.decode())
-            else:
-                raise ClientFault(
-                    f"{_printable(word)}: declare takes, each once: fanout_only, journal=no,"
-                    " expires=MS, max_age=MS, max_items=N",
-                    closes=False,
-                )
-        return Declare(
-            queue,
-            fanout_only,
-            journal,
-            numbers.get(b"expires"),
-            numbers.get(b"max_age"),
-            numbers.get(b"max_items"),
-        )
-
-    def _pause(self, words: list[bytes]) -> Pause:
-        if len(words) != 2:
-            raise ClientFault("pause takes a queue, and reads, writes or all", closes=False)
-        return Pause(self._queue(words[0]), _operations(words[1]), resume=False)
-
-    def _resume(self, words: list[bytes]) -> Pause:
-        if len(words) not in {1, 2}:
-            reason = "resume takes a queue, and perhaps reads, writes or all"
-            raise ClientFault(reason, closes=False)
-        operations = _operations(words[1]) if len(words) > 1 else "all"
-        return Pause(self._queue(words[0]), operations, resume=True)
+        return TouchRead(self._queue(words[0]), count(words[1], "touch_read"))
 
     # --- reserved reads ---
 
@@ -762,19 +611,10 @@ class Parser:
         _expect_no_arguments(words, "quit")
         return BareCommand("quit")
 
-    def _clients(self, words: list[bytes]) -> BareCommand:
-        _expect_no_arguments(words, "clients")
-        return BareCommand("clients")
-
-    def _client(self, words: list[bytes]) -> KillClient:
-        if len(words) != 2 or words[0].lower() != b"kill":
-            raise ClientFault("client takes kill and an id", closes=False)
-        return KillClient(_count(words[1], "client kill"))
-
     def _unknown(self, line: bytes, verb: bytes, words: list[bytes]) -> RefusedRequest:
         _check_protocol(line)
         if self._dialect == "kestrel":
-            raise ClientFault(f"unknown command {_printable(verb)}", closes=True)
+            raise ClientFault(f"unknown command {printable(verb)}", closes=True)
         reply = b"" if words[-1:] == [b"noreply"] else ERROR
         # Data follows these commands; the word at this place is its length.
         place = {b"ms": 1}.get(verb, 3 if verb in _STORAGE_VERBS else None)
@@ -790,20 +630,26 @@ _QUIET_VERBS: Final = frozenset({b"delete", b"flush", b"flush_all"})
 """Besides `set`, the commands that take `noreply`: their client then expects no reply."""
 _STORAGE_VERBS: Final = frozenset({b"add", b"replace", b"append", b"prepend", b"cas"})
 
+
+def _managing(
+    parse: Callable[[list[bytes], NameParser], ManagingRequest],
+) -> Callable[[Parser, list[bytes]], Request]:
+    """Return the parser of a command that the text protocol has, too."""
+
+    def parse_line(parser: Parser, words: list[bytes]) -> Request:
+        return parse(words, parser._queue)
+
+    return parse_line
+
+
 _VERBS: Final[dict[bytes, Callable[[Parser, list[bytes]], Request]]] = {
+    **{verb: _managing(parse) for verb, parse in PARSERS.items()},
     b"set": Parser._set,
     b"get": Parser._get,
     b"gets": Parser._gets,
     b"monitor": Parser._monitor,
     b"confirm": Parser._confirm,
     b"touch_read": Parser._touch_read,
-    b"browse": Parser._browse,
-    b"move": Parser._move,
-    b"copy": Parser._copy,
-    b"redrive": Parser._redrive,
-    b"declare": Parser._declare,
-    b"pause": Parser._pause,
-    b"resume": Parser._resume,
     b"reserve": Parser._reserve,
     b"finish": Parser._finish,
     b"release": Parser._release,
@@ -822,8 +668,6 @@ _VERBS: Final[dict[bytes, Callable[[Parser, list[bytes]], Request]]] = {
     b"reload": Parser._reload,
     b"shutdown": Parser._shutdown,
     b"quit": Parser._quit,
-    b"clients": Parser._clients,
-    b"client": Parser._client,
 }
 
 
@@ -833,32 +677,6 @@ def _check_protocol(line: bytes) -> None:
         raise ClientFault("the binary protocol is not served", closes=True)
     if is_http(line):
         raise ClientFault("this is no HTTP server", closes=True)
-
-
-def number(word: bytes) -> int | None:
-    """Return the decimal number in `word`; None if it is not one or has more than 19 digits."""
-    digits = word[1:] if word[:1] in {b"-", b"+"} else word
-    if not digits.isdigit() or len(digits) > _MAX_DIGITS:
-        return None
-    return int(word)
-
-
-def _count(word: bytes, verb: str) -> int:
-    value = number(word)
-    if value is None or value < 0:
-        raise ClientFault(f"{verb} takes whole numbers", closes=False)
-    return value
-
-
-def _operations(word: bytes) -> Literal["reads", "writes", "all"]:
-    if word == b"reads":
-        return "reads"
-    if word == b"writes":
-        return "writes"
-    if word == b"all":
-        return "all"
-    reason = f"only reads, writes or all can be paused, not {_printable(word)}"
-    raise ClientFault(reason, closes=False)
 
 
 def _options(
@@ -872,7 +690,7 @@ def _options(
         if not equals:
             others.append(word)
         elif name not in names or name in options:
-            raise ClientFault(f"unknown or repeated option {_printable(word)}", closes=False)
+            raise ClientFault(f"unknown or repeated option {printable(word)}", closes=False)
         else:
             options[name] = value
     return options, others
@@ -907,7 +725,3 @@ def _expect_no_arguments(words: list[bytes], verb: str) -> None:
 
 def _without_noreply(words: list[bytes]) -> tuple[list[bytes], bool]:
     return (words[:-1], True) if words[-1:] == [b"noreply"] else (words, False)
-
-
-def _printable(word: bytes) -> str:
-    return ascii(word[:40].decode(errors="replace"))[1:-1]

@@ -17,7 +17,8 @@ from urllib.parse import quote_from_bytes
 
 from kestrelmq.errors import InvalidRequest, ProtocolError
 from kestrelmq.marks import PutMark
-from kestrelmq.protocol.memcache import MAX_ITEM_BYTES, MAX_SEARCH
+from kestrelmq.protocol.managing import MAX_SEARCH
+from kestrelmq.protocol.memcache import MAX_ITEM_BYTES
 
 MAX_LINE_BYTES: Final = 1024 * 1024
 """The longest reply line accepted; a `STAT` line that names many fanout children is long."""

@@ -18,17 +18,30 @@ per line, then an empty line.
     status [NEW]                          ":UP" or "+0"
     version                               ":x.y.z"
     shutdown, quit                        the connection closes
+    browse QUEUE OFFSET COUNT [SEARCH]    ":PLACE ADD_MS EXPIRY_MS ITEM" lines, then "+NEXT" or "*"
+    move QUEUE TARGET [COUNT]             "+COUNT", and why no more
+    copy QUEUE TARGET [COUNT]             likewise
+    redrive QUEUE [TARGET]                likewise
+    declare QUEUE [SETTINGS]              "+0"
+    pause QUEUE reads|writes|all          "+0"
+    resume QUEUE [reads|writes|all]       "+0"
+    clients                               ":NAME=VALUE ..." lines, then "*"
+    client kill ID                        "+0"
+
+The commands from `browse` on take the same words as in the memcache protocol (see `managing`). In
+the ITEM of a `browse`, %, CR and LF are percent-encoded.
 
 An error is "-MESSAGE". A command that is malformed or too long is read to its end and dropped. The
 end of a malformed `put` is the next empty line, so that its items are never read as commands. Only
 HTTP closes the connection. Empty lines between commands are ignored.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import is_http
+from kestrelmq.protocol.managing import PARSERS, ManagingRequest
 from kestrelmq.protocol.put_options import parse_name
 from kestrelmq.protocol.text_commands import (
     Command,
@@ -48,6 +61,7 @@ from kestrelmq.protocol.text_commands import (
     Shutdown,
     Version,
 )
+from kestrelmq.protocol.words import NameParser
 
 MAX_LINE_BYTES: Final = 8192
 """The longest command line in bytes, without its line end."""
@@ -303,7 +317,21 @@ def _without_arguments(verb: str, command: Command) -> Callable[[list[bytes]], C
     return parse
 
 
+def _managing(
+    parse: Callable[[list[bytes], NameParser], ManagingRequest],
+) -> Callable[[list[bytes]], Command]:
+    """Return the parser of a command that the memcache protocol has, too."""
+
+    def parse_words(words: list[bytes]) -> Command:
+        if words and words[-1][:5].upper() == b"HTTP/":
+            raise _fault("unknown command")  # MOVE and COPY are methods of HTTP, too
+        return parse(words, _name)
+
+    return parse_words
+
+
 _PARSERS: Final[dict[bytes, Callable[[list[bytes]], Command]]] = {
+    **{verb: _managing(parse) for verb, parse in PARSERS.items()},
     b"get": _get,
     b"peek": _peek,
     b"monitor": _monitor,
@@ -368,6 +396,27 @@ def value_reply(item: bytes) -> bytes:
 
 NO_ITEM: Final = b"*\n"
 """The reply when there is no item, or no further one."""
+
+
+def browsed_reply(place: int, add_time: int, expiry: int, item: bytes | memoryview) -> bytes:
+    """Return the reply with an item of a `browse`: its place, its times (epoch ms), its data.
+
+    Any item can be shown, because what ends a line is percent-encoded.
+    """
+    data = bytes(item).replace(b"%", b"%25").replace(b"\r", b"%0D").replace(b"\n", b"%0A")
+    return b":%d %d %d %b\n" % (place, add_time, expiry, data)
+
+
+def moved_reply(count: int, stopped: str | None) -> bytes:
+    """Return the reply that so many items were moved, and why no more."""
+    if stopped is None:
+        return count_reply(count)
+    return f"+{count} {' '.join(stopped.split())}\n".encode()
+
+
+def client_reply(fields: Iterable[tuple[str, object]]) -> bytes:
+    """Return the reply with one of the connected clients."""
+    return value_reply(" ".join(f"{name}={content}" for name, content in fields).encode())
 
 
 def error_reply(message: str) -> bytes:

@@ -1,8 +1,9 @@
-"""The commands of the text protocol, as plain values."""
+"""The commands of the text protocol, as plain values; more are in `managing`."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from kestrelmq.protocol.managing import ManagingRequest
 from kestrelmq.protocol.put_options import NO_OPTIONS, PutOptions
 
 
@@ -128,4 +129,5 @@ Command: TypeAlias = (
     | Version
     | Shutdown
     | Quit
+    | ManagingRequest
 )

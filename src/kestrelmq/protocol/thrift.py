@@ -11,7 +11,7 @@ Any other error makes a `RefusedRequest`, which is answered with its exception.
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,15 @@ from thriftpy2.transport import memory
 
 from kestrelmq.marks import put_mark
 from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.managing import (
+    Browse,
+    Declare,
+    KillClient,
+    ListClients,
+    Move,
+    Operations,
+    Pause,
+)
 from kestrelmq.protocol.reserving import (
     Extend,
     ExtendOwner,
@@ -35,6 +44,8 @@ from kestrelmq.protocol.reserving import (
 from kestrelmq.protocol.thrift_messages import (
     Abort,
     Answer,
+    BrowsedItems,
+    ClientList,
     Confirm,
     CurrentStatus,
     DeleteQueue,
@@ -45,6 +56,7 @@ from kestrelmq.protocol.thrift_messages import (
     GetVersion,
     Item,
     MessageHeader,
+    MovedItems,
     Peek,
     Put,
     QueueInfo,
@@ -59,6 +71,9 @@ from kestrelmq.protocol.thrift_shape import BinaryWalker, CompactWalker, Malform
 
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
 """The longest frame that is accepted."""
+
+MAX_BROWSED: Final = 500
+"""The most items of one `browse`: encoding them takes up to 20 us each."""
 
 _LENGTH: Final = struct.Struct(">i")
 # An item and a list of items in the binary protocol: a type and a number precede each field, and
@@ -183,6 +198,8 @@ def encode(header: MessageHeader, answer: Answer) -> bytes:
                 ],
                 is_done=answer.is_done,
             )
+        case BrowsedItems() | MovedItems() | ClientList():
+            result.success = _managed(answer)
         case ThriftStatus():
             result.success = answer.value
         case int() | str():
@@ -190,6 +207,21 @@ def encode(header: MessageHeader, answer: Answer) -> bytes:
         case None:
             pass
     return _frame(header, TMessageType.REPLY, result)
+
+
+def _managed(answer: BrowsedItems | MovedItems | ClientList) -> Any:
+    """Return thriftpy2's form of the answer to a request about queues."""
+    match answer:
+        case BrowsedItems(items, total, next_offset):
+            browsed = [
+                _IDL.BrowsedItem(item.place, item.add_time, item.expiry, item.data)
+                for item in items
+            ]
+            return _IDL.Page(browsed, total, next_offset)
+        case MovedItems(count, stopped):
+            return _IDL.Moved(count, stopped)
+        case ClientList(clients):
+            return [_IDL.ConnectedClient(*astuple(client)) for client in clients]
 
 
 def encode_item(header: MessageHeader, item: Item) -> bytes:
@@ -279,9 +311,13 @@ def _request(header: MessageHeader, body: bytes, fields: dict[int, Shape]) -> Re
 
 def _shape(expected: tuple[Any, ...]) -> Shape:
     """Return the shape of a thriftpy2 field, which is (type, name, [element], required)."""
-    ttype = expected[0]
-    element = expected[2] if ttype in (TType.LIST, TType.SET) else 0
-    return ttype, TType.STRING if element == TType.BINARY else element
+    ttype = _on_the_wire(expected[0])
+    return ttype, _on_the_wire(expected[2]) if ttype in (TType.LIST, TType.SET) else 0
+
+
+def _on_the_wire(ttype: int) -> int:
+    """Return the type of a value in a message: `binary` is a string there."""
+    return TType.STRING if ttype == TType.BINARY else ttype
 
 
 def _get(arguments: Any) -> Get:
@@ -347,12 +383,61 @@ def _reads(arguments: Any) -> tuple[Read, ...]:
     return parse_reads([read.encode() for read in arguments.read_ids])
 
 
+def _browse(arguments: Any) -> Browse:
+    count = min(arguments.max_items, MAX_BROWSED)
+    search = arguments.search or b""
+    return Browse(arguments.queue_name, arguments.offset, count, search, arguments.is_pattern)
+
+
+def _move(arguments: Any, *, copies: bool = False) -> Move:
+    count = _unless_absent(arguments.max_items, "max_items")
+    return Move(arguments.queue_name, arguments.target, count, copies)
+
+
+def _pause(arguments: Any, *, resume: bool) -> Pause:
+    operations = _OPERATIONS.get(arguments.operations)
+    if operations is None:
+        raise MalformedError(f"unknown operations {arguments.operations}")
+    return Pause(arguments.queue_name, operations, resume)
+
+
+def _declare(arguments: Any) -> Declare:
+    if arguments.journal not in _JOURNAL:
+        raise MalformedError(f"unknown journal {arguments.journal}")
+    return Declare(
+        arguments.queue_name,
+        arguments.fanout_only,
+        _JOURNAL[arguments.journal],
+        _unless_absent(arguments.expires_msec, "expires_msec"),
+        _unless_absent(arguments.max_age_msec, "max_age_msec"),
+        _unless_absent(arguments.max_items, "max_items"),
+    )
+
+
+def _unless_absent(number: int, field: str) -> int | None:
+    """Return a number of which -1 says that none is given."""
+    if number < -1:
+        raise MalformedError(f"{field} is below 0")
+    return None if number == -1 else number
+
+
 def _set_status(arguments: Any) -> SetStatus:
     try:
         return SetStatus(ThriftStatus(arguments.status))
     except ValueError:
         raise MalformedError(f"unknown status {arguments.status}") from None
 
+
+_OPERATIONS: Final[dict[int, Operations]] = {
+    _IDL.Operations.READS: "reads",
+    _IDL.Operations.WRITES: "writes",
+    _IDL.Operations.ALL: "all",
+}
+_JOURNAL: Final[dict[int, bool | None]] = {
+    _IDL.Journal.AS_OTHERS: None,
+    _IDL.Journal.YES: True,
+    _IDL.Journal.NO: False,
+}
 
 _REQUESTS: Final[dict[str, Callable[[Any], Request]]] = {
     "put": _put,
@@ -367,6 +452,15 @@ _REQUESTS: Final[dict[str, Callable[[Any], Request]]] = {
     "extend": lambda a: Extend(a.queue_name, a.lease_msec, _reads(a), a.tag),
     "extend_owner": lambda a: ExtendOwner(a.owner, a.lease_msec),
     "retire": lambda a: Retire(a.queue_name, a.name, a.epoch),
+    "browse": _browse,
+    "move": _move,
+    "copy": lambda a: _move(a, copies=True),
+    "redrive": lambda a: Move(a.queue_name, a.target or None, None),
+    "pause_queue": lambda a: _pause(a, resume=False),
+    "resume_queue": lambda a: _pause(a, resume=True),
+    "declare_queue": _declare,
+    "get_clients": lambda a: ListClients(a.offset),
+    "kill_client": lambda a: KillClient(a.id),
     "peek": lambda a: Peek(a.queue_name),
     "flush_queue": lambda a: FlushQueue(a.queue_name),
     "flush_all_queues": lambda _: FlushAllQueues(),

@@ -7,6 +7,7 @@ from typing import TypeAlias
 from thriftpy2.thrift import TApplicationException
 
 from kestrelmq.marks import PutMark
+from kestrelmq.protocol.managing import ManagingRequest
 from kestrelmq.protocol.reserving import EndsReads, Reserve
 
 
@@ -134,6 +135,7 @@ class RefusedRequest:
 Request: TypeAlias = (
     Reserve
     | EndsReads
+    | ManagingRequest
     | Put
     | Get
     | Confirm
@@ -199,4 +201,63 @@ class ReservedItems:
     is_done: bool = False
 
 
-Answer: TypeAlias = int | str | list[Item] | QueueInfo | ReservedItems | ThriftStatus | None
+@dataclass(frozen=True, slots=True)
+class BrowsedItem:
+    """An item in an answer to `Browse`; times are in milliseconds since the epoch."""
+
+    place: int
+    add_time: int
+    expiry: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BrowsedItems:
+    """An answer to `Browse`; `total` items wait, and `next_offset` is None at the queue's end."""
+
+    items: tuple[BrowsedItem, ...]
+    total: int
+    next_offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MovedItems:
+    """An answer to `Move`; `stopped` is why no more were moved, None if all were."""
+
+    count: int
+    stopped: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEntry:
+    """A client in an answer to `ListClients`; `since` is in milliseconds since the epoch."""
+
+    id: int
+    address: str
+    protocol: str
+    since: int
+    replies: int
+    state: str
+    queue: str | None
+    open_reads: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientList:
+    """An answer to `ListClients`."""
+
+    clients: tuple[ClientEntry, ...]
+
+
+Answer: TypeAlias = (
+    int
+    | str
+    | list[Item]
+    | QueueInfo
+    | ReservedItems
+    | BrowsedItems
+    | MovedItems
+    | ClientList
+    | ThriftStatus
+    | None
+)

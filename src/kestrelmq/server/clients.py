@@ -39,6 +39,22 @@ class ConnectedClient:
     queue: str | None
     open_reads: dict[str, int]
 
+    def fields(self) -> list[tuple[str, object]]:
+        """Return what to list of it, as the memcache and text protocols do, in words NAME=VALUE."""
+        fields: list[tuple[str, object]] = [
+            ("id", self.id),
+            ("address", self.address),
+            ("protocol", self.protocol),
+            ("since", self.since),
+            ("replies", self.replies),
+            ("state", self.state),
+        ]
+        if self.queue is not None:
+            fields.append(("queue", self.queue))
+        # A queue name has no "/", so this is unambiguous.
+        fields += (("open", f"{name}/{count}") for name, count in self.open_reads.items())
+        return fields
+
 
 def client_of(connection: Connection) -> ConnectedClient:
     """Return what there is to say about the client of a connection."""

@@ -4,11 +4,19 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from kestrelmq.config import queue_settings
-from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.stats import sorted_names, stats_of
 from kestrelmq.errors import KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_expiry
 from kestrelmq.protocol import memcache
+from kestrelmq.protocol.managing import (
+    Browse,
+    Declare,
+    KillClient,
+    ListClients,
+    Manage,
+    Move,
+    Pause,
+)
 from kestrelmq.protocol.memcache import (
     DELETED,
     END,
@@ -18,29 +26,25 @@ from kestrelmq.protocol.memcache import (
     OK,
     RELOADED,
     BareCommand,
-    Browse,
-    Declare,
     Delete,
     Dump,
     Flush,
     FlushAll,
     FlushExpired,
-    KillClient,
-    Move,
-    Pause,
     Request,
     Stats,
     StatusCommand,
 )
 from kestrelmq.protocol.stats import SERVER_STATS
 from kestrelmq.server import changes
-from kestrelmq.server.browsing import MAX_COUNT, Page, Search
-from kestrelmq.server.clients import ConnectedClient, connected_clients, kill_client
+from kestrelmq.server.browsing import Page
+from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import Pieces
+from kestrelmq.server.managing import ManageAnswer, QueueNotFound, manage
 from kestrelmq.server.memcache_reads import error_reply
-from kestrelmq.server.moving import Moved, copy, move
+from kestrelmq.server.moving import Moved
 from kestrelmq.server.server_actions import Action, RemoteAdminRefused
 from kestrelmq.server.status import Status, StatusNotSaved
 from kestrelmq.version import VERSION
@@ -86,20 +90,9 @@ def _serve_server(context: ServerContext, connection: Connection, request: Reque
         case BareCommand("reload"):
             _answer_later(connection, changes.reload(context), lambda _: RELOADED)
             return b""
-        case Move():
-            _start_move(context, connection, request)
-            return b""
-        case Browse():
-            _answer_later(connection, _browse(context, request), _page)
-            return b""
-        case Declare():
-            context.check_writable()
-            declaring = changes.declare(context, request.queue, _declared(request))
-            _answer_later(connection, declaring, lambda _: END)
-            return b""
-        case Pause(name, operations, resume):
-            pausing = changes.pause(context, name, Paused.parse(operations), resume=resume)
-            _answer_later(connection, pausing, lambda found: END if found else NOT_FOUND)
+        case Browse() | Move() | Declare() | Pause():
+            managing = manage(context, request)
+            _answer_later(connection, managing, lambda answer: _managed(request, answer))
             return b""
         case StatusCommand(new):
             return _status(context, new)
@@ -114,38 +107,20 @@ def _serve_server(context: ServerContext, connection: Connection, request: Reque
             raise AssertionError(f"{request} is served elsewhere")
 
 
-def _start_move(context: ServerContext, connection: Connection, request: Move) -> None:
-    word, name, target = b"MOVED", request.queue, request.target
-    if request.copies and target is not None:
-        word = b"COPIED"
-        moving = copy(context, name, target, request.count)
-    else:
-        moving = move(context, name, target, request.count)
-
-    def reply(moved: Moved | None) -> bytes:
-        if moved is None:
-            return NOT_FOUND
-        return word + b" " + memcache.line(f"{moved.count} {moved.stopped or ''}")
-
-    _answer_later(connection, moving, reply)
+def _managed(request: Manage, answer: ManageAnswer) -> bytes:
+    """Return the reply to a request about queues."""
+    match answer:
+        case Page():
+            return _page(answer)
+        case Moved(count, stopped):
+            word = b"COPIED" if isinstance(request, Move) and request.copies else b"MOVED"
+            return word + b" " + memcache.line(f"{count} {stopped or ''}")
+        case None:
+            return END
 
 
-async def _browse(context: ServerContext, request: Browse) -> Page | None:
-    """Return the items that are asked for; None if there is no such queue."""
-    context.check_readable()
-    context.check_client(request.queue, write=False)
-    queue = context.collection.queues.get(request.queue)
-    if queue is None:
-        context.collection.check_usable(request.queue)
-        return None
-    search = Search(request.search, request.is_pattern) if request.search else None
-    return await context.browser.page(queue, request.offset, min(request.count, MAX_COUNT), search)
-
-
-def _page(page: Page | None) -> bytes:
+def _page(page: Page) -> bytes:
     """Return the reply to `browse`."""
-    if page is None:
-        return NOT_FOUND
     lines = [
         memcache.browsed(
             place,
@@ -158,18 +133,6 @@ def _page(page: Page | None) -> bytes:
     if page.next_offset is not None:
         lines.append(b"NEXT %d\r\n" % page.next_offset)
     return b"".join(lines) + END
-
-
-def _declared(request: Declare) -> dict[str, object]:
-    """Return the settings that a request declares, by their names in the configuration."""
-    given: dict[str, object | None] = {
-        "fanout_only": request.fanout_only or None,
-        "keep_journal": request.journal,
-        "max_queue_age": None if request.expires is None else request.expires / 1000,
-        "max_age": None if request.max_age is None else request.max_age / 1000,
-        "max_items": request.max_items,
-    }
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _start_change(context: ServerContext, connection: Connection, request: Change) -> None:
@@ -206,16 +169,18 @@ def _answer_later(
         connection.push(b"" if noreply else reply(result))
 
     def refuse(error: KestrelError) -> None:
-        connection.push(b"" if noreply else error_reply(error))
+        absent = isinstance(error, QueueNotFound)
+        connection.push(b"" if noreply else NOT_FOUND if absent else error_reply(error))
 
     changes.answer_later(connection, change, answer, refuse)
 
 
-def listing(context: ServerContext, request: Stats | Dump | BareCommand) -> Pieces:
+def listing(context: ServerContext, request: Stats | Dump | ListClients) -> Pieces:
     """Return the pieces of the reply to `stats`, a dump or `clients`."""
     match request:
-        case BareCommand():
-            yield from map(_client, connected_clients(context))
+        case ListClients(offset):
+            found = connected_clients(context, offset)
+            yield from (memcache.client(one.fields()) for one in found)
         case Stats(None):
             yield from _all_stats(context)
         case Stats(str(name)):
@@ -227,22 +192,6 @@ def listing(context: ServerContext, request: Stats | Dump | BareCommand) -> Piec
         case Dump(what, names):
             yield from _dump(context, what, names)
     yield END
-
-
-def _client(client: ConnectedClient) -> bytes:
-    fields: list[tuple[str, object]] = [
-        ("id", client.id),
-        ("address", client.address),
-        ("protocol", client.protocol),
-        ("since", client.since),
-        ("replies", client.replies),
-        ("state", client.state),
-    ]
-    if client.queue is not None:
-        fields.append(("queue", client.queue))
-    # A queue name has no "/", so this is unambiguous.
-    fields += (("open", f"{name}/{count}") for name, count in client.open_reads.items())
-    return memcache.client(fields)
 
 
 def _stats(context: ServerContext, name: str) -> list[tuple[str, Any]]:

@@ -15,6 +15,7 @@ from kestrelmq.journal.records import ADDX_HEADER, LATEST
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, binary_refusal
+from kestrelmq.protocol.managing import ListClients
 from kestrelmq.protocol.memcache import (
     END,
     ERROR,
@@ -389,7 +390,7 @@ class MemcacheSession(Session):
         match request:
             case Monitor():
                 MemcacheMonitor(self._connection, self._context, self._reads, request).begin()
-            case Stats() | Dump() | BareCommand("clients"):
+            case Stats() | Dump() | ListClients():
                 LongReply(self._connection, self._turns, listing(self._context, request))
             case Confirm(queue, count):
                 PendingConfirm(

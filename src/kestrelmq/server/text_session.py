@@ -5,16 +5,25 @@ with open reads of the connection: `get` confirms the one before it, and the rea
 open when the client disconnects are given back.
 """
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import JournalError, KestrelError
-from kestrelmq.journal.records import ADDX_HEADER
+from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_expiry
 from kestrelmq.protocol import text
 from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.managing import (
+    Browse,
+    Declare,
+    KillClient,
+    ListClients,
+    ManagingRequest,
+    Move,
+    Pause,
+)
 from kestrelmq.protocol.text import TextParser
 from kestrelmq.protocol.text_commands import (
     Command,
@@ -35,8 +44,13 @@ from kestrelmq.protocol.text_commands import (
     Version,
 )
 from kestrelmq.server import changes
+from kestrelmq.server.browsing import Page
+from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.long_reply import LongReply, Pieces
+from kestrelmq.server.managing import ManageAnswer, manage
+from kestrelmq.server.moving import Moved
 from kestrelmq.server.put import PendingPut
 from kestrelmq.server.reads import ConnectionOpenReads, PendingConfirm, PendingRead, ReadHandler
 from kestrelmq.server.server_actions import Action
@@ -47,6 +61,8 @@ _DONE: Final = text.count_reply(0)
 
 _SLOW: Final = (SetStatus,)
 """Commands that may take long: they are served in each turn's time for slow requests."""
+
+Result = TypeVar("Result")
 
 
 class TextSession(Session):
@@ -119,6 +135,8 @@ class TextSession(Session):
                 PendingConfirm(self._connection, self._reads, queue, count, answer).begin()
             case Flush() | FlushAll() | FlushExpired() | Delete():
                 self._start_change(command)
+            case Browse() | Move() | Pause() | Declare() | ListClients() | KillClient():
+                self._manage(command)
             case SetStatus(name):
                 self._check_action("status")
                 self._context.status.set(Status.parse(name))
@@ -155,6 +173,19 @@ class TextSession(Session):
         else:
             self._connection.push(text.count_reply(count), touched)
 
+    def _manage(self, command: ManagingRequest) -> None:
+        connection, context = self._connection, self._context
+        match command:
+            case ListClients(offset):
+                LongReply(connection, context.turns, _clients(context, offset))
+            case KillClient(number):
+                self._check_action("client kill")
+                if not kill_client(context, number):
+                    raise KestrelError(f"there is no client {number}")
+                connection.push(_DONE)
+            case _:
+                self._answer_later(manage(context, command), _managed)
+
     def _start_change(self, command: Flush | FlushAll | FlushExpired | Delete) -> None:
         context = self._context
         context.check_writable()
@@ -170,14 +201,42 @@ class TextSession(Session):
             case FlushExpired(str(name)):
                 self._answer_later(changes.flush_expired(context, name))
 
-    def _answer_later(self, change: Coroutine[None, None, object]) -> None:
+    def _answer_later(
+        self,
+        change: Coroutine[None, None, Result],
+        reply: Callable[[Result], bytes] = lambda _: _DONE,
+    ) -> None:
         push = self._connection.push
         changes.answer_later(
             self._connection,
             change,
-            lambda _: push(_DONE),
+            lambda result: push(reply(result)),
             lambda error: push(text.error_reply(str(error))),
         )
+
+
+def _managed(answer: ManageAnswer) -> bytes:
+    """Return the reply to a request about queues."""
+    match answer:
+        case Page(_, items, next_offset):
+            end = text.NO_ITEM if next_offset is None else text.count_reply(next_offset)
+            return b"".join([*(_browsed(place, record) for place, record in items), end])
+        case Moved(count, stopped):
+            return text.moved_reply(count, stopped)
+        case None:
+            return _DONE
+
+
+def _browsed(place: int, record: bytes) -> bytes:
+    data = memoryview(record)[ADDX_HEADER:]
+    return text.browsed_reply(place, item_add_time(record), item_expiry(record), data)
+
+
+def _clients(context: ServerContext, offset: int) -> Pieces:
+    """Return the pieces of the reply to `clients`."""
+    for client in connected_clients(context, offset):
+        yield text.client_reply(client.fields())
+    yield text.NO_ITEM
 
 
 class TextRead(ReadHandler):

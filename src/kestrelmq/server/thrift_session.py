@@ -6,6 +6,7 @@ when the input is not valid thrift. Open reads belong to the server, not to a co
 
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import asdict
 from itertools import islice
 from typing import Final
 
@@ -14,8 +15,16 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER, item_deliveries, item_times
 from kestrelmq.names import queue_name_error
-from kestrelmq.protocol import thrift
+from kestrelmq.protocol import managing, thrift
 from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.managing import (
+    Browse,
+    Declare,
+    KillClient,
+    ListClients,
+    ManagingRequest,
+    Move,
+)
 from kestrelmq.protocol.reserving import (
     EndsReads,
     Extend,
@@ -30,6 +39,10 @@ from kestrelmq.protocol.thrift import ThriftParser
 from kestrelmq.protocol.thrift_messages import (
     Abort,
     Answer,
+    BrowsedItem,
+    BrowsedItems,
+    ClientEntry,
+    ClientList,
     Confirm,
     CurrentStatus,
     DeleteQueue,
@@ -38,6 +51,7 @@ from kestrelmq.protocol.thrift_messages import (
     Get,
     GetVersion,
     MessageHeader,
+    MovedItems,
     Peek,
     Put,
     QueueInfo,
@@ -50,8 +64,12 @@ from kestrelmq.protocol.thrift_messages import (
     ThriftStatus,
 )
 from kestrelmq.server import changes
+from kestrelmq.server.browsing import Page
+from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection, PendingRequest, Session
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.managing import ManageAnswer, manage
+from kestrelmq.server.moving import Moved
 from kestrelmq.server.put import PendingPut
 from kestrelmq.server.reads import MOST_READS_COUNTED
 from kestrelmq.server.replies import Queues
@@ -84,6 +102,8 @@ _FROM_THRIFT: Final = {
 }
 _SLOW: Final = (SetStatus,)
 """Requests that may take long: they are served in each turn's time for slow requests."""
+_MOST_CLIENTS: Final = 100
+"""The most clients of one answer."""
 _NO_QUEUE: Final = QueueInfo(None, 0, 0, 0, 0, 0, 0)
 
 
@@ -248,15 +268,14 @@ class ThriftSession(Session):
                     self.answer(header, *self._end_reads(request))
                 case Peek(name):
                     self.answer(header, self._peek(name))
+                case (
+                    Browse() | Move() | managing.Pause() | Declare() | ListClients() | KillClient()
+                ):
+                    self._manage(header, request)
                 case FlushQueue() | FlushAllQueues() | DeleteQueue():
                     self._start_change(header, request)
-                case CurrentStatus():
-                    self.answer(header, _TO_THRIFT[self._context.status.status])
-                case SetStatus(status):
-                    self._set_status(status)
-                    self.answer(header, None)
-                case GetVersion():
-                    self.answer(header, VERSION)
+                case CurrentStatus() | SetStatus() | GetVersion():
+                    self.answer(header, self._serve_server(request))
         except KestrelError as error:
             self.refuse(header, _internal_error(error))
 
@@ -335,6 +354,26 @@ class ThriftSession(Session):
             raise QueueUnavailable(problem)
         self._context.collection.check_usable(name)
 
+    def _manage(self, header: MessageHeader, request: ManagingRequest) -> None:
+        context = self._context
+        match request:
+            case ListClients(offset):
+                found = islice(connected_clients(context, offset), _MOST_CLIENTS)
+                entries = [ClientEntry(**asdict(client)) for client in found]
+                self.answer(header, ClientList(tuple(entries)))
+            case KillClient(number):
+                context.actions.check("client kill", "thrift", self._connection.peer)
+                if not kill_client(context, number):
+                    raise KestrelError(f"there is no client {number}")
+                self.answer(header, None)
+            case _:
+                changes.answer_later(
+                    self._connection,
+                    manage(context, request),
+                    lambda answer: self.answer(header, _managed(answer)),
+                    lambda error: self.refuse(header, _internal_error(error)),
+                )
+
     def _start_change(
         self, header: MessageHeader, request: FlushQueue | FlushAllQueues | DeleteQueue
     ) -> None:
@@ -355,11 +394,37 @@ class ThriftSession(Session):
             lambda error: self.refuse(header, _internal_error(error)),
         )
 
+    def _serve_server(self, request: CurrentStatus | SetStatus | GetVersion) -> Answer:
+        match request:
+            case CurrentStatus():
+                return _TO_THRIFT[self._context.status.status]
+            case SetStatus(status):
+                self._set_status(status)
+                return None
+            case GetVersion():
+                return VERSION
+
     def _set_status(self, status: ThriftStatus) -> None:
         if status not in _FROM_THRIFT:
             raise QueueUnavailable(f"{status.name} cannot be set")
         self._context.actions.check("status", "thrift", self._connection.peer)
         self._context.status.set(_FROM_THRIFT[status])
+
+
+def _managed(answer: ManageAnswer) -> Answer:
+    """Return the answer to a request about queues."""
+    match answer:
+        case Page(total, items, next_offset):
+            browsed = [_browsed(place, record) for place, record in items]
+            return BrowsedItems(tuple(browsed), total, next_offset)
+        case Moved(count, stopped):
+            return MovedItems(count, stopped)
+        case None:
+            return None
+
+
+def _browsed(place: int, record: bytes) -> BrowsedItem:
+    return BrowsedItem(place, *item_times(record), record[ADDX_HEADER:])
 
 
 class _ThriftReserve(ReserveHandler):

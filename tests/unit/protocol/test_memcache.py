@@ -9,13 +9,12 @@ from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import binary_refusal
+from kestrelmq.protocol.managing import Browse, Declare, KillClient, ListClients, Move, Pause
 from kestrelmq.protocol.memcache import (
     MAX_ITEM_BYTES,
     MAX_LINE,
     BareCommand,
-    Browse,
     Confirm,
-    Declare,
     Delete,
     Dialect,
     Dump,
@@ -24,11 +23,8 @@ from kestrelmq.protocol.memcache import (
     FlushExpired,
     Get,
     Key,
-    KillClient,
     Monitor,
-    Move,
     Parser,
-    Pause,
     RefusedRequest,
     Request,
     Set,
@@ -180,7 +176,7 @@ REQUESTS: list[tuple[bytes, Request]] = [
     (b"reload", BareCommand("reload")),
     (b"shutdown", BareCommand("shutdown")),
     (b"QUIT", BareCommand("quit")),
-    (b"clients", BareCommand("clients")),
+    (b"clients", ListClients()),
     (b"client kill 7", KillClient(7)),
     (b"Client KILL 0", KillClient(0)),
 ]

@@ -21,11 +21,16 @@ from thriftpy2.thrift import TApplicationException, TClient, TMessageType
 from kestrelmq.marks import PutMark
 from kestrelmq.protocol import thrift
 from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.managing import Browse, Declare, KillClient, ListClients, Move, Pause
 from kestrelmq.protocol.reserving import Extend, ExtendOwner, Finish, Release, Reserve, Retire
 from kestrelmq.protocol.thrift import ThriftParser, decode, encode, encode_refusal
 from kestrelmq.protocol.thrift_messages import (
     Abort,
     Answer,
+    BrowsedItem,
+    BrowsedItems,
+    ClientEntry,
+    ClientList,
     Confirm,
     CurrentStatus,
     DeleteQueue,
@@ -36,6 +41,7 @@ from kestrelmq.protocol.thrift_messages import (
     GetVersion,
     Item,
     MessageHeader,
+    MovedItems,
     Peek,
     Put,
     QueueInfo,
@@ -145,6 +151,58 @@ CALLS: list[tuple[str, dict[str, Any], Request, Answer]] = [
     ),
     ("extend_owner", {"owner": "w", "lease_msec": 2**40}, ExtendOwner("w", 2**40), 0),
     ("retire", {"queue_name": "q", "name": "sink", "epoch": 2**62}, Retire("q", "sink", 2**62), 1),
+    (
+        "browse",
+        {"queue_name": "q", "offset": 2**40, "max_items": 5},
+        Browse("q", 2**40, 5),
+        BrowsedItems((BrowsedItem(7, 2**40, 0, b"\xff"),) * 20, 2**33, 2**32),
+    ),
+    (
+        "browse",
+        {"queue_name": "q", "offset": 0, "max_items": 0, "search": b"\xff", "is_pattern": True},
+        Browse("q", 0, 0, b"\xff", is_pattern=True),
+        BrowsedItems((), 0, None),
+    ),
+    ("move", {"queue_name": "q", "target": "r"}, Move("q", "r", None), MovedItems(2**40, None)),
+    (
+        "copy",
+        {"queue_name": "q", "target": "r", "max_items": 0},
+        Move("q", "r", 0, copies=True),
+        MovedItems(0, "r is full"),
+    ),
+    ("redrive", {"queue_name": "q"}, Move("q", None, None), MovedItems(1, None)),
+    ("redrive", {"queue_name": "q", "target": "r"}, Move("q", "r", None), MovedItems(1, None)),
+    ("pause_queue", {"queue_name": "q", "operations": 2}, Pause("q", "writes", resume=False), None),
+    ("resume_queue", {"queue_name": "q"}, Pause("q", "all", resume=True), None),
+    (
+        "resume_queue",
+        {"queue_name": "q", "operations": 1},
+        Pause("q", "reads", resume=True),
+        None,
+    ),
+    ("declare_queue", {"queue_name": "q"}, Declare("q"), None),
+    (
+        "declare_queue",
+        {
+            "queue_name": "q",
+            "fanout_only": True,
+            "journal": 2,
+            "expires_msec": 0,
+            "max_age_msec": 2**40,
+            "max_items": 3,
+        },
+        Declare("q", fanout_only=True, journal=False, expires=0, max_age=2**40, max_items=3),
+        None,
+    ),
+    ("declare_queue", {"queue_name": "q", "journal": 1}, Declare("q", journal=True), None),
+    (
+        "get_clients",
+        {},
+        ListClients(),
+        ClientList((ClientEntry(7, "a:1", "text", 2**41, 9, "idle", "q", {"q": 2, "r": 1}),)),
+    ),
+    ("get_clients", {"offset": 9}, ListClients(9), ClientList(())),
+    ("kill_client", {"id": 2**40}, KillClient(2**40), None),
     ("peek", {"queue_name": "q"}, Peek("q"), QueueInfo(b"\xff", 1, 2**40, 3, 4, 5, 6)),
     ("peek", {"queue_name": "q"}, Peek("q"), QueueInfo(None, 0, 0, 0, 0, 0, 0)),
     ("flush_queue", {"queue_name": "q"}, FlushQueue("q"), None),
@@ -206,13 +264,21 @@ def received(dialect: Dialect, frame: bytes) -> tuple[str, int, int, Any]:
 def plain(value: Any) -> Any:
     """Return an answer as plain values, from ours and thriftpy2's alike."""
     match value:
-        case list():
+        case list() | tuple():
             return [plain(part) for part in value]
+        case dict():
+            return value
         case ThriftStatus():
             return value.value
         case Item() | QueueInfo():
             return {name: getattr(value, name) for name in value.__slots__}
-        case ReservedItem():
+        case BrowsedItem():
+            return {name: getattr(value, name) for name in value.__slots__}
+        case BrowsedItems() | MovedItems():
+            return {name: plain(getattr(value, name)) for name in value.__slots__}
+        case ClientList():
+            return [plain(one) for one in value.clients]
+        case ReservedItem() | ClientEntry():
             names = {name: getattr(value, name) for name in value.__slots__}
             return {"queue_name": names.pop("queue"), **names}
         case ReservedItems():
@@ -329,6 +395,18 @@ def test_a_message_that_is_no_request_is_refused(dialect: Dialect, message_type:
         ("confirm", {"queue_name": "q"}, "ids is missing"),
         ("set_status", {}, "status is missing"),
         ("set_status", {"status": 9}, "unknown status 9"),
+        ("browse", {"queue_name": "q", "offset": -1, "max_items": 1}, "browse takes whole numbers"),
+        (
+            "browse",
+            {"queue_name": "q", "offset": 0, "max_items": 1, "search": b"x" * 1001},
+            "what to search for has at most 1000 bytes",
+        ),
+        ("move", {"queue_name": "q", "target": "r", "max_items": -2}, "max_items is below 0"),
+        ("pause_queue", {"queue_name": "q"}, "operations is missing"),
+        ("pause_queue", {"queue_name": "q", "operations": 4}, "unknown operations 4"),
+        ("declare_queue", {"queue_name": "q", "journal": 3}, "unknown journal 3"),
+        ("declare_queue", {"queue_name": "q", "max_age_msec": -2}, "max_age_msec is below 0"),
+        ("get_clients", {"offset": -1}, "an offset is not below 0"),
         ("peek", {"queue_name": b"\xff"}, "a string that is not UTF-8"),
         (
             "get",

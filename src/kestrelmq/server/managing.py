@@ -1,0 +1,87 @@
+"""Looking at queues, moving their items and setting them up: one place for every protocol.
+
+A session parses such a request, and formats its answer. The admin API uses the functions below
+this module, because its answers have more in them.
+"""
+
+from collections.abc import Coroutine
+from typing import TypeAlias
+
+from kestrelmq.engine.paused import Paused
+from kestrelmq.errors import InvalidQueueName, KestrelError
+from kestrelmq.names import queue_name_error
+from kestrelmq.protocol.managing import Browse, Declare, Manage, Move, Pause
+from kestrelmq.server import changes, moving
+from kestrelmq.server.browsing import MAX_COUNT, Page, Search
+from kestrelmq.server.context import ServerContext
+from kestrelmq.server.moving import Moved
+
+ManageAnswer: TypeAlias = Page | Moved | None
+"""The answer to a request; None says that it is done."""
+
+
+class QueueNotFound(KestrelError):  # noqa: N818 # says what it is
+    """There is no such queue."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no queue {name}")
+
+
+def manage(context: ServerContext, request: Manage) -> Coroutine[None, None, ManageAnswer]:
+    """Return what serves `request`.
+
+    Raises:
+        Forbidden: the server does not allow it at present. What is returned raises it, too, and
+            QueueNotFound, and whatever else the server's functions for it raise.
+    """
+    match request:
+        case Browse():
+            return _browse(context, request)
+        case Move():
+            return _move(context, request)
+        case Pause():
+            return _pause(context, request)
+        case Declare():
+            context.check_writable()
+            return _declare(context, request)
+
+
+async def _browse(context: ServerContext, request: Browse) -> Page:
+    context.check_readable()
+    context.check_client(request.queue, write=False)
+    queue = context.collection.queues.get(request.queue)
+    if queue is None:
+        context.collection.check_usable(request.queue)
+        raise _absent(request.queue)
+    search = Search(request.search, request.is_pattern) if request.search else None
+    return await context.browser.page(queue, request.offset, min(request.count, MAX_COUNT), search)
+
+
+async def _move(context: ServerContext, request: Move) -> Moved:
+    name, target = request.queue, request.target
+    problem = None if target is None else queue_name_error(target)
+    if problem is not None:
+        raise InvalidQueueName(problem)
+    if request.copies and target is not None:
+        moved = await moving.copy(context, name, target, request.count)
+    else:
+        moved = await moving.move(context, name, target, request.count)
+    if moved is None:
+        raise _absent(name)
+    return moved
+
+
+async def _pause(context: ServerContext, request: Pause) -> None:
+    operations = Paused.parse(request.operations)
+    if not await changes.pause(context, request.queue, operations, resume=request.resume):
+        raise _absent(request.queue)
+
+
+async def _declare(context: ServerContext, request: Declare) -> None:
+    await changes.declare(context, request.queue, request.settings)
+
+
+def _absent(name: str) -> KestrelError:
+    """Return the error that there is no queue `name`, or can be none."""
+    problem = queue_name_error(name)
+    return QueueNotFound(name) if problem is None else InvalidQueueName(problem)
