@@ -23,6 +23,7 @@ from kestrelmq.admin.models import (
     Stored,
 )
 from kestrelmq.engine.delayed import concerns_companion
+from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
 from kestrelmq.marks import PutMark, put_mark
@@ -133,7 +134,7 @@ async def redrive(call: Call) -> Answer:
     return _moved(await moving.move(call.admin.context, name, body.target))
 
 
-def _moved(moved: moving.Moved | None) -> Answer:
+def _moved(moved: Moved | None) -> Answer:
     if moved is None:
         raise ApiError(404, "queue_not_found", "the queue was deleted")
     return Answer(MovedAnswer(count=moved.count, stopped=moved.stopped))

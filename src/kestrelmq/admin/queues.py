@@ -38,6 +38,7 @@ from kestrelmq.admin.slices import slices
 from kestrelmq.config import queue_settings
 from kestrelmq.engine.loading_queues import still_loading
 from kestrelmq.engine.metrics import Histograms
+from kestrelmq.engine.moving import sources_of_dead_letters
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.stats import read_numbers
@@ -45,7 +46,6 @@ from kestrelmq.journal.writer import FileJournal
 from kestrelmq.names import master_of
 from kestrelmq.server import changes
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.moving import sources_of_dead_letters
 
 _MOST_FILES: Final = 200
 _MOST_SOURCES: Final = 100

@@ -2,15 +2,15 @@
 
 A `View` is made in the owner's thread, and read in any. It has the items that are in memory, and a
 reader of its own for those that are on disk only. Upkeep may replace the journal's files meanwhile;
-the owner's thread sees that afterwards (`is_current`), and makes another view.
+the owner's thread sees that afterwards (`is_current`), and makes another view (`Look`).
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Final
 
 from kestrelmq.engine.queue import Queue
-from kestrelmq.errors import QueueUnavailable
+from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.journal.writer import FileJournal
 
@@ -20,6 +20,8 @@ _READ_AT_ONCE: Final = 256 << 10
 """Bytes of items that are read from disk between two pauses."""
 _LONGEST: Final = 20.0
 """Seconds that reading may take; skipping many millions of items on disk takes longer."""
+_TRIES: Final = 5
+"""How often files may be replaced while they are read."""
 
 
 class View:
@@ -27,6 +29,8 @@ class View:
 
     Attributes:
         total: how many items waited then.
+        records: the items' records, once `load` has read them.
+        failure: why it could not read them; None if it could.
     """
 
     def __init__(self, queue: Queue, offset: int, most: int, most_bytes: int) -> None:
@@ -40,6 +44,8 @@ class View:
         """
         backlog = queue.backlog
         self.total = len(backlog)
+        self.records: list[bytes] = []
+        self.failure: Exception | None = None
         self._queue = queue
         self._most_bytes = most_bytes
         held = len(backlog.memory)
@@ -63,6 +69,17 @@ class View:
     def is_current(self) -> bool:
         """Whether no file was replaced since the view was made, so that what was read is right."""
         return self._reader is None or self._state == _state(self._queue)
+
+    def load(self) -> None:
+        """Read the items and keep them, or why they cannot be read; from any thread, once.
+
+        Raises:
+            QueueUnavailable: it takes too long.
+        """
+        try:
+            self.records = self.read()
+        except (OSError, JournalError) as error:
+            self.failure = error
 
     def read(self, pause: Callable[[float], object] = time.sleep) -> list[bytes]:
         """Return the items' records, in order; may be called from any thread, once.
@@ -115,6 +132,45 @@ class View:
         """Release the file."""
         if self._reader is not None:
             self._reader.close()
+
+
+class Look:
+    """A look at items of a queue, which is repeated if its files are replaced meanwhile.
+
+    Attributes:
+        total: how many items waited, once `views` has ended; likewise:
+        records: the items' records, in order.
+    """
+
+    def __init__(self, queue: Queue, offset: int, most: int, most_bytes: int) -> None:
+        """Prepare to look; the parameters are those of `View`."""
+        self.total = 0
+        self.records: list[bytes] = []
+        self._queue = queue
+        self._part = (offset, most, most_bytes)
+
+    def views(self) -> Generator[View, None, None]:
+        """Yield views; have each loaded before the next. To be run in the owner's thread.
+
+        Raises:
+            QueueUnavailable: the items cannot be read.
+        """
+        queue = self._queue
+        for _ in range(_TRIES):
+            if queue.is_closed:
+                break
+            view = View(queue, *self._part)
+            try:
+                yield view
+            finally:
+                view.close()
+            if view.is_current:
+                if view.failure is not None:
+                    reason = f"queue {queue.name} cannot be read: {view.failure}"
+                    raise QueueUnavailable(reason)
+                self.total, self.records = view.total, view.records
+                return
+        raise QueueUnavailable(f"queue {queue.name}: its journal is being rewritten; try again")
 
 
 def _state(queue: Queue) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Moving items from the head of one queue to another, a slice at a time.
+"""Moving items from the head of one queue to another, and copying them, a slice at a time.
 
 A slice: add each item to the target, as a client would, and open a read of it in the source, so
 that no reader gets it. Write the target, and wait until that is as durable as its settings ask for.
@@ -6,15 +6,20 @@ Then confirm the reads. So a crash leaves an item in the source, in the target, 
 never in neither. Reads that were not confirmed are given back.
 
 The first item that the target refuses ends the move, and stays at the head of the source.
+
+A copy holds nothing in the source: what is read there meanwhile may make it leave out or repeat
+some items.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError
 from kestrelmq.journal.records import ADDX_HEADER, item_expiry
+from kestrelmq.names import queue_name_error
 
 SLICE_ITEMS: Final = 200
 """The most items of a slice; moving so many takes about a millisecond."""
@@ -22,6 +27,32 @@ SLICE_BYTES: Final = 1 << 20
 """Bytes of data after which a slice ends."""
 _RETRY: Final = 1.0
 """Seconds after which reads are given back that could not be given back at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How many items were moved or copied, and why it ended early; None if it did not."""
+
+    count: int
+    stopped: str | None
+
+
+def source_of_dead_letters(collection: QueueCollection, name: str) -> str:
+    """Return the queue whose `dead_letter_queue` is `name`.
+
+    Raises:
+        InvalidQueueName: there is none, or there are several.
+    """
+    found = sources_of_dead_letters(collection.queues.values(), name)
+    if len(found) != 1:
+        which = "several queues have" if found else "no queue has"
+        raise InvalidQueueName(f"{which} {name} as dead_letter_queue: name the target")
+    return found[0].name
+
+
+def sources_of_dead_letters(queues: Iterable[Queue], name: str) -> list[Queue]:
+    """Return those of `queues` whose dead letters go to the queue `name`."""
+    return [queue for queue in queues if queue.config.dead_letter_queue == name]
 
 
 class Target:
@@ -36,8 +67,12 @@ class Target:
         """Prepare to add items of `source` to `name`.
 
         Raises:
-            InvalidQueueName: items that are added to `name` would come back to `source`.
+            InvalidQueueName: items that are added to `name` would come back to `source`, or no
+                queue can have that name.
         """
+        problem = queue_name_error(name)
+        if problem is not None:
+            raise InvalidQueueName(problem)
         self.added = 0
         self.refusal: str | None = None
         self._collection = collection
@@ -144,3 +179,43 @@ class Move:
         except JournalError:
             for xid in held:
                 source.extend(xid, _RETRY)
+
+
+class Copy:
+    """One copy: of what is read in the source, a slice at a time, outside of this module."""
+
+    def __init__(
+        self, collection: QueueCollection, source: Queue, target: str, count: int | None = None
+    ) -> None:
+        """Prepare to copy `count` items; None is all that wait now. Raises as `Move`."""
+        self._target = Target(collection, target, source)
+        self._offset = 0
+        self._left = len(source) if count is None else count
+
+    @property
+    def next_slice(self) -> tuple[int, int] | None:
+        """The offset of the next items to read, and the most of them; None at the end."""
+        if self._left <= 0 or self._target.refusal is not None:
+            return None
+        return self._offset, min(self._left, SLICE_ITEMS)
+
+    def add(self, records: Sequence[bytes]) -> tuple[Queue, ...]:
+        """Add the records of the next items; none is the end of the source.
+
+        Returns:
+            The queues that must be durable before it goes on.
+
+        Raises:
+            JournalError: a queue could not be written.
+        """
+        self._offset += len(records)
+        self._left = self._left - len(records) if records else 0
+        for record in records:
+            if not self._target.add(record):
+                break
+        return self._target.write()
+
+    @property
+    def copied(self) -> Moved:
+        """What was done so far."""
+        return Moved(self._target.added, self._target.refusal)

@@ -4,6 +4,7 @@ The files in a queue path are the same as a server's, so a server can use them l
 uses a path, the library cannot use it, and the other way round.
 """
 
+from kestrelmq.engine.moving import Moved
 from kestrelmq.library.aio import AsyncHeldItem, AsyncPersistentQueue
 from kestrelmq.library.blocking import BlockingQueue, HeldItem, PersistentQueue
 from kestrelmq.library.collection import QueueCollection
@@ -16,6 +17,7 @@ __all__ = [
     "Expiry",
     "HeldItem",
     "Item",
+    "Moved",
     "PersistentQueue",
     "QueueCollection",
 ]

@@ -14,8 +14,10 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from typing import Final, TypeVar
 
+from kestrelmq.engine.browsing import Look
 from kestrelmq.engine.durability import Committable, GroupCommit, SyncRound
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
@@ -113,6 +115,17 @@ class QueueAccess:
             for waiting in served:
                 waiting.wake(failures.get(waiting.queue))
         return result, failures
+
+    def read(self, look: Look) -> list[bytes]:
+        """Return the records of the items at which `look` looks; from disk without the lock.
+
+        Raises:
+            QueueUnavailable: the items cannot be read.
+        """
+        with closing(look.views()) as views:
+            while (view := self.change(lambda: next(views, None))[0]) is not None:
+                view.load()
+        return look.records
 
     def sync_written(self) -> dict[Committable, JournalError]:
         """Sync all queues with unsynced writes, due or not; return those that failed, and why."""

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Self, TypeVar
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.config import QueueConfig
+from kestrelmq.engine.browsing import View
 from kestrelmq.engine.durability import Committable, GroupCommit
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
@@ -33,6 +34,7 @@ from kestrelmq.library.items import (
     Item,
     adding,
     check_held,
+    looking,
     releasing,
 )
 from kestrelmq.library.opening import check_queue, open_queue
@@ -270,6 +272,20 @@ class AsyncPersistentQueue:
         """Do as `peek`, but wait for an item; see `wait_remove`."""
         return await self._wait(ReadMode.PEEK, timeout)
 
+    async def browse(self, offset: int = 0, count: int = 100) -> list[Item]:
+        """Return items that stay in the queue, as `PersistentQueue.browse` does.
+
+        Items on disk are read in a thread. A task that is cancelled meanwhile waits for its end.
+        """
+        look = looking(offset, count)(self._queue())
+        with closing(look.views()) as views:
+            for view in views:
+                if view.is_on_disk:
+                    await _loaded(view)
+                else:
+                    view.load()
+        return [Item.of(record, 0) for record in look.records]
+
     async def flush(self) -> int:
         """Drop all waiting items, but not those of open reads; return how many there were."""
         return await self._change(lambda queue: queue.flush())
@@ -471,6 +487,16 @@ def _call_in(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], 
             loop.call_soon_threadsafe(function)
 
     return call
+
+
+async def _loaded(view: View) -> None:
+    """Load a view in a thread; it must not be closed before the thread has ended."""
+    loading = asyncio.ensure_future(asyncio.to_thread(view.load))
+    try:
+        await asyncio.shield(loading)
+    except asyncio.CancelledError:
+        await asyncio.wait([loading])
+        raise
 
 
 def _fail(served: _ServedFuture, error: KestrelError) -> None:

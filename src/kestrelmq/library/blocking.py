@@ -32,6 +32,7 @@ from kestrelmq.library.items import (
     Item,
     adding,
     check_held,
+    looking,
     releasing,
 )
 from kestrelmq.library.opening import check_queue, open_queue
@@ -251,6 +252,18 @@ class BlockingQueue(ABC):
         if queue.config.open_transaction_timeout is not None:
             ends.append(queue.config.open_transaction_timeout)
         return max(0.0, min(ends)) if ends else None
+
+    def browse(self, offset: int = 0, count: int = 100) -> list[Item]:
+        """Return up to `count` items from `offset` on, which stay in the queue; 0 is the head.
+
+        They are the waiting items, in memory or on disk, the expired ones too until they are
+        dropped. What is read or added meanwhile may move them by some places.
+
+        Raises:
+            ValueError: a number is below 0.
+        """
+        look = self._change(looking(offset, count))
+        return [Item.of(record, 0) for record in self._access.read(look)]
 
     def flush(self) -> int:
         """Drop all waiting items, but not those of open reads; return how many there were."""

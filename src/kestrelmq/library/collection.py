@@ -5,14 +5,18 @@ drops or moves expired items and does other upkeep that depends on time, one syn
 `sync_journal` is a period, and one rewrites and packs journals when needed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
+from kestrelmq.engine.browsing import Look
 from kestrelmq.engine.collection import QueueCollection as Queues
 from kestrelmq.engine.delayed import concerns_companion
+from kestrelmq.engine.moving import SLICE_BYTES, Copy, Move, Moved, source_of_dead_letters
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import ThreadWorker
@@ -24,6 +28,7 @@ from kestrelmq.marks import put_mark
 from kestrelmq.names import queue_name_error
 
 T = TypeVar("T")
+Work = TypeVar("Work", Move, Copy)
 
 
 class QueueCollection:
@@ -214,6 +219,99 @@ class QueueCollection:
         """Resume `reads`, `writes` or `all` of a queue; as `pause`."""
         paused = Paused.parse(operations)
         return self._saved(lambda queues: queues.resume(name, paused))
+
+    # --- moving items ---
+
+    def move(self, name: str, target: str, count: int | None = None) -> Moved | None:
+        """Move the first items of a queue to the end of another one, in order.
+
+        An item is written to the target, and synced where `sync_journal` asks for it, before it
+        leaves its queue: a crash may leave it in both. Other threads may use the queues meanwhile;
+        readers do not get what is being moved. The items keep their expiry, and are added anew.
+
+        Args:
+            name: the queue.
+            target: another queue, or an alias.
+            count: how many; None is all that wait.
+
+        Returns:
+            How many were moved, and why no more if the target refused one; None if there is no
+            queue `name`.
+
+        Raises:
+            ValueError: `count` is below 0.
+            InvalidQueueName: what is added to the target comes to the queue, too.
+            JournalError: a queue could not be written; items may be in both.
+        """
+        queue, work = self._begun(Move, name, target, count)
+        if queue is None or work is None:
+            return None
+        with closing(work.slices()) as slices:
+            failure: JournalError | None = None
+            while True:
+                written, failures = self._access.change(partial(self._step, slices, failure))
+                failed = [failures[one] for one in (*written, queue) if one in failures]
+                failure = failed[0] if failed else None
+                if not written:
+                    break
+        if failure is not None:
+            raise failure
+        return Moved(work.moved, work.stopped)
+
+    def redrive(self, name: str, target: str | None = None) -> Moved | None:
+        """Move all dead letters of a queue to where they came from, or to another queue; as `move`.
+
+        Raises:
+            InvalidQueueName: `target` is not given, and not exactly one queue has `name` as its
+                `dead_letter_queue`.
+        """
+        if target is None:
+            target = self._change(lambda queues: source_of_dead_letters(queues, name))
+        return self.move(name, target)
+
+    def copy(self, name: str, target: str, count: int | None = None) -> Moved | None:
+        """Copy the first items of a queue to the end of another one; as `move`.
+
+        What is read from the queue meanwhile may make it leave out or repeat some items.
+        """
+        queue, work = self._begun(Copy, name, target, count)
+        if queue is None or work is None:
+            return None
+        while (part := work.next_slice) is not None:
+            records = self._access.read(Look(queue, *part, SLICE_BYTES))
+            written, failures = self._access.change(partial(work.add, records))
+            for one in written:
+                if one in failures:
+                    raise failures[one]
+        return work.copied
+
+    def _begun(
+        self,
+        kind: Callable[[Queues, Queue, str, int | None], Work],
+        name: str,
+        target: str,
+        count: int | None,
+    ) -> tuple[Queue | None, Work | None]:
+        """Return the queue and what moves or copies its items; None if there is no such queue."""
+        if count is not None and count < 0:
+            raise ValueError("a number of items is not below 0")
+
+        def begin(queues: Queues) -> tuple[Queue | None, Work | None]:
+            queue = queues.existing(name)
+            return queue, None if queue is None else kind(queues, queue, target, count)
+
+        return self._change(begin)
+
+    def _step(
+        self, slices: Generator[tuple[Queue, ...], None, None], failure: JournalError | None
+    ) -> tuple[Queue, ...]:
+        """Move the next slice, or fail; return the queues that were written, none at the end."""
+        written = next(slices, ()) if failure is None else slices.throw(failure)
+        if any(queue.upkeep_waits for queue in written):
+            self._tickers.start_upkeep()
+        return written
+
+    # --- queues, all of them ---
 
     def names(self) -> list[str]:
         """Return the names of the loaded queues, sorted."""

@@ -1,10 +1,12 @@
 """Items as users of the library see them."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
+from kestrelmq.engine.browsing import Look
 from kestrelmq.engine.delayed import concerns_companion
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import LeaseEnded
@@ -97,6 +99,13 @@ def releasing(
         return given_back == 1
 
     return release
+
+
+def looking(offset: int, count: int) -> Callable[[Queue], Look]:
+    """Return what begins a `browse`. Raises ValueError: a number is below 0."""
+    if offset < 0 or count < 0:
+        raise ValueError("an offset and a count are not below 0")
+    return lambda queue: Look(queue, offset, count, sys.maxsize)
 
 
 def check_held(*, ended: bool) -> None:

@@ -8,12 +8,12 @@ others are served meanwhile.
 import asyncio
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
-from kestrelmq.engine.browsing import View
+from kestrelmq.engine.browsing import Look
 from kestrelmq.engine.queue import Queue
-from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.server.patterns import places_of
 
@@ -25,7 +25,6 @@ SEARCHED_ITEMS: Final = 10_000
 """The most items that one request searches."""
 READ_BYTES: Final = 16 << 20
 """After so many bytes of data, a request looks no further."""
-_TRIES: Final = 5
 _WINDOW: Final = 256 << 10
 """Bytes that are searched at once, because no other thread runs meanwhile."""
 
@@ -105,26 +104,15 @@ class Browser:
         self, queue: Queue, offset: int, most: int, most_bytes: int = READ_BYTES
     ) -> tuple[int, list[bytes]]:
         """Return how many items wait, and the records of some."""
-        for _ in range(_TRIES):
-            if queue.is_closed:
-                break
-            view = View(queue, offset, most, most_bytes)
-            failure: Exception | None = None
-            records: list[bytes] = []
-            try:
+        look = Look(queue, offset, most, most_bytes)
+        with closing(look.views()) as views:
+            for view in views:
                 if not view.is_on_disk:
-                    return view.total, view.read()
+                    view.load()
+                    continue
                 async with self._busy:
-                    records = await asyncio.to_thread(view.read)
-            except (OSError, JournalError) as error:
-                failure = error  # perhaps because a file was replaced meanwhile
-            finally:
-                view.close()
-            if view.is_current:
-                if failure is not None:
-                    raise QueueUnavailable(f"queue {queue.name} cannot be read: {failure}")
-                return view.total, records
-        raise QueueUnavailable(f"queue {queue.name}: its journal is being rewritten; try again")
+                    await asyncio.to_thread(view.load)
+        return look.total, look.records
 
     async def _search(self, search: Search, records: list[bytes]) -> Sequence[int]:
         """Return the places of the records whose data has what is searched."""

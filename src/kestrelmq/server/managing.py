@@ -7,6 +7,7 @@ this module, because its answers have more in them.
 from collections.abc import Coroutine
 from typing import TypeAlias
 
+from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.paused import Paused
 from kestrelmq.errors import InvalidQueueName, KestrelError
 from kestrelmq.names import queue_name_error
@@ -14,7 +15,6 @@ from kestrelmq.protocol.managing import Browse, Declare, Manage, Move, Pause
 from kestrelmq.server import changes, moving
 from kestrelmq.server.browsing import MAX_COUNT, Page, Search
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.moving import Moved
 
 ManageAnswer: TypeAlias = Page | Moved | None
 """The answer to a request; None says that it is done."""
@@ -49,39 +49,32 @@ def manage(context: ServerContext, request: Manage) -> Coroutine[None, None, Man
 async def _browse(context: ServerContext, request: Browse) -> Page:
     context.check_readable()
     context.check_client(request.queue, write=False)
-    queue = context.collection.queues.get(request.queue)
+    queue = context.collection.existing(request.queue)
     if queue is None:
-        context.collection.check_usable(request.queue)
-        raise _absent(request.queue)
+        raise QueueNotFound(request.queue)
     search = Search(request.search, request.is_pattern) if request.search else None
     return await context.browser.page(queue, request.offset, min(request.count, MAX_COUNT), search)
 
 
 async def _move(context: ServerContext, request: Move) -> Moved:
     name, target = request.queue, request.target
-    problem = None if target is None else queue_name_error(target)
-    if problem is not None:
-        raise InvalidQueueName(problem)
     if request.copies and target is not None:
         moved = await moving.copy(context, name, target, request.count)
     else:
         moved = await moving.move(context, name, target, request.count)
     if moved is None:
-        raise _absent(name)
+        raise QueueNotFound(name)
     return moved
 
 
 async def _pause(context: ServerContext, request: Pause) -> None:
-    operations = Paused.parse(request.operations)
-    if not await changes.pause(context, request.queue, operations, resume=request.resume):
-        raise _absent(request.queue)
+    name, operations = request.queue, Paused.parse(request.operations)
+    problem = queue_name_error(name)
+    if problem is not None:
+        raise InvalidQueueName(problem)
+    if not await changes.pause(context, name, operations, resume=request.resume):
+        raise QueueNotFound(name)
 
 
 async def _declare(context: ServerContext, request: Declare) -> None:
     await changes.declare(context, request.queue, request.settings)
-
-
-def _absent(name: str) -> KestrelError:
-    """Return the error that there is no queue `name`, or can be none."""
-    problem = queue_name_error(name)
-    return QueueNotFound(name) if problem is None else InvalidQueueName(problem)

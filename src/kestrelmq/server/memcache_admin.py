@@ -4,6 +4,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from kestrelmq.config import queue_settings
+from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.stats import sorted_names, stats_of
 from kestrelmq.errors import KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_expiry
@@ -44,7 +45,6 @@ from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import Pieces
 from kestrelmq.server.managing import ManageAnswer, QueueNotFound, manage
 from kestrelmq.server.memcache_reads import error_reply
-from kestrelmq.server.moving import Moved
 from kestrelmq.server.server_actions import Action, RemoteAdminRefused
 from kestrelmq.server.status import Status, StatusNotSaved
 from kestrelmq.version import VERSION

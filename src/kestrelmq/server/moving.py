@@ -4,22 +4,12 @@ Both work in slices, and others are served in between. `engine/moving.py` says w
 """
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import dataclass
 
-from kestrelmq.engine.moving import SLICE_BYTES, SLICE_ITEMS, Move, Target
+from kestrelmq.engine.moving import SLICE_BYTES, Copy, Move, Moved, source_of_dead_letters
 from kestrelmq.engine.queue import Queue
-from kestrelmq.errors import InvalidQueueName, JournalError
+from kestrelmq.errors import JournalError
 from kestrelmq.server.changes import wait_until_durable
 from kestrelmq.server.context import ServerContext
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """How many items were moved or copied, and why it ended early; None if it did not."""
-
-    count: int
-    stopped: str | None
 
 
 async def move(
@@ -41,7 +31,7 @@ async def move(
         JournalError, QueueUnavailable: a queue cannot be read or written; items may be in both.
     """
     if target is None:
-        target = _source_of_dead_letters(context, source)
+        target = source_of_dead_letters(context.collection, source)
     queue = _source(context, source, target)
     if queue is None:
         return None
@@ -70,20 +60,12 @@ async def copy(
     queue = _source(context, source, target)
     if queue is None:
         return None
-    to = Target(context.collection, target, queue)
-    offset, left = 0, len(queue) if count is None else count
-    while left > 0 and to.refusal is None:
-        records = await context.browser.records(queue, offset, min(left, SLICE_ITEMS), SLICE_BYTES)
-        if not records:
-            break
-        for record in records:
-            if not to.add(record):
-                break
-        await wait_until_durable(context, *to.write())
+    work = Copy(context.collection, queue, target, count)
+    while (part := work.next_slice) is not None:
+        records = await context.browser.records(queue, *part, SLICE_BYTES)
+        await wait_until_durable(context, *work.add(records))
         await asyncio.sleep(0)
-        offset += len(records)
-        left -= len(records)
-    return Moved(to.added, to.refusal)
+    return work.copied
 
 
 def _source(context: ServerContext, source: str, target: str) -> Queue | None:
@@ -92,25 +74,4 @@ def _source(context: ServerContext, source: str, target: str) -> Queue | None:
     context.check_writable()
     context.check_client(source, write=False)
     context.check_client(target, write=True)
-    queue = context.collection.queues.get(source)
-    if queue is None:
-        context.collection.check_usable(source)
-    return queue
-
-
-def _source_of_dead_letters(context: ServerContext, name: str) -> str:
-    """Return the queue whose `dead_letter_queue` is `name`.
-
-    Raises:
-        InvalidQueueName: there is none, or there are several.
-    """
-    found = sources_of_dead_letters(context.collection.queues.values(), name)
-    if len(found) != 1:
-        which = "several queues have" if found else "no queue has"
-        raise InvalidQueueName(f"{which} {name} as dead_letter_queue: name the target")
-    return found[0].name
-
-
-def sources_of_dead_letters(queues: Iterable[Queue], name: str) -> list[Queue]:
-    """Return those of `queues` whose dead letters go to the queue `name`."""
-    return [queue for queue in queues if queue.config.dead_letter_queue == name]
+    return context.collection.existing(source)

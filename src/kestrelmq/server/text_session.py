@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Final, TypeVar
 
+from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import JournalError, KestrelError
@@ -50,7 +51,6 @@ from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import LongReply, Pieces
 from kestrelmq.server.managing import ManageAnswer, manage
-from kestrelmq.server.moving import Moved
 from kestrelmq.server.put import PendingPut
 from kestrelmq.server.reads import ConnectionOpenReads, PendingConfirm, PendingRead, ReadHandler
 from kestrelmq.server.server_actions import Action

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Final
 
 from kestrelmq.clock import Pause
+from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER, item_deliveries, item_times
@@ -69,7 +70,6 @@ from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection, PendingRequest, Session
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.managing import ManageAnswer, manage
-from kestrelmq.server.moving import Moved
 from kestrelmq.server.put import PendingPut
 from kestrelmq.server.reads import MOST_READS_COUNTED
 from kestrelmq.server.replies import Queues
