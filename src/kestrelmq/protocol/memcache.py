@@ -7,30 +7,22 @@ Lines end in CR LF; a bare LF is accepted. Command words are case-insensitive.
 
 To add a command, write its request class, a method of `Parser` and a line in `_VERBS`. Then serve
 it in `server/memcache_session.py`, or in `server/memcache_admin.py` if it is about whole queues.
-`managing` has those that the text protocol reads from the same words.
+`managing` and `reserving` have those that the text protocol reads from the same words.
 """
 # ruff: noqa: SLF001 # the table of parsers names methods of the class above it
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
 
 from kestrelmq.marks import PutMark
+from kestrelmq.protocol import managing, reserving
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, is_http
-from kestrelmq.protocol.managing import PARSERS, ManagingRequest
+from kestrelmq.protocol.managing import ManagingRequest
 from kestrelmq.protocol.put_options import MOST_DIGITS, parse_name
-from kestrelmq.protocol.reserving import (
-    MAX_OWNER,
-    Extend,
-    ExtendOwner,
-    Finish,
-    Release,
-    Reserve,
-    Retire,
-    parse_reads,
-)
+from kestrelmq.protocol.reserving import EndsReads, Reserve
 from kestrelmq.protocol.words import NameParser, count, number, printable
 
 Dialect = Literal["kestrel", "memcached"]
@@ -214,11 +206,7 @@ Request = (
     | TouchRead
     | ManagingRequest
     | Reserve
-    | Finish
-    | Release
-    | Extend
-    | ExtendOwner
-    | Retire
+    | EndsReads
     | Delete
     | Flush
     | FlushAll
@@ -487,70 +475,6 @@ class Parser:
             raise ClientFault("touch_read takes a queue and milliseconds", closes=False)
         return TouchRead(self._queue(words[0]), count(words[1], "touch_read"))
 
-    # --- reserved reads ---
-
-    def _reserve(self, words: list[bytes]) -> Reserve:
-        if len(words) < 2:
-            raise ClientFault("reserve takes queues, a count and a lease", closes=False)
-        names = dict.fromkeys(words[0].split(b","))
-        options, others = _options(words[2:], {b"lease", b"t", b"tag", b"owner", b"grace"})
-        if others or b"lease" not in options:
-            raise ClientFault("reserve takes a lease= after the count", closes=False)
-        if b"grace" in options and b"owner" not in options:
-            raise ClientFault("a grace needs an owner", closes=False)
-        return Reserve(
-            tuple(map(self._queue, names)),
-            number(words[1]) or 0,
-            _milliseconds(options[b"lease"], "lease"),
-            _milliseconds(options.get(b"t", b"0"), "t"),
-            _text(options, b"tag"),
-            _text(options, b"owner"),
-            _milliseconds(options.get(b"grace", b"5000"), "grace"),
-        )
-
-    def _finish(self, words: list[bytes]) -> Finish:
-        if not words:
-            raise ClientFault("finish takes a queue and reads, or a tag", closes=False)
-        options, others = _options(words[1:], {b"tag"})
-        return Finish(self._queue(words[0]), parse_reads(others), _text(options, b"tag"))
-
-    def _release(self, words: list[bytes]) -> Release:
-        if not words:
-            raise ClientFault("release takes a queue and reads, a tag or an owner", closes=False)
-        options, others = _options(words[1:], {b"tag", b"owner", b"delay"})
-        flags = {b"uncounted", b"dead"}.intersection(others)
-        delay = _milliseconds(options[b"delay"], "delay") if b"delay" in options else None
-        return Release(
-            self._queue(words[0]),
-            parse_reads([word for word in others if word not in flags]),
-            _text(options, b"tag"),
-            _text(options, b"owner"),
-            delay,
-            b"uncounted" in flags,
-            b"dead" in flags,
-        )
-
-    def _extend(self, words: list[bytes]) -> Extend | ExtendOwner:
-        if len(words) == 2 and words[0].startswith(b"owner="):
-            options, _ = _options(words[:1], {b"owner"})
-            return ExtendOwner(_text(options, b"owner"), _milliseconds(words[1], "extend"))
-        if len(words) < 2:
-            raise ClientFault("extend takes a queue, milliseconds and reads", closes=False)
-        options, others = _options(words[2:], {b"tag"})
-        milliseconds = _milliseconds(words[1], "extend")
-        tag = _text(options, b"tag")
-        return Extend(self._queue(words[0]), milliseconds, parse_reads(others), tag)
-
-    def _retire(self, words: list[bytes]) -> Retire:
-        if len(words) != 3:
-            raise ClientFault("retire takes a queue, a name and an epoch", closes=False)
-        epoch = number(words[2])
-        return Retire(
-            self._queue(words[0]),
-            _text({b"name": words[1]}, b"name"),
-            -1 if epoch is None else epoch,
-        )
-
     def _delete(self, words: list[bytes]) -> Delete:
         words, noreply = _without_noreply(words)
         # Old clients send a delay after the key; only 0 is supported.
@@ -631,8 +555,8 @@ _QUIET_VERBS: Final = frozenset({b"delete", b"flush", b"flush_all"})
 _STORAGE_VERBS: Final = frozenset({b"add", b"replace", b"append", b"prepend", b"cas"})
 
 
-def _managing(
-    parse: Callable[[list[bytes], NameParser], ManagingRequest],
+def _shared(
+    parse: Callable[[list[bytes], NameParser], ManagingRequest | Reserve | EndsReads],
 ) -> Callable[[Parser, list[bytes]], Request]:
     """Return the parser of a command that the text protocol has, too."""
 
@@ -643,18 +567,14 @@ def _managing(
 
 
 _VERBS: Final[dict[bytes, Callable[[Parser, list[bytes]], Request]]] = {
-    **{verb: _managing(parse) for verb, parse in PARSERS.items()},
+    **{verb: _shared(parse) for verb, parse in managing.PARSERS.items()},
+    **{verb: _shared(parse) for verb, parse in reserving.PARSERS.items()},
     b"set": Parser._set,
     b"get": Parser._get,
     b"gets": Parser._gets,
     b"monitor": Parser._monitor,
     b"confirm": Parser._confirm,
     b"touch_read": Parser._touch_read,
-    b"reserve": Parser._reserve,
-    b"finish": Parser._finish,
-    b"release": Parser._release,
-    b"extend": Parser._extend,
-    b"retire": Parser._retire,
     b"delete": Parser._delete,
     b"flush": Parser._flush,
     b"flush_all": Parser._flush_all,
@@ -677,45 +597,6 @@ def _check_protocol(line: bytes) -> None:
         raise ClientFault("the binary protocol is not served", closes=True)
     if is_http(line):
         raise ClientFault("this is no HTTP server", closes=True)
-
-
-def _options(
-    words: list[bytes], names: Collection[bytes]
-) -> tuple[dict[bytes, bytes], list[bytes]]:
-    """Return the words NAME=VALUE, by name, and the other words."""
-    options: dict[bytes, bytes] = {}
-    others = []
-    for word in words:
-        name, equals, value = word.partition(b"=")
-        if not equals:
-            others.append(word)
-        elif name not in names or name in options:
-            raise ClientFault(f"unknown or repeated option {printable(word)}", closes=False)
-        else:
-            options[name] = value
-    return options, others
-
-
-def _milliseconds(word: bytes, what: str) -> int:
-    value = number(word)
-    if value is None:
-        raise ClientFault(f"{what} takes milliseconds", closes=False)
-    return value
-
-
-def _text(options: dict[bytes, bytes], option: bytes) -> str:
-    """Return the text of an option that names something; empty if it is not given."""
-    if option not in options:
-        return ""
-    try:
-        text = options[option].decode()
-    except UnicodeDecodeError:
-        text = ""
-    if not text:
-        raise ClientFault(
-            f"{option.decode()} takes at most {MAX_OWNER} bytes of text", closes=False
-        )
-    return text
 
 
 def _expect_no_arguments(words: list[bytes], verb: str) -> None:

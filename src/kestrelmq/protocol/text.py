@@ -27,9 +27,12 @@ per line, then an empty line.
     resume QUEUE [reads|writes|all]       "+0"
     clients                               ":NAME=VALUE ..." lines, then "*"
     client kill ID                        "+0"
+    reserve QUEUE COUNT lease=MS ...      ":QUEUE READ DELIVERIES ADD_MS EXPIRY_MS ITEM" lines, then
+                                          "*"; "+0" if the tag is done
+    finish QUEUE READ...                  "+COUNT", and likewise release, extend and retire
 
-The commands from `browse` on take the same words as in the memcache protocol (see `managing`). In
-the ITEM of a `browse`, %, CR and LF are percent-encoded.
+The commands from `browse` on take the same words as in the memcache protocol (see `managing` and
+`reserving`). In the ITEM of a `browse` or `reserve`, %, CR and LF are percent-encoded.
 
 An error is "-MESSAGE". A command that is malformed or too long is read to its end and dropped. The
 end of a malformed `put` is the next empty line, so that its items are never read as commands. Only
@@ -39,10 +42,12 @@ HTTP closes the connection. Empty lines between commands are ignored.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from kestrelmq.protocol import managing, reserving
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import is_http
-from kestrelmq.protocol.managing import PARSERS, ManagingRequest
+from kestrelmq.protocol.managing import ManagingRequest
 from kestrelmq.protocol.put_options import parse_name
+from kestrelmq.protocol.reserving import EndsReads, Reserve
 from kestrelmq.protocol.text_commands import (
     Command,
     Confirm,
@@ -317,8 +322,8 @@ def _without_arguments(verb: str, command: Command) -> Callable[[list[bytes]], C
     return parse
 
 
-def _managing(
-    parse: Callable[[list[bytes], NameParser], ManagingRequest],
+def _shared(
+    parse: Callable[[list[bytes], NameParser], ManagingRequest | Reserve | EndsReads],
 ) -> Callable[[list[bytes]], Command]:
     """Return the parser of a command that the memcache protocol has, too."""
 
@@ -331,7 +336,8 @@ def _managing(
 
 
 _PARSERS: Final[dict[bytes, Callable[[list[bytes]], Command]]] = {
-    **{verb: _managing(parse) for verb, parse in PARSERS.items()},
+    **{verb: _shared(parse) for verb, parse in managing.PARSERS.items()},
+    **{verb: _shared(parse) for verb, parse in reserving.PARSERS.items()},
     b"get": _get,
     b"peek": _peek,
     b"monitor": _monitor,
@@ -399,12 +405,21 @@ NO_ITEM: Final = b"*\n"
 
 
 def browsed_reply(place: int, add_time: int, expiry: int, item: bytes | memoryview) -> bytes:
-    """Return the reply with an item of a `browse`: its place, its times (epoch ms), its data.
+    """Return the reply with an item of a `browse`: its place, its times (epoch ms), its data."""
+    return b":%d %d %d %b\n" % (place, add_time, expiry, _encoded(item))
 
-    Any item can be shown, because what ends a line is percent-encoded.
-    """
-    data = bytes(item).replace(b"%", b"%25").replace(b"\r", b"%0D").replace(b"\n", b"%0A")
-    return b":%d %d %d %b\n" % (place, add_time, expiry, data)
+
+def reserved_reply(
+    queue: str, read: str, deliveries: int, times: tuple[int, int], item: bytes
+) -> bytes:
+    """Return the reply with a reserved item: its deliveries with this one, its times (epoch ms)."""
+    words = f"{queue} {read} {deliveries}".encode()
+    return b":%b %d %d %b\n" % (words, *times, _encoded(item))
+
+
+def _encoded(item: bytes | memoryview) -> bytes:
+    """Return an item such that any can be carried: what ends a line is percent-encoded."""
+    return bytes(item).replace(b"%", b"%25").replace(b"\r", b"%0D").replace(b"\n", b"%0A")
 
 
 def moved_reply(count: int, stopped: str | None) -> bytes:

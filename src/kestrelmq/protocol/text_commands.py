@@ -1,10 +1,11 @@
-"""The commands of the text protocol, as plain values; more are in `managing`."""
+"""The commands of the text protocol, as plain values; `managing` and `reserving` have more."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from kestrelmq.protocol.managing import ManagingRequest
 from kestrelmq.protocol.put_options import NO_OPTIONS, PutOptions
+from kestrelmq.protocol.reserving import EndsReads, Reserve
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,4 +131,6 @@ Command: TypeAlias = (
     | Shutdown
     | Quit
     | ManagingRequest
+    | Reserve
+    | EndsReads
 )

@@ -3,7 +3,7 @@
 Each function raises ClientFault with what is wrong, and the connection survives.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from kestrelmq.protocol.faults import ClientFault
@@ -32,3 +32,28 @@ def count(word: bytes, verb: str) -> int:
 def printable(word: bytes) -> str:
     """Return the beginning of `word`, for an error."""
     return ascii(word[:40].decode(errors="replace"))[1:-1]
+
+
+def split_options(
+    words: list[bytes], names: Collection[bytes]
+) -> tuple[dict[bytes, bytes], list[bytes]]:
+    """Return the words NAME=VALUE, by name, and the other words."""
+    found: dict[bytes, bytes] = {}
+    others = []
+    for word in words:
+        name, equals, value = word.partition(b"=")
+        if not equals:
+            others.append(word)
+        elif name not in names or name in found:
+            raise ClientFault(f"unknown or repeated option {printable(word)}", closes=False)
+        else:
+            found[name] = value
+    return found, others
+
+
+def milliseconds(word: bytes, what: str) -> int:
+    """Return the number in `word`, of `what`, for the error."""
+    value = number(word)
+    if value is None:
+        raise ClientFault(f"{what} takes milliseconds", closes=False)
+    return value

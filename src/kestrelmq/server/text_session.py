@@ -13,7 +13,13 @@ from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import JournalError, KestrelError
-from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_expiry
+from kestrelmq.journal.records import (
+    ADDX_HEADER,
+    item_add_time,
+    item_deliveries,
+    item_expiry,
+    item_times,
+)
 from kestrelmq.protocol import text
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.managing import (
@@ -24,6 +30,16 @@ from kestrelmq.protocol.managing import (
     ManagingRequest,
     Move,
     Pause,
+)
+from kestrelmq.protocol.reserving import (
+    EndsReads,
+    Extend,
+    ExtendOwner,
+    Finish,
+    Release,
+    Reserve,
+    Retire,
+    read_text,
 )
 from kestrelmq.protocol.text import TextParser
 from kestrelmq.protocol.text_commands import (
@@ -53,6 +69,15 @@ from kestrelmq.server.long_reply import LongReply, Pieces
 from kestrelmq.server.managing import ManageAnswer, manage
 from kestrelmq.server.put import PendingPut
 from kestrelmq.server.reads import ConnectionOpenReads, PendingConfirm, PendingRead, ReadHandler
+from kestrelmq.server.replies import Queues
+from kestrelmq.server.reserving import (
+    ConnectionOwners,
+    PendingReserve,
+    Reserved,
+    ReserveHandler,
+    begin_reserve,
+    end_reserved,
+)
 from kestrelmq.server.server_actions import Action
 from kestrelmq.server.status import Status
 from kestrelmq.version import VERSION
@@ -73,6 +98,9 @@ class TextSession(Session):
         self._context = context
         self._parser = TextParser(context.collection.max_item_size)
         self._reads = ConnectionOpenReads()
+        self._owners = ConnectionOwners(context)
+        # The reply to the last `reserve`.
+        self._reserved = b""
         self.bytes_needed = 0
 
     def feed(self, data: bytes) -> bytes:
@@ -97,8 +125,11 @@ class TextSession(Session):
             if connection.paused or connection.closing:
                 return parser.take_back()
 
-    def failure_reply(self, failure: JournalError, _reply: bytes) -> bytes:
+    def failure_reply(self, failure: JournalError, reply: bytes) -> bytes:
         """Return the error reply to an operation that was undone."""
+        pending = self._connection.pending
+        if isinstance(pending, PendingReserve) and reply == self._reserved:
+            pending.is_lost = True
         return text.error_reply(str(failure))
 
     def answer_internal_error(self) -> None:
@@ -108,15 +139,23 @@ class TextSession(Session):
 
     def open_reads(self) -> dict[str, int]:
         """Return how many reads the client holds open, by queue; of very many only the first."""
-        return self._reads.counts()
+        counts = self._reads.counts()
+        self._owners.add_reads(counts)
+        return counts
 
     def holds(self, queue: str) -> list[int]:
         """Return the xids of the client's open reads of a queue; of very many only the first."""
-        return self._reads.first_xids(queue)
+        return self._reads.first_xids(queue) + self._owners.first_xids(queue)
 
     def connection_closed(self) -> None:
         """Give the open reads back."""
         self._context.finish_in_slices(self._reads.giving_back())
+        self._owners.end()
+
+    def answer_reserve(self, reply: bytes, queues: Queues) -> None:
+        """Send the reply to a `reserve`."""
+        self._reserved = reply
+        self._connection.push(reply, queues)
 
     def _serve(self, command: Command) -> None:
         match command:
@@ -124,12 +163,10 @@ class TextSession(Session):
                 TextRead(self._connection, self._context, self._reads, command).begin()
             case Quit():
                 self._connection.closing = True
-            case Shutdown():
-                self._check_action("shutdown")
-                self._connection.closing = True
-                self._context.shutdown()
             case Put():
                 self._put(command)
+            case Reserve() | Finish() | Release() | Extend() | ExtendOwner() | Retire():
+                self._serve_reserved(command)
             case Confirm(queue, count):
                 answer = partial(self._answer_confirm, count)
                 PendingConfirm(self._connection, self._reads, queue, count, answer).begin()
@@ -137,17 +174,27 @@ class TextSession(Session):
                 self._start_change(command)
             case Browse() | Move() | Pause() | Declare() | ListClients() | KillClient():
                 self._manage(command)
+            case SetStatus() | GetStatus() | Reload() | Shutdown() | Version():
+                self._serve_server(command)
+
+    def _serve_server(self, command: SetStatus | GetStatus | Reload | Shutdown | Version) -> None:
+        connection, context = self._connection, self._context
+        match command:
             case SetStatus(name):
                 self._check_action("status")
-                self._context.status.set(Status.parse(name))
-                self._connection.push(_DONE)
+                context.status.set(Status.parse(name))
+                connection.push(_DONE)
             case GetStatus():
-                self._connection.push(text.value_reply(self._context.status.status.value.encode()))
+                connection.push(text.value_reply(context.status.status.value.encode()))
             case Reload():
                 self._check_action("reload")
-                self._answer_later(changes.reload(self._context))
+                self._answer_later(changes.reload(context))
+            case Shutdown():
+                self._check_action("shutdown")
+                connection.closing = True
+                context.shutdown()
             case Version():
-                self._connection.push(text.value_reply(VERSION.encode()))
+                connection.push(text.value_reply(VERSION.encode()))
 
     def _check_action(self, action: Action) -> None:
         self._context.actions.check(action, "text", self._connection.peer)
@@ -172,6 +219,20 @@ class TextSession(Session):
             self._connection.push(text.error_reply("Not that many transactions open."))
         else:
             self._connection.push(text.count_reply(count), touched)
+
+    def _serve_reserved(self, command: Reserve | EndsReads) -> None:
+        connection, context, owners = self._connection, self._context, self._owners
+        if isinstance(command, Reserve):
+            begin_reserve(connection, context, owners, command, _TextReserve(self, connection))
+            return
+        end_reserved(
+            connection,
+            context,
+            owners,
+            command,
+            lambda count, queue: connection.push(text.count_reply(count), queue),
+            lambda error: connection.push(text.error_reply(str(error))),
+        )
 
     def _manage(self, command: ManagingRequest) -> None:
         connection, context = self._connection, self._context
@@ -237,6 +298,40 @@ def _clients(context: ServerContext, offset: int) -> Pieces:
     for client in connected_clients(context, offset):
         yield text.client_reply(client.fields())
     yield text.NO_ITEM
+
+
+class _TextReserve(ReserveHandler):
+    """A `reserve`."""
+
+    __slots__ = ("_connection", "_session")
+
+    def __init__(self, session: TextSession, connection: Connection) -> None:
+        self._session = session
+        self._connection = connection
+
+    def answer(self, reserved: Reserved) -> None:
+        """Send the items."""
+        parts = [
+            text.reserved_reply(
+                queue.name,
+                read_text(xid, reservation.nonce),
+                item_deliveries(record) + 1,
+                item_times(record),
+                record[ADDX_HEADER:],
+            )
+            for queue, reservation in reserved
+            for xid, record in queue.reserved_reads(reservation)
+        ]
+        parts.append(text.NO_ITEM)
+        self._session.answer_reserve(b"".join(parts), tuple(queue for queue, _ in reserved))
+
+    def answer_done(self) -> None:
+        """Send that the tag is done."""
+        self._connection.push(_DONE)
+
+    def fail(self, error: KestrelError) -> None:
+        """Send the error."""
+        self._connection.push(text.error_reply(str(error)))
 
 
 class TextRead(ReadHandler):

@@ -1,16 +1,19 @@
-"""Requests about queues: the memcache and text protocols read them from the same words."""
+"""Requests that the memcache and text protocols read from the same words."""
 
+import re
 from collections.abc import Callable
 
 import pytest
 
 from kestrelmq.names import queue_name_error
-from kestrelmq.protocol import managing
+from kestrelmq.protocol import managing, reserving
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.managing import Browse, Declare, KillClient, ListClients, Move, Pause
 from kestrelmq.protocol.memcache import Parser
+from kestrelmq.protocol.reserving import Extend, ExtendOwner, Finish, Release, Reserve, Retire
 from kestrelmq.protocol.text import TextParser
 
+READ = b"7-00000000000000ab"
 LINES = [
     (b"browse work 5 1", Browse("work", 5, 1)),
     (b"browse work 5 1 text=a%20%25/b", Browse("work", 5, 1, b"a %/b")),
@@ -30,6 +33,19 @@ LINES = [
     (b"resume work writes", Pause("work", "writes", resume=True)),
     (b"clients", ListClients()),
     (b"Client KILL 7", KillClient(7)),
+    (
+        b"reserve b,a,b 5 lease=9 t=1 tag=a:1:b owner=w grace=2",
+        Reserve(("b", "a"), 5, 9, 1, "a:1:b", "w", 2),
+    ),
+    (b"reserve work 5 lease=9", Reserve(("work",), 5, 9)),
+    (b"finish work %b %b" % (READ, READ), Finish("work", ((7, 171),) * 2)),
+    (b"finish work tag=a:1:b", Finish("work", (), "a:1:b")),
+    (b"release work %b delay=5" % READ, Release("work", ((7, 171),), delay=5)),
+    (b"release work owner=w uncounted", Release("work", (), owner="w", uncounted=True)),
+    (b"Release work tag=a:1:b dead", Release("work", (), "a:1:b", dead=True)),
+    (b"extend work 5 %b" % READ, Extend("work", 5, ((7, 171),))),
+    (b"extend owner=w 5", ExtendOwner("w", 5)),
+    (b"retire work a 7", Retire("work", "a", 7)),
 ]
 BAD_LINES = [
     b"browse work 5",
@@ -51,6 +67,25 @@ BAD_LINES = [
     b"client",
     b"client kill",
     b"client kill -1",
+    b"reserve work 5",
+    b"reserve work 5 lease=x",
+    b"reserve work 5 lease=1 grace=1",
+    b"reserve work 5 lease=1 lease=1",
+    b"finish",
+    b"finish work tag=",
+    b"release work x=1",
+    b"extend work",
+    b"extend work x tag=a:1:b",
+    b"retire work a",
+]
+BAD_REQUESTS = [
+    b"reserve work 0 lease=1",
+    b"reserve work 1 lease=0",
+    b"finish work",
+    b"finish work 7",
+    b"release work %b delay=1 dead" % READ,
+    b"extend work -1 tag=a:1:b",
+    b"retire work a -1",
 ]
 
 
@@ -65,7 +100,19 @@ def of_text(line: bytes) -> object:
 def test_both_protocols_read_the_same(line: bytes, request_: object) -> None:
     """And there is a line here for each command."""
     assert Parser("kestrel", queue_name_error).parse(line) == of_text(line) == request_
-    assert {words.split()[0].lower() for words, _ in LINES} == set(managing.PARSERS)
+    assert {words.split()[0].lower() for words, _ in LINES} == {
+        *managing.PARSERS,
+        *reserving.PARSERS,
+    }
+
+
+@pytest.mark.parametrize("line", BAD_REQUESTS)
+def test_a_request_that_no_server_does_is_refused_by_both(line: bytes) -> None:
+    """Text leaves the error to its session."""
+    with pytest.raises(ClientFault) as of_memcache:
+        Parser("kestrel", queue_name_error).parse(line)
+    with pytest.raises(ValueError, match=re.escape(of_memcache.value.message)):
+        of_text(line)
 
 
 @pytest.mark.parametrize("line", BAD_LINES)
