@@ -113,6 +113,21 @@ def text(chance: random.Random) -> bytes:
             b"flush_expired %b\n" % queue,
             b"flush_all_expired\n",
             b"delete %b\n" % queue,
+            b"browse %b %d 20\n" % (queue, chance.randrange(5)),
+            b"browse %b 0 5 text=%%ff\n" % queue,
+            b"move %b other 5\n" % queue,
+            b"copy other %b 5\n" % queue,
+            b"redrive %b\n" % queue,
+            b"declare %b expires=1000 max_items=%d\n" % (queue, chance.randrange(9)),
+            b"pause %b writes\n" % queue,
+            b"resume %b\n" % queue,
+            b"clients\n",
+            b"reserve %b,other 5 lease=%d t=5 owner=o\n" % (queue, chance.choice((1, 100_000))),
+            b"reserve %b 2 lease=100000 tag=a:%d:b\n" % (queue, chance.randrange(3)),
+            b"finish %b tag=a:1:b\n" % queue,
+            b"release %b owner=o\n" % queue,
+            b"extend owner=o 5\n",
+            b"retire %b a %d\n" % (queue, chance.randrange(3)),
             b"status\nversion\r\nreload\n",
             b"quit\n",
         )
@@ -128,8 +143,18 @@ def thrift(chance: random.Random) -> bytes:
     ids = struct.pack(">bhbi3q", 14, 2, 10, 3, 1, 2, 3)
     numbers = (chance.randrange(9), chance.choice((0, 5, 100_000)), chance.choice((0, 50)))
     get = b"".join(struct.pack(">bhi", 8, field, value) for field, value in enumerate(numbers, 2))
+    page = struct.pack(">bhqbhi", 10, 2, chance.randrange(5), 8, 3, chance.choice((0, 9, -1)))
+    target = struct.pack(">bhi", 11, 2, 5) + b"other"
     method, fields = chance.choice(
         (
+            (b"browse", name + page),
+            (b"move", name + target),
+            (b"copy", name + target),
+            (b"redrive", name),
+            (b"pause_queue", name + struct.pack(">bhi", 8, 2, chance.randrange(5))),
+            (b"resume_queue", name),
+            (b"declare_queue", name + struct.pack(">bhi", 8, 3, chance.randrange(4))),
+            (b"get_clients", struct.pack(">bhi", 8, 1, chance.randrange(-1, 3))),
             (b"put", name + struct.pack(">bhbi", 15, 2, 11, len(listed)) + items),
             (b"get", name + get),
             (b"confirm", name + ids),

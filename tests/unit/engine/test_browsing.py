@@ -1,5 +1,6 @@
 """Looking at items anywhere in a queue: the same in memory and on disk, whatever upkeep does."""
 
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine import browsing
-from kestrelmq.engine.browsing import View
+from kestrelmq.engine.browsing import Look, View
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.records import item_data
 from kestrelmq.testing.queues import LocalQueues, queue_settings
@@ -144,4 +145,65 @@ def test_paused_and_expired_items_are_seen(tmp_path: Path) -> None:
     spool.clock.advance(1)
     assert seen(spool, 0) == [b"old"]
     assert spool.queue().expired_items == 0
+    spool.close()
+
+
+def on_disk(path: Path) -> LocalQueues:
+    """Return a queue of which most is on disk."""
+    spool = LocalQueues(queue_settings(path, max_memory_size=100, min_journal_compact_delay=0))
+    spool.add(*[b"%d" % number for number in range(200)])
+    return spool
+
+
+def test_a_look_is_repeated_when_a_file_was_replaced_meanwhile(tmp_path: Path) -> None:
+    """What was read before is not used, even if it could not be read."""
+    spool = on_disk(tmp_path)
+    look = Look(spool.queue(), 150, 2, 1000)
+    seen_views: list[View] = []
+    for view in look.views():
+        view.load()
+        if not seen_views:
+            view.failure = OSError("gone")
+            spool.add(*[b"x"] * 100)
+        seen_views.append(view)
+    assert len(seen_views) == 2
+    assert (look.total, list(map(item_data, look.records))) == (300, [b"150", b"151"])
+    spool.close()
+
+
+def test_a_look_gives_up(tmp_path: Path) -> None:
+    """When files are replaced again and again, when they cannot be read, and without a queue."""
+    spool = on_disk(tmp_path)
+    look = Look(spool.queue(), 150, 2, 1000)
+
+    def looked(each: Callable[[View], None]) -> None:
+        for view in look.views():
+            each(view)
+
+    with pytest.raises(QueueUnavailable, match="being rewritten; try again"):
+        looked(lambda _view: spool.add(*[b"x"] * 100))
+    with pytest.raises(QueueUnavailable, match="cannot be read: gone"):
+        looked(lambda view: setattr(view, "failure", OSError("gone")))
+    queue = spool.queue()
+    spool.collection.delete("jobs")
+    assert queue.is_closed
+    with pytest.raises(QueueUnavailable):
+        list(Look(queue, 0, 1, 1000).views())
+    spool.close()
+
+
+def test_what_cannot_be_read_is_kept_with_the_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked decides later whether that matters."""
+    spool = on_disk(tmp_path)
+    view = View(spool.queue(), 150, 2, 1000)
+
+    def fail(_view: View) -> list[bytes]:
+        raise OSError("gone")
+
+    monkeypatch.setattr(View, "read", fail)
+    view.load()
+    assert (str(view.failure), view.records) == ("gone", [])
+    view.close()
     spool.close()

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import ServerConfig, config_from_toml
-from kestrelmq.engine.moving import SLICE_ITEMS, Move
+from kestrelmq.engine.browsing import View
+from kestrelmq.engine.moving import (
+    SLICE_BYTES,
+    SLICE_ITEMS,
+    Copy,
+    Move,
+    Moved,
+    source_of_dead_letters,
+)
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import run_to_end
@@ -213,3 +221,66 @@ def test_a_crash_at_any_step_leaves_each_item_somewhere(
         assert source == items[len(items) - len(source) :]
         assert len(source) + len(target) >= len(items)
     assert step > 8
+
+
+def copy(spool: LocalQueues, target: str = "late", count: int | None = None) -> Moved:
+    """Copy items of `jobs`."""
+    work = Copy(spool.collection, spool.queue(), target, count)
+    while (part := work.next_slice) is not None:
+        view = View(spool.queue(), *part, SLICE_BYTES)
+        assert {queue.name for queue in work.add(view.read())} <= {target}
+    spool.commit()
+    return work.copied
+
+
+@pytest.mark.parametrize(("count", "copied"), [(0, 0), (2, 2), (9, 3), (None, 3)])
+def test_a_copy_leaves_the_items_where_they_are(
+    spool: LocalQueues, count: int | None, copied: int
+) -> None:
+    """In order; also after a restart."""
+    assert copy(spool, count=count) == Moved(copied, None)
+    for _ in range(2):
+        assert spool.items() == [b"1", b"2", b"3"]
+        if copied:
+            assert spool.items("late") == [b"1", b"2", b"3"][:copied]
+        spool.restart()
+
+
+def test_a_refusal_ends_the_copy(tmp_path: Path) -> None:
+    """Nothing more is read then."""
+    spool = LocalQueues(queue_settings(tmp_path, max_items=SLICE_ITEMS + 5))
+    items = [b"%d" % number for number in range(SLICE_ITEMS + 5)]
+    spool.add(*items)
+    spool.add(*[b"x"] * 3, name="late")
+    refusal = "late is full, or the item is too large for it"
+    assert copy(spool) == Moved(SLICE_ITEMS + 2, refusal)
+    assert (spool.items(), len(spool.items("late"))) == (items, SLICE_ITEMS + 5)
+    spool.close()
+
+
+@pytest.mark.parametrize("target", ["jobs", "a/b", ""])
+def test_no_queue_can_have_that_target(spool: LocalQueues, target: str) -> None:
+    """Nothing is moved, copied or created."""
+    for kind in (Move, Copy):
+        with pytest.raises(InvalidQueueName):
+            kind(spool.collection, spool.queue(), target)
+    assert set(spool.collection.queues) == {"jobs"}
+
+
+def test_whose_dead_letters_a_queue_has(tmp_path: Path) -> None:
+    """Only one queue may have it as its dead-letter queue, or the target must be named."""
+    config = config_from_toml(
+        "".join(
+            f'[queues.{name}]\nmax_deliveries = 1\ndead_letter_queue = "{dead}"\n'
+            for name, dead in (("a", "one"), ("b", "two"), ("c", "two"))
+        ),
+        "test",
+    )
+    spool = LocalQueues(config.model_copy(update={"queue_path": tmp_path}))
+    for name in "abc":
+        spool.add(b"x", name=name)
+    assert source_of_dead_letters(spool.collection, "one") == "a"
+    for name, why in (("two", "several queues have two"), ("none", "no queue has none")):
+        with pytest.raises(InvalidQueueName, match=why):
+            source_of_dead_letters(spool.collection, name)
+    spool.close()
