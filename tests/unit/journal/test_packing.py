@@ -8,10 +8,24 @@ import pytest
 from kestrelmq.clock import no_pause
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal.files import DiskDirectory
+from kestrelmq.journal.loading import replay_delayed, replay_whole
 from kestrelmq.journal.names import group_files
-from kestrelmq.journal.pack import PackResult, pack
+from kestrelmq.journal.notes import joining
+from kestrelmq.journal.pack import PackedFile, PackResult, pack, write_packed
+from kestrelmq.journal.producers import LastMark, marks_notes
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import AddX, Record, Remove, RemoveTentative, item, item_data
+from kestrelmq.journal.records import (
+    REMOVE_TENTATIVE_RECORD,
+    AddX,
+    ConfirmRemove,
+    Record,
+    Remove,
+    RemoveTentative,
+    Unremove,
+    item,
+    item_data,
+    item_deliveries,
+)
 from kestrelmq.journal.replacement import (
     PIECE,
     ExpectedContents,
@@ -22,6 +36,8 @@ from kestrelmq.journal.replacement import (
     in_pieces,
 )
 from kestrelmq.journal.replay import Replay
+from kestrelmq.journal.reservations import ReserveTerms, done_note, reserved_note, retired_note
+from kestrelmq.journal.writer import Dialect
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.journals import journal
@@ -69,6 +85,85 @@ def test_a_queue_whose_delayed_items_are_damaged_is_not_packed(tmp_path: Path) -
     with pytest.raises(DamagedJournal, match="jobs~~delayed: damaged at byte 0"):
         pack(directory, files, "documented", FakeClock(NOW))
     assert {name: (tmp_path / name).read_bytes() for name in directory.names()} == before
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Return the files in a directory, by name."""
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
+
+
+def packed_elsewhere(path: Path, queue: str, dialect: Dialect) -> tuple[PackedFile, Replay]:
+    """Write the pack of a queue to another directory; return what it holds, replayed."""
+    directory, output = DiskDirectory(path), DiskDirectory(path / "output")
+    output.path.mkdir(exist_ok=True)
+    files = group_files(directory.names()).of_journal(queue)
+    assert files is not None
+    packed = write_packed(directory, files, output, "packed", dialect)
+    state = Replay(delayed=replay_delayed(directory, files.delayed))
+    replay_whole(output, state, ["packed"], no_pause)
+    state.end()
+    return packed, state
+
+
+@pytest.mark.parametrize("dialect", ["documented", "kestrel-2"])
+def test_a_pack_has_all_that_the_files_say(tmp_path: Path, dialect: Dialect) -> None:
+    """Deliveries, reserved reads, tags, marks and joined items; the files are only read."""
+    joined = item(NOW, 0, b"joined")
+    terms = ReserveTerms(30_000, 5000, "owner", "sink:7:1")
+    first = journal(
+        *added(1, 2, 3, size=1), RemoveTentative(), Unremove(1), *[RemoveTentative()] * 2
+    )
+    notes = [
+        reserved_note(99, terms, [2], 3),
+        done_note("sink:7:0", 5, 3),
+        retired_note("old", 4, 3),
+        *marks_notes([(b"p", LastMark(8, 1_700_000_000))], 3),
+        joining(1, joined, 3),
+    ]
+    (tmp_path / "jobs.5").write_bytes(first + b"".join(notes))
+    (tmp_path / "jobs").write_bytes(journal(*added(4, size=1)) + journal(*added(5))[:-1])
+    (tmp_path / "jobs~~delayed").write_bytes(
+        joined + REMOVE_TENTATIVE_RECORD + item(NOW + 9, 0, b"later")
+    )
+    before = contents(tmp_path)
+
+    packed, state = packed_elsewhere(tmp_path, "jobs", dialect)
+
+    assert (packed.items, packed.open_reads) == (3, 2)
+    assert packed.torn is not None
+    assert packed.torn.position == 24
+    assert contents(tmp_path) == before
+    assert packed.size == (tmp_path / "output" / "packed").stat().st_size
+    assert [item_data(one)[:2] for one in state.memory] == [b"3 ", b"jo", b"4 "]
+    assert {xid: item_deliveries(one) for xid, one in state.open.items()} == {2: 1, 3: 0}
+    assert state.last_xid == 3
+    reservation = state.reserved.by_xid[2]
+    assert (reservation.nonce, reservation.terms, reservation.xids) == (99, terms, (2,))
+    assert (state.reserved.done, state.reserved.retired) == ({"sink:7:0": 5}, {"old": 4})
+    assert state.producers.snapshot() == [(b"p", LastMark(8, 1_700_000_000))]
+    assert state.joined == {1}
+
+
+def test_delayed_items_are_packed_as_the_open_reads_that_they_are(tmp_path: Path) -> None:
+    """In the documented dialect, whatever is asked for; one that was cut short is opened."""
+    records = [item(NOW + number, 0, b"%d" % number) for number in range(3)]
+    journal_of_them = b"".join(one + REMOVE_TENTATIVE_RECORD for one in records)
+    (tmp_path / "jobs~~delayed").write_bytes(journal_of_them + journal(ConfirmRemove(2)))
+
+    packed, state = packed_elsewhere(tmp_path, "jobs~~delayed", "kestrel-2")
+
+    assert (packed.items, packed.open_reads, packed.torn) == (0, 2, None)
+    assert state.dialect == "documented"
+    assert state.open == {1: records[0], 3: records[2]}
+
+
+def test_a_pack_of_damaged_delayed_items_is_refused(tmp_path: Path) -> None:
+    """Which of them have joined is not known then, and nothing is written."""
+    (tmp_path / "jobs").write_bytes(journal(*added(1)))
+    (tmp_path / "jobs~~delayed").write_bytes(b"ccc")
+    with pytest.raises(DamagedJournal, match="delayed"):
+        packed_elsewhere(tmp_path, "jobs", "documented")
+    assert contents(tmp_path / "output") == {}
 
 
 # --- of files that a queue goes on behind ---
