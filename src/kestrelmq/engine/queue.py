@@ -366,10 +366,11 @@ class Queue(Committable):
             self._serve()
 
     def _set_needs_checks(self) -> None:
-        """Set whether operations must check anything; see `QueueLimits`."""
-        self._needs_checks = (
-            self._expiring or self._closed or self._is_limited or self._may_have_dead_head
+        """Set whether operations, and whether reads, must check anything; see `QueueLimits`."""
+        self._read_needs_checks = (
+            self._expiring or self._closed or self._limits.reads_paused or self._may_have_dead_head
         )
+        self._needs_checks = self._read_needs_checks or self._is_limited
 
     def connect(self, children: tuple["Queue", ...]) -> None:
         """Make `children` receive every item that is added here from now on."""
@@ -645,7 +646,7 @@ class Queue(Committable):
                 shortened = item(added, added + max_age, record[ADDX_HEADER:])
                 record = annotated(shortened, deliveries=item_deliveries(record))
         if record[13:21] != NO_EXPIRY:
-            self._expiring = self._needs_checks = True
+            self._expiring = self._needs_checks = self._read_needs_checks = True
         return record
 
     def has_room(self, size: int) -> bool:
@@ -939,7 +940,7 @@ class Queue(Committable):
             record = bytes(record)  # its xid is one of the companion
         self._append_noted(record, size, joining(xid, record, self.reads.last_xid))
         if record[13:21] != NO_EXPIRY:
-            self._expiring = self._needs_checks = True
+            self._expiring = self._needs_checks = self._read_needs_checks = True
 
     # --- adding an item that was written ahead ---
 
@@ -1052,7 +1053,11 @@ class Queue(Committable):
             QueueUnavailable: the queue was closed, or its items could not be read.
         """
         backlog = self.backlog
-        if self._needs_checks or backlog.memory_bytes < backlog.refill_below or not backlog.memory:
+        if (
+            self._read_needs_checks
+            or backlog.memory_bytes < backlog.refill_below
+            or not backlog.memory
+        ):
             record = self._take()
             if record is None:
                 return None
@@ -1141,7 +1146,7 @@ class Queue(Committable):
     @property
     def is_settled(self) -> bool:
         """Whether a read takes only a short time; otherwise see `settle`."""
-        if not self._needs_checks or not self._expiring:
+        if not self._expiring:
             return True
         memory = self.backlog.memory
         if len(self.backlog) <= _EXPIRED_AT_ONCE:
@@ -1162,7 +1167,7 @@ class Queue(Committable):
         Raises:
             QueueUnavailable: as `remove`.
         """
-        if self._needs_checks:
+        if self._read_needs_checks:
             self._check_usable()
             if self._limits.reads_paused and not although_paused:
                 return False
@@ -1368,7 +1373,7 @@ class Queue(Committable):
         """
         backlog, reads = self.backlog, self.reads
         memory, opened, last = backlog.memory, reads.open, reads.last_xid
-        if self._needs_checks or self.waiters or reads.dialect != "documented":
+        if self._read_needs_checks or self.waiters or reads.dialect != "documented":
             return 0
         items: list[bytes] = []
         xid, size, left = last, 0, most - len(xids)
@@ -2086,7 +2091,7 @@ class Queue(Committable):
         """Close the queue and tell waiting readers. All changes must have been committed."""
         if self._closed:
             return
-        self._closed = self._needs_checks = True
+        self._closed = self._needs_checks = self._read_needs_checks = True
         while self.waiters:
             waiter, _ = self.waiters.popitem(last=False)
             waiter.serve(None, 0)
