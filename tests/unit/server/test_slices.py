@@ -63,7 +63,6 @@ async def answered_meanwhile(turning: Turning, other: socket.socket, condition: 
     return count
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("kind", READS)
 def test_a_read_behind_many_expired_items(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -177,7 +176,6 @@ def many_reads(path: Path) -> Turning:
     return Turning(path, ServerConfig(queue_path=path, max_monitor_transactions=2 * HELD))
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("protocol", "more", "all_of_them"),
     [
@@ -215,7 +213,6 @@ def test_many_reads_are_confirmed(
     run(tmp_path, scenario(), turning)
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("protocol", ["memcache", "text"])
 @pytest.mark.parametrize("is_confirming", [False, True])
 def test_a_client_with_many_reads_leaves(

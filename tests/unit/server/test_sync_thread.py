@@ -29,7 +29,6 @@ def run(turning: Turning, scenario: Coroutine[Any, Any, None]) -> None:
         turning.run(scenario)
 
 
-@pytest.mark.compiled
 def test_a_round_covers_all_that_was_written_during_the_last(tmp_path: Path) -> None:
     """One at a time; the next begins when no client has anything more to say."""
     turning, rounds = synced(tmp_path), HeldWorker()
