@@ -30,7 +30,8 @@ REACHED = {
     "deleted beside a worker": {"rotate", "replace", "remove"},
     "behind beside a worker": {"rotate", "_remove_old"},
     "killed in between": {"rotate", "replace", "remove"},
-    "journal switched": {"_begin_own_journal", "_set_aside_files", "replace", "remove"},
+    "journal switched": {"place", "_set_aside_files", "replace", "remove"},
+    "journal switched beside a worker": {"place", "replace", "remove"},
     "new dialects": {"rotate"},
 }
 

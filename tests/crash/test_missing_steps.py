@@ -61,8 +61,8 @@ UNSEEN = {
         "only after a sync that failed; tests/unit/engine/test_rotation.py"
     ),
     "engine/queue.py Queue.discard_file: directory.remove(file)": TEMPORARY,
-    "engine/queue.py Queue._begin_own_journal: directory.remove(name)": TEMPORARY,
-    "engine/queue.py Queue._begin_own_journal: directory.remove(self.name)": (
+    "journal/writer.py StartingJournal.discard: self._directory.remove(self._temporary)": TEMPORARY,
+    "journal/writer.py StartingJournal.discard: self._directory.remove(self._queue)": (
         "only after a failure; tests/unit/engine/test_journal_settings.py"
     ),
     "journal/loading.py save_tail: directory.truncate(aside, size - end)": "a hole beyond 1 MiB",

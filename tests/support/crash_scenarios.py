@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.worker import run_to_end
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import item
 from kestrelmq.testing.clock import FakeClock
@@ -38,6 +39,7 @@ class Run:
     Attributes:
         states: what the model held after each commit, the one under way included.
         ended: how deletions that were begun ended.
+        switched: what could not be put in force when the journal was switched.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Run:
         self.delayed: list[tuple[int, bytes]] = []
         self.added = 0
         self.ended: list[JournalError | None] = []
+        self.switched: list[list[str]] = []
         self._synced = synced
         self._safe = self._committed = 0
         self.start()
@@ -98,12 +101,42 @@ class Run:
         self.configure(keep_journal=keep_journal)
         self.answered(safe=True)
 
-    def add_in_memory(self) -> None:
-        """Add an item while there is no journal."""
+    def begin_switch(self, *, keep_journal: bool) -> None:
+        """Begin to switch the journal on or off, which a worker does; see `configure_journal`."""
+        self._safe = self._committed = 0
+        self.note()
+        if not keep_journal:
+            self.states += [(), None]
+            self._mark()
+        self.config = self.config.model_copy(update={"keep_journal": keep_journal})
+        settings = ServerConfig(queue_path=self.directory.path, default=self.config)
+        run_to_end(self.collection.reloading(settings, self.switched.append))
+
+    def end_switch(self) -> None:
+        """The journal is switched."""
+        assert self.switched.pop() == []
+        if self.config.keep_journal:
+            self.note()
+        else:
+            self.states.append(None)
+        self.answered(safe=True)
+
+    def change_in_switch(self) -> None:
+        """Add an item, and take the head off, while the journal is switched."""
+        self.add_in_memory(may_be_found=True)
+        self.collection.obtain("jobs").remove()
+        self.waiting.popleft()
+        self.note()
+        assert not self.collection.commits.commit()
+
+    def add_in_memory(self, *, may_be_found: bool = False) -> None:
+        """Add an item while there is no journal, or one that is being switched."""
         data = b"%d in memory" % self.added
         self.added += 1
         self.collection.obtain("jobs").add(data)
         self.waiting.append(data)
+        if may_be_found:
+            self.note()
         assert not self.collection.commits.commit()
 
     @property
@@ -417,7 +450,7 @@ def deleted(run: Run) -> None:
 def deleted_beside_a_worker(run: Run) -> None:
     """Is deleted by a worker, takes items meanwhile, and is begun again before its files go."""
     worker = HeldWorker()
-    run.collection.deletions.worker = worker
+    run.collection.tasks.worker = worker
     for _ in range(2):
         for _ in range(8):
             run.add(15)
@@ -500,6 +533,24 @@ def journal_switched(run: Run) -> None:
     run.add(15)
 
 
+def switched_beside_a_worker(run: Run) -> None:
+    """Has its journal switched off and on again, and is used between the steps of the worker."""
+    worker = HeldWorker()
+    run.collection.tasks.worker = worker
+    for number in range(8):
+        run.add(15)
+        if number == 4:
+            run.sync()
+    for keep_journal in (False, True):
+        run.begin_switch(keep_journal=keep_journal)
+        while worker:
+            run.change_in_switch()
+            worker.step()
+        run.end_switch()
+    run.add(15)
+    run.remove()
+
+
 TINY = QueueConfig(
     max_memory_size=100,
     default_journal_size=200,
@@ -543,6 +594,11 @@ SCENARIOS = {
     "journal switched": (
         journal_switched,
         TINY.model_copy(update={"max_memory_size": 150}),
+        50_000,
+    ),
+    "journal switched beside a worker": (
+        switched_beside_a_worker,
+        TINY.model_copy(update={"max_memory_size": 250}),
         50_000,
     ),
     "new dialects": (new_dialects, TINY.model_copy(update={"max_memory_size": 10_000}), 50_000),

@@ -276,23 +276,23 @@ class Backlog(JournalFollower):
             self._plan_refill()
         return bool(memory)
 
-    def read_all_back(self) -> None:
-        """Read all items back into memory. After a JournalError or OSError, nothing has changed."""
+    def read_back_beyond_limit(self) -> None:
+        """Read a piece of what is behind back into memory, however much that holds.
+
+        Raises:
+            JournalError: the journal is damaged, or items are missing; nothing has changed.
+            OSError: the journal cannot be read; nothing has changed.
+        """
         behind = self.behind
         if behind is None:
             return
-        count, wanted = behind.items, behind.bytes + behind.items * ADDX_HEADER
-        reader = behind.reader.copy()
-        try:
-            items = reader.read(self._files, count, wanted)
-        finally:
-            reader.close()
-        if len(items) != count:
-            missing = count - len(items)
-            raise JournalError(f"queue {self._name}: {missing} items cannot be read")
+        items, size = behind.read(self._files, READ_AHEAD)
+        if not items:
+            raise JournalError(f"queue {self._name}: {behind.items} items cannot be read")
         self.memory.extend(items)
-        self.memory_bytes += behind.bytes
-        self._leave_read_behind()
+        self.memory_bytes += size
+        if not behind.items:
+            self._leave_read_behind()
 
     def _leave_read_behind(self) -> None:
         """Leave read-behind: all items are in memory, or the rest is no longer wanted."""

@@ -5,9 +5,8 @@ known but unusable; its files are not touched. Queues may be loaded while others
 `startup` and `loading_queues`.
 """
 
-import contextlib
 import logging
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +18,14 @@ from kestrelmq.engine.counters import RetiredCounts
 from kestrelmq.engine.deletion import Deletions
 from kestrelmq.engine.disk_space import DiskSpace
 from kestrelmq.engine.durability import Committable, GroupCommit, sync_now
+from kestrelmq.engine.journal_switch import begin_journal, end_journal, prepare_dialect
 from kestrelmq.engine.loading_queues import LoadingQueues, family_of, in_order
 from kestrelmq.engine.path_guard import PathGuard
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.registry import NO_ENTRY, QueueRegistry, check_declarable
 from kestrelmq.engine.reservations import Owners
-from kestrelmq.engine.worker import InlineWorker, run_to_end
+from kestrelmq.engine.worker import InlineWorker, Task, Tasks, Worker, run_to_end
 from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal import write_directories
 from kestrelmq.journal.files import (
@@ -36,13 +36,7 @@ from kestrelmq.journal.files import (
     make_queue_path,
 )
 from kestrelmq.journal.loading import Pace, load_with_delayed, remove_left_over
-from kestrelmq.journal.names import (
-    LEFT,
-    QueueFiles,
-    group_files,
-    master_of_delayed,
-    temporary_name,
-)
+from kestrelmq.journal.names import QueueFiles, group_files, master_of_delayed
 from kestrelmq.journal.records import annotated, item
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal
@@ -51,6 +45,11 @@ from kestrelmq.names import queue_name_error
 
 _IDLE_AT_ONCE: Final = 500
 """Most queues to check in one piece of a sweep, if they have nothing to do."""
+
+SettingsDone = Callable[[list[str]], None]
+"""Called with descriptions of the settings that could not be put in force."""
+DeclareDone = Callable[[KestrelError | None], None]
+"""Called with the reason why a queue was not declared; with None if it was."""
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +65,8 @@ class QueueCollection:
         creates, deletes, expires: how many queues were created, deleted or expired since start.
         retired: what deleted queues had counted.
         guard: watches that the queue path is not replaced.
-        deletions: queues that are being deleted.
+        tasks: the long changes of queues: deletions, and settings that are put in force.
+        deletions: deletes queues.
         disk_space: what is free on the disk of the queue path, as last read.
         registry: what clients have set for single queues.
         owners: the owners of reserved reads.
@@ -99,7 +99,8 @@ class QueueCollection:
         self._clock = clock
         self._directory = directory or DiskDirectory(Path(config.queue_path))
         self.registry = QueueRegistry(self._directory, clock)
-        self.deletions = Deletions(self._deleted, self._stays, self.registry.save)
+        self.tasks = Tasks()
+        self.deletions = Deletions(self.tasks, self._deleted, self.registry.save)
         self._lock = QueuePathLock(self._directory.path)
         self.guard = PathGuard(self._directory, self._lock)
         self.disk_space = DiskSpace(self._directory.path)
@@ -183,9 +184,6 @@ class QueueCollection:
         if isinstance(found, Queue):
             try:
                 found.open_journal()
-                configured = self._configured(name)
-                if found.config is not configured:  # or its dialect or a reload changed it
-                    found.configure(configured)
             except (JournalError, OSError) as error:
                 found.close()
                 found = _cannot_be_loaded(name, error)
@@ -193,6 +191,8 @@ class QueueCollection:
             self._register(found)
             if found.delayed_damage is not None:
                 log.error("%s", found.delayed_damage)
+            if found.config is not self._configured(name):  # or its dialect or a reload changed it
+                self._put_in_force((found,), _are_logged)
         else:
             log.error("%s", found, extra={"queue": name})
             self.damaged[name] = found
@@ -429,46 +429,66 @@ class QueueCollection:
     # --- declaring and pausing ---
 
     def declare(self, name: str, settings: QueueConfig) -> Queue:
-        """Create a queue with settings of its own, or give it others; return it.
+        """Do what `begin_declaring` does; return the queue. Raises what that passes to `done`."""
+        failures: list[KestrelError | None] = []
+        self.begin_declaring(name, settings, failures.append, InlineWorker())
+        for failure in failures:
+            if failure is not None:
+                raise failure
+        return self.obtain(name)
+
+    def begin_declaring(
+        self, name: str, settings: QueueConfig, done: DeclareDone, worker: Worker | None = None
+    ) -> None:
+        """Create a queue with settings of its own, or give it others.
 
         They stand between those that it inherits and those of its table in the configuration. This
-        is in force at once; `registry.save` tells when it is on disk.
+        is in force when `done` is called; `registry.save` tells when it is on disk.
 
         Args:
             name: the queue's name.
             settings: its settings, of those in `DECLARABLE`; they replace what was declared before.
+            done: called at the end. With a QueueUnavailable or JournalError, the queue's journal
+                cannot be kept, or ended, as declared, and nothing has changed.
+            worker: used instead of that of the tasks.
 
         Raises:
             InvalidDeclaration: other settings are given.
             InvalidQueueName, QueueUnavailable: as `obtain`.
-            JournalError: the queue's journal cannot be kept, or ended, as declared; nothing has
-                changed.
         """
         check_declarable(settings)
         if name not in self.queues:
             self._check_creatable(name)
-        before = self.registry.entry(name)
-        self.registry.put(name, replace(before, declared=settings))
-        refused = self._put_declared_in_force(name)
-        try:
-            if refused:
-                raise JournalError("; ".join(refused))
-            return self.obtain(name)
-        except KestrelError:
-            self.registry.put(name, before)
-            self._put_declared_in_force(name)
-            raise
+        before = self.registry.entry(name).declared
+        self._set_declared(name, settings)
 
-    def _put_declared_in_force(self, name: str) -> list[str]:
-        """Put what is declared in force for a queue and its children; return as `reload`."""
-        refused = []
-        for queue in [
-            self.queues[one] for one in (name, *self._children.get(name, ())) if one in self.queues
-        ]:
-            config = self._configured(queue.name)
-            if queue.config != config and queue not in self.deletions:
-                refused += self._put_in_force(queue, config)
-        return refused
+        def ended(refused: list[str]) -> None:
+            failure = self._declared(name, refused)
+            if failure is None:
+                done(None)
+            elif self.registry.entry(name).declared is settings:  # nobody declared it since
+                self._set_declared(name, before)
+                self._put_in_force(self._family(name), lambda _refused: done(failure), worker)
+            else:
+                done(failure)
+
+        self._put_in_force(self._family(name), ended, worker)
+
+    def _set_declared(self, name: str, settings: QueueConfig | None) -> None:
+        self.registry.put(name, replace(self.registry.entry(name), declared=settings))
+
+    def _declared(self, name: str, refused: list[str]) -> KestrelError | None:
+        """Make sure that a declared queue exists; return why it cannot be as declared."""
+        try:
+            self.obtain(name)
+        except KestrelError as error:
+            return error
+        return JournalError("; ".join(refused)) if refused else None
+
+    def _family(self, name: str) -> list[Queue]:
+        """Return the queue, and its children, whose settings depend on what is declared for it."""
+        names = (name, *self._children.get(name, ()))
+        return [self.queues[one] for one in names if one in self.queues]
 
     def pause(self, name: str, operations: Paused) -> bool:
         """Pause operations of a queue, besides what is paused; return False if it does not exist.
@@ -564,16 +584,11 @@ class QueueCollection:
         self._restless.pop(queue, None)
         self.commits.note_change(queue)
         self._connect_fanout(family)
-        self._put_declared_in_force(name)  # its children inherit less now
+        self._put_in_force(self._family(name), _are_logged)  # its children inherit less now
         self.deletes += 1
         self.retired.total_items += queue.total_items
         self.retired.get_hits += queue.get_hits
         self.retired.get_misses += queue.get_misses
-
-    def _stays(self, queue: Queue) -> None:
-        """Go on with a queue that was not deleted, with settings that were loaded meanwhile."""
-        for refused in self._put_in_force(queue, self._configured(queue.name)):
-            log.error("%s", refused)
 
     # --- periodic work ---
 
@@ -615,7 +630,7 @@ class QueueCollection:
     def _sweeping(self, queue: Queue) -> Generator[None, None, None]:
         try:
             yield from queue.sweeping()
-            if self._is_expired(queue, self._clock.now()) and queue not in self.deletions:
+            if self._is_expired(queue, self._clock.now()) and queue not in self.tasks:
                 log.info(
                     "deleting queue %s: it is empty and older than max_queue_age",
                     queue.name,
@@ -651,17 +666,18 @@ class QueueCollection:
         run_to_end(self.ticking())
 
     def ticking(self) -> Generator[None, None, None]:
-        """Do the upkeep of journals that is due by time, one queue after the other."""
+        """Do the upkeep of journals that is due by time, one queue after the other.
+
+        The journal of a draining queue is removed once the queue is empty.
+        """
         self.check_path()
         for queue in self._take_restless():
             if queue.is_closed:
                 continue
             try:
                 queue.tick()
-                if queue.is_draining:
-                    self._end_if_drained(queue)
-            except JournalError as error:
-                log.warning("the journal of queue %s cannot be removed: %s", queue.name, error)
+                if queue.is_draining and queue not in self.tasks:
+                    self.tasks.begin(queue, self._drained(queue), _nobody)
             except Exception:
                 log.exception("the upkeep of the journal of queue %s failed", queue.name)
             else:
@@ -733,34 +749,34 @@ class QueueCollection:
     # --- configuration ---
 
     def reload(self, config: ServerConfig) -> list[str]:
-        """Do all of `reloading`."""
-        return run_to_end(self.reloading(config))
+        """Do all of `reloading`; return what that passes to `done`."""
+        refused: list[str] = []
+        run_to_end(self.reloading(config, refused.extend, InlineWorker()))
+        return refused
 
-    def reloading(self, config: ServerConfig) -> Generator[None, None, list[str]]:
-        """Put the settings of queues and aliases in force, one queue after the other.
+    def reloading(
+        self, config: ServerConfig, done: SettingsDone, worker: Worker | None = None
+    ) -> Generator[None, None, None]:
+        """Begin to put the settings of queues and aliases in force, one queue after the other.
 
         Aliases, and queues that are created from now on, have their new settings at once.
 
-        Returns:
-            Descriptions of what could not be put in force.
+        Args:
+            config: the settings.
+            done: called when all that can be in force is in force.
+            worker: used instead of that of the tasks.
         """
         self._set_aliases(config)
-        refused: list[str] = []
         everything = {**self.queues, **self._masked}
         there = {*everything, *self.damaged, *self.loading.expected}
         for warning in config_warnings(config, there):
             log.warning("%s", warning)
         yield
-        for name, queue in everything.items():
-            if queue.is_closed or queue in self.deletions:
-                continue
-            try:
-                refused += self._put_in_force(queue, self._configured(name))
-            except Exception as error:
-                log.exception("the settings of queue %s were not put in force", name)
-                refused.append(f"the settings of queue {name} stay as they are: {error!r}")
+        waiting = _Refused(done)
+        for queue in everything.values():
+            self.tasks.begin(queue, self._settings_task(queue), waiting.add_task(), worker)
             yield
-        return refused
+        waiting.end()
 
     def _set_aliases(self, config: ServerConfig) -> None:
         """Use a new configuration: its aliases mask queues of the same names."""
@@ -776,63 +792,99 @@ class QueueCollection:
         for name in self._children:
             self._connect_fanout(name)
 
-    def _put_in_force(self, queue: Queue, config: QueueConfig) -> list[str]:
+    def _put_in_force(
+        self, queues: Iterable[Queue], done: SettingsDone, worker: Worker | None = None
+    ) -> None:
+        """Put the settings of `queues` in force; `done` and `worker` are as in `reloading`."""
+        waiting = _Refused(done)
+        for queue in queues:
+            if queue.config != self._configured(queue.name) or queue in self.tasks:
+                self.tasks.begin(queue, self._settings_task(queue), waiting.add_task(), worker)
+        waiting.end()
+
+    def _settings_task(self, queue: Queue) -> Task[list[str]]:
         """Put a queue's settings in force; return descriptions of those that stay as they are."""
-        self.commits.note_change(queue)
-        refused = []
-        has_journal = isinstance(queue.journal, FileJournal)
         try:
-            if has_journal and not config.keep_journal:
-                queue.end_journal(config.max_memory_size)
-            elif not has_journal and _is_journaled(config):
-                self._set_aside_files(queue.name)
-                queue.begin_journal(self._directory, config)
-        except (JournalError, OSError) as error:
+            return (yield from self._with_settings(queue))
+        except Exception as error:
+            log.exception("the settings of queue %s were not put in force", queue.name)
+            return [f"the settings of queue {queue.name} stay as they are: {error!r}"]
+
+    def _with_settings(self, queue: Queue) -> Task[list[str]]:
+        """Do what `_settings_task` does; whatever it raises is a bug."""
+        if queue.is_closed:
+            return []
+        self.commits.note_change(queue)
+        config = self._configured(queue.name)
+        failure = yield from self._with_journal(queue, config)
+        refused = []
+        if failure is not None:
             stays = {name: getattr(queue.config, name) for name in ("keep_journal", "fanout_only")}
-            refused.append(f"keep_journal of queue {queue.name} stays as it is: {error}")
-            log.error("%s", refused[-1])  # noqa: TRY400
+            refused.append(f"keep_journal of queue {queue.name} stays as it is: {failure}")
+            log.error("%s", refused[-1])
             config = config.model_copy(update=stays)
-        queue.configure(config)
-        if queue.is_draining:
-            with contextlib.suppress(JournalError):  # `ticking` tries it again
-                self._end_if_drained(queue)
+        yield from prepare_dialect(queue, config)
+        yield from self._configure(queue, config)
         return refused
 
-    def _set_aside_files(self, name: str) -> None:
-        """Rename old journal files of a queue that kept no journal. Raises OSError.
+    def _with_journal(self, queue: Queue, config: QueueConfig) -> Task[JournalError | None]:
+        """Turn a queue's journal on or off, as its settings say; return why that failed."""
+        if isinstance(queue.journal, FileJournal):
+            if not config.keep_journal:
+                return (yield from end_journal(queue, config.max_memory_size))
+        elif _is_journaled(config):
+            after = self.deletions.newest(queue.name)
+            return (yield from begin_journal(queue, self._directory, self._clock, config, after))
+        return None
 
-        Otherwise they would become part of its new journal. Files that a pack replaces are removed
-        first. Then the others are renamed, the newest first, each on disk before the next one: so a
-        crash leaves an older state of the old journal.
+    def _configure(self, queue: Queue, config: QueueConfig) -> Task[None]:
+        if not queue.is_closed:
+            queue.configure(config)
+            yield from self._drained(queue)
+
+    def _drained(self, queue: Queue) -> Task[None]:
+        """Remove the journal of a draining queue if the queue is empty; `ticking` tries it again.
+
+        Fanout-only queues keep nothing, and so are not journaled.
         """
-        found = group_files(self._directory.names()).queues.get(name)
-        if found is None:
+        if (
+            not queue.is_draining
+            or queue.is_closed
+            or len(queue)
+            or queue.open
+            or queue.delayed_items
+        ):
             return
-        now = self._clock.now()
-        delayed = found.delayed or QueueFiles(name)
-        dead = (*delayed.dead, *found.dead)
-        for file in dead:
-            self._directory.remove(file)
-        if dead:
-            self._directory.sync()
-        for file in (*reversed(delayed.present), *reversed(found.present)):
-            aside = temporary_name(file, LEFT, now)
-            log.warning(
-                "queue %s begins a new journal; its old file %s is kept as %s", name, file, aside
-            )
-            self._directory.rename(file, aside)
-            self._directory.sync()
-
-    @staticmethod
-    def _end_if_drained(queue: Queue) -> None:
-        """Remove the journal of a draining queue if the queue is empty.
-
-        Raises:
-            JournalError: the journal could not be removed.
-        """
-        if not len(queue) and not queue.open and not queue.delayed_items:
-            queue.end_journal(queue.config.max_memory_size)
+        failure = yield from end_journal(queue, queue.config.max_memory_size)
+        if failure is not None:
+            log.warning("the journal of queue %s cannot be removed: %s", queue.name, failure)
+        elif not queue.is_closed:
             queue.configure(queue.config)
+
+
+class _Refused:
+    """Collects the settings that several tasks could not put in force, until all are over."""
+
+    def __init__(self, done: SettingsDone) -> None:
+        """`done` is called once, after `end` and all tasks."""
+        self._done = done
+        self._refused: list[str] = []
+        self._running = 1
+
+    def add_task(self) -> SettingsDone:
+        """Wait for another task; return what is to be called with its result."""
+        self._running += 1
+        return self._ended
+
+    def end(self) -> None:
+        """No more tasks are added."""
+        self._ended([])
+
+    def _ended(self, refused: list[str]) -> None:
+        self._refused += refused
+        self._running -= 1
+        if not self._running:
+            self._done(self._refused)
 
 
 def name_of(changed: Committable) -> str:
@@ -847,6 +899,14 @@ def _cannot_be_loaded(name: str, error: Exception) -> QueueUnavailable:
 
 def _is_journaled(config: QueueConfig) -> bool:
     return config.keep_journal and not config.fanout_only
+
+
+def _are_logged(_refused: list[str]) -> None:
+    """Do nothing with settings that could not be put in force: they were logged."""
+
+
+def _nobody(_result: None) -> None:
+    """Do nothing: nobody waits for the end of the task."""
 
 
 def _log_failure(name: str, failure: JournalError | None) -> None:

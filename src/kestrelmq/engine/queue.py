@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final, Protocol
 
-from kestrelmq.clock import Clock, Pause, Throttle, no_pause
+from kestrelmq.clock import Clock, Pause, Throttle
 from kestrelmq.config import QueueConfig
 from kestrelmq.engine.backlog import Backlog
 from kestrelmq.engine.changes import (
@@ -53,7 +53,7 @@ from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import Worker, run_to_end
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable, TagRefused
 from kestrelmq.journal.dump import describe_records
-from kestrelmq.journal.files import Directory, UnnamedFiles, write_file
+from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import LoadedDelayed
 from kestrelmq.journal.names import AHEAD, NEXT, delayed_name, temporary_name
 from kestrelmq.journal.notes import counted, joining, uncounted_unremove
@@ -90,7 +90,13 @@ from kestrelmq.journal.reservations import (
     retired_note,
     unreserved_note,
 )
-from kestrelmq.journal.writer import Dialect, FileJournal, JournalRemoval, NoJournal
+from kestrelmq.journal.writer import (
+    Dialect,
+    FileJournal,
+    JournalRemoval,
+    NoJournal,
+    StartingJournal,
+)
 from kestrelmq.marks import PutMark
 
 _MAX_DOUBLINGS: Final = 64
@@ -141,7 +147,8 @@ class QueueLimits:
         max_item_size: as in the settings.
         max_age: as in the settings, but in milliseconds.
         fanout_only: whether only the children take items.
-        memory_only: whether items can be held only in memory, because there is no journal.
+        memory_only: whether items can be held only in memory, because there is no journal, or soon
+            will be none.
         reads_paused: whether readers find the queue empty; see `Queue.pause`.
         writes_paused: whether adding is refused.
     """
@@ -258,6 +265,8 @@ class Queue(Committable):
         # reads were open when the server stopped.
         self._may_have_dead_head = bool(given_back) and config.max_deliveries is not None
         self.paused = Paused.NOTHING
+        # Whether there is a journal, but all items must fit in memory: see `stay_in_memory`.
+        self._stays_in_memory = False
         # Whether any item that waits, or that may wait again, can expire.
         self._expiring = self.backlog.behind is not None or any(
             record[13:21] != NO_EXPIRY
@@ -347,7 +356,7 @@ class Queue(Committable):
 
     def _set_limits(self) -> None:
         """Compute the limits anew; `_set_needs_checks` must follow."""
-        memory_only = isinstance(self.journal, NoJournal)
+        memory_only = self._stays_in_memory or isinstance(self.journal, NoJournal)
         self._limits = QueueLimits.of(self.config, self.paused, memory_only=memory_only)
         self._is_limited = self._limits != QueueLimits()
 
@@ -833,10 +842,12 @@ class Queue(Committable):
         if self.delayed_damage is not None:
             raise QueueUnavailable(self.delayed_damage)
         journal = self.journal
+        if isinstance(journal, StartingJournal):
+            raise QueueUnavailable(f"the journal of queue {self.name} is being begun")
         if isinstance(journal, NoJournal):
             return self._begin_delaying(LoadedDelayed(journal, {}))
         if journal.is_ending:
-            raise QueueUnavailable(f"queue {self.name} is being deleted")
+            raise QueueUnavailable(f"the journal of queue {self.name} is being removed")
         own = FileJournal(
             journal.directory, delayed_name(self.name), {}, self._clock, after=journal.after
         )
@@ -2072,6 +2083,10 @@ class Queue(Committable):
             self._delayed.companion.resume_upkeep()
         if self._upkeep is not None:
             self._upkeep.removal_failed()
+        if self._stays_in_memory:
+            self._stays_in_memory = False
+            self._set_limits()
+            self._set_needs_checks()
 
     def drop(self) -> None:
         """Close the queue because it is deleted: forget its items, reads and changes."""
@@ -2111,93 +2126,91 @@ class Queue(Committable):
         if self._closed:
             raise QueueUnavailable(f"queue {self.name} is closed")
 
-    # --- turning the journal on and off ---
+    # --- turning the journal on and off: see `journal_switch` ---
 
-    def begin_journal(self, directory: Directory, config: QueueConfig) -> None:
-        """Keep a journal from now on, which begins with the queue's present contents.
+    def start_journal(self, directory: Directory, config: QueueConfig) -> StartingJournal:
+        """Begin a journal, which is to hold what the queue holds, and what it writes from now on.
 
-        Either all of that is on disk when this returns, or the queue continues without a journal.
-
-        Raises:
-            JournalError: the journal could not be written.
+        Until `use_journal`, the queue is held only in memory.
         """
         self.write_now()
-        companion = self.companion
-        if companion is not None:
-            companion.begin_journal(directory, companion_settings(config))
-        try:
-            self._begin_own_journal(directory, config)
-        except JournalError:
-            if companion is not None:
-                with contextlib.suppress(JournalError):
-                    companion.end_journal(companion.config.max_memory_size)
-            raise
-
-    def _begin_own_journal(self, directory: Directory, config: QueueConfig) -> None:
-        """Do what `begin_journal` does, but not for the delayed items."""
         reads, dialect = self.reads, config.journal_dialect
-        name = temporary_name(self.name, NEXT, self._clock.now())
         contents = MemorySource(
             dialect,
             reads.last_xid,
             tuple(reads.open.items()),
-            self.backlog.memory,
+            tuple(self.backlog.memory),
             self._delayed.noted() if self._delayed is not None else (),
             reads.reserved.snapshot(),
             self.backlog.producers.snapshot(),
         )
-        journal = FileJournal(
-            directory, self.name, {}, self._clock, dialect if reads.open else None
-        )
-        try:
-            write_file(directory, name, contents.pieces(no_pause))
-            directory.rename(name, self.name)
-            directory.sync()
-            journal.open()
-        except OSError as error:
-            # Also the journal: the next start would find in it what is gone by then.
-            with contextlib.suppress(OSError):
-                directory.remove(name)
-                directory.remove(self.name)
-            raise JournalError(f"queue {self.name}: {error}") from error
-        self.journal, self._directory = journal, directory
-        self.backlog.follow(journal)
+        temporary = temporary_name(self.name, NEXT, self._clock.now())
+        started = StartingJournal(directory, self.name, temporary, contents.pieces)
+        self.journal = started
         reads.dialect = dialect
         reads.named = set(reads.open) if dialect == "documented" else set()
-        self._upkeep = self._new_upkeep(journal, config)
-        self._upkeep.delayed = self._delayed
+        return started
 
-    def end_journal(self, memory_size: int) -> None:
-        """Hold all items in memory from now on, and remove the journal.
+    def use_journal(
+        self, started: StartingJournal, directory: Directory, config: QueueConfig, after: int
+    ) -> FileJournal:
+        """Use the journal that was `started`, now that its file is in place; return it.
 
         Args:
-            memory_size: bytes of data that memory may hold.
+            started: as `start_journal` returned it.
+            directory: where it is.
+            config: the settings to be.
+            after: a timestamp (ms), as for `FileJournal`.
 
         Raises:
-            JournalError: the items do not fit, or the journal could not be read or removed; the
-                queue continues as before.
+            OSError: it cannot be written; the queue is still held in memory.
+        """
+        self.write_now()
+        journal = FileJournal(
+            directory, self.name, {}, self._clock, config.journal_dialect, after=after
+        )
+        try:
+            journal.open()
+            if rest := started.take_rest():
+                journal.append(rest)
+        except OSError:
+            journal.close()
+            raise
+        self.journal, self._directory = journal, directory
+        self.backlog.follow(journal)
+        self._upkeep = self._new_upkeep(journal, config)
+        self._upkeep.delayed = self._delayed
+        self._set_limits()
+        self._set_needs_checks()
+        return journal
+
+    def read_back(self, most: int) -> bool:
+        """Read a piece of what is on disk only into memory; return whether memory holds all now.
+
+        Raises:
+            JournalError: the items have more than `most` bytes, or cannot be read or written.
         """
         self.write_now()
         size = self.size + (self._delayed.size if self._delayed is not None else 0)
-        if size > memory_size:
+        if size > most:
             raise JournalError(
-                f"queue {self.name}: its items have {size} bytes, and memory may hold {memory_size}"
+                f"queue {self.name}: its items have {size} bytes, and memory may hold {most}"
             )
         try:
-            self.backlog.read_all_back()
-            removal = self.begin_removal()
-            assert removal is not None  # noqa: S101 # there is a journal to end
-            removal.replace(no_pause)
+            self.backlog.read_back_beyond_limit()
         except OSError as error:
-            self.resume_upkeep()
             raise JournalError(f"queue {self.name}: {error}") from error
-        self.continue_in_memory()
-        unnamed = UnnamedFiles()
-        removal.remove(unnamed, no_pause)
-        self._commits.worker.run(unnamed.free, lambda _error: None)
+        return not self.read_behind
+
+    def stay_in_memory(self, most: int) -> None:
+        """Refuse from now on what `most` bytes have no room for: the journal is being removed."""
+        self._stays_in_memory = True
+        self.backlog.limit_memory(most)
+        self._set_limits()
+        self._set_needs_checks()
 
     def continue_in_memory(self) -> None:
-        """Continue without a journal, which is being removed."""
+        """Continue without a journal: it is being removed, or could not be begun."""
         if self._delayed is not None:
             self._delayed.companion.continue_in_memory()
         self.journal.close()
@@ -2206,3 +2219,6 @@ class Queue(Committable):
         self.reads.named.clear()
         self.changes.prelude = b""
         self.changes.places = None
+        self._stays_in_memory = False
+        self._set_limits()
+        self._set_needs_checks()

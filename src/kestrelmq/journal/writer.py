@@ -9,7 +9,8 @@ file without a current one, an empty temporary, or a pack beside the files that 
 
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from threading import Lock
 from typing import Final, Literal
 
@@ -33,6 +34,8 @@ _PIECE: Final = 128 << 10
 """Bytes that are written in a small fraction of a millisecond."""
 _LARGE: Final = 1 << 20
 """Bytes from which on a file takes noticeable time to free."""
+_CATCH_UPS: Final = 3
+"""Most syncs of a new journal, each of what was appended during the last, so little is left."""
 _SUSPECT: Final = "an earlier sync failed; the journal is being rewritten"
 
 log = logging.getLogger(__name__)
@@ -61,6 +64,76 @@ class NoJournal:
         """Do nothing: no file is open."""
 
 
+class StartingJournal(NoJournal):
+    """Stands in for a journal while its file is written, with all that the queue holds.
+
+    Until then the queue is held only in memory. What it appends meanwhile is kept here, and follows
+    in the file. A crash leaves no file, or one with an earlier state of the queue.
+    """
+
+    __slots__ = ("_contents", "_directory", "_later", "_queue", "_temporary")
+
+    def __init__(
+        self,
+        directory: Directory,
+        queue: str,
+        temporary: str,
+        contents: Callable[[Pause], Iterator[bytes]],
+    ) -> None:
+        """Describe it.
+
+        Args:
+            directory: where the file will be.
+            queue: the queue's name.
+            temporary: the name of the file until all is in it.
+            contents: yields the records of what the queue holds now.
+        """
+        self._directory = directory
+        self._queue = queue
+        self._temporary = temporary
+        self._contents = contents
+        self._later: deque[bytes] = deque()
+
+    def append(self, data: bytes) -> None:
+        """Keep whole records that follow what the queue held."""
+        self._later.append(data)
+
+    def place(self, pause: Pause) -> None:
+        """Write the file, and force it to disk; from any thread. Raises OSError: no file is left.
+
+        What is appended during the last sync is not in it yet: see `take_rest`.
+        """
+        directory = self._directory
+        try:
+            file = directory.create(self._temporary)
+            try:
+                for piece in self._contents(pause):
+                    file.append(piece)
+                    pause()
+                for _ in range(_CATCH_UPS):
+                    file.append(self.take_rest())
+                    file.sync()
+                    if not self._later:
+                        break
+            finally:
+                file.close()
+            directory.rename(self._temporary, self._queue)
+            directory.sync()
+        except OSError:
+            self.discard()
+            raise
+
+    def take_rest(self) -> bytes:
+        """Return the records that are not in the file yet, and forget them."""
+        return b"".join([self._later.popleft() for _ in range(len(self._later))])
+
+    def discard(self, _pause: Pause = no_pause) -> None:
+        """Remove the file: the next start would find in it what is gone by then."""
+        with contextlib.suppress(OSError):
+            self._directory.remove(self._temporary)
+            self._directory.remove(self._queue)
+
+
 class JournalFollower:
     """Told about file changes that a reader of a growing journal must follow; ignores them."""
 
@@ -86,7 +159,7 @@ class FileJournal:
         sizes: bytes in each rotated file by its name, in replay order.
         size: bytes in all files.
         dialect: how the current file says which xid a read got; None if it has no such record yet.
-        is_ending: whether the queue is being deleted, so that no other file may be begun.
+        is_ending: whether the journal is being removed, so that no other file may be begun.
         is_torn: whether a failed write was cut off the current file, which takes no more: the next
             records go to a new file, see `append`.
         follower: told when the names of the files change.
@@ -363,7 +436,7 @@ class FileJournal:
         if self.suspect and not cures:
             raise OSError(_SUSPECT)
         if self.is_ending:
-            raise OSError("the queue is being deleted")
+            raise OSError("the journal is being removed")
         current.cut_failed_write()
         timestamp = self._timestamp()
         old = self._name
@@ -463,7 +536,7 @@ class FileJournal:
 
 
 class JournalRemoval:
-    """Removes the files of a queue that is being deleted, by way of an empty pack.
+    """Removes the files of a queue that is deleted, or keeps no journal, by way of an empty pack.
 
     `replace` puts the empty pack in the place of all files, `remove` deletes these and then the
     pack. A crash before `replace` leaves everything, a later one an empty queue or none. Both

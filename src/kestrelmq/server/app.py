@@ -133,7 +133,7 @@ class Server:
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         self._collection.commits.worker = ThreadWorker(loop.call_soon_threadsafe)
         self._writer = ThreadWorker(loop.call_soon_threadsafe)
-        self._collection.deletions.worker = self._collection.registry.worker = self._writer
+        self._collection.tasks.worker = self._collection.registry.worker = self._writer
         loaded = asyncio.Event()
         start_up = StartUp(
             self._collection, ThreadWorker(loop.call_soon_threadsafe), self._clock, loaded.set
@@ -399,7 +399,9 @@ class Server:
             changed = changed_globals(self._config, config)
             for name in changed:
                 log.warning("%s changed; it takes a restart to put that in force", name)
-            refused = await in_slices(self._collection.reloading(config), self._turns)
+            ended: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+            await in_slices(self._collection.reloading(config, ended.set_result), self._turns)
+            refused = await ended
         log.info("configuration reloaded")
         if refused:
             raise ConfigError("reloaded, but " + "; ".join(refused))

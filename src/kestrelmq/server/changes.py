@@ -111,9 +111,11 @@ async def declare(context: ServerContext, name: str, settings: Mapping[str, obje
     """
     collection = context.collection
     is_new = name not in collection.queues
-    queue = collection.declare(name, declaration(settings))
+    await _ended(partial(collection.begin_declaring, name, declaration(settings)))
     await save(context)
-    await wait_until_durable(context, queue)
+    queue = collection.queues.get(name)
+    if queue is not None:  # nobody has deleted it since
+        await wait_until_durable(context, queue)
     return is_new
 
 
@@ -126,11 +128,11 @@ async def save(context: ServerContext) -> None:
     await _ended(context.collection.registry.save)
 
 
-async def _ended(begin: Callable[[Callable[[JournalError | None], None]], None]) -> None:
+async def _ended(begin: Callable[[Callable[[KestrelError | None], None]], None]) -> None:
     """Call `begin` with a callback, and wait until that is called; raise the error it is given."""
-    ended: asyncio.Future[JournalError | None] = asyncio.get_running_loop().create_future()
+    ended: asyncio.Future[KestrelError | None] = asyncio.get_running_loop().create_future()
 
-    def tell(failure: JournalError | None) -> None:
+    def tell(failure: KestrelError | None) -> None:
         if not ended.done():
             ended.set_result(failure)
 

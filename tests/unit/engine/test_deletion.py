@@ -31,7 +31,7 @@ class Spool(LocalQueues):
     def open(self) -> None:
         """Load the queue, and have deletions wait for the test."""
         super().open()
-        self.collection.deletions.worker = self.deleting
+        self.collection.tasks.worker = self.deleting
 
     def delete(self) -> bool:
         """Begin to delete the queue, if it exists."""
@@ -103,7 +103,7 @@ def test_a_queue_that_goes_begins_to_delay_nothing(spool: Spool) -> None:
     """The journal that this would need would stay behind; other items are taken."""
     spool.add(b"one")
     assert spool.delete()
-    with pytest.raises(QueueUnavailable, match="queue jobs is being deleted"):
+    with pytest.raises(QueueUnavailable, match="journal of queue jobs is being removed"):
         spool.collection.add("jobs", b"late", due=spool.clock.now() + 1000)
     spool.add(b"two")
     while spool.deleting.step():

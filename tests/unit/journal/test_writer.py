@@ -59,7 +59,7 @@ def test_a_queue_that_is_deleted_begins_no_file(
     """It goes on in the one that it has; a new queue may have the name already."""
     removal = written.begin_removal()
     written.append(SECOND)
-    with pytest.raises(OSError, match="the queue is being deleted"):
+    with pytest.raises(OSError, match="the journal is being removed"):
         written.rotate()
     assert directory.names() == [f"jobs.{NOW}"]
     removal.replace(no_pause)
