@@ -31,6 +31,7 @@ REACHED = {
     "behind beside a worker": {"rotate", "_remove_old"},
     "killed in between": {"rotate", "replace", "remove"},
     "journal switched": {"place", "_set_aside_files", "replace", "remove"},
+    "begun over a pack": {"place", "_set_aside_files"},
     "journal switched beside a worker": {"place", "replace", "remove"},
     "new dialects": {"rotate"},
 }

@@ -101,6 +101,14 @@ class Run:
         self.configure(keep_journal=keep_journal)
         self.answered(safe=True)
 
+    def leave_pack(self) -> None:
+        """Leave an empty pack, and a file that it replaced, as a crash does."""
+        self.directory.append_to("jobs.2.pack").close()
+        self.directory.sync()
+        file = self.directory.append_to("jobs.1")
+        file.append(item(self.clock.now(), 0, b"what a pack replaced"))
+        file.close()
+
     def begin_switch(self, *, keep_journal: bool) -> None:
         """Begin to switch the journal on or off, which a worker does; see `configure_journal`."""
         self._safe = self._committed = 0
@@ -520,17 +528,25 @@ def journal_switched(run: Run) -> None:
     for _ in range(8):
         run.add(15)
     run.kill()
-    run.directory.append_to("jobs.2.pack").close()
-    run.directory.sync()
-    file = run.directory.append_to("jobs.1")
-    file.append(item(run.clock.now(), 0, b"what a pack replaced"))
-    file.close()
+    run.leave_pack()
     run.config = run.config.model_copy(update={"keep_journal": False})
     run.start()
     run.waiting.clear()
     run.add_in_memory()
     run.configure_journal(keep_journal=True)
     run.add(15)
+
+
+def begun_over_a_pack(run: Run) -> None:
+    """Begins a journal where only a pack, and what that replaced, are left from another time."""
+    assert run.queue.name == "jobs"
+    run.leave_pack()
+    run.add_in_memory()
+    run.configure_journal(keep_journal=True)
+    for _ in range(9):
+        run.add(15)
+    while run.waiting:
+        run.remove()
 
 
 def switched_beside_a_worker(run: Run) -> None:
@@ -594,6 +610,11 @@ SCENARIOS = {
     "journal switched": (
         journal_switched,
         TINY.model_copy(update={"max_memory_size": 150}),
+        50_000,
+    ),
+    "begun over a pack": (
+        begun_over_a_pack,
+        TINY.model_copy(update={"keep_journal": False}),
         50_000,
     ),
     "journal switched beside a worker": (
