@@ -4,6 +4,9 @@ All items are put in, then all are read. kestrelmq may hold `max_memory_size` of
 (128 MiB, the default), and its bound is one and a half times that plus 64 MiB. The page cache,
 which holds journals and logs, is not counted for any server. Peers that are not queues are left
 out.
+
+Then kestrelmq has bursts of connections, items and queues (`bench.bursts`), and should be back
+within 1.3 times of the memory it had before, without being asked to.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
-from bench import servers
+from bench import bursts, servers
+from bench.bursts import Kind
 from bench.load import accounting, process
 from bench.load.process import Load
 from bench.load.workload import Operation
@@ -25,6 +29,9 @@ from bench.servers import Peer, PeerError
 
 BOUND = (128 * 3 // 2 + 64) * 1024
 """Most KiB that kestrelmq may use at its peak with a `max_memory_size` of 128 MiB."""
+
+RETURNED = 1.3
+"""Most memory after a burst, as a multiple of that before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,59 @@ def middle(rows: list[Row]) -> Row:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class BurstRow:
+    """Resident memory in KiB before a burst of `count` things, at its height, and after it."""
+
+    burst: str
+    count: int
+    before: float
+    height: float
+    after: float
+
+    @property
+    def each(self) -> float:
+        """What each thing takes, in KiB, at the height of the burst."""
+        return (self.height - self.before) / self.count
+
+
+def measure_burst(
+    peer: Peer, kind: Kind, count: int, settle: float, options: argparse.Namespace
+) -> BurstRow:
+    """Measure one burst of one server. Raises `PeerError`."""
+    with servers.running(peer, process.cpus()[0], options.dir) as server:
+        bursts.warm_up(server)
+        before = accounting.memory(server.pid).resident
+        height = kind.run(server, count)
+        time.sleep(settle)
+        after = accounting.memory(server.pid).resident
+    return BurstRow(f"{count:,} {kind.name}", count, before, height, after)
+
+
+def middle_burst(rows: list[BurstRow]) -> BurstRow:
+    """Return the medians over the rounds of one burst."""
+
+    def of(value: Callable[[BurstRow], float]) -> float:
+        return median(map(value, rows))
+
+    return BurstRow(
+        rows[0].burst,
+        rows[0].count,
+        of(lambda row: row.before),
+        of(lambda row: row.height),
+        of(lambda row: row.after),
+    )
+
+
+BURST_COLUMNS: list[Column[BurstRow]] = [
+    Column("burst", lambda row: row.burst, left=True),
+    Column("before MiB", lambda row: mebibytes(row.before)),
+    Column("height MiB", lambda row: mebibytes(row.height)),
+    Column("KiB each", lambda row: f"{row.each:.1f}"),
+    Column("after MiB", lambda row: mebibytes(row.after)),
+    Column("after / before", lambda row: f"{row.after / row.before:.2f}"),
+]
+
 COLUMNS: list[Column[Row]] = [
     Column("server", lambda row: row.server, left=True),
     Column("empty MiB", lambda row: mebibytes(row.empty)),
@@ -108,10 +168,20 @@ def main(arguments: list[str] | None = None) -> int:
     made.add_argument("--items", type=int, default=500_000)
     made.add_argument("--size", type=int, default=1024, help="bytes of an item")
     made.add_argument("--settle", type=float, default=1.0, help="seconds to give memory back")
+    made.add_argument("--settle-burst", type=float, default=10.0, help="the same, after a burst")
+    made.add_argument("--bursts", action="store_true", help="bursts only")
     options = made.parse_args(arguments)
     if options.quick:
         options.rounds, options.items = 1, min(options.items, 50_000)
     session = Session("memory", options, servers.queues())
+    if not options.bursts:
+        show_growth(session, options)
+    show_bursts(session, options)
+    return session.finish()
+
+
+def show_growth(session: Session, options: argparse.Namespace) -> None:
+    """Measure and show how much memory each server takes for a long queue."""
     title = f"{options.items:,} items of {options.size} bytes in, then out"
     results, failures = session.in_turn(title, lambda peer: measure(peer, options), options.rounds)
     rows = [middle(rounds) for rounds in results.values()]
@@ -121,7 +191,36 @@ def main(arguments: list[str] | None = None) -> int:
         if row.server == "kestrelmq" and row.peak > BOUND
     ]
     session.show(title, COLUMNS, rows, over + failures, results)
-    return session.finish()
+
+
+def show_bursts(session: Session, options: argparse.Namespace) -> None:
+    """Measure and show how much memory stays with kestrelmq after bursts."""
+    rows: list[BurstRow] = []
+    remarks: list[str] = []
+    every: list[list[BurstRow]] = []
+    for peer in session.present:
+        if peer.name != "kestrelmq":
+            continue
+        for kind in bursts.KINDS:
+            count = kind.count // 10 if options.quick else kind.count
+            try:
+                found = [
+                    measure_burst(peer, kind, count, options.settle_burst, options)
+                    for _ in range(options.rounds)
+                ]
+            except PeerError as error:
+                remarks.append(f"{kind.name}: failed: {error}")
+                continue
+            every.append(found)
+            rows.append(middle_burst(found))
+    remarks += [
+        f"{row.burst}: more than {RETURNED} times as much as before"
+        for row in rows
+        if row.after > RETURNED * row.before
+    ]
+    session.show(
+        "bursts: memory before, at the height, and after", BURST_COLUMNS, rows, remarks, every
+    )
 
 
 if __name__ == "__main__":

@@ -576,6 +576,8 @@ class QueueCollection:
         return True
 
     def _deleted(self, queue: Queue) -> None:
+        """Close a deleted queue, and forget it."""
+        queue.drop()
         name = queue.name
         self.registry.put(name, NO_ENTRY)
         family = family_of(name)

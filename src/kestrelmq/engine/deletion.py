@@ -23,7 +23,6 @@ from kestrelmq.engine.registry import SaveDone
 from kestrelmq.engine.worker import Task, Tasks, Worker
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import UnnamedFiles
-from kestrelmq.journal.writer import JournalRemoval
 
 DeletionDone = Callable[[JournalError | None], None]
 """Called with the reason why a queue was not deleted; with None if it was deleted."""
@@ -39,7 +38,7 @@ class Deletions:
 
         Args:
             tasks: runs the deletions, and other long changes of the queues.
-            gone: called with a deleted queue, once no client can use it.
+            gone: called with a deleted queue, to close it; then no client can use it.
             save: saves what is left of what clients have set for queues.
         """
         self._tasks = tasks
@@ -67,14 +66,14 @@ class Deletions:
             worker: used instead of that of the tasks.
             is_empty: whether the queue is empty and must be gone at once.
         """
-        ended = partial(self._ended, done)
-        self._tasks.begin(queue, self._deletion(queue, is_empty=is_empty), ended, worker)
 
-    def _ended(self, done: DeletionDone, failure: JournalError | None) -> None:
-        if failure is None:
-            self._save(done)
-        else:
-            done(failure)
+        def ended(failure: JournalError | None) -> None:
+            if failure is None:
+                self._save(done)
+            else:
+                done(failure)
+
+        self._tasks.begin(queue, self._deletion(queue, is_empty=is_empty), ended, worker)
 
     def _deletion(self, queue: Queue, *, is_empty: bool) -> Task[JournalError | None]:
         """Delete a queue, unless another task did; return the reason if it was not deleted."""
@@ -84,25 +83,20 @@ class Deletions:
             removal = queue.begin_removal()
         except OSError as error:
             return queue.removal_failed(error)
-        if removal is None or is_empty:
-            self._end(queue, removal)
         if removal is None:
+            self._gone(queue)
             return None
+        self._newest[queue.name] = removal.newest
+        if is_empty:
+            self._gone(queue)
         failure = yield removal.replace
-        if failure is not None:
-            return queue.removal_failed(failure)
-        if not queue.is_closed:
-            self._end(queue, removal)
-        unnamed = UnnamedFiles()
-        yield partial(removal.remove, unnamed)  # it logs what it could not remove
+        if failure is None:
+            if not queue.is_closed:
+                self._gone(queue)
+            unnamed = UnnamedFiles()
+            yield partial(removal.remove, unnamed)  # it logs what it could not remove
+            if unnamed:
+                queue.worker.run(unnamed.free, lambda _error: None)
         if self._newest.get(queue.name) == removal.newest:
             del self._newest[queue.name]
-        if unnamed:
-            queue.worker.run(unnamed.free, lambda _error: None)
-        return None
-
-    def _end(self, queue: Queue, removal: JournalRemoval | None) -> None:
-        if removal is not None:
-            self._newest[queue.name] = removal.newest
-        queue.drop()
-        self._gone(queue)
+        return None if failure is None else queue.removal_failed(failure)

@@ -319,12 +319,15 @@ class Parser:
         parse: returns the request in a line of at most MAX_CACHED_LINE bytes, given without its LF.
             Raises ClientFault when the line is malformed, or unknown in the kestrel dialect.
         parse_long: the same for lines of any length, without the cache.
+        forget: empties the cache.
     """
 
     def __init__(self, dialect: Dialect, name_error: NameCheck) -> None:
         self._dialect = dialect
         self._name_error = name_error
-        self.parse: Callable[[bytes], Request] = lru_cache(_CACHED_LINES)(self._parse)
+        cached = lru_cache(_CACHED_LINES)(self._parse)
+        self.parse: Callable[[bytes], Request] = cached
+        self.forget: Callable[[], None] = cached.cache_clear
         self.parse_long: Callable[[bytes], Request] = self._parse
 
     def parse_numbered(self, line: bytes) -> Request:

@@ -35,6 +35,7 @@ from kestrelmq.server.logs import set_up_logging
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.membership import ServerSetMembership
 from kestrelmq.server.memcache_session import MemcacheSession
+from kestrelmq.server.memory_return import MemoryReturn, find_trim
 from kestrelmq.server.path_watcher import PathWatcher
 from kestrelmq.server.server_actions import warn_if_open
 from kestrelmq.server.services import Service
@@ -100,6 +101,7 @@ class Server:
         self._clock = TurnClock()
         self._collection = QueueCollection(config, self._clock)
         self._turns = TurnLoop(self._clock, self._collection.commits)
+        self._parser = Parser(config.memcache_dialect, queue_name_error)
         self._writer: Worker = InlineWorker()
         self._counters = Counters()
         self._listeners: list[Listener] = []
@@ -225,7 +227,7 @@ class Server:
         )
 
     def _bind(self, context: ServerContext) -> None:
-        parser = Parser(self._config.memcache_dialect, queue_name_error)
+        parser = self._parser
         thrift_reads = ThriftOpenReads()
 
         def memcache(connection: Connection) -> MemcacheSession:
@@ -308,7 +310,10 @@ class Server:
     # --- while it runs ---
 
     def _background(self) -> list[BackgroundTask]:
-        tasks = [self._run_timers, self._do_upkeep, self._watch_disk]
+        tasks: list[BackgroundTask] = [self._run_timers, self._do_upkeep, self._watch_disk]
+        trim = find_trim()
+        if trim is not None:
+            tasks.append(self._memory_return(trim).run)
         if self._config.expiration_timer_frequency is not None:
             tasks.append(partial(self._sweep, self._config.expiration_timer_frequency))
         if self._config.client_timeout is not None:
@@ -352,6 +357,15 @@ class Server:
         while True:
             await asyncio.sleep(_DISK_PERIOD)
             await asyncio.to_thread(self._collection.disk_space.read)
+
+    def _memory_return(self, trim: Callable[[int], int]) -> MemoryReturn:
+        turns, queues, connections = self._turns, self._collection.queues, self._connections
+        return MemoryReturn(
+            trim,
+            lambda: turns.served + turns.turn_count,
+            lambda: len(queues) + len(connections),
+            self._parser.forget,
+        )
 
     async def _close_silent(self, limit: float) -> None:
         """Every `limit` seconds, close the connections that sent nothing since the last check."""
