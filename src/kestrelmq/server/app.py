@@ -35,7 +35,7 @@ from kestrelmq.server.logs import set_up_logging
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.membership import ServerSetMembership
 from kestrelmq.server.memcache_session import MemcacheSession
-from kestrelmq.server.memory_return import MemoryReturn, find_trim
+from kestrelmq.server.memory_return import MOST_COLLECTED, MemoryReturn, find_trim
 from kestrelmq.server.path_watcher import PathWatcher
 from kestrelmq.server.server_actions import warn_if_open
 from kestrelmq.server.services import Service
@@ -359,13 +359,18 @@ class Server:
             await asyncio.to_thread(self._collection.disk_space.read)
 
     def _memory_return(self, trim: Callable[[int], int]) -> MemoryReturn:
-        turns, queues, connections = self._turns, self._collection.queues, self._connections
+        turns = self._turns
         return MemoryReturn(
-            trim,
-            lambda: turns.served + turns.turn_count,
-            lambda: len(queues) + len(connections),
-            self._parser.forget,
+            trim, lambda: turns.served + turns.turn_count, self._living, self._parser.forget
         )
+
+    def _living(self) -> int:
+        """Return how many queues, connections and, if these are few, items there are in memory."""
+        queues = self._collection.queues.values()
+        count = len(queues) + len(self._connections)
+        if count < MOST_COLLECTED:
+            count += sum(queue.memory_items + queue.open_reads for queue in queues)
+        return count
 
     async def _close_silent(self, limit: float) -> None:
         """Every `limit` seconds, close the connections that sent nothing since the last check."""

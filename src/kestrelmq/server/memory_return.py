@@ -30,8 +30,8 @@ _TRIES: Final = 2
 """Trims after the last event: threads may free memory after that."""
 _GROWN: Final = 1.05
 """The process is larger than it was if it has more than so many times its least memory."""
-_MOST_COLLECTED: Final = 1000
-"""Most queues and connections with which a collection of all objects takes a few milliseconds."""
+MOST_COLLECTED: Final = 1000
+"""Most queues, connections and items with which a collection of all objects takes milliseconds."""
 _SHARE: Final = 0.01
 """Most of the time that trims may take."""
 
@@ -68,7 +68,7 @@ class MemoryReturn:
         Args:
             trim: trims the heap; it is called in a thread.
             served: returns how many events of connections, and turns, there were so far.
-            living: returns how many queues and connections there are.
+            living: returns how many queues, connections and items there are in memory.
             forget: drops caches.
             resident: returns how large the process is, in bytes.
         """
@@ -104,7 +104,7 @@ class MemoryReturn:
         self._tries -= 1
         if is_quiet:
             self._forget()
-            if self._living() <= _MOST_COLLECTED:
+            if self._living() <= MOST_COLLECTED:
                 gc.collect()
         began = time.perf_counter()
         await asyncio.to_thread(self._trim, 0)

@@ -18,7 +18,7 @@ class Process:
     Attributes:
         resident: how large it is.
         served: how many events there were.
-        living: how many queues and connections it has.
+        living: how many queues, connections and items it has.
         done: what was called, in order.
     """
 

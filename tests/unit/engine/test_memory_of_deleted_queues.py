@@ -1,0 +1,84 @@
+"""What a queue leaves behind when it is deleted: nothing, and nothing for a collector to find."""
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from kestrelmq.engine.backlog import Backlog, ReadBehind
+from kestrelmq.engine.changes import Changes
+from kestrelmq.engine.delayed import DelayedItems
+from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.reads import OpenReads
+from kestrelmq.engine.reservations import Reservations
+from kestrelmq.engine.upkeep import Upkeep
+from kestrelmq.journal.files import DiskFile
+from kestrelmq.journal.replacement import Replacement
+from kestrelmq.journal.writer import FileJournal, JournalRemoval, NoJournal, StartingJournal
+from kestrelmq.testing.queues import LocalQueues, queue_settings
+from tests.support.turning import alive, no_collector
+
+pytestmark = pytest.mark.compiled
+
+JOURNAL: Final = (FileJournal, DiskFile, Upkeep, Replacement, ReadBehind, StartingJournal)
+OWNED: Final = (
+    *JOURNAL,
+    Queue,
+    Backlog,
+    OpenReads,
+    Changes,
+    Reservations,
+    DelayedItems,
+    NoJournal,
+    JournalRemoval,
+)
+"""What belongs to one queue."""
+
+
+def use(spool: LocalQueues) -> None:
+    """Have items in memory and behind, open, delayed and packed ones, and one that expires."""
+    for number in range(30):
+        spool.add(b"%d" % number + bytes(100), expiry=spool.clock.now() + 1_000_000)
+        if number % 2:
+            spool.take()
+    spool.open_read()
+    spool.queue().add_delayed(b"late", spool.clock.now() + 1000)
+    spool.commit()
+    spool.collection.sweep()
+    spool.collection.tick()
+
+
+@pytest.mark.parametrize("keep_journal", [False, True])
+def test_a_deleted_queue_is_gone(tmp_path: Path, *, keep_journal: bool) -> None:
+    """With all that it was made of, and whether or not it had a journal."""
+    settings = queue_settings(
+        tmp_path, max_memory_size=1000, default_journal_size=500, keep_journal=keep_journal
+    )
+    spool = LocalQueues(settings)
+    with no_collector():
+        if keep_journal:
+            use(spool)
+        else:
+            spool.add(b"x")
+            spool.open_read()
+        assert alive(*OWNED)
+        assert spool.collection.delete("jobs")
+        spool.advance(1)
+        spool.collection.sweep()
+        spool.collection.tick()
+        assert alive(*OWNED) == []
+    spool.close()
+
+
+def test_a_journal_that_is_turned_off_is_gone(tmp_path: Path) -> None:
+    """The queue stays; one that is turned on leaves nothing of what stood in for it."""
+    spool = LocalQueues(queue_settings(tmp_path, keep_journal=False))
+    with no_collector():
+        spool.add(b"x")
+        spool.open_read()
+        assert spool.reload(queue_settings(tmp_path)) == []
+        assert alive(FileJournal) == ["FileJournal"]
+        assert alive(StartingJournal) == []
+        assert spool.reload(queue_settings(tmp_path, keep_journal=False)) == []
+        assert alive(*JOURNAL) == []
+    spool.close()
