@@ -77,6 +77,11 @@ class Reading:
         return {xid: item[0] for xid, item in self.open.items()}
 
 
+def opcodes(raw: bytes) -> set[int]:
+    """Return the opcodes of the records of a whole file."""
+    return {opcode for opcode, _, _ in _records(raw)}
+
+
 def _records(raw: bytes) -> Iterator[tuple[int, int, tuple[bytes, int, int] | None]]:
     """Yield the opcode, xid (or 0) and item of each record of a file that is whole."""
     at = 0
