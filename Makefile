@@ -22,7 +22,7 @@ WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 IN_PARALLEL = -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve check docs format test coverage mutants bench bench-all bench-picture bench-peers soak clean
+.PHONY: help setup serve check docs format test coverage mutants bench bench-all bench-check bench-picture bench-peers soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
@@ -69,6 +69,9 @@ bench: $(HOT)/stamp ## measure the server beside the peers this machine has
 
 bench-all: $(HOT)/stamp ## run every benchmark at modest sizes and write build/bench.json; half an hour
 	PYTHONPATH=$(HOT) $(BIN)/python -m bench.suite --json build/bench.json $(ARGS)
+
+bench-check: $(HOT)/stamp ## compare the speed with the last release, as ratios to the peers; fails on a loss over 10 % that repeats
+	PYTHONPATH=$(HOT) $(BIN)/python -m bench.check $(ARGS)
 
 bench-picture: $(HOT)/stamp ## measure a flood and draw docs/images/flood.svg from it
 	PYTHONPATH=$(HOT) $(BIN)/python -m bench.flood --json build/flood.json $(ARGS)
