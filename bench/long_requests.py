@@ -310,13 +310,13 @@ REQUESTS: Final[dict[str, Callable[[Server], Callable[[], object]]]] = {
 def measure(name: str, count: int, folder: Path | None) -> str:
     """Measure one request; return its row."""
     with tempfile.TemporaryDirectory(dir=folder) as directory:
-        with server(Path(directory), CONFIG, ("memcache", "text", "thrift")) as (ports, report):
-            run = REQUESTS[name](Server(ports, count))
+        with server(Path(directory), CONFIG, ("memcache", "text", "thrift")) as observed:
+            run = REQUESTS[name](Server(observed.ports, count))
             begun = time.perf_counter()
             run()
             ended = time.perf_counter()
             time.sleep(0.5)
-        turns = json.loads(report.read_text())
+        turns = json.loads(observed.report.read_text())
     during = [turn for turn in turns if begun < turn[0] and turn[0] - turn[1] < ended + 0.5]
     longest = max((turn[2] for turn in during), default=0.0) * 1000
     total = sum(turn[2] for turn in during) * 1000

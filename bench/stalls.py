@@ -246,11 +246,20 @@ def probe(port: int, done: Callable[[], bool]) -> list[tuple[float, float]]:
     return times
 
 
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A running server that is observed: its process, its ports, and where its report goes."""
+
+    pid: int
+    ports: dict[str, int]
+    report: Path
+
+
 @contextmanager
 def server(
     directory: Path, config: str, protocols: Sequence[str] = ("memcache",)
-) -> Iterator[tuple[dict[str, int], Path]]:
-    """Run an observed server; yield its ports, and the path that its report is written to."""
+) -> Iterator[Observed]:
+    """Run an observed server; its report is written when it ends."""
     (directory / "kestrelmq.toml").write_text(config)
     report = directory / "report.json"
     command = [sys.executable, "-m", "bench.stalls", "--observe", str(report)]
@@ -266,7 +275,7 @@ def server(
         while (line := process.stdout.readline().decode()) and line != "ready\n":
             ports[line.split()[0]] = int(line.rpartition(":")[2])
         time.sleep(1)
-        yield ports, report
+        yield Observed(process.pid, ports, report)
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate()
@@ -283,11 +292,10 @@ max_journal_size = {live * 5 // 4}
 min_journal_compact_delay = 0
 """
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        with server(Path(name), config) as (ports, report):
+        with server(Path(name), config) as observed:
+            port = observed.ports["memcache"]
             answers: Any = multiprocessing.Queue()
-            process = multiprocessing.Process(
-                target=load, args=(ports["memcache"], items, size, answers)
-            )
+            process = multiprocessing.Process(target=load, args=(port, items, size, answers))
             process.start()
             found: list[Any] = []
 
@@ -296,9 +304,9 @@ min_journal_compact_delay = 0
                     found.append(answers.get())
                 return bool(found) and found[-1] is None
 
-            times = probe(ports["memcache"], done)
+            times = probe(port, done)
             process.join()
-        turns = json.loads(report.read_text())
+        turns = json.loads(observed.report.read_text())
     return [_row(queue, size, phase, times, turns) for phase in found[:-1]]
 
 
