@@ -2006,6 +2006,7 @@ class Queue(Committable):
         """Do upkeep that is due by time; does nothing while changes are not committed."""
         changes = self.changes
         self._forget_producers()
+        self.reads.release_memory()
         if self._delayed is not None:
             self._delayed.companion.tick()
         if self._upkeep is None or changes.pending:

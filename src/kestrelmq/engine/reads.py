@@ -142,6 +142,13 @@ class OpenReads:
         self.named.discard(xid)
         return annotated(record, xid=kept, deliveries=item_deliveries(record) + counted)
 
+    def release_memory(self) -> None:
+        """Give back the memory of tables that are empty now: a dict keeps that of its entries."""
+        tables = (self.open, self.aside, self.retrying, self._last, self.reserved.by_xid)
+        for table in tables:
+            if not table:
+                table.clear()
+
     # --- deadlines ---
 
     @property

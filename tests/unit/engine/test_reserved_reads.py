@@ -1,5 +1,6 @@
 """Reserved reads: leases, owners, tags, and what a restart finds of them."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -799,3 +800,26 @@ def test_reserved_items_take_only_so_much_memory(tmp_path: Path) -> None:
     spool.collection.delete("jobs")
     assert spool.queue().reads.reserved.size == 0
     spool.close()
+
+
+def test_the_memory_of_many_reads_comes_back(tmp_path: Path) -> None:
+    """At the next upkeep after they ended, also that of delayed items."""
+    spool = Spool(tmp_path)
+    queue = spool.queue()
+    for _ in range(3000):
+        queue.add(b"x")
+        queue.add_delayed(b"x", spool.clock.now() + 1000)
+    reads = [spool.reads(1000) for _ in range(3)]
+    assert queue.companion is not None
+    tables = [
+        queue.reads.open,
+        queue.reads.reserved.by_xid,
+        queue.companion.reads.open,
+        queue.companion.reads.aside,
+    ]
+    assert min(map(sys.getsizeof, tables)) > 50_000
+    assert [spool.finish(some) for some in reads] == [1000] * 3
+    queue.flush()
+    spool.commit()
+    spool.collection.tick()
+    assert max(map(sys.getsizeof, tables)) < 1000
