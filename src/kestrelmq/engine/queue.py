@@ -1468,9 +1468,13 @@ class Queue(Committable):
         found = self.reads.reservations.owners.get(owner)
         if found is None:
             return []
-        live = self.reads.reserved.live
-        xids = (xid for reservation in found.reservations for xid in live(reservation))
-        return list(islice(xids, most))
+        # Not a generator expression: compiled, it would first collect all of them.
+        xids: list[int] = []
+        for reservation in found.reservations:
+            xids += self.reads.reserved.live(reservation)
+            if most is not None and len(xids) >= most:
+                break
+        return xids[:most]
 
     def is_done(self, tag: str) -> bool:
         """Whether the reads of `tag` were finished."""

@@ -823,3 +823,16 @@ def test_the_memory_of_many_reads_comes_back(tmp_path: Path) -> None:
     spool.commit()
     spool.collection.tick()
     assert max(map(sys.getsizeof, tables)) < 1000
+
+
+def test_the_first_reads_of_an_owner(tmp_path: Path) -> None:
+    """As many as are asked for, in the order in which they were reserved; or all."""
+    spool = Spool(tmp_path)
+    spool.add(*(b"%d" % number for number in range(9)))
+    terms = ReserveTerms(60_000, owner="worker")
+    xids = [xid for _ in range(3) for xid, _ in spool.reads(3, terms)]
+    queue = spool.queue()
+    for most in (1, 3, 4, 9, 99):
+        assert queue.reserved_by("worker", most) == xids[:most]
+    assert queue.reserved_by("worker") == xids
+    assert queue.reserved_by("nobody", 1) == []
