@@ -34,17 +34,21 @@ _FREED_AT_ONCE: Final = 1000
 log = logging.getLogger(__name__)
 
 
-class Worker(Protocol):
+class JobRunner(Protocol):
     """Runs jobs one after the other."""
 
     def run(self, job: Job, done: Done) -> None:
         """Run `job`, now or later; then call `done` in the owner's thread with its exception."""
 
-    def free(self, items: deque[bytes]) -> None:
-        """Free items that are no longer needed; there may be millions."""
-
     def close(self) -> None:
         """Finish the job that is running; other jobs, and what they report, may be lost."""
+
+
+class Worker(JobRunner, Protocol):
+    """Runs long work on journals."""
+
+    def free(self, items: deque[bytes]) -> None:
+        """Free items that are no longer needed; there may be millions."""
 
 
 class InlineWorker:

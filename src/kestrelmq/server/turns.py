@@ -30,7 +30,7 @@ from typing import Final
 from kestrelmq.clock import TurnClock, no_pause
 from kestrelmq.engine.durability import Committable, GroupCommit
 from kestrelmq.engine.metrics import Latencies
-from kestrelmq.engine.worker import Done, Job
+from kestrelmq.engine.worker import Done, Job, JobRunner
 from kestrelmq.errors import JournalError
 from kestrelmq.server.busy_poll import BusyPoll
 from kestrelmq.server.event_loop import MAX_EVENTS, READABLE, TurnSelector
@@ -199,7 +199,7 @@ class TurnLoop:
         self._busy_poll = BusyPoll(self.selector.poll)
         self._commits = commits
         self._syncs = commits.syncs
-        self._sync_thread = SyncThread(self)
+        self._sync_thread: JobRunner = SyncThread(self)
         self._round_began = self._round_ended = 0.0
         self._held: dict[TurnConnection, None] = {}
         self._after_sync: list[tuple[int, AfterCommit]] = []

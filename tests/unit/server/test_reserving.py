@@ -84,7 +84,7 @@ def test_what_waits_for_a_sync_was_not_sent(tmp_path: Path) -> None:
     syncs = HeldWorker()
 
     async def scenario() -> None:
-        turning.turns._sync_thread = syncs  # type: ignore[assignment] # it does what a thread does
+        turning.turns._sync_thread = syncs
         client = turning.connect("memcache")
         for data in (b"a", b"b"):
             await turning.send(client, b"set slow 0 0 1\r\n%b\r\n" % data)

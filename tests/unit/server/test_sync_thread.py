@@ -29,12 +29,13 @@ def run(turning: Turning, scenario: Coroutine[Any, Any, None]) -> None:
         turning.run(scenario)
 
 
+@pytest.mark.compiled
 def test_a_round_covers_all_that_was_written_during_the_last(tmp_path: Path) -> None:
     """One at a time; the next begins when no client has anything more to say."""
     turning, rounds = synced(tmp_path), HeldWorker()
 
     async def scenario() -> None:
-        turning.turns._sync_thread = rounds  # type: ignore[assignment] # it does what a thread does
+        turning.turns._sync_thread = rounds
         clients = [turning.connect("memcache") for _ in range(3)]
         for client in clients:
             await turning.send(client, ADD)
