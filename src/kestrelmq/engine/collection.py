@@ -679,7 +679,7 @@ class QueueCollection:
             try:
                 queue.tick()
                 if queue.is_draining and queue not in self.tasks:
-                    self.tasks.begin(queue, self._drained(queue), _nobody)
+                    self.tasks.begin(queue, self._drained(queue), _nobody, _is_logged)
             except Exception:
                 log.exception("the upkeep of the journal of queue %s failed", queue.name)
             else:
@@ -776,7 +776,7 @@ class QueueCollection:
         yield
         waiting = _Refused(done)
         for queue in everything.values():
-            self.tasks.begin(queue, self._settings_task(queue), waiting.add_task(), worker)
+            self._begin_settings(queue, waiting, worker)
             yield
         waiting.end()
 
@@ -801,19 +801,20 @@ class QueueCollection:
         waiting = _Refused(done)
         for queue in queues:
             if queue.config != self._configured(queue.name) or queue in self.tasks:
-                self.tasks.begin(queue, self._settings_task(queue), waiting.add_task(), worker)
+                self._begin_settings(queue, waiting, worker)
         waiting.end()
 
-    def _settings_task(self, queue: Queue) -> Task[list[str]]:
-        """Put a queue's settings in force; return descriptions of those that stay as they are."""
-        try:
-            return (yield from self._with_settings(queue))
-        except Exception as error:
-            log.exception("the settings of queue %s were not put in force", queue.name)
+    def _begin_settings(self, queue: Queue, waiting: "_Refused", worker: Worker | None) -> None:
+        """Begin to put a queue's settings in force."""
+
+        def failed(error: Exception) -> list[str]:
+            log.error("the settings of queue %s were not put in force", queue.name, exc_info=error)
             return [f"the settings of queue {queue.name} stay as they are: {error!r}"]
 
-    def _with_settings(self, queue: Queue) -> Task[list[str]]:
-        """Do what `_settings_task` does; whatever it raises is a bug."""
+        self.tasks.begin(queue, self._settings(queue), waiting.add_task(), failed, worker)
+
+    def _settings(self, queue: Queue) -> Task[list[str]]:
+        """Put a queue's settings in force; return descriptions of those that stay as they are."""
         if queue.is_closed:
             return []
         self.commits.note_change(queue)
@@ -905,6 +906,10 @@ def _is_journaled(config: QueueConfig) -> bool:
 
 def _are_logged(_refused: list[str]) -> None:
     """Do nothing with settings that could not be put in force: they were logged."""
+
+
+def _is_logged(error: Exception) -> None:
+    log.error("the journal of a queue was not removed", exc_info=error)
 
 
 def _nobody(_result: None) -> None:

@@ -15,6 +15,7 @@ A deletion that no client asked for (`max_queue_age`) must not lose items that a
 So such a queue, which is empty, is gone at once: its files hold nothing, replaced or not.
 """
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -26,6 +27,9 @@ from kestrelmq.journal.files import UnnamedFiles
 
 DeletionDone = Callable[[JournalError | None], None]
 """Called with the reason why a queue was not deleted; with None if it was deleted."""
+
+
+log = logging.getLogger(__name__)
 
 
 class Deletions:
@@ -73,7 +77,12 @@ class Deletions:
             else:
                 done(failure)
 
-        self._tasks.begin(queue, self._deletion(queue, is_empty=is_empty), ended, worker)
+        def failed(error: Exception) -> JournalError:
+            log.error("queue %s was not deleted", queue.name, exc_info=error)
+            return JournalError(f"queue {queue.name} was not deleted: {error!r}")
+
+        deletion = self._deletion(queue, is_empty=is_empty)
+        self._tasks.begin(queue, deletion, ended, failed, worker)
 
     def _deletion(self, queue: Queue, *, is_empty: bool) -> Task[JournalError | None]:
         """Delete a queue, unless another task did; return the reason if it was not deleted."""

@@ -5,7 +5,6 @@ the owner's thread, and leaves what takes long to jobs.
 """
 
 import contextlib
-import logging
 import os
 import sys
 import time
@@ -30,8 +29,6 @@ _PAUSE: Final = 100e-6
 _LONGEST_PAUSE: Final = 1e-3
 _FREED_AT_ONCE: Final = 1000
 """Items that are freed at once; that takes a negligible time."""
-
-log = logging.getLogger(__name__)
 
 
 class JobRunner(Protocol):
@@ -171,6 +168,7 @@ class _Begun:
     Attributes:
         steps: the task.
         done: called with its result.
+        failed: called if it raises; returns the result.
         worker: runs its jobs.
         error: what its last job raised.
         has_report: whether its last job is over.
@@ -179,6 +177,7 @@ class _Begun:
 
     steps: Task[Any]
     done: Callable[[Any], object]
+    failed: Callable[[Exception], Any]
     worker: Worker
     error: BaseException | None = None
     has_report: bool = False
@@ -205,18 +204,20 @@ class Tasks:
         subject: object,
         task: Task[Result],
         done: Callable[[Result], object],
+        failed: Callable[[Exception], Result],
         worker: Worker | None = None,
     ) -> None:
         """Run a task, after those of the same object that were begun before.
 
         Args:
             subject: the object that it changes.
-            task: what to do; it must not raise.
+            task: what to do.
             done: called with its result; before this returns if the worker runs jobs at once.
+            failed: called if the task raises, which is a bug; logs that and returns the result.
             worker: used instead of `self.worker`.
         """
         line = self._lines.setdefault(subject, deque())
-        line.append(_Begun(task, done, worker or self.worker))
+        line.append(_Begun(task, done, failed, self.worker if worker is None else worker))
         if len(line) == 1:
             self._proceed(subject)
 
@@ -228,18 +229,18 @@ class Tasks:
             try:
                 job = task.steps.send(task.error)
             except StopIteration as end:
-                line.popleft()
-                task.done(end.value)
+                result = end.value
+            except Exception as error:  # noqa: BLE001 # it is passed on
+                result = task.failed(error)
+            else:
+                task.has_report = False
+                task.worker.run(job, partial(self._job_is_over, subject, task))
+                if not task.has_report:
+                    task.is_awaited = True
+                    return
                 continue
-            except Exception:
-                log.exception("a task failed")
-                line.popleft()
-                continue
-            task.has_report = False
-            task.worker.run(job, partial(self._job_is_over, subject, task))
-            if not task.has_report:
-                task.is_awaited = True
-                return
+            line.popleft()
+            task.done(result)
         del self._lines[subject]
 
     def _job_is_over(self, subject: object, task: _Begun, error: BaseException | None) -> None:
