@@ -13,6 +13,7 @@ from kestrelmq.client import AsyncClient, Client
 from kestrelmq.errors import InvalidRequest, ServerRefused
 from kestrelmq.server import patterns
 from tests.admin.conftest import Admin
+from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, value
 
@@ -101,6 +102,31 @@ def test_an_endless_pattern_is_stopped_and_holds_up_nobody(server: ServerProcess
     searching.join()
     assert told == [b"CLIENT_ERROR the regular expression took longer than 5 s\r\n"]
     assert served > 100
+
+
+def test_a_search_does_not_outlive_a_killed_server(tmp_path: Path) -> None:
+    """Nobody is left to end it when its time is over."""
+    with running_server(tmp_path) as server, Wire(server) as wire:
+        put(wire, "evil", "a" * 40 + "b")
+        wire.send(b"browse evil 0 1 pattern=(a%2B)%2B%24\r\n")
+        until(lambda: bool(_children(server)))
+        (search,) = _children(server)
+        server.kill9()
+    until(lambda: not _runs(search))
+
+
+def _children(server: ServerProcess) -> list[Path]:
+    threads = Path(f"/proc/{server.process.pid}/task").iterdir()
+    children = [child for one in threads for child in (one / "children").read_text().split()]
+    return [Path("/proc", child) for child in children]
+
+
+def _runs(process: Path) -> bool:
+    """Whether it is there and has not ended; one that has ended has no command line."""
+    try:
+        return bool((process / "cmdline").read_bytes())
+    except OSError:
+        return False
 
 
 def test_what_cannot_be_browsed_is_told(server: ServerProcess) -> None:

@@ -16,9 +16,12 @@ MAX_SECONDS: Final = 5.0
 """How long one search may take."""
 _MAX_MEMORY: Final = 1 << 30
 """Bytes of memory that the process may take."""
+_MAX_CPU: Final = int(MAX_SECONDS) + 1
+"""Seconds of CPU after which the process ends by itself, if the server was killed meanwhile."""
 _PROGRAM: Final = f"""
 import re, resource, struct, sys
 resource.setrlimit(resource.RLIMIT_AS, ({_MAX_MEMORY}, {_MAX_MEMORY}))
+resource.setrlimit(resource.RLIMIT_CPU, ({_MAX_CPU}, {_MAX_CPU}))
 data = sys.stdin.buffer
 def piece():
     (size,) = struct.unpack("<Q", data.read(8))
