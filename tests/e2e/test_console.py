@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, expect
 from kestrelmq.errors import ConnectionLost, KestrelError, LeaseEnded
 from tests.e2e.conftest import Console, open_console
 from tests.support.server import ServerProcess, running_server
+from tests.support.wire import Wire, wait_for
 
 TOKEN = "0123456789abcdef-token"  # noqa: S105 # of a server that lives for one test
 
@@ -410,7 +411,8 @@ def test_all_open_reads_are_requeued(console: Console) -> None:
         console.open("#/queue/orders")
         reads = console.page.get_by_role("table", name="Open reads")
         expect(reads).to_be_visible()
-        expect(reads.get_by_text(re.compile("^127.0.0.1:[0-9]+, until "))).to_have_count(2)
+        held_by = re.compile("^owner .+, 127.0.0.1:[0-9]+, until ")
+        expect(reads.get_by_text(held_by)).to_have_count(2)
         console.picture("open-reads")
         console.press("Requeue all")
         console.confirm("Requeue on orders")
@@ -480,6 +482,8 @@ def test_clients_are_listed_and_disconnected(console: Console) -> None:
         console.confirm(f"Disconnect {address}")
         console.expect_toast(f"{address} was disconnected.")
         expect(clients.get_by_text(address)).to_have_count(0)
+        with Wire(console.server) as wire:
+            wait_for(wire, "orders", "open_transactions", 0)
         with console.client() as other:
             assert other.get("orders") == item
 
@@ -599,6 +603,8 @@ def test_every_page_is_accessible_in_every_look(screen: tuple[str, Console]) -> 
             width = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
             assert console.page.evaluate(width) == 0
         console.open("#/queue/orders")
+        table = console.page.get_by_role("region", name="Open reads, table")
+        assert table.evaluate("table => table.scrollWidth - table.clientWidth") == 0
         for button, answer in (("Put item", "Cancel"), ("Delete", "Cancel")):
             console.press(button)
             assert "\n".join(console.accessibility_problems()) == ""

@@ -27,9 +27,9 @@ const LATENCIES = {
 
 /** Who has an open read, and until when if that is known. */
 function holder({ client, address, owner, tag, lease_ends_in: left }) {
-  const who = [client === null ? owner && `owner ${owner}` : address, tag && `tag ${tag}`].filter(Boolean).join(", ");
   const until = left === null ? "" : `until ${new Date(leaseEnd(left)).toLocaleTimeString()}`;
-  return [who, until].filter(Boolean).join(", ") || "–";
+  const known = [owner && `owner ${owner}`, client === null ? "" : address, tag && `tag ${tag}`, until];
+  return known.filter(Boolean).join(", ") || "–";
 }
 
 /** When a lease ends, to 10 s: it must not seem to change all the time. */
@@ -80,9 +80,9 @@ export class QueuePage {
       this.problem, this.facts,
       h("div", { class: "charts" }, this.depth.element, this.rates.element, this.age.element),
       h("div", { class: "panels queue-panels" },
-        this.items.element,
+        h("div", { class: "side" }, this.items.element, panel("Open reads", reads)),
         h("div", { class: "side" },
-          panel("Open reads", reads), panel("Dead letters", dead), panel("Fanout", fanout), panel("Limits and refusals", bounds), panel("Journal", journal), panel("Latency", latency)),
+          panel("Dead letters", dead), panel("Fanout", fanout), panel("Limits and refusals", bounds), panel("Journal", journal), panel("Latency", latency)),
         h("details", { class: "card panel" }, h("summary", { text: "All statistics" }), stats),
         h("details", { class: "card panel" }, h("summary", { text: "Settings in force" }), settings)));
   }
