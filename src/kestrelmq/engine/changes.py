@@ -24,7 +24,7 @@ from kestrelmq.clock import Clock
 from kestrelmq.engine.backlog import Backlog
 from kestrelmq.engine.reads import OpenReads
 from kestrelmq.journal.producers import LastMark
-from kestrelmq.journal.records import ADDX, ADDX_HEADER, item_add_time, kept_xid
+from kestrelmq.journal.records import ADDX, ADDX_HEADER, another, item_add_time, kept_xid
 from kestrelmq.journal.reservations import Reservation, ReserveTerms
 
 
@@ -61,11 +61,15 @@ class ReadsConfirmed:
 
 @dataclass(frozen=True, slots=True)
 class ReadConfirmed:
-    """An open read was confirmed; it may have been reserved."""
+    """An open read was confirmed; it may have been reserved.
+
+    `kept` is whether its reader has it again if this is taken back, and may confirm it then.
+    """
 
     xid: int
     item: bytes
     reservation: Reservation | None = None
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,9 +341,9 @@ class Changes:
             return
 
     def take_back(self, backlog: Backlog, reads: OpenReads) -> None:
-        """Undo all changes, newest first."""
+        """Undo all changes, newest first. Reads that nobody has then are overdue at once."""
         pending, undo = self.pending, self.undo
-        unreserved: list[int] = []
+        reopened: list[int] = []
         while pending:
             record = pending.pop()
             if record[0] == ADDX:
@@ -347,12 +351,10 @@ class Changes:
                 continue
             change = undo.pop()
             _take_back(change, backlog, reads)
-            if isinstance(change, ReadsReserved):
-                unreserved += change.reservation.xids
+            reopened += _left_open(change)
         undo.clear()
-        for xid in unreserved:
-            # If a read was written earlier than its reservation, nobody has it now.
-            if xid in reads.open:
+        for xid in reopened:
+            if reads.is_held(xid) and xid not in reads.reserved.by_xid:
                 reads.set_deadline(xid, reads.open[xid], 0)
 
     def forget(self) -> None:
@@ -361,12 +363,30 @@ class Changes:
         self.undo.clear()
 
 
+def _left_open(change: Change) -> list[int]:
+    """Return the reads that are open without a reader if `change`, and no earlier one, is undone.
+
+    Whoever ended a read has forgotten it; one that was opened to be reserved was not handed out.
+    """
+    match change:
+        case ReadGivenBack(xid) | ReadConfirmed(xid, kept=False):
+            return [xid]
+        case ReadsConfirmed(xids):
+            return xids
+        case ReadsReserved(reservation):
+            return list(reservation.xids)
+        case _:
+            return []
+
+
 def _take_back(change: Change, backlog: Backlog, reads: OpenReads) -> None:
     match change:
         case ReadOpened(xid, record, last_xid, by_reader):
             del reads.open[xid]
             reads.last_xid = last_xid
-            backlog.put_back(record)
+            # Whoever opened it may not know yet that it has failed, and readers recognise an item
+            # that they hold by its object: the next one gets the same xid.
+            backlog.put_back(another(record))
             if not by_reader:
                 reads.forget_aside(xid)
         case ReadConfirmed(xid, record, reservation):
@@ -399,7 +419,7 @@ def _take_back_reserved(change: ReservedChange, backlog: Backlog, reads: OpenRea
         case ReadsOpened(xids, items, last_xid):
             for xid, record in zip(reversed(xids), reversed(items), strict=True):
                 del reads.open[xid]
-                backlog.put_back(record)
+                backlog.put_back(another(record))
             reads.last_xid = last_xid
         case ReadsConfirmed(xids, items, reservations):
             for xid, record, reservation in zip(xids, items, reservations, strict=True):

@@ -11,6 +11,7 @@ A copy holds nothing in the source: what is read there meanwhile may make it lea
 some items.
 """
 
+import contextlib
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -25,8 +26,6 @@ SLICE_ITEMS: Final = 200
 """The most items of a slice; moving so many takes about a millisecond."""
 SLICE_BYTES: Final = 1 << 20
 """Bytes of data after which a slice ends."""
-_RETRY: Final = 1.0
-"""Seconds after which reads are given back that could not be given back at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +173,8 @@ class Move:
         if source.is_closed:
             return
         source.give_back(held, counted=False)
-        try:
+        with contextlib.suppress(JournalError):
             source.write_now()
-        except JournalError:
-            for xid in held:
-                source.extend(xid, _RETRY)
 
 
 class Copy:

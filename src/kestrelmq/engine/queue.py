@@ -1225,17 +1225,22 @@ class Queue(Committable):
 
     # --- ending reads ---
 
-    def confirm(self, xid: int) -> bool:
-        """Confirm the open read `xid`; return False if it is not open."""
+    def confirm(self, xid: int, *, kept: bool = False) -> bool:
+        """Confirm the open read `xid`; return False if it is not open.
+
+        If this cannot be written, the read is given back later. If it is `kept`, or reserved, it
+        stays its reader's, who may try again.
+        """
         record = self.reads.end(xid)
         if record is None:
             return False
         self._collect(confirm_remove(xid))
-        self.changes.undo.append(ReadConfirmed(xid, record, self.reads.end_reservation(xid)))
+        reservation = self.reads.end_reservation(xid)
+        self.changes.undo.append(ReadConfirmed(xid, record, reservation, kept))
         return True
 
     def confirm_all(self, xids: Sequence[int]) -> None:
-        """Confirm open reads, as one change."""
+        """Confirm open reads, as one change; if it cannot be written, as `confirm`."""
         reads = self.reads
         ended: list[int] = []
         records: list[bytes] = []
@@ -1266,7 +1271,8 @@ class Queue(Committable):
 
         An item that was delivered `max_deliveries` times goes to `dead_letter_queue` instead. Any
         other waits for its retry delay, if there is one. Waiting readers are served only when all
-        are given back, so they get the items in order.
+        are given back, so they get the items in order. If this cannot be written, it is done again
+        later; reads that are reserved stay so.
 
         Args:
             xids: the reads; those that no reader has are left out.
@@ -1898,6 +1904,8 @@ class Queue(Committable):
         """Undo the collected changes, which cannot be written, and count them as refused."""
         self.refusals.failed += len(self.changes.pending)
         self.changes.take_back(self.backlog, self.reads)
+        if self.reads.has_deadlines:
+            self._commits.watch_deadlines(self)
 
     def _trace(self, records: bytes) -> None:
         """Log what an operation wrote."""

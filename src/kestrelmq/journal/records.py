@@ -290,6 +290,13 @@ def annotated(record: bytes, *, xid: int | None = None, deliveries: int = 0) -> 
     return AnnotatedItem.of(record, xid=xid, deliveries=deliveries)
 
 
+def another(record: bytes) -> bytes:
+    """Return the same item, with its annotations, as another object."""
+    if isinstance(record, AnnotatedItem):
+        return AnnotatedItem.of(record, xid=record.xid, deliveries=record.deliveries)
+    return bytes(memoryview(record))
+
+
 def kept_xid(record: bytes) -> int | None:
     """Return the xid that an item keeps when it is opened; None if it has none."""
     return record.xid if isinstance(record, AnnotatedItem) else None

@@ -214,7 +214,7 @@ class AsyncPersistentQueue:
 
     async def confirm_remove(self, xid: int) -> bool:
         """Confirm the open read `xid`; False if it is not open."""
-        return await self._change(lambda queue: queue.confirm(xid))
+        return await self._change(lambda queue: queue.confirm(xid, kept=True))
 
     async def release(
         self, xid: int, delay: float | None = None, *, counted: bool = True, dead: bool = False
@@ -351,7 +351,7 @@ class AsyncPersistentQueue:
         try:
             self._apply(queue, lambda _: queue.unremove(xid))
         except KestrelError:
-            log.exception("queue %s: an item stays open until the next setup", self._name)
+            log.exception("queue %s: an item was not given back; that is tried again", self._name)
 
     # --- changes, and when they are durable ---
 

@@ -135,7 +135,7 @@ class BlockingQueue(ABC):
 
     def confirm_remove(self, xid: int) -> bool:
         """Confirm the open read `xid`; False if it is not open."""
-        return self._change(lambda queue: queue.confirm(xid))
+        return self._change(lambda queue: queue.confirm(xid, kept=True))
 
     def release(
         self, xid: int, delay: float | None = None, *, counted: bool = True, dead: bool = False

@@ -160,6 +160,24 @@ def test_journal_that_cannot_be_written(tmp_path: Path) -> None:
         assert [data(queue.remove()) for _ in range(3)] == [b"before", b"after", None]
 
 
+def test_reads_that_cannot_be_ended_now(tmp_path: Path) -> None:
+    """One that was to be confirmed may be so later; one that was given back comes back."""
+    with PersistentQueue("work", tmp_path) as queue:
+        queue.add(bytes(100))
+        first = queue.remove(transaction=True)
+        assert first is not None
+        with largest_file(100), pytest.raises(JournalError):
+            queue.unremove(first.xid)
+        again = queue.remove(transaction=True)
+        assert again is not None
+        with largest_file(100), pytest.raises(JournalError):
+            queue.confirm_remove(again.xid)
+        assert queue.peek() is None
+        assert queue.confirm_remove(again.xid)
+    with PersistentQueue("work", tmp_path) as queue:
+        assert queue.peek() is None
+
+
 def test_waiting_thread_stays_unserved_when_the_add_fails(tmp_path: Path) -> None:
     """A reader is never handed an item that is in no journal."""
     with PersistentQueue("work", tmp_path) as queue, ThreadPoolExecutor(1) as threads:

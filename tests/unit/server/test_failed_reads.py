@@ -1,0 +1,142 @@
+"""Reads on a full disk: who has them when they could not be opened, confirmed or given back."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kestrelmq.config import ServerConfig
+from kestrelmq.errors import JournalError
+from kestrelmq.testing.crashing import CrashingDirectory
+from tests.support.turning import Turning
+from tests.unit.server.test_closed_connections import thrift_get
+
+pytestmark = pytest.mark.compiled
+
+OPENING = {
+    "memcache": (b"get work/open\r\n", b"SERVER_ERROR", b"\r\n"),
+    "memcache, several": (b"get work/open other\r\n", b"SERVER_ERROR", b"\r\n"),
+    "memcache, monitor": (b"monitor work 0 1\r\n", b"SERVER_ERROR", b"END\r\n"),
+    "memcache, many": (b"monitor work 0 9\r\n", b"SERVER_ERROR", b"END\r\n"),
+    "text": (b"get work\n", b"-queue work", b"\n"),
+    "text, monitor": (b"monitor work 0 9\n", b"-queue work", b"\n"),
+}
+
+
+def serving(path: Path) -> tuple[CrashingDirectory, Turning]:
+    """Return a server, and the directory of its queues, which fails on demand."""
+    disk = CrashingDirectory.within(path)
+    config = ServerConfig(queue_path=disk.path, max_open_transactions=9)
+    return disk, Turning(disk.path, config, directory=disk)
+
+
+@pytest.mark.parametrize("kind", OPENING)
+def test_a_read_that_could_not_be_opened_is_nobodys(tmp_path: Path, kind: str) -> None:
+    """The next reader gets its item, and has it for itself when the first one leaves."""
+    disk, turning = serving(tmp_path)
+    request, error, end = OPENING[kind]
+
+    async def scenario() -> None:
+        queue = turning.collection.obtain("work")
+        queue.add(b"x")
+        await turning.turn()
+        first, second = turning.connect(kind.partition(",")[0]), turning.connect("memcache")
+        disk.break_steps("append")
+        await turning.send(first, request)
+        assert (await turning.receive(first, end)).startswith(error)
+        disk.mend()
+        await turning.send(second, b"get work/open\r\n")
+        assert b"\r\nx\r\n" in await turning.receive(second, b"END\r\n")
+        await turning.hang_up(first)
+        assert (len(queue), queue.open_reads) == (0, 1)
+        await turning.hang_up(second)
+        assert (len(queue), queue.open_reads) == (1, 0)
+
+    with turning:
+        turning.run(scenario())
+
+
+ENDING: dict[str, tuple[str, bytes, bytes, bytes]] = {
+    "close": ("memcache", b"get work/open\r\n", b"END\r\n", b"get work/close\r\n"),
+    "close and open": ("memcache", b"get work/open\r\n", b"END\r\n", b"get work/close/open\r\n"),
+    "abort": ("memcache", b"get work/open\r\n", b"END\r\n", b"get work/abort\r\n"),
+    "confirm": ("memcache", b"monitor work 0 9\r\n", b"END\r\nEND\r\n", b"confirm work 2\r\n"),
+    "hang up": ("memcache", b"get work/open\r\n", b"END\r\n", b""),
+    "hang up, many": ("memcache", b"monitor work 0 9\r\n", b"END\r\nEND\r\n", b""),
+    "text": ("text", b"get work\n", b"\n", b"get work\n"),
+    "text, confirm": ("text", b"monitor work 0 9\n", b"*\n", b"confirm work 2\n"),
+    "text, hang up": ("text", b"get work\n", b"\n", b""),
+    "two queues": ("memcache", b"get work other/t=9999\r\n", b"", b""),
+    "thrift": ("thrift", thrift_get(b"work", 9, 9999), b"", b""),
+}
+
+
+@pytest.mark.parametrize("kind", ENDING)
+def test_a_read_that_could_not_be_ended_comes_back(tmp_path: Path, kind: str) -> None:
+    """As soon as the disk works again, without a restart: its reader has forgotten it."""
+    disk, turning = serving(tmp_path)
+    protocol, request, reply, ending = ENDING[kind]
+
+    async def scenario() -> None:
+        queue = turning.collection.obtain("work")
+        queue.add(b"1")
+        queue.add(b"2")
+        client = turning.connect(protocol)
+        await turning.send(client, request)
+        if reply:
+            await turning.receive(client, reply)
+        disk.break_steps("append")
+        if ending:
+            await turning.send(client, ending)
+            await turning.receive(client, b"\n")
+        await turning.hang_up(client)
+        assert queue.failure is not None
+        disk.mend()
+        await wait_for(turning, lambda: len(queue) == 2)
+        assert [bytes(record[21:]) for record in queue.browse(9)] == [b"1", b"2"]
+
+    with turning:
+        turning.run(scenario())
+        assert turning.collection.commits.commit() == {}
+    with Turning(disk.path) as again:
+        assert len(again.collection.obtain("work")) == 2
+
+
+@pytest.mark.parametrize(
+    ("protocol", "request_"),
+    [("memcache", b"get work other/t=9999\r\n"), ("thrift", thrift_get(b"work", 2, 9999))],
+)
+def test_items_that_a_waiting_client_did_not_get(
+    tmp_path: Path, protocol: str, request_: bytes
+) -> None:
+    """It was answered with an error when the last of them came; they are in the queue again."""
+    disk, turning = serving(tmp_path)
+
+    async def scenario() -> None:
+        queue, other = turning.collection.obtain("work"), turning.collection.obtain("other")
+        queue.add(b"1")
+        client = turning.connect(protocol)
+        await turning.send(client, request_)
+        assert queue.open_reads == 1
+        disk.break_steps("append")
+        (queue if protocol == "thrift" else other).add(b"2")
+        with pytest.raises(JournalError):
+            await turning.turns.committed(queue)
+        assert queue.open_reads == 1
+        disk.mend()
+        await wait_for(turning, lambda: len(queue) == 1)
+        await turning.hang_up(client)
+        assert [bytes(record[21:]) for record in queue.browse(9)] == [b"1"]
+
+    with turning:
+        turning.run(scenario())
+
+
+async def wait_for(turning: Turning, condition: Callable[[], bool]) -> None:
+    """Do what is due, until something is so."""
+
+    def is_so() -> bool:
+        turning.collection.check_deadlines()
+        return condition()
+
+    await turning.until(is_so)
