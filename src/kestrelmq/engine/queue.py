@@ -15,7 +15,7 @@ Not thread-safe: the server's loop, or the library's lock, protects it.
 
 import contextlib
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -103,6 +103,7 @@ _MAX_DOUBLINGS: Final = 64
 """Deliveries after which the retry delay does not grow any more."""
 _GIVE_BACK_RETRY: Final = 1.0
 """Seconds after a failure until overdue reads are given back again."""
+_TIME_IS_UP: Final = "its time is up"
 _EXPIRED_AT_ONCE: Final = 500
 """Expired items that are dropped or moved before others are served."""
 _MIN_ASIDE_LIMIT: Final = 1 << 20
@@ -119,6 +120,19 @@ MAX_TAG_NAMES: Final = 10_000
 """Most names of which a queue remembers the last retired epoch."""
 
 log = logging.getLogger(__name__)
+
+
+class ReadsReturn(Protocol):
+    """Many open reads of a queue that are given back in pieces."""
+
+    def oldest(self) -> int | None:
+        """Return the xid of the oldest that was not given back; None if there may be none."""
+
+    def give_back(self, xids: Sequence[int]) -> None:
+        """Give some of them back, such that the first of `xids` is the head."""
+
+    def give_back_some(self) -> bool:
+        """Give back the youngest; return whether there are more."""
 
 
 class MoveTo(Protocol):
@@ -257,6 +271,10 @@ class Queue(Committable):
         self._header = b""
         self._header_time = self._header_size = -1
         self._closed = False
+        # What is being given back in pieces, what began first before the rest; and whether the
+        # oldest of it is just being given back.
+        self._returning: deque[ReadsReturn] = deque()
+        self._brings_oldest = False
         # Whether an expired item is being moved to another queue; whether one can neither be moved
         # nor be set aside, so that the items behind it cannot be read.
         self._moving = self._is_blocked = False
@@ -377,7 +395,11 @@ class Queue(Committable):
     def _set_needs_checks(self) -> None:
         """Set whether operations, and whether reads, must check anything; see `QueueLimits`."""
         self._read_needs_checks = (
-            self._expiring or self._closed or self._limits.reads_paused or self._may_have_dead_head
+            self._expiring
+            or self._closed
+            or self._limits.reads_paused
+            or self._may_have_dead_head
+            or self.is_returning
         )
         self._needs_checks = self._read_needs_checks or self._is_limited
 
@@ -1144,6 +1166,10 @@ class Queue(Committable):
 
     def peek(self) -> bytes | None:
         """Return the head without taking it; None if the queue is empty."""
+        if self.is_returning and not self._limits.reads_paused:
+            oldest = self._oldest_returning()
+            if oldest is not None and not self._is_expired(oldest, self._clock.now()):
+                return oldest
         return self.backlog.memory[0] if self._has_head() else None
 
     def head(self) -> bytes | None:
@@ -1182,6 +1208,8 @@ class Queue(Committable):
             self._check_usable()
             if self._limits.reads_paused and not although_paused:
                 return False
+            if self.is_returning:
+                self._bring_oldest()
             if self._expiring:
                 self.discard_expired(None)
                 if self._is_blocked or self._moving:
@@ -1291,6 +1319,65 @@ class Queue(Committable):
         if held and self.waiters:
             self._serve()
         return len(held)
+
+    def begin_giving_back(self, returning: ReadsReturn) -> None:
+        """Begin to give many open reads back, in pieces, while others are served.
+
+        The youngest come first, and the oldest is the head in the end. A reader that comes in
+        between gets the oldest all the same: it is given back first. Whoever calls this calls
+        `give_back_some` while `is_giving_back`.
+        """
+        self._returning.append(returning)
+        self._set_needs_checks()
+
+    def is_giving_back(self, returning: ReadsReturn) -> bool:
+        """Whether there are more of these reads to give back."""
+        return returning in self._returning
+
+    def stop_giving_back(self, returning: ReadsReturn) -> None:
+        """Give no more of these reads back."""
+        if returning in self._returning:
+            self._returning.remove(returning)
+            self._set_needs_checks()
+
+    @property
+    def is_returning(self) -> bool:
+        """Whether there are open reads that are being given back in pieces."""
+        return len(self._returning) > 0 or len(self.reads.overdue) > 0
+
+    def give_back_some(self) -> None:
+        """Give back a piece of the reads that are given back in pieces, if there are any."""
+        if self._returning:
+            is_more = False
+            try:
+                is_more = self._returning[0].give_back_some()
+            finally:
+                if not is_more:
+                    self._returning.popleft()
+                    self._set_needs_checks()
+
+    def _bring_oldest(self) -> None:
+        """Make the oldest of the reads that are being given back the head, for a reader."""
+        if self._brings_oldest or self._moving:
+            return
+        self._brings_oldest = True
+        try:
+            returning = self._returning[-1] if self._returning else None
+            if returning is None:
+                xid = self.reads.oldest_overdue()
+                if xid is not None:
+                    self.give_back((xid,), why=_TIME_IS_UP)
+                return
+            xid = returning.oldest()
+            if xid is not None:
+                returning.give_back((xid,))
+        finally:
+            self._brings_oldest = False
+
+    def _oldest_returning(self) -> bytes | None:
+        """Return the item that `_bring_oldest` would make the head; None if there is none."""
+        xid = self._returning[-1].oldest() if self._returning else self.reads.oldest_overdue()
+        return None if xid is None else self.reads.open.get(xid)
 
     def _put_back(self, xid: int, *, counted: bool) -> None:
         """Make the item of the open read `xid` the head again."""
@@ -1482,6 +1569,18 @@ class Queue(Committable):
                 break
         return xids[:most]
 
+    def youngest_reserved_by(self, owner: str, most: int) -> list[int]:
+        """Return the xids of an owner's youngest reads, at most `most`, the oldest first."""
+        found = self.reads.reservations.owners.get(owner)
+        if found is None:
+            return []
+        xids: list[int] = []
+        for reservation in reversed(found.reservations):
+            xids = [*self.reads.reserved.live(reservation), *xids]
+            if len(xids) >= most:
+                break
+        return xids[-most:]
+
     def is_done(self, tag: str) -> bool:
         """Whether the reads of `tag` were finished."""
         return tag in self.reads.reserved.done
@@ -1523,7 +1622,7 @@ class Queue(Committable):
         forgotten = reserved.retire(name, epoch)
         self._collect(retired_note(name, epoch, self.reads.last_xid))
         self.changes.undo.append(EpochRetired(name, before, forgotten))
-        for reservation in opened:
+        for reservation in reversed(opened):  # so the oldest becomes the head
             self.give_back(reserved.live(reservation), why="its epoch was retired")
         return len(opened) + len(forgotten)
 
@@ -1619,13 +1718,17 @@ class Queue(Committable):
         reads = self.reads
         overdue = reads.take_overdue(now) if reads.collect_overdue(now) else []
         if not overdue:
+            if self._read_needs_checks or self.is_returning:
+                self._set_needs_checks()
             return 0
+        if reads.overdue:
+            self._set_needs_checks()
         held = {xid: reads.open[xid] for xid in overdue}
         retries = {xid for xid in overdue if xid in reads.retrying}
         for xid in reversed(overdue):
             if xid in retries:
                 self._put_back(xid, counted=True)
-        count = self.give_back([xid for xid in overdue if xid not in retries], why="its time is up")
+        count = self.give_back([xid for xid in overdue if xid not in retries], why=_TIME_IS_UP)
         try:
             self.write_now()
         except BaseException as error:
@@ -1639,6 +1742,7 @@ class Queue(Committable):
             if not isinstance(error, JournalError):
                 raise
             return 0
+        self._set_needs_checks()
         if retries and self.waiters:
             self._serve()
         return count
@@ -1810,7 +1914,7 @@ class Queue(Committable):
     def _serve(self) -> None:
         """Serve the waiting readers, in order; failures go to them, never to the caller."""
         waiters, backlog = self.waiters, self.backlog
-        if self._limits.reads_paused:
+        if self._limits.reads_paused or self._brings_oldest:
             return
         while waiters and not self._moving and (backlog.memory or backlog.behind is not None):
             waiter, _ = waiters.popitem(last=False)
@@ -2120,6 +2224,7 @@ class Queue(Committable):
         if self._closed:
             return
         self._closed = self._needs_checks = self._read_needs_checks = True
+        self._returning.clear()
         while self.waiters:
             waiter, _ = self.waiters.popitem(last=False)
             waiter.serve(None, 0)

@@ -9,6 +9,7 @@ reserved: `reservations` knows them, and until when. No reader has the others:
 """
 
 import heapq
+from collections import deque
 from typing import Final
 
 from kestrelmq.engine.reservations import Reservations
@@ -56,6 +57,8 @@ class OpenReads:
         reserved: which reads are reserved, and which tags are over.
         reservations: the leases and owners of those.
         given_back: an upper bound of how many reads were given back since the queue was loaded.
+        overdue: the reads that `collect_overdue` found, with their items, and `take_overdue` did
+            not return yet, by xid.
     """
 
     def __init__(
@@ -78,8 +81,7 @@ class OpenReads:
         self._old: list[Deadline] = []
         self._last: dict[int, int] = {}
         self._sequence = 0
-        # The reads that were overdue when last looked at, and their items, by xid.
-        self._overdue: list[tuple[int, bytes]] = []
+        self.overdue: deque[tuple[int, bytes]] = deque()
 
     # --- opening and giving back ---
 
@@ -157,14 +159,14 @@ class OpenReads:
         return (
             len(self._deadlines) > 0
             or len(self._old) > 0
-            or len(self._overdue) > 0
+            or len(self.overdue) > 0
             or self.reservations.has_deadlines
         )
 
     @property
     def next_deadline(self) -> float | None:
         """The earliest deadline (monotonic seconds); it may belong to a read that has ended."""
-        if self._overdue:
+        if self.overdue:
             return 0.0
         first = self.reservations.next_deadline
         for heap in (self._deadlines, self._old):
@@ -199,7 +201,7 @@ class OpenReads:
 
         Only the last deadline of a read counts: one that was extended is not overdue by its first.
         """
-        last, before = self._last, len(self._overdue)
+        last, before = self._last, len(self.overdue)
         left = _COLLECTED_AT_ONCE
         for heap in (self._deadlines, self._old):
             while heap and heap[0][0] <= now and left:
@@ -207,9 +209,9 @@ class OpenReads:
                 _, number, xid, record = heapq.heappop(heap)
                 if last.get(xid) == number:
                     del last[xid]
-                    self._overdue.append((xid, record))
-        if len(self._overdue) > before:
-            self._overdue.sort()
+                    self.overdue.append((xid, record))
+        if len(self.overdue) > before:
+            self.overdue = deque(sorted(self.overdue))
         return left > 0
 
     def take_overdue(self, now: float) -> list[int]:
@@ -219,13 +221,24 @@ class OpenReads:
         are sorted, which is the order in which the reads were opened, as at a restart.
         """
         overdue: list[int] = []
-        while self._overdue and len(overdue) < _GIVEN_BACK_AT_ONCE:
-            xid, record = self._overdue.pop()
-            if xid not in self._last and self.is_open(xid, record):
+        while self.overdue and len(overdue) < _GIVEN_BACK_AT_ONCE:
+            xid, record = self.overdue.pop()
+            if self._is_overdue(xid, record):
                 overdue.append(xid)
         if self.reserved.by_xid:
             overdue += self.reservations.take_overdue(now)
         return sorted(overdue)
+
+    def oldest_overdue(self) -> int | None:
+        """Return the oldest read that `take_overdue` is still to return, if a reader has it."""
+        while self.overdue and not self._is_overdue(*self.overdue[0]):
+            self.overdue.popleft()
+        xid = self.overdue[0][0] if self.overdue else None
+        return xid if xid is not None and self.is_held(xid) else None
+
+    def _is_overdue(self, xid: int, record: bytes) -> bool:
+        """Whether a read that was overdue still is: it was neither ended nor extended."""
+        return xid not in self._last and self.is_open(xid, record)
 
     # --- expired items that are set aside ---
 
@@ -263,7 +276,7 @@ class OpenReads:
         self.retrying.clear()
         self._deadlines.clear()
         self._old.clear()
-        self._overdue.clear()
+        self.overdue.clear()
         self._last.clear()
         self.reservations.clear()
         self.aside_bytes = self.retrying_bytes = 0

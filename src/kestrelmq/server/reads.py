@@ -11,7 +11,7 @@
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from itertools import chain, islice
 from typing import Final
 
@@ -383,21 +383,19 @@ class ConnectionOpenReads:
     def giving_back(self, *, counted: bool = True) -> Generator[None, None, None]:
         """Give all reads back; the oldest of a queue becomes its head.
 
-        The youngest are given back first. Yields between short pieces of work.
+        Yields between short pieces of work.
 
         Args:
             counted: whether their items were handed out.
         """
         for reads in self.by_queue.values():
-            while reads:
-                some = [reads.pop() for _ in range(min(len(reads), _AT_ONCE))]
-                held = [read for read in reversed(some) if _is_open(read)]
-                if held:
-                    held[0][0].give_back(
-                        [xid for _, xid, _ in held], counted=counted, why="its reader disconnected"
-                    )
-                if reads:
-                    yield
+            queue = reads[-1][0]  # if another queue had the name before, its reads have ended
+            returning = _ReadsReturn(queue, reads, counted=counted)
+            queue.begin_giving_back(returning)
+            queue.give_back_some()
+            while queue.is_giving_back(returning):
+                yield
+                queue.give_back_some()
         self.by_queue.clear()
 
 
@@ -456,6 +454,35 @@ class PendingConfirm(PendingRequest):
 
     def cancel(self) -> None:
         """End; what was confirmed stays so."""
+
+
+class _ReadsReturn:
+    """The reads that a connection has of one queue, when it gives them back."""
+
+    def __init__(
+        self, queue: Queue, reads: deque[tuple[Queue, int, bytes]], *, counted: bool
+    ) -> None:
+        self._queue = queue
+        self._reads = reads
+        self._counted = counted
+
+    def oldest(self) -> int | None:
+        """Return the xid of the oldest that is open."""
+        reads = self._reads
+        while reads and not _is_open(reads[0]):
+            reads.popleft()
+        return reads[0][1] if reads else None
+
+    def give_back(self, xids: Sequence[int]) -> None:
+        """Give some of them back."""
+        self._queue.give_back(xids, counted=self._counted, why="its reader disconnected")
+
+    def give_back_some(self) -> bool:
+        """Give back the youngest; return whether there are more."""
+        reads = self._reads
+        some = [reads.pop() for _ in range(min(len(reads), _AT_ONCE))]
+        self.give_back([read[1] for read in reversed(some) if _is_open(read)])
+        return bool(reads)
 
 
 def _is_open(read: tuple[Queue, int, bytes]) -> bool:

@@ -324,7 +324,8 @@ def end_reserved(
         if queue is None:
             answer(0, None)
         elif isinstance(request, Release) and request.owner:
-            _OwnerRelease(connection, queue, request, answer).resume()
+            _check_release(queue, request)
+            _OwnerRelease(connection, queue, request, answer).begin()
         else:
             answer(_applied(queue, request), queue)
     except KestrelError as error:
@@ -341,6 +342,7 @@ def _applied(queue: Queue, request: Finish | Release | Extend | Retire) -> int:
             queue.confirm_all(xids)
             return len(xids)
         case Release():
+            _check_release(queue, request)
             return _release(queue, request, _named(queue, request))
         case Extend():
             return queue.extend_leases(_named(queue, request), request.milliseconds / 1000)
@@ -355,10 +357,14 @@ def _named(queue: Queue, request: Release | Extend) -> list[int]:
     return queue.find_reserved(request.reads)
 
 
-def _release(queue: Queue, request: Release, xids: Sequence[int]) -> int:
-    """Give reads back as a request says; return how many."""
+def _check_release(queue: Queue, request: Release) -> None:
+    """Raise TagRefused if reads cannot be released as a request says."""
     if request.dead and queue.config.dead_letter_queue is None:
         raise TagRefused(f"queue {queue.name} has no dead_letter_queue")
+
+
+def _release(queue: Queue, request: Release, xids: Sequence[int]) -> int:
+    """Give reads back as a request says; return how many."""
     return queue.give_back(
         xids,
         counted=not request.uncounted,
@@ -371,7 +377,7 @@ def _release(queue: Queue, request: Release, xids: Sequence[int]) -> int:
 class _OwnerRelease(PendingRequest):
     """The release of all reads of an owner in a queue, some in each turn."""
 
-    __slots__ = ("_answer", "_connection", "_count", "_queue", "_request")
+    __slots__ = ("_answer", "_connection", "_count", "_failure", "_queue", "_request")
 
     def __init__(
         self, connection: Connection, queue: Queue, request: Release, answer: CountAnswer
@@ -381,27 +387,61 @@ class _OwnerRelease(PendingRequest):
         self._request = request
         self._answer = answer
         self._count = 0
+        self._failure = queue.failure
 
     @property
     def queue_name(self) -> str | None:
         """The queue whose reads it releases."""
         return self._queue.name
 
+    def begin(self) -> None:
+        """Begin to release them."""
+        self._queue.begin_giving_back(self)
+        self.resume()
+
     def resume(self) -> None:
-        """Release some; answer when there are no more."""
-        connection, queue, request = self._connection, self._queue, self._request
-        xids = queue.reserved_by(request.owner, _AT_ONCE)
-        self._count += _release(queue, request, xids)
-        if len(xids) == _AT_ONCE:
-            connection.push(b"", queue)
+        """Release some, unless readers have done that; answer when there are no more."""
+        connection, queue = self._connection, self._queue
+        queue.give_back_some()
+        if queue.is_giving_back(self):
             connection.yield_turn()
             connection.resume_later(self)
             return
         connection.request_done()
         self._answer(self._count, queue)
 
+    def oldest(self) -> int | None:
+        """Return the xid of the owner's oldest read, unless it goes elsewhere than to the head."""
+        if self._has_failed or self._request.dead or self._request.delay:
+            return None
+        xids = self._queue.reserved_by(self._request.owner, 1)
+        return xids[0] if xids else None
+
+    def give_back(self, xids: Sequence[int]) -> None:
+        """Release some."""
+        released = _release(self._queue, self._request, xids)  # it may serve readers, and recur
+        self._count += released
+        self._connection.push(b"", self._queue)  # makes the answer depend on it
+
+    def give_back_some(self) -> bool:
+        """Release the youngest; return whether there are more."""
+        if self._has_failed:
+            return False  # what was released is reserved again; the answer tells
+        # Those that go to the end of the dead-letter queue do so in their order.
+        queue, request = self._queue, self._request
+        find = queue.reserved_by if request.dead else queue.youngest_reserved_by
+        xids = find(request.owner, _AT_ONCE)
+        self.give_back(xids)
+        return len(xids) == _AT_ONCE
+
+    @property
+    def _has_failed(self) -> bool:
+        failure = self._queue.failure
+        return failure is not None and failure is not self._failure
+
     def cancel(self) -> None:
         """End; what was released stays so."""
+        self._queue.stop_giving_back(self)
 
 
 class ConnectionOwners:

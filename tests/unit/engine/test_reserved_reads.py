@@ -834,5 +834,18 @@ def test_the_first_reads_of_an_owner(tmp_path: Path) -> None:
     queue = spool.queue()
     for most in (1, 3, 4, 9, 99):
         assert queue.reserved_by("worker", most) == xids[:most]
+        assert queue.youngest_reserved_by("worker", most) == xids[-most:]
     assert queue.reserved_by("worker") == xids
-    assert queue.reserved_by("nobody", 1) == []
+    assert queue.reserved_by("nobody", 1) == queue.youngest_reserved_by("nobody", 1) == []
+
+
+def test_reads_of_a_retired_epoch_come_back_in_order(tmp_path: Path) -> None:
+    """Those that were reserved first are the first again."""
+    spool = Spool(tmp_path)
+    spool.add(*(b"%d" % number for number in range(9)))
+    for part in range(3):
+        spool.reads(2, ReserveTerms(60_000, tag=f"sink:1:{part}"))
+    assert spool.queue().retire("sink", 1) == 3
+    spool.commit()
+    assert spool.items() == [b"%d" % number for number in range(9)]
+    spool.close()

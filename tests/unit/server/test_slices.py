@@ -11,6 +11,7 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.records import item_deliveries
 from kestrelmq.server import turns
+from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.queues import LocalQueues, queue_settings
 from tests.support.turning import Turning
 from tests.unit.server.test_closed_connections import thrift_get
@@ -240,6 +241,156 @@ def test_a_client_with_many_reads_leaves(
         await turning.until(lambda: not turning.connections)
 
     run(tmp_path, scenario(), turning)
+
+
+async def leave(turning: Turning, client: socket.socket) -> None:
+    """Let the server find that a client has left, in the middle of a turn."""
+    turning.connections[client.fileno()].close()
+    client.close()
+
+
+async def begin_return(turning: Turning, queue: Queue, client: socket.socket, end: str) -> None:
+    """Let the client's reads be given back, the first of them at once."""
+    match end:
+        case "the client leaves":
+            await leave(turning, client)
+        case "the owner releases":
+            await turning.send(client, b"release work owner=me\r\n")
+        case _:
+            queue.check_deadlines()  # it looks at 10,000, and then gives some back
+            queue.check_deadlines()
+    assert 0 < len(queue) < HELD
+
+
+@pytest.mark.parametrize("end", ["the client leaves", "time is up", "the owner releases"])
+@pytest.mark.parametrize("is_waiting", [False, True])
+def test_who_reads_while_reads_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, *, is_waiting: bool
+) -> None:
+    """Readers get the oldest, which comes back last, whether they waited before or not."""
+    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)
+    turning = many_reads(tmp_path)
+
+    async def scenario() -> None:
+        queue, client = await (reserve(turning) if "owner" in end else hold(turning, "memcache"))
+        if end == "time is up":
+            for xid, record in queue.open.items():
+                queue.reads.set_deadline(xid, record, 0)
+        reader, monitor = turning.connect("memcache"), turning.connect("text")
+        if not is_waiting:
+            await begin_return(turning, queue, client, end)
+        await turning.send(reader, b"get work/t=600000\r\n")
+        await turning.send(monitor, b"monitor work 600000 2\n")
+        if is_waiting:
+            await turning.until(lambda: queue.waiting_readers == 2)
+            await begin_return(turning, queue, client, end)
+        assert await turning.receive(reader, b"END\r\n") == b"VALUE work 0 5\r\n00000\r\nEND\r\n"
+        assert await turning.receive(monitor, b"*\n") == b":00001\n:00002\n*\n"
+        assert queue.is_returning
+        peek = turning.connect("memcache")
+        await turning.send(peek, b"get work/peek\r\n")
+        assert await turning.receive(peek, b"END\r\n") == b"VALUE work 0 5\r\n00003\r\nEND\r\n"
+        if end == "the owner releases":
+            assert await turning.receive(client, b"\r\n") == b"RELEASED %d\r\n" % HELD
+        if end == "time is up":
+            await turning.until(lambda: queue.check_deadlines() is None)
+        await turning.until(lambda: not queue.is_returning)
+        found = [bytes(record[21:]) for record in queue.browse(HELD)]
+        assert found == [b"%05d" % number for number in range(3, HELD)]
+        for one in (client, reader, monitor, peek):
+            one.close()
+        await turning.until(lambda: not turning.connections and not queue.is_returning)
+
+    run(tmp_path, scenario(), turning)
+
+
+async def reserve(turning: Turning) -> tuple[Queue, socket.socket]:
+    """Return a queue, and a client whose owner has reserved all of its items."""
+    queue = turning.collection.obtain("work")
+    for number in range(HELD):
+        queue.add(b"%05d" % number)
+    client = turning.connect("memcache")
+    while len(queue):
+        await turning.send(client, b"reserve work 1000 lease=600000 owner=me\r\n")
+        await turning.receive(client, b"END\r\n")
+    return queue, client
+
+
+def test_an_owner_leaves_while_its_reads_are_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were not released yet stay reserved, and nobody waits for them."""
+    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)
+    turning = Turning(tmp_path)
+
+    async def scenario() -> None:
+        queue, client = await reserve(turning)
+        reader = turning.connect("memcache")
+        await turning.send(reader, b"get other/t=600000\r\n")
+        await turning.send(client, b"release work owner=me\r\n")
+        released = len(queue)
+        assert 0 < released < HELD
+        await leave(turning, client)
+        await turning.turn()
+        assert (len(queue), queue.open_reads) == (released, HELD - released)
+        other = turning.connect("memcache")
+        await turning.send(other, b"get work\r\n")
+        await turning.receive(other, b"END\r\n")
+        assert len(queue) == released - 1
+        await turning.hang_up(other)
+        await turning.hang_up(reader)
+
+    with turning:
+        turning.run(scenario())
+
+
+def test_an_owner_releases_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told, and has all its reads."""
+    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)
+    disk = CrashingDirectory.within(tmp_path)
+    turning = Turning(disk.path, directory=disk)
+
+    async def scenario() -> None:
+        queue, client = await reserve(turning)
+        disk.break_steps("append")
+        await turning.send(client, b"release work owner=me\r\n")
+        assert (await turning.receive(client, b"\r\n")).startswith(b"SERVER_ERROR ")
+        assert (len(queue), queue.open_reads) == (0, HELD)
+        disk.mend()
+        await turning.send(client, b"release work owner=me\r\n")
+        assert await turning.receive(client, b"\r\n") == b"RELEASED %d\r\n" % HELD
+        found = [bytes(record[21:]) for record in queue.browse(HELD)]
+        assert found == [b"%05d" % number for number in range(HELD)]
+        await turning.hang_up(client)
+
+    with turning:
+        turning.run(scenario())
+
+
+def test_a_queue_is_deleted_while_reads_are_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing comes back, and an owner who releases them is answered."""
+    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)
+    turning = many_reads(tmp_path)
+
+    async def scenario() -> None:
+        queue, client = await reserve(turning)
+        await turning.send(client, b"release work owner=me\r\n")
+        assert 0 < len(queue) < HELD
+        assert turning.collection.delete("work")
+        assert (await turning.receive(client, b"\r\n")).startswith(b"RELEASED ")
+        queue, reader = await hold(turning, "memcache")
+        await leave(turning, reader)
+        assert 0 < len(queue) < HELD
+        assert turning.collection.delete("work")
+        await turning.turn()
+        assert len(turning.collection.obtain("work")) == 0
+        assert not turning.turns.resuming
+        await turning.hang_up(client)
+
+    with turning:
+        turning.run(scenario())
 
 
 def test_a_server_stops_while_reads_are_given_back(
