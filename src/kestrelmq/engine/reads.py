@@ -92,7 +92,9 @@ class OpenReads:
             The read's xid, and the journal record or records to write.
         """
         last = self.last_xid
-        kept = kept_xid(record)
+        # The records of kestrel-2 say the xid. If it were the one that an item keeps, which may be
+        # much older, the last-used xid would go back to that.
+        kept = kept_xid(record) if self.dialect == "documented" else None
         xid = opened_xid(kept, last, self.open)
         if self.dialect == "kestrel-2":
             records = remove_tentative_xid(xid)

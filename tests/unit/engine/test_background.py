@@ -11,7 +11,7 @@ from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, KestrelError
-from kestrelmq.journal.records import item_data, unremove
+from kestrelmq.journal.records import add_xid, item, item_data, save_xid, unremove
 from kestrelmq.server.background import kept_running
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
@@ -171,6 +171,20 @@ def test_reads_that_ended_with_the_server_are_given_back_in_the_journal_too(
     disk.collection.tick()
     assert len(journal.read_bytes()) == disk.queue().journal.size
     assert disk.items() == [b"0"]
+    disk.close()
+
+
+def test_reads_come_back_in_order_after_a_restart(tmp_path: Path) -> None:
+    """Also where records say the xid of a read, and an older one had a higher xid before."""
+    records = [add_xid(11, item(1, 0, b"a")), add_xid(7, item(2, 0, b"b")), item(3, 0, b"c")]
+    disk = Disk(tmp_path, journal_dialect="kestrel-2")
+    (disk.crashing.path / "jobs").write_bytes(save_xid(11) + b"".join(records))
+    disk.restart()
+    for _ in range(3):
+        disk.open_read()
+    assert list(disk.queue().open) == [12, 13, 14]
+    disk.restart()
+    assert disk.items() == [b"a", b"b", b"c"]
     disk.close()
 
 
