@@ -1167,9 +1167,9 @@ class Queue(Committable):
     def peek(self) -> bytes | None:
         """Return the head without taking it; None if the queue is empty."""
         if self.is_returning and not self._limits.reads_paused:
-            oldest = self._oldest_returning()
-            if oldest is not None and not self._is_expired(oldest, self._clock.now()):
-                return oldest
+            xid = self._oldest_returning()
+            if xid is not None and not self._is_expired(self.reads.open[xid], self._clock.now()):
+                return self.reads.open[xid]
         return self.backlog.memory[0] if self._has_head() else None
 
     def head(self) -> bytes | None:
@@ -1358,26 +1358,21 @@ class Queue(Committable):
 
     def _bring_oldest(self) -> None:
         """Make the oldest of the reads that are being given back the head, for a reader."""
-        if self._brings_oldest or self._moving:
+        xid = self._oldest_returning()
+        if xid is None or self._brings_oldest or self._moving:
             return
         self._brings_oldest = True
         try:
-            returning = self._returning[-1] if self._returning else None
-            if returning is None:
-                xid = self.reads.oldest_overdue()
-                if xid is not None:
-                    self.give_back((xid,), why=_TIME_IS_UP)
-                return
-            xid = returning.oldest()
-            if xid is not None:
-                returning.give_back((xid,))
+            if self._returning:
+                self._returning[-1].give_back((xid,))
+            else:
+                self.give_back((xid,), why=_TIME_IS_UP)
         finally:
             self._brings_oldest = False
 
-    def _oldest_returning(self) -> bytes | None:
-        """Return the item that `_bring_oldest` would make the head; None if there is none."""
-        xid = self._returning[-1].oldest() if self._returning else self.reads.oldest_overdue()
-        return None if xid is None else self.reads.open.get(xid)
+    def _oldest_returning(self) -> int | None:
+        """Return the xid of the oldest read that is being given back; None if there may be none."""
+        return self._returning[-1].oldest() if self._returning else self.reads.oldest_overdue()
 
     def _put_back(self, xid: int, *, counted: bool) -> None:
         """Make the item of the open read `xid` the head again."""

@@ -232,11 +232,16 @@ class OpenReads:
         return sorted(overdue)
 
     def oldest_overdue(self) -> int | None:
-        """Return the oldest read that `take_overdue` is still to return, if a reader has it."""
-        while self.overdue and not self._is_overdue(*self.overdue[0]):
+        """Return the oldest read that `take_overdue` is still to return, if a reader has it.
+
+        None also if very many have ended.
+        """
+        for _ in range(min(len(self.overdue), _GIVEN_BACK_AT_ONCE)):
+            xid, record = self.overdue[0]
+            if self._is_overdue(xid, record):
+                return xid if self.is_held(xid) else None
             self.overdue.popleft()
-        xid = self.overdue[0][0] if self.overdue else None
-        return xid if xid is not None and self.is_held(xid) else None
+        return None
 
     def _is_overdue(self, xid: int, record: bytes) -> bool:
         """Whether a read that was overdue still is: it was neither ended nor extended."""

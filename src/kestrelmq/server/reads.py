@@ -467,11 +467,13 @@ class _ReadsReturn:
         self._counted = counted
 
     def oldest(self) -> int | None:
-        """Return the xid of the oldest that is open."""
+        """Return the xid of the oldest that is open; None if very many have ended."""
         reads = self._reads
-        while reads and not _is_open(reads[0]):
+        for _ in range(min(len(reads), _AT_ONCE)):
+            if _is_open(reads[0]):
+                return reads[0][1]
             reads.popleft()
-        return reads[0][1] if reads else None
+        return None
 
     def give_back(self, xids: Sequence[int]) -> None:
         """Give some of them back."""

@@ -304,6 +304,59 @@ def test_who_reads_while_reads_come_back(
     run(tmp_path, scenario(), turning)
 
 
+def test_who_reads_while_reads_that_are_over_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of them is in the queue already, and is read as ever."""
+    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)
+    turning = many_reads(tmp_path)
+
+    async def scenario() -> None:
+        queue, client = await hold(turning, "memcache")
+        queue.give_back(list(queue.open))
+        await leave(turning, client)
+        assert queue.is_returning
+        reader = turning.connect("memcache")
+        await turning.send(reader, b"get work/peek\r\nget work\r\n")
+        item = b"VALUE work 0 5\r\n00000\r\nEND\r\n"
+        assert await turning.receive(reader, item + item) == item + item
+        reader.close()
+        await turning.until(lambda: not turning.connections and not queue.is_returning)
+        assert len(queue) == HELD - 1
+        assert bytes(queue.browse(1)[0][21:]) == b"00001"
+
+    with turning:
+        turning.run(scenario())
+
+
+def test_who_reserves_while_dead_items_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits at both queues gets the first that arrives in one of them."""
+    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)
+    settings = QueueConfig(max_deliveries=1, dead_letter_queue="dead")
+    config = ServerConfig(
+        queue_path=tmp_path, max_monitor_transactions=2 * HELD, queues={"work": settings}
+    )
+    turning = Turning(tmp_path, config)
+
+    async def scenario() -> None:
+        queue, client = await hold(turning, "memcache")
+        reader = turning.connect("memcache")
+        await turning.send(reader, b"reserve work,dead 1 lease=600000 t=600000\r\n")
+        dead = turning.collection.obtain("dead")
+        await turning.until(lambda: dead.waiting_readers == 1)
+        await leave(turning, client)
+        assert b"ITEM dead " in await turning.receive(reader, b"END\r\n")
+        await turning.until(lambda: not queue.is_returning)
+        assert (len(dead), dead.open_reads) == (HELD - 1, 1)
+        assert (len(queue), queue.open_reads) == (0, 0)
+        await turning.hang_up(reader)
+
+    with turning:
+        turning.run(scenario())
+
+
 async def reserve(turning: Turning) -> tuple[Queue, socket.socket]:
     """Return a queue, and a client whose owner has reserved all of its items."""
     queue = turning.collection.obtain("work")
