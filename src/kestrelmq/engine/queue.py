@@ -1912,17 +1912,28 @@ class Queue(Committable):
         if self._limits.reads_paused or self._brings_oldest:
             return
         while waiters and not self._moving and (backlog.memory or backlog.behind is not None):
-            waiter, _ = waiters.popitem(last=False)
+            waiter = next(iter(waiters))
             try:
                 record, xid = self.take_as(waiter.mode)
             except Exception as error:  # noqa: BLE001 # the reader is told, and it is logged there
-                waiter.fail(error)
+                if self._leaves_line(waiter):
+                    waiter.fail(error)
                 continue
             if record is None:
-                waiters[waiter] = None
-                waiters.move_to_end(waiter, last=False)
                 return
-            waiter.serve(record, xid)
+            if self._leaves_line(waiter):
+                waiter.serve(record, xid)
+
+    def _leaves_line(self, waiter: Waiter) -> bool:
+        """Take `waiter`, the first in line, out of it; return False if it was cancelled meanwhile.
+
+        To look for the head may move an expired item to another queue, where the same reader waits,
+        too. It peeks, then; so nothing was taken for it here.
+        """
+        if waiter not in self.waiters:
+            return False
+        del self.waiters[waiter]
+        return True
 
     def take_as(self, mode: ReadMode) -> tuple[bytes | None, int]:
         """Remove, open or peek at the head; return the item and its xid (0 unless opened)."""

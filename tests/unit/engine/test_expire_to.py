@@ -325,3 +325,23 @@ def test_a_sweep_takes_no_more_than_it_may(tmp_path: Path) -> None:
     assert spool.take() is None
     assert spool.queue().expired_items == 7
     spool.close()
+
+
+def test_a_reader_that_was_served_elsewhere_does_not_wait_any_more(tmp_path: Path) -> None:
+    """It waits for two queues; looking for the head of one moves an item to the other."""
+    spool = Spool(tmp_path)
+    queue, target = spool.queue(), spool.queue(LATER)
+    served: list[bytes | None] = []
+
+    def found(record: bytes | None, _xid: int) -> None:
+        served.append(record)
+        for one, waiter in waiting.items():
+            one.cancel_wait(waiter)
+
+    waiting = {one: Waiter(ReadMode.PEEK, found, served.append) for one in (queue, target)}
+    for one, waiter in waiting.items():
+        one.wait(waiter)
+    assert queue.add(b"expired", spool.clock.now())
+    assert (len(served), len(target)) == (1, 1)
+    assert (queue.waiting_readers, target.waiting_readers) == (0, 0)
+    spool.close()
