@@ -38,7 +38,7 @@ def items_of(queue: Queue) -> list[bytes]:
     """Return the items of a queue, delayed ones included."""
     records = [*queue.browse(1000), *queue.open.values()]
     if queue.companion is not None:
-        joined = queue._delayed.joined if queue._delayed is not None else {}
+        joined = () if queue._delayed is None else queue._delayed.joined
         records += [one for xid, one in queue.companion.open.items() if xid not in joined]
     return [item_data(record) for record in records]
 

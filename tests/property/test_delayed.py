@@ -161,6 +161,9 @@ class DelayMachine(QueuesMachine):
             return
         assert len(self.queue) == len(self.waiting)
         assert self.queue.delayed_items == len(self.late)
+        if self.queue.companion is not None:
+            reads = self.queue.companion.reads
+            assert reads.open_bytes == sum(map(len, reads.open.values()))
         assert [item_data(one) for one in self.queue.browse(1000)] == list(self.waiting)
 
     def compare_at_end(self) -> None:

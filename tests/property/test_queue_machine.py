@@ -389,6 +389,7 @@ class QueueMachine(QueuesMachine):
         assert len(queue) == len(self.waiting)
         assert queue.size == sum(len(entry.data) for entry in self.waiting)
         assert set(queue.open) == set(self.reads)
+        assert queue.reads.open_bytes == sum(map(len, queue.open.values()))
 
     @invariant()
     def other_readers_agree(self) -> None:

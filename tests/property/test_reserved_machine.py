@@ -390,6 +390,7 @@ class ReservedMachine(QueuesMachine):
                 found = reserved.by_xid[xid]
                 assert (found.nonce, found.terms) == (nonce, one.terms)
                 assert item_data(queue.open[xid]) == entry.data
+        assert queue.reads.open_bytes == sum(map(len, queue.open.values()))
         assert queue.open_reads == len(self.plain) + sum(
             len(one.reads) for one in self.held.values()
         )

@@ -10,6 +10,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.journal.loading import load_with_delayed, remove_left_over
 from kestrelmq.journal.names import group_files, parse_name
+from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.records import item, item_add_time, item_data, unremove
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.testing.clock import FakeClock
@@ -194,7 +195,7 @@ def _load(directory: RecordingDirectory) -> _Loaded:
     return _Loaded(tuple(sorted(found.items())), operations)
 
 
-def _in_order(held: Mapping[int, bytes], joined: Container[int]) -> Items:
+def _in_order(held: ReadTable[bytes], joined: Container[int]) -> Items:
     """Return the delayed items that have not joined, in the order in which they are due."""
     waiting = [record for xid, record in held.items() if xid not in joined]
     return tuple(as_delayed(item_data(one)) for one in sorted(waiting, key=item_add_time))

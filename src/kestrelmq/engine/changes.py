@@ -18,13 +18,15 @@ An item is live if its place is at least `fresh`, or in `front` or `opened`.
 """
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from kestrelmq.clock import Clock
+from kestrelmq.clock import Clock, Pause, no_pause
 from kestrelmq.engine.backlog import Backlog
 from kestrelmq.engine.reads import OpenReads
 from kestrelmq.journal.producers import LastMark
-from kestrelmq.journal.records import ADDX, ADDX_HEADER, another, item_add_time, kept_xid
+from kestrelmq.journal.read_table import ReadTable
+from kestrelmq.journal.records import ADDX, ADDX_HEADER, another, item_add_time
 from kestrelmq.journal.reservations import Reservation, ReserveTerms
 
 
@@ -180,7 +182,7 @@ class Checkpoint:
     file: str
     fresh: int
     front: tuple[int, ...]
-    opened: dict[int, int]
+    opened: ReadTable[int]
     end: int
 
     def place(self, index: int) -> int:
@@ -188,7 +190,7 @@ class Checkpoint:
         given_back = len(self.front)
         return self.front[-1 - index] if index < given_back else self.fresh + index - given_back
 
-    def first_live(self, early: frozenset[int], fresh: int) -> int:
+    def first_live(self, early: AbstractSet[int], fresh: int) -> int:
         """Return the index, as for `place`, of the first item that is live now.
 
         An item is live now if its place is in `early`, or at least `fresh`.
@@ -199,6 +201,29 @@ class Checkpoint:
                 return index
         candidates = [place for place in early if self.fresh <= place < self.end]
         return given_back + min([*candidates, max(fresh, self.fresh), self.end]) - self.fresh
+
+
+@dataclass(frozen=True, slots=True)
+class LivePlaces:
+    """The places whose items are live at some moment.
+
+    Attributes:
+        fresh: as in the module's docstring.
+        front: likewise.
+        opened: likewise; `early` empties it.
+    """
+
+    fresh: int
+    front: tuple[int, ...]
+    opened: ReadTable[int]
+
+    def early(self, pause: Pause = no_pause) -> set[int]:
+        """Return those below `fresh`; `pause` is called after each short piece of work."""
+        found = set(self.front)
+        for page in self.opened.drain():
+            found.update(dict(page).values())
+            pause()
+        return found
 
 
 class PlaceTracker:
@@ -217,7 +242,7 @@ class PlaceTracker:
         """Start to track a queue that has these open reads."""
         self.fresh = 0
         self.front: list[int] = []
-        self.opened = {xid: -1 - number for number, xid in enumerate(open_reads)}
+        self.opened = ReadTable((xid, -1 - number) for number, xid in enumerate(open_reads))
         self.checkpoints: list[Checkpoint] = []
 
     def apply_changes(self, changes: Sequence[Change]) -> None:
@@ -228,14 +253,19 @@ class PlaceTracker:
             elif isinstance(change, ReadOpened):
                 self.opened[change.xid] = self._take()
             elif isinstance(change, ReadConfirmed):
-                self.opened.pop(change.xid)
+                del self.opened[change.xid]
             elif isinstance(change, ReadsOpened):
-                self.opened.update((xid, self._take()) for xid in change.xids)
+                self.opened.set_all(change.xids, [self._take() for _ in change.xids])
             elif isinstance(change, ReadsConfirmed):
-                for xid in change.xids:
-                    del self.opened[xid]
+                self.forget(change.xids)
             elif isinstance(change, ReadGivenBack):
-                self.front.append(self.opened.pop(change.xid))
+                self.front.append(self.opened[change.xid])
+                del self.opened[change.xid]
+
+    def forget(self, xids: Iterable[int]) -> None:
+        """Update the places for open reads that were confirmed."""
+        for xid in xids:
+            del self.opened[xid]
 
     def _take(self) -> int:
         if self.front:
@@ -258,7 +288,7 @@ class PlaceTracker:
         """Make a checkpoint: `file` was just rotated, and the queue holds `items`."""
         self.checkpoints.append(
             Checkpoint(
-                file, self.fresh, tuple(self.front), dict(self.opened), self.next_place(items)
+                file, self.fresh, tuple(self.front), self.opened.copy(), self.next_place(items)
             )
         )
 
@@ -280,9 +310,9 @@ class PlaceTracker:
         """Return about how many items that waited at `checkpoint` were taken since."""
         return min(self.fresh, checkpoint.end) - checkpoint.fresh
 
-    def live_places(self) -> frozenset[int]:
-        """Return the places below `fresh` whose items are live."""
-        return frozenset(self.front) | frozenset(self.opened.values())
+    def snapshot(self) -> "LivePlaces":
+        """Return which places are live now; another thread may use it."""
+        return LivePlaces(self.fresh, tuple(self.front), self.opened.copy())
 
 
 class Changes:
@@ -382,18 +412,17 @@ def _left_open(change: Change) -> list[int]:
 def _take_back(change: Change, backlog: Backlog, reads: OpenReads) -> None:
     match change:
         case ReadOpened(xid, record, last_xid, by_reader):
-            del reads.open[xid]
+            reads.end(xid)
             reads.last_xid = last_xid
             # Whoever opened it may not know yet that it has failed, and readers recognise an item
             # that they hold by its object: the next one gets the same xid.
             backlog.put_back(another(record))
-            if not by_reader:
+            if not by_reader and xid in reads.aside:
                 reads.forget_aside(xid)
         case ReadConfirmed(xid, record, reservation):
             _reopen(reads, xid, record, reservation)
         case ReadGivenBack(xid, record, reservation):
-            if kept_xid(backlog.take()) is not None:
-                reads.named.add(xid)
+            backlog.take()
             _reopen(reads, xid, record, reservation)
         case HeadDropped(record):
             backlog.put_back(record)
@@ -409,7 +438,7 @@ def _take_back(change: Change, backlog: Backlog, reads: OpenReads) -> None:
 
 
 def _reopen(reads: OpenReads, xid: int, record: bytes, reservation: Reservation | None) -> None:
-    reads.open[xid] = record
+    reads.reopen(xid, record)
     if reservation is not None:
         reads.reservations.restore(xid, reservation)
 
@@ -418,14 +447,14 @@ def _take_back_reserved(change: ReservedChange, backlog: Backlog, reads: OpenRea
     match change:
         case ReadsOpened(xids, items, last_xid):
             for xid, record in zip(reversed(xids), reversed(items), strict=True):
-                del reads.open[xid]
+                reads.end(xid)
                 backlog.put_back(another(record))
             reads.last_xid = last_xid
         case ReadsConfirmed(xids, items, reservations):
             for xid, record, reservation in zip(xids, items, reservations, strict=True):
                 _reopen(reads, xid, record, reservation)
         case ReadHeldBack(xid, record, reservation):
-            reads.forget_retrying(xid)
+            reads.end(xid)
             _reopen(reads, xid, record, reservation)
         case ReadsReserved(reservation):
             reads.reservations.remove(reservation)

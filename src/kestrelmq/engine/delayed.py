@@ -23,7 +23,7 @@ import contextlib
 import heapq
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 from kestrelmq.clock import Pause
@@ -32,7 +32,8 @@ from kestrelmq.engine.reads import OpenReads
 from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.memory import OVERHEAD
-from kestrelmq.journal.records import ADDX_HEADER, item_add_time
+from kestrelmq.journal.read_table import ReadTable
+from kestrelmq.journal.records import ADDX_HEADER, MAX_XID, item_add_time
 from kestrelmq.journal.writer import FileJournal, NoJournal
 from kestrelmq.marks import PutMark
 
@@ -44,6 +45,9 @@ _SYNC_PERIOD: Final = 1.0
 """Least seconds between two syncs of what joined, and until a failed step is tried again."""
 _LONGEST_SLEEP: Final = 60.0
 """Seconds after which the time is checked again, because the clock may have been set."""
+_DROPPED_AT_ONCE: Final = 500
+"""Most items that a flush drops at once."""
+_XID_BITS: Final = 32
 _SETTINGS: Final = (
     "keep_journal",
     "sync_journal",
@@ -58,8 +62,6 @@ _SETTINGS: Final = (
 """The settings of a queue that hold for its companion, too."""
 
 log = logging.getLogger(__name__)
-
-_Entry = tuple[int, int, int, bytes]
 
 
 def companion_settings(config: QueueConfig) -> QueueConfig:
@@ -127,20 +129,24 @@ class DelayedItems(Generic[AnyCompanion]):
     def __init__(self, companion: AnyCompanion, joined: Iterable[int]) -> None:
         """Start with what the companion holds; `joined` are xids of items that joined before."""
         self.companion = companion
-        self._held = companion.reads.aside
-        self.joined = {xid: self._held[xid] for xid in joined}
-        self._joined_bytes = sum(map(_size, self.joined.values()))
-        # A heap: when due (ms), a number in the order of arrival, xid and item. An entry is dead if
-        # the xid has another item, because the write that added this one failed.
+        self._held = companion.reads.open
+        self.joined: ReadTable[bytes] = ReadTable()
+        self._joined_bytes = 0
+        # The xids of those in `joined` that are not safe yet, unless they are being synced.
+        self._unsafe: deque[int] = deque()
+        for xid in joined:
+            self._has_joined(xid)
+        # A heap of when each item is due (ms) and its xid, as one number: with a million of them
+        # this takes a third of the memory that tuples take. If the write that added an item failed,
+        # its entry is dead: the xid has no item, or one of another time, or two equal entries.
         self._due = [
-            (item_add_time(record), number, xid, record)
-            for number, (xid, record) in enumerate(self._held.items())
+            _entry(item_add_time(record), xid)
+            for xid, record in self._held.items()
             if xid not in self.joined
         ]
         heapq.heapify(self._due)
-        self._arrivals = len(self._held)
         # Entries of the heap whose items are just joining.
-        self._taken: list[_Entry] = []
+        self._taken: list[int] = []
         self._safe: deque[int] = deque()
         self._is_syncing = False
         self._sync_at = self._join_at = 0.0
@@ -152,20 +158,28 @@ class DelayedItems(Generic[AnyCompanion]):
     @property
     def size(self) -> int:
         """Bytes of data in the items that wait until they are due."""
-        held = self.companion.reads.aside_bytes - OVERHEAD * len(self._held)
+        held = self.companion.reads.open_bytes - ADDX_HEADER * len(self._held)
         return held - self._joined_bytes
 
     def has_room(self, size: int, most: int) -> bool:
         """Whether memory, of which they may take `most` bytes, has room for `size` bytes more."""
-        return not self._held or self.companion.reads.aside_bytes + size + OVERHEAD <= most
+        count = len(self._held)
+        held = self.companion.reads.open_bytes + (OVERHEAD - ADDX_HEADER) * count
+        return not count or held + size + OVERHEAD <= most
 
     @property
     def _next_due(self) -> int | None:
         """When the next item is due (ms); None if none waits."""
         while self._due:
-            due, _, xid, record = self._due[0]
-            if self._held.get(xid) is record:
-                return due
+            entry = self._due[0]
+            record = self._held.get(_xid(entry))
+            if (
+                record is not None
+                and item_add_time(record) == entry >> _XID_BITS
+                and _xid(entry) not in self.joined
+                and not (self._taken and self._taken[-1] == entry)
+            ):
+                return entry >> _XID_BITS
             heapq.heappop(self._due)
         return None
 
@@ -183,22 +197,53 @@ class DelayedItems(Generic[AnyCompanion]):
             steps.append(max(self._join_at, at + min(wait, _LONGEST_SLEEP)))
         if self._safe:
             steps.append(max(self._join_at, at))
-        elif self.joined:
+        elif len(self.joined):
             steps.append(at + _SYNC_PERIOD if self._is_syncing else max(self._sync_at, at))
         return min(steps) if steps else None
 
     def add(self, record: bytes, mark: PutMark | None = None) -> None:
         """Hold an item, whose add time is when it is due; `mark` is that of its producer."""
         xid = self.companion.hold(record, mark)
-        self._arrivals += 1
-        heapq.heappush(self._due, (item_add_time(record), self._arrivals, xid, record))
+        heapq.heappush(self._due, _entry(item_add_time(record), xid))
 
-    def drop_all(self) -> int:
-        """Drop the items that wait; return how many. Raises JournalError: they are still there."""
-        dropped = [xid for xid in self._held if xid not in self.joined]
-        self.companion.confirm_held(dropped)
-        self._due.clear()
-        return len(dropped)
+    def dropping(self, worker: Worker) -> Generator[None, None, int]:
+        """Drop the items that wait now, in short pieces, and yield after each; return how many.
+
+        None of them joins meanwhile; those that are added meanwhile stay. `worker` frees memory.
+
+        Raises:
+            JournalError: the others are still there.
+        """
+        there, due, self._due = self._held.copy(), self._due, []
+        dropped = 0
+        is_done = False
+        try:
+            for page in there.drain():
+                for at in range(0, len(page), _DROPPED_AT_ONCE):
+                    if self.companion.is_closed:
+                        return dropped
+                    some = [
+                        xid
+                        for xid, record in page[at : at + _DROPPED_AT_ONCE]
+                        if self._held.get(xid) is record and xid not in self.joined
+                    ]
+                    self.companion.confirm_held(some)
+                    dropped += len(some)
+                    yield
+            is_done = True
+        finally:
+            if is_done:
+                worker.free(due)
+            else:
+                for entry in self._due:
+                    heapq.heappush(due, entry)
+                self._due = due
+        return dropped
+
+    def forget(self) -> list[int]:
+        """Forget when the items are due; return what is to be freed. The queue is deleted."""
+        useless, self._due = self._due, []
+        return useless
 
     # --- joining ---
 
@@ -221,18 +266,25 @@ class DelayedItems(Generic[AnyCompanion]):
                 break
             entry = heapq.heappop(self._due)
             self._taken.append(entry)
-            taken.append(entry[2:])
-            size += len(entry[3])
+            xid = _xid(entry)
+            record = self._held[xid]
+            taken.append((xid, record))
+            size += len(record)
         return taken
 
     def have_joined(self) -> int:
         """Take note that the queue has written the items that were taken; return how many."""
         count = len(self._taken)
-        for _, _, xid, record in self._taken:
-            self.joined[xid] = record
-            self._joined_bytes += _size(record)
+        for entry in self._taken:
+            self._has_joined(_xid(entry))
         self._taken.clear()
         return count
+
+    def _has_joined(self, xid: int) -> None:
+        record = self._held[xid]
+        self.joined[xid] = record
+        self._joined_bytes += _size(record)
+        self._unsafe.append(xid)
 
     def put_back(self, at: float) -> None:
         """Keep the items that were taken, because a write failed at `at` (monotonic seconds)."""
@@ -247,10 +299,10 @@ class DelayedItems(Generic[AnyCompanion]):
         """Let the items that joined `queue` be over, a step further; `at` is monotonic seconds."""
         if self._safe:
             self._confirm_some(at)
-        elif self.joined and not self._is_syncing and at >= self._sync_at:
+        elif self._unsafe and not self._is_syncing and at >= self._sync_at:
             self._is_syncing = True
             self._sync_at = at + _SYNC_PERIOD
-            xids = list(self.joined)
+            xids, self._unsafe = self._unsafe, deque()
             journal = queue.journal
 
             def sync(_pause: Pause) -> None:
@@ -258,14 +310,15 @@ class DelayedItems(Generic[AnyCompanion]):
 
             queue.worker.run(sync, lambda error: self._synced(xids, error))
 
-    def _synced(self, xids: list[int], error: BaseException | None) -> None:
+    def _synced(self, xids: deque[int], error: BaseException | None) -> None:
         self._is_syncing = False
         if self.companion.is_closed:
             return
         if error is not None:
             log.warning("%s: items that joined stay there, too: %s", self.companion.name, error)
+            self._unsafe.extendleft(reversed(xids))
             return
-        self._safe.extend(xids)
+        self._safe = xids  # it was empty when the sync began
 
     def _confirm_some(self, at: float) -> None:
         if at < self._join_at:
@@ -278,14 +331,16 @@ class DelayedItems(Generic[AnyCompanion]):
             return
         for xid in xids:
             self._safe.popleft()
-            self._joined_bytes -= _size(self.joined.pop(xid))
+            record = self.joined.pop(xid)
+            assert record is not None  # noqa: S101 # it joined
+            self._joined_bytes -= _size(record)
 
     def finish(self, queue: JoinedQueue) -> None:
         """Let all items that joined `queue` be over, as far as that works: it is being closed.
 
         What this cannot do, the next start does.
         """
-        if self.companion.is_closed or not self.joined:
+        if self.companion.is_closed or not len(self.joined):
             return
         with contextlib.suppress(OSError, JournalError):
             queue.journal.sync()
@@ -293,9 +348,9 @@ class DelayedItems(Generic[AnyCompanion]):
 
     # --- replacing the files of the queue ---
 
-    def noted(self) -> tuple[tuple[int, bytes], ...]:
-        """Return the items, with their xids, that the queue's new file must note as joined."""
-        return tuple(self.joined.items())
+    def noted(self) -> ReadTable[bytes]:
+        """Return the items by xid that the queue's new file must note as joined."""
+        return self.joined.copy()
 
     def sync(self) -> None:
         """Force the companion to disk; from any thread. Raises OSError."""
@@ -304,3 +359,12 @@ class DelayedItems(Generic[AnyCompanion]):
 
 def _size(record: bytes) -> int:
     return len(record) - ADDX_HEADER
+
+
+def _entry(due: int, xid: int) -> int:
+    return due << _XID_BITS | xid & (1 << _XID_BITS) - 1
+
+
+def _xid(entry: int) -> int:
+    xid = entry & (1 << _XID_BITS) - 1
+    return xid if xid <= MAX_XID else xid - (1 << _XID_BITS)

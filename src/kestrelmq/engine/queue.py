@@ -58,6 +58,7 @@ from kestrelmq.journal.loading import LoadedDelayed
 from kestrelmq.journal.names import AHEAD, NEXT, delayed_name, temporary_name
 from kestrelmq.journal.notes import counted, joining, uncounted_unremove
 from kestrelmq.journal.producers import MAX_PRODUCERS, marked
+from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.records import (
     ADDX,
     ADDX_HEADER,
@@ -485,7 +486,7 @@ class Queue(Committable):
         return self.changes.last_wait
 
     @property
-    def open(self) -> dict[int, bytes]:
+    def open(self) -> ReadTable[bytes]:
         """Items of open reads by xid."""
         return self.reads.open
 
@@ -867,7 +868,7 @@ class Queue(Committable):
         if isinstance(journal, StartingJournal):
             raise QueueUnavailable(f"the journal of queue {self.name} is being begun")
         if isinstance(journal, NoJournal):
-            return self._begin_delaying(LoadedDelayed(journal, {}))
+            return self._begin_delaying(LoadedDelayed(journal, ReadTable()))
         if journal.is_ending:
             raise QueueUnavailable(f"the journal of queue {self.name} is being removed")
         own = FileJournal(
@@ -879,7 +880,7 @@ class Queue(Committable):
             raise QueueUnavailable(
                 f"queue {self.name} cannot hold delayed items: {error}"
             ) from error
-        return self._begin_delaying(LoadedDelayed(own, {}))
+        return self._begin_delaying(LoadedDelayed(own, ReadTable()))
 
     def _begin_delaying(self, found: LoadedDelayed) -> "DelayedItems[Queue]":
         """Keep delayed items, and begin with those that were found."""
@@ -897,9 +898,7 @@ class Queue(Committable):
             state=state,
         )
         companion.changes.prelude = found.prelude
-        for xid, record in found.held.items():
-            companion.reads.open[xid] = record
-            companion.reads.set_aside(xid, record)
+        companion.reads.hold_all(found.held)
         self._delayed = DelayedItems(companion, found.joined)
         if self._upkeep is not None:
             self._upkeep.delayed = self._delayed
@@ -915,21 +914,22 @@ class Queue(Committable):
         else:
             self._append(record, len(record) - ADDX_HEADER)
             self._collect(record)
-        head = self.backlog.take()
-        xid = self._open(head, by_reader=False)
-        self.reads.set_aside(xid, head)
-        return xid
+        return self._open(self.backlog.take(), by_reader=False)
 
     def confirm_held(self, xids: Sequence[int]) -> None:
-        """Confirm reads of `hold`, and write that. Raises JournalError: they are still open."""
+        """Confirm open reads that no reader has, and write that.
+
+        Raises:
+            JournalError: they are as they were.
+        """
         if not xids:
             return
         self.write_now()
-        self._write_at_once(b"".join(map(confirm_remove, xids)))
-        reads = self.reads
+        self._write_at_once(confirm_removes(xids))
         for xid in xids:
-            reads.end(xid)
-            reads.forget_aside(xid)
+            self.reads.end(xid)
+        if self.changes.places is not None:
+            self.changes.places.forget(xids)
 
     def _write_at_once(self, records: bytes) -> None:
         """Write records of changes that are not made yet. Raises JournalError: do not make them."""
@@ -1377,10 +1377,10 @@ class Queue(Committable):
     def _put_back(self, xid: int, *, counted: bool) -> None:
         """Make the item of the open read `xid` the head again."""
         reads = self.reads
-        record = reads.end(xid)
-        assert record is not None  # noqa: S101 # the caller looked
-        reads.given_back += 1
+        record = reads.open[xid]
         self.backlog.put_back(reads.as_waiting(xid, record, counted=counted))
+        reads.end(xid)
+        reads.given_back += 1
         self._collect(unremove(xid) if counted else uncounted_unremove(xid, reads.last_xid))
         self.changes.undo.append(ReadGivenBack(xid, record, reads.end_reservation(xid)))
 
@@ -1497,6 +1497,7 @@ class Queue(Committable):
         if items:
             some = list(range(last + 1, last + 1 + len(items)))
             xids += some
+            reads.open_bytes += size + ADDX_HEADER * len(items)
             reads.last_xid = some[-1]
             self.get_hits += len(items)
             self.transactions += len(items)
@@ -1716,7 +1717,7 @@ class Queue(Committable):
             if self._read_needs_checks or self.is_returning:
                 self._set_needs_checks()
             return 0
-        if reads.overdue:
+        if len(reads.overdue):
             self._set_needs_checks()
         held = {xid: reads.open[xid] for xid in overdue}
         retries = {xid for xid in overdue if xid in reads.retrying}
@@ -2162,7 +2163,9 @@ class Queue(Committable):
         for xid in retrying:
             self.confirm(xid)
         self.write_now()
-        delayed = self._delayed.drop_all() if self._delayed is not None else 0
+        delayed = 0
+        if self._delayed is not None:
+            delayed = run_to_end(self._delayed.dropping(self.worker))
         count = len(self.backlog)
         if count:
             self._write_at_once(REMOVE_RECORD * count)
@@ -2215,8 +2218,10 @@ class Queue(Committable):
         """Close the queue because it is deleted: forget its items, reads and changes."""
         self._commits.worker.free(self.backlog.drop_all())
         self.changes.forget()
-        self.reads.clear()
+        for useless in self.reads.drop_all():
+            self._commits.worker.free(useless)
         if self._delayed is not None:
+            self._commits.worker.free(self._delayed.forget())
             self._delayed.companion.drop()
         self.close()
 
@@ -2262,9 +2267,9 @@ class Queue(Committable):
         contents = MemorySource(
             dialect,
             reads.last_xid,
-            tuple(reads.open.items()),
+            reads.open.copy(),
             tuple(self.backlog.memory),
-            self._delayed.noted() if self._delayed is not None else (),
+            self._delayed.noted() if self._delayed is not None else None,
             reads.reserved.snapshot(),
             self.backlog.producers.snapshot(),
         )
@@ -2272,7 +2277,7 @@ class Queue(Committable):
         started = StartingJournal(directory, self.name, temporary, contents.pieces)
         self.journal = started
         reads.dialect = dialect
-        reads.named = set(reads.open) if dialect == "documented" else set()
+        reads.named = reads.open.copy() if dialect == "documented" else None
         return started
 
     def use_journal(
@@ -2340,7 +2345,7 @@ class Queue(Committable):
         self.journal.close()
         self.journal, self._upkeep, self.failure = NoJournal(), None, None
         self.backlog.follow(self.journal)
-        self.reads.named.clear()
+        self.reads.named = None
         self.changes.prelude = b""
         self.changes.places = None
         self._stays_in_memory = False

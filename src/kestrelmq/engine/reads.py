@@ -9,11 +9,11 @@ reserved: `reservations` knows them, and until when. No reader has the others:
 """
 
 import heapq
-from collections import deque
-from typing import Final
+from typing import Any, Final
 
 from kestrelmq.engine.reservations import Reservations
 from kestrelmq.journal.memory import OVERHEAD
+from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.records import (
     ADDX_HEADER,
     REMOVE_TENTATIVE_RECORD,
@@ -33,7 +33,7 @@ _SLACK: Final = 64
 """How many deadlines of ended reads to keep, beyond one for each open read."""
 _MOVED_AT_ONCE: Final = 2
 """Deadlines that are checked, while there are too many of ended reads, for each that is set."""
-_COLLECTED_AT_ONCE: Final = 10_000
+_COLLECTED_AT_ONCE: Final = 2000
 """Deadlines that are looked at in one go."""
 _GIVEN_BACK_AT_ONCE: Final = 500
 """Overdue reads that are given back in one go."""
@@ -47,9 +47,11 @@ class OpenReads:
 
     Attributes:
         open: their items by xid.
+        open_bytes: bytes of those items' records.
         last_xid: the last-used xid.
         dialect: the dialect of the records that are written.
-        named: xids of the open reads that the journal opens with ADD_XID.
+        named: the open reads that the journal opens with ADD_XID, and perhaps some others: to treat
+            a read so that it does not open so does no harm. None if it opens none so.
         aside: expired items that wait until they can be moved, by xid; they are also in `open`.
         aside_bytes: the memory that the items set aside take.
         retrying: items that wait for their retry delay, by xid; they are also in `open`.
@@ -62,26 +64,30 @@ class OpenReads:
     """
 
     def __init__(
-        self, last_xid: int, dialect: Dialect, opened: dict[int, bytes], reserved: ReservedReads
+        self,
+        last_xid: int,
+        dialect: Dialect,
+        opened: ReadTable[bytes],
+        reserved: ReservedReads,
     ) -> None:
         """Start with `opened`, the open reads, which are all reserved."""
-        self.open = opened
+        self.hold_all(opened)
         self.reserved = reserved
         self.reservations = Reservations(reserved)
         self.last_xid = last_xid
         self.dialect: Dialect = dialect
-        self.named: set[int] = set()
+        self.named: ReadTable[bytes] | None = None
         self.aside: dict[int, bytes] = {}
-        self.retrying: dict[int, bytes] = {}
+        self.retrying: ReadTable[bytes] = ReadTable()
         self.aside_bytes = self.retrying_bytes = self.given_back = 0
         # A heap of deadlines. Those of ended reads stay until they are due, or too many: then this
         # heap becomes the old one, which is moved to a new one little by little, without them. Only
         # the last deadline of a read counts; `_last` has the number of that, by xid.
         self._deadlines: list[Deadline] = []
         self._old: list[Deadline] = []
-        self._last: dict[int, int] = {}
+        self._last: ReadTable[int] = ReadTable()
         self._sequence = 0
-        self.overdue: deque[tuple[int, bytes]] = deque()
+        self.overdue: ReadTable[bytes] = ReadTable()
 
     # --- opening and giving back ---
 
@@ -107,8 +113,20 @@ class OpenReads:
         else:
             records = REMOVE_TENTATIVE_RECORD
             self.last_xid = xid
-        self.open[xid] = record
+        self.put(xid, record)
         return xid, records
+
+    def hold_all(self, opened: ReadTable[bytes]) -> None:
+        """Let these be the open reads."""
+        self.open = opened
+        self.open_bytes = 0
+        for record in opened.values():
+            self.open_bytes += len(record)
+
+    def put(self, xid: int, record: bytes) -> None:
+        """Let the read `xid` of `record` be open."""
+        self.open[xid] = record
+        self.open_bytes += len(record)
 
     @property
     def held(self) -> int:
@@ -121,10 +139,20 @@ class OpenReads:
 
     def end(self, xid: int) -> bytes | None:
         """End the read `xid`; return its item, or None if it is not open."""
-        record = self.open.pop(xid, None)
-        if record is not None and self.retrying and xid in self.retrying:
-            self.forget_retrying(xid)
+        record = self.open.pop(xid)
+        if record is not None:
+            self.open_bytes -= len(record)
+            if len(self.retrying) and xid in self.retrying:
+                self.forget_retrying(xid)
+            if self.named is not None:
+                self.named.pop(xid)
         return record
+
+    def reopen(self, xid: int, record: bytes) -> None:
+        """Undo `end`."""
+        self.put(xid, record)
+        if self.named is not None:
+            self.named[xid] = record
 
     def is_open(self, xid: int, record: bytes) -> bool:
         """Whether the read `xid` of the item `record` is open.
@@ -135,23 +163,29 @@ class OpenReads:
 
     def end_reservation(self, xid: int) -> Reservation | None:
         """Take note that the read `xid` has ended; return its reservation, if it was reserved."""
-        return self.reservations.end(xid) if self.reserved.by_xid else None
+        return self.reservations.end(xid) if len(self.reserved.by_xid) else None
 
     def as_waiting(self, xid: int, record: bytes, *, counted: bool) -> bytes:
-        """Return `record`, which was open under `xid`, as the item to put back on the queue.
+        """Return `record`, which is open under `xid`, as the item to put back on the queue.
 
         `counted` is whether it was handed out once more.
         """
-        kept = xid if xid in self.named else kept_xid(record)
-        self.named.discard(xid)
+        named = self.named
+        kept = xid if named is not None and xid in named else kept_xid(record)
         return annotated(record, xid=kept, deliveries=item_deliveries(record) + counted)
 
     def release_memory(self) -> None:
         """Give back the memory of tables that are empty now: a dict keeps that of its entries."""
-        tables = (self.open, self.aside, self.retrying, self._last, self.reserved.by_xid)
-        for table in tables:
-            if not table:
-                table.clear()
+        if not len(self.open):
+            self.open.clear()
+        if not len(self.retrying):
+            self.retrying.clear()
+        if not len(self._last):
+            self._last.clear()
+        if not len(self.reserved.by_xid):
+            self.reserved.by_xid.clear()
+        if not self.aside:
+            self.aside.clear()
 
     # --- deadlines ---
 
@@ -168,7 +202,7 @@ class OpenReads:
     @property
     def next_deadline(self) -> float | None:
         """The earliest deadline (monotonic seconds); it may belong to a read that has ended."""
-        if self.overdue:
+        if len(self.overdue):
             return 0.0
         first = self.reservations.next_deadline
         for heap in (self._deadlines, self._old):
@@ -196,24 +230,22 @@ class OpenReads:
             if self.is_open(moved[2], moved[3]):
                 heapq.heappush(self._deadlines, moved)
             else:
-                del self._last[moved[2]]
+                self._last.pop(moved[2])
 
     def collect_overdue(self, now: float) -> bool:
         """Look for reads whose deadline is not after `now`; return False if there may be more.
 
         Only the last deadline of a read counts: one that was extended is not overdue by its first.
         """
-        last, before = self._last, len(self.overdue)
+        last = self._last
         left = _COLLECTED_AT_ONCE
         for heap in (self._deadlines, self._old):
             while heap and heap[0][0] <= now and left:
                 left -= 1
                 _, number, xid, record = heapq.heappop(heap)
                 if last.get(xid) == number:
-                    del last[xid]
-                    self.overdue.append((xid, record))
-        if len(self.overdue) > before:
-            self.overdue = deque(sorted(self.overdue))
+                    last.pop(xid)
+                    self.overdue[xid] = record
         return left > 0
 
     def take_overdue(self, now: float) -> list[int]:
@@ -223,11 +255,11 @@ class OpenReads:
         are sorted, which is the order in which the reads were opened, as at a restart.
         """
         overdue: list[int] = []
-        while self.overdue and len(overdue) < _GIVEN_BACK_AT_ONCE:
-            xid, record = self.overdue.pop()
+        some = self.overdue.youngest()[-_GIVEN_BACK_AT_ONCE:]
+        for xid, record in zip(some, self.overdue.pop_all(some), strict=True):
             if self._is_overdue(xid, record):
                 overdue.append(xid)
-        if self.reserved.by_xid:
+        if len(self.reserved.by_xid):
             overdue += self.reservations.take_overdue(now)
         return sorted(overdue)
 
@@ -236,16 +268,15 @@ class OpenReads:
 
         None also if very many have ended.
         """
-        for _ in range(min(len(self.overdue), _GIVEN_BACK_AT_ONCE)):
-            xid, record = self.overdue[0]
-            if self._is_overdue(xid, record):
+        for xid in self.overdue.oldest():
+            if self._is_overdue(xid, self.overdue[xid]):
                 return xid if self.is_held(xid) else None
-            self.overdue.popleft()
+            self.overdue.pop(xid)
         return None
 
-    def _is_overdue(self, xid: int, record: bytes) -> bool:
+    def _is_overdue(self, xid: int, record: bytes | None) -> bool:
         """Whether a read that was overdue still is: it was neither ended nor extended."""
-        return xid not in self._last and self.is_open(xid, record)
+        return record is not None and xid not in self._last and self.is_open(xid, record)
 
     # --- expired items that are set aside ---
 
@@ -268,22 +299,26 @@ class OpenReads:
         record = self.open[xid]
         # Readers recognise an item that they hold by its object.
         again = AnnotatedItem.of(record, xid=kept_xid(record), deliveries=item_deliveries(record))
-        self.open[xid] = self.retrying[xid] = again
+        self.open[xid] = again
+        self.retrying[xid] = again
         self.retrying_bytes += len(again) - ADDX_HEADER + OVERHEAD
         self.set_deadline(xid, again, deadline)
 
     def forget_retrying(self, xid: int) -> None:
         """Remove the item `xid` from those that wait for their retry delay."""
-        self.retrying_bytes -= len(self.retrying.pop(xid)) - ADDX_HEADER + OVERHEAD
+        record = self.retrying.pop(xid)
+        if record is not None:
+            self.retrying_bytes -= len(record) - ADDX_HEADER + OVERHEAD
 
-    def clear(self) -> None:
-        """Forget all open reads."""
-        self.open.clear()
+    def drop_all(self) -> list[list[Any]]:
+        """Forget all open reads; return lists of what is to be freed: there may be millions."""
+        useless: list[list[Any]] = [self._deadlines, self._old]
+        self._deadlines, self._old = [], []
         self.aside.clear()
-        self.retrying.clear()
-        self._deadlines.clear()
-        self._old.clear()
-        self.overdue.clear()
-        self._last.clear()
-        self.reservations.clear()
-        self.aside_bytes = self.retrying_bytes = 0
+        if self.named is not None:
+            useless.append(self.named.take_pages())
+        useless += [self.open.take_pages(), self.retrying.take_pages(), self._last.take_pages()]
+        useless.append(self.overdue.take_pages())
+        useless += self.reservations.drop_all()
+        self.open_bytes = self.aside_bytes = self.retrying_bytes = 0
+        return useless

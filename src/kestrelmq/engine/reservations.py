@@ -22,7 +22,7 @@ then. An owner has one when an event may have moved the deadlines of its reads t
 import heapq
 from collections.abc import Iterable
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from kestrelmq.journal.reservations import Reservation, ReservedReads, ReserveTerms
 
@@ -166,12 +166,14 @@ class Reservations:
         if reservation.due == inf:
             self._look_at(reservation, self._deadline(reservation))
 
-    def clear(self) -> None:
-        """Forget all reservations."""
+    def drop_all(self) -> list[list[Any]]:
+        """Forget all reservations; return lists of what is to be freed: there may be millions."""
         for name in self.owners:
             self.registry.forget(name, self)
-        self.reserved.clear()
+        useless: list[list[Any]] = [self._heap, self.reserved.drop_all()]
+        useless.append([owner.reservations for owner in self.owners.values()])
         self.owners, self._heap = {}, []
+        return useless
 
     # --- leases ---
 
@@ -218,12 +220,12 @@ class Reservations:
     @property
     def has_deadlines(self) -> bool:
         """Whether a lease may end."""
-        return bool(self.reserved.by_xid)
+        return len(self.reserved.by_xid) > 0
 
     @property
     def next_deadline(self) -> float | None:
         """When to call `take_overdue` next (monotonic seconds)."""
-        if not self.reserved.by_xid or not self._heap:
+        if not len(self.reserved.by_xid) or not self._heap:
             return None
         return max(self._heap[0][0], self.retry_at)
 

@@ -39,16 +39,18 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import Any, Final
 
-from kestrelmq.clock import Clock
+from kestrelmq.clock import Clock, Pause
 from kestrelmq.config import QueueConfig
 from kestrelmq.engine.backlog import Backlog
-from kestrelmq.engine.changes import Changes, Checkpoint, PlaceTracker
+from kestrelmq.engine.changes import Changes, Checkpoint, LivePlaces, PlaceTracker
 from kestrelmq.engine.delayed import DelayedItems
 from kestrelmq.engine.reads import OpenReads
 from kestrelmq.engine.worker import InlineWorker, Worker
 from kestrelmq.errors import JournalError
+from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.records import ADD_XID_HEADER, ADDX_HEADER
 from kestrelmq.journal.replacement import (
     ContentSource,
@@ -76,6 +78,8 @@ ROTATION_SYNC_LIMIT: Final = 256 << 10
 INLINE_TRIM_LIMIT: Final = 256 << 10
 """Most bytes of a journal that is rewritten at once, without the worker, to trim memory."""
 _STEPS: Final = 16
+_LOOKED_AT_ONCE: Final = 1000
+"""Live reads that are found between two pauses."""
 _OPEN_READ_OVERHEAD: Final = ADD_XID_HEADER - ADDX_HEADER + 1
 """Bytes that an open read at the start of a file takes besides its item, in either dialect."""
 
@@ -262,6 +266,22 @@ class Removing:
     given_up: Placing | Clearing | None
 
 
+def _live_contents(checkpoint: Checkpoint, now: LivePlaces, pause: Pause) -> LiveContents:
+    """Return what is live now of the contents at a checkpoint; runs in the worker."""
+    early, fresh, place = now.early(pause), now.fresh, checkpoint.place
+    reads: set[int] = set()
+    for xid, at in checkpoint.opened.items():
+        if at in early:
+            reads.add(xid)
+            if not len(reads) % _LOOKED_AT_ONCE:
+                pause()
+    return LiveContents(
+        checkpoint.first_live(early, fresh),
+        lambda index: place(index) >= fresh or place(index) in early,
+        reads,
+    )
+
+
 State = Idle | Syncing | Placing | Clearing | Retrying | Removing
 
 
@@ -427,9 +447,7 @@ class Upkeep:
 
     def _journal_state(self) -> JournalState:
         backlog, journal, places = self._backlog, self._journal, self._changes.places
-        reads = sum(map(len, self._reads.open.values())) + _OPEN_READ_OVERHEAD * len(
-            self._reads.open
-        )
+        reads = self._reads.open_bytes + _OPEN_READ_OVERHEAD * len(self._reads.open)
         reads += self._reads.reserved.note_bytes + self._backlog.producers.note_bytes
         packable = packed = 0
         checkpoint = places.newest_passed(len(backlog.memory)) if places is not None else None
@@ -526,7 +544,7 @@ class Upkeep:
             expected = ExpectedContents(
                 len(backlog),
                 backlog.size,
-                frozenset(reads.open),
+                reads.open.copy(),
                 reads.last_xid if reads.dialect == "documented" else None,
                 len(reads.reserved.by_xid),
                 len(reads.reserved.done),
@@ -548,7 +566,7 @@ class Upkeep:
         return MemorySource(
             reads.dialect,
             reads.last_xid,
-            tuple(reads.open.items()),
+            reads.open.copy(),
             items,
             self._joined(),
             reads.reserved.snapshot(),
@@ -560,15 +578,15 @@ class Upkeep:
         """Marks of producers from before that are forgotten (epoch seconds)."""
         return self._clock.now() / 1000 - self._config.producer_ttl
 
-    def _joined(self) -> tuple[tuple[int, bytes], ...]:
+    def _joined(self) -> ReadTable[bytes] | None:
         """Return the delayed items to note in the new file, see `delayed`."""
-        return self.delayed.noted() if self.delayed is not None else ()
+        return self.delayed.noted() if self.delayed is not None else None
 
     def _replace_all(self, source: ContentSource, *, cures: bool) -> None:
         """Begin to replace all files but the current one by `source`."""
         journal, backlog, reads = self._journal, self._backlog, self._reads
         if reads.dialect == "documented":
-            reads.named = set(reads.open)
+            reads.named = reads.open.copy()
         # All older files are removed, so the checkpoints in them are useless.
         self._changes.places = None
         # The old files' notes of delayed items that are over are dropped: sync that they are over.
@@ -594,18 +612,12 @@ class Upkeep:
         # The policy packs only where a checkpoint was passed.
         assert places is not None  # noqa: S101
         assert checkpoint is not None  # noqa: S101
-        early, fresh, place = places.live_places(), places.fresh, checkpoint.place
-        live = LiveContents(
-            checkpoint.first_live(early, fresh),
-            lambda index: place(index) >= fresh or place(index) in early,
-            frozenset(xid for xid, at in checkpoint.opened.items() if at in early),
-        )
         files = self._files_to(checkpoint.file)
         source = FilesSource(
             journal.directory,
             files,
             self._reads.dialect,
-            live=live,
+            live=partial(_live_contents, checkpoint, places.snapshot()),
             joined=self._joined(),
             marks_since=self._marks_since,
         )

@@ -20,6 +20,8 @@ from kestrelmq.clock import Pause, no_pause
 Job = Callable[[Pause], None]
 """Long work; it calls its argument after each short piece."""
 Done = Callable[[BaseException | None], None]
+Useless = deque[Any] | list[Any]
+"""Items, or dicts of a few thousand items."""
 Result = TypeVar("Result")
 Task = Generator[Job, BaseException | None, Result]
 """A change in several steps. It yields jobs, and is sent what each raised, or None."""
@@ -44,8 +46,8 @@ class JobRunner(Protocol):
 class Worker(JobRunner, Protocol):
     """Runs long work on journals."""
 
-    def free(self, items: deque[bytes]) -> None:
-        """Free items that are no longer needed; there may be millions."""
+    def free(self, useless: Useless) -> None:
+        """Free what is no longer needed; there may be millions of items."""
 
 
 class InlineWorker:
@@ -60,9 +62,9 @@ class InlineWorker:
             error = failure
         done(error)
 
-    def free(self, items: deque[bytes]) -> None:
-        """Free `items` at once."""
-        items.clear()
+    def free(self, useless: Useless) -> None:
+        """Free it at once."""
+        useless.clear()
 
     def close(self) -> None:
         """Do nothing: no job is left."""
@@ -95,7 +97,7 @@ class ThreadWorker:
         self._name = name
         self._initializer = _use_batch_scheduling if in_background else None
         self._executor: ThreadPoolExecutor | None = None
-        self._useless: deque[deque[bytes]] = deque()
+        self._useless: deque[Useless] = deque()
         self._worked_from = 0.0
 
     def run(self, job: Job, done: Done) -> None:
@@ -122,10 +124,10 @@ class ThreadWorker:
             self._executor = None
             raise
 
-    def free(self, items: deque[bytes]) -> None:
-        """Free `items` in the thread, in the pauses of its jobs."""
-        if len(items) > _FREED_AT_ONCE:
-            self._useless.append(items)
+    def free(self, useless: Useless) -> None:
+        """Free it in the thread, in the pauses of its jobs."""
+        if len(useless) > _FREED_AT_ONCE or (useless and isinstance(useless[0], dict)):
+            self._useless.append(useless)
             # Without a thread, they are freed in the pauses of the next job.
             with contextlib.suppress(RuntimeError):
                 self._submit(self._free_all)
@@ -154,10 +156,12 @@ class ThreadWorker:
 
     def _free_some(self) -> None:
         if self._useless:
-            items = self._useless[0]
-            for _ in range(min(len(items), _FREED_AT_ONCE)):
-                items.popleft()
-            if not items:
+            useless, freed = self._useless[0], 0
+            while useless and freed < _FREED_AT_ONCE:
+                one = useless.pop()
+                freed += len(one) if isinstance(one, dict) else 1
+            one = None
+            if not useless:
                 self._useless.popleft()
 
 

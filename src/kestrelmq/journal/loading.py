@@ -15,7 +15,7 @@ file, cut or not, and no current one.
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -31,6 +31,7 @@ from kestrelmq.journal.names import (
     temporary_name,
 )
 from kestrelmq.journal.producers import Producers
+from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import (
     ADDX,
@@ -43,7 +44,7 @@ from kestrelmq.journal.records import (
     item_add_time,
     save_xid,
 )
-from kestrelmq.journal.replay import NONE_DELAYED, Replay, apply
+from kestrelmq.journal.replay import NONE_DELAYED, ItemsByXid, Replay, apply
 from kestrelmq.journal.walk import ONLY_ZEROS, WINDOW, EndKind, Walk, WalkEnd, find_records
 from kestrelmq.journal.writer import FileJournal, NoJournal
 
@@ -95,7 +96,7 @@ class LoadedDelayed:
     """
 
     journal: FileJournal | NoJournal
-    held: dict[int, bytes]
+    held: ReadTable[bytes]
     last_xid: int = 0
     prelude: bytes = b""
     joined: Collection[int] = ()
@@ -149,7 +150,7 @@ def load_queue(
     clock: Clock,
     pace: Pace | None = None,
     *,
-    delayed: Mapping[int, bytes] = NONE_DELAYED,
+    delayed: ItemsByXid = NONE_DELAYED,
 ) -> LoadedQueue:
     """Replay the files of one queue, without its delayed items.
 
@@ -427,7 +428,7 @@ def replay_whole(
     return torn
 
 
-def replay_delayed(directory: Directory, files: QueueFiles | None) -> Mapping[int, bytes]:
+def replay_delayed(directory: Directory, files: QueueFiles | None) -> ItemsByXid:
     """Return the delayed items of a queue by xid, according to their own journal; changes nothing.
 
     `files` is that journal; None if there is none. Some of the items may have joined the queue,

@@ -28,9 +28,9 @@ prevents further steps when the queue is deleted or closed.
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from threading import Lock
 from typing import Final, Protocol
 
@@ -41,6 +41,7 @@ from kestrelmq.journal.loading import replay_whole
 from kestrelmq.journal.names import PACK, pack_name, parse_name, temporary_name
 from kestrelmq.journal.notes import counted, deliveries_note, joined_notes
 from kestrelmq.journal.producers import LastMark, marks_notes
+from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader, too_few_items
 from kestrelmq.journal.records import (
     REMOVE_TENTATIVE_RECORD,
@@ -55,7 +56,7 @@ from kestrelmq.journal.records import (
     save_xid,
     xid_before,
 )
-from kestrelmq.journal.replay import NONE_DELAYED, ReaderFactory, Replay
+from kestrelmq.journal.replay import NONE_DELAYED, ItemsByXid, ReaderFactory, Replay
 from kestrelmq.journal.reservations import NOTHING_RESERVED, ReservedSnapshot
 from kestrelmq.journal.walk import WalkEnd
 from kestrelmq.journal.writer import Dialect
@@ -79,31 +80,38 @@ _DEAD_READ: Final = item(0, 0, b"")
 
 
 def open_read_records(
-    dialect: Dialect, last_xid: int, reads: Iterable[tuple[int, bytes]], *, followed: bool = False
+    dialect: Dialect,
+    last_xid: int,
+    reads: ReadTable[bytes],
+    *,
+    is_live: Callable[[int], bool] | None = None,
+    followed: bool = False,
 ) -> Iterator[bytes]:
     """Yield the records that open `reads` in an empty queue and set the last-used xid.
 
     Args:
         dialect: how to record the xid of a read.
         last_xid: the last-used xid.
-        reads: the open reads, as xid and item.
+        reads: the open reads; this empties the table.
+        is_live: whether the read of an xid is live; those that are not get an empty item.
         followed: whether other files with later records follow. An item that was added with
             ADD_XID keeps its xid when it is opened again, but those records were written for items
             without an xid. So ADDX is used then, and the xids come from the counter.
     """
-    if dialect == "kestrel-2":
-        for xid, record in reads:
+    # The counter never gives 0, but a read of the other dialect may have that xid.
+    instead_of_0 = next_xid(0, reads) if 0 in reads else 0
+    for xid, found in chain.from_iterable(reads.drain()):
+        record = found if is_live is None or is_live(xid) else _DEAD_READ
+        if dialect == "kestrel-2":
             yield counted(record, last_xid) + remove_tentative_xid(xid)
-        return
-    taken = dict(reads)
-    for xid, record in taken.items():
-        # The counter never gives 0, but a read of the other dialect may have that xid.
-        read_xid = xid or next_xid(0, taken)
+            continue
+        read_xid = xid or instead_of_0
         deliveries, before = item_deliveries(record), xid_before(read_xid)
         prelude = deliveries_note(deliveries, before) if deliveries else save_xid(before)
         added = record if followed else add_xid(read_xid, record)
         yield prelude + added + REMOVE_TENTATIVE_RECORD
-    yield save_xid(last_xid)
+    if dialect != "kestrel-2":
+        yield save_xid(last_xid)
 
 
 def in_pieces(records: Iterable[bytes]) -> Iterator[bytes]:
@@ -147,32 +155,32 @@ class ContentSource(Protocol):
 
 
 class MemorySource:
-    """Contents that are in memory."""
+    """Contents that are in memory; they can be written once, because that frees them."""
 
     def __init__(
         self,
         dialect: Dialect,
         last_xid: int,
-        reads: Sequence[tuple[int, bytes]],
+        reads: ReadTable[bytes],
         items: Sequence[bytes],
-        joined: Sequence[tuple[int, bytes]] = (),
+        joined: ReadTable[bytes] | None = None,
         reserved: ReservedSnapshot = NOTHING_RESERVED,
         marks: Sequence[tuple[bytes, LastMark]] = (),
     ) -> None:
         self.written = 0
         self._marks = marks
-        self._joined = joined
+        self._joined = ReadTable() if joined is None else joined
         self._dialect: Dialect = dialect
         self._last_xid = last_xid
         self._reads = reads
         self._items = items
         self._reserved = reserved
 
-    def pieces(self, pause: Pause) -> Iterator[bytes]:  # noqa: ARG002 # there is nothing to read
+    def pieces(self, pause: Pause) -> Iterator[bytes]:
         """Yield the records."""
         yield from in_pieces(open_read_records(self._dialect, self._last_xid, self._reads))
-        yield from joined_notes(self._joined, self._last_xid)
-        yield from in_pieces(self._reserved.records(self._last_xid))
+        yield from joined_notes(chain.from_iterable(self._joined.drain()), self._last_xid)
+        yield from in_pieces(self._reserved.records(self._last_xid, pause))
         yield from marks_notes(self._marks, self._last_xid)
         yield from in_pieces(counted(one, self._last_xid) for one in self._items)
 
@@ -189,7 +197,7 @@ class LiveContents:
 
     first: int
     is_live: Callable[[int], bool]
-    reads: frozenset[int]
+    reads: Container[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +206,8 @@ class ExpectedContents:
 
     items: int
     size: int
-    reads: frozenset[int]
+    reads: ReadTable[bytes]
+    """The open reads; to compare them empties the table."""
     last_xid: int | None
     """None if it is not to be compared."""
     reserved: int = 0
@@ -225,9 +234,9 @@ class FilesSource:
         dialect: Dialect,
         *,
         expected: ExpectedContents | None = None,
-        live: LiveContents | None = None,
-        joined: Sequence[tuple[int, bytes]] = (),
-        delayed: Mapping[int, bytes] | None = None,
+        live: Callable[[Pause], LiveContents] | None = None,
+        joined: ReadTable[bytes] | None = None,
+        delayed: ItemsByXid | None = None,
         marks_since: float = 0.0,
     ) -> None:
         """Describe the source.
@@ -237,8 +246,9 @@ class FilesSource:
             files: their names, in order.
             dialect: the dialect to write.
             expected: what the files must replay to, if that is known.
-            live: see the class; None if no later files have records about these items.
-            joined: the delayed items that joined the queue, with their xids.
+            live: finds what is live, see the class, and calls its argument after each short piece;
+                None if no later files have records about these items.
+            joined: the delayed items that joined the queue, by xid.
             delayed: the queue's delayed items by xid, if no server has the queue. Then the files
                 say which of them have joined, and the last file may be torn.
             marks_since: marks of producers from before that (epoch seconds) are left out.
@@ -246,7 +256,7 @@ class FilesSource:
         self.written = 0
         self.items = self.open_reads = 0
         self.torn: WalkEnd | None = None
-        self._joined = joined
+        self._joined = ReadTable() if joined is None else joined
         self._delayed = NONE_DELAYED if delayed is None else delayed
         self._may_be_torn = delayed is not None
         self._marks_since = marks_since
@@ -254,7 +264,8 @@ class FilesSource:
         self._files = files
         self._dialect: Dialect = dialect
         self._expected = expected
-        self._live = live
+        self._find_live = live
+        self._live: LiveContents | None = None
 
     def pieces(self, pause: Pause) -> Iterator[bytes]:
         """Yield the records. Raises JournalError and OSError."""
@@ -265,11 +276,14 @@ class FilesSource:
             )
             state.end()
             self.items, self.open_reads = state.items, len(state.open)
-            self._check(state)
+            self._check(state, pause)
+            self._live = None if self._find_live is None else self._find_live(pause)
+            reserved = state.reserved.snapshot()
             yield from in_pieces(self._read_records(state))
-            joined = [*self._joined, *((xid, self._delayed[xid]) for xid in sorted(state.joined))]
-            yield from joined_notes(joined, state.last_xid)
-            yield from in_pieces(state.reserved.snapshot().records(state.last_xid))
+            joined = chain.from_iterable(self._joined.drain())
+            found = ((xid, self._delayed[xid]) for xid in sorted(state.joined))
+            yield from joined_notes(chain(joined, found), state.last_xid)
+            yield from in_pieces(reserved.records(state.last_xid, pause))
             state.producers.forget_before(self._marks_since)
             yield from marks_notes(state.producers.snapshot(), state.last_xid)
             for items in self._items(state):
@@ -284,35 +298,35 @@ class FilesSource:
         directory = self._directory
         return JournalReader(directory.path, file, position, _READ_BYTES, directory.open)
 
-    def _check(self, state: Replay) -> None:
+    def _check(self, state: Replay, pause: Pause) -> None:
         expected = self._expected
         if expected is None:
             return
-        last_xid = None if expected.last_xid is None else state.last_xid
-        reserved = state.reserved
-        found = ExpectedContents(
-            state.items,
-            state.size,
-            frozenset(state.open),
-            last_xid,
-            len(reserved.by_xid),
-            len(reserved.done),
-        )
-        if found != expected:
+        reserved, reads = state.reserved, len(expected.reads)
+        found = (state.items, state.size, len(state.open), len(reserved.by_xid), len(reserved.done))
+        wanted = (expected.items, expected.size, reads, expected.reserved, expected.done_tags)
+        if (
+            found != wanted
+            or expected.last_xid not in {None, state.last_xid}
+            or not _has_all(state.open, expected.reads, pause)
+        ):
             raise JournalError(
-                f"{self._directory.path / self._files[-1]}: the files hold {found.items} items, "
-                f"{found.size} bytes and {len(found.reads)} open reads, and the queue "
-                f"{expected.items}, {expected.size} and {len(expected.reads)}; reserved are "
-                f"{found.reserved} and {expected.reserved}, done tags {found.done_tags} and "
+                f"{self._directory.path / self._files[-1]}: the files hold {found[0]} items, "
+                f"{found[1]} bytes and {found[2]} open reads, and the queue "
+                f"{wanted[0]}, {wanted[1]} and {reads}; reserved are "
+                f"{found[3]} and {expected.reserved}, done tags {found[4]} and "
                 f"{expected.done_tags}"
             )
 
     def _read_records(self, state: Replay) -> Iterator[bytes]:
         live = self._live
-        reads: Iterable[tuple[int, bytes]] = state.open.items()
-        if live is not None:
-            reads = [(xid, one if xid in live.reads else _DEAD_READ) for xid, one in reads]
-        return open_read_records(self._dialect, state.last_xid, reads, followed=live is not None)
+        return open_read_records(
+            self._dialect,
+            state.last_xid,
+            state.open,
+            is_live=None if live is None else live.reads.__contains__,
+            followed=live is not None,
+        )
 
     def _items(self, state: Replay) -> Iterator[Sequence[bytes]]:
         place = 0
@@ -353,12 +367,19 @@ class FilesSource:
         return items
 
 
+def _has_all(reads: ReadTable[bytes], wanted: ReadTable[bytes], pause: Pause) -> bool:
+    """Whether all xids of `wanted`, which is emptied, are in `reads`."""
+    for page in wanted.drain():
+        if not all(xid in reads for xid, _ in page):
+            return False
+        pause()
+    return True
+
+
 class _GentleReplay(Replay):
     """A replay beside a queue that is in use: it pauses after every few records."""
 
-    def __init__(
-        self, pause: Pause, open_reader: ReaderFactory, delayed: Mapping[int, bytes]
-    ) -> None:
+    def __init__(self, pause: Pause, open_reader: ReaderFactory, delayed: ItemsByXid) -> None:
         super().__init__(_MEMORY_LIMIT, open_reader, delayed=delayed)
         self._pause = pause
 

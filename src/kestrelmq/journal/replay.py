@@ -44,6 +44,7 @@ from kestrelmq.journal.notes import (
     noted_joins,
 )
 from kestrelmq.journal.producers import NotedMark, Producers, noted_mark
+from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader, too_few_items
 from kestrelmq.journal.records import (
     ADD,
@@ -72,7 +73,8 @@ from kestrelmq.journal.walk import RecordBatch
 ReaderFactory = Callable[[str, int], JournalReader]
 Item = TypeVar("Item")
 Opened_contra = TypeVar("Opened_contra", contravariant=True)
-NONE_DELAYED: Final[Mapping[int, bytes]] = {}
+ItemsByXid = Mapping[int, bytes] | ReadTable[bytes]
+NONE_DELAYED: Final[ItemsByXid] = {}
 _ADDING: Final = frozenset({ADD, ADDX, ADD_XID, CONTINUE})
 """Opcodes of records that add an item."""
 
@@ -187,7 +189,7 @@ class Replay:
         memory_limit: int | None = None,
         open_reader: ReaderFactory | None = None,
         *,
-        delayed: Mapping[int, bytes] = NONE_DELAYED,
+        delayed: ItemsByXid = NONE_DELAYED,
     ) -> None:
         """Start empty.
 
@@ -202,7 +204,7 @@ class Replay:
         self.behind: JournalReader | None = None
         self.behind_items = 0
         self.behind_bytes = 0
-        self.open: dict[int, bytes] = {}
+        self.open: ReadTable[bytes] = ReadTable()
         self.reserved = ReservedReads()
         self.producers = Producers()
         self.last_xid = 0
@@ -463,7 +465,7 @@ class Replay:
 
     def confirm(self, xid: int) -> None:
         """Drop the open read `xid`, if there is one."""
-        if self.open.pop(xid, None) is None:
+        if self.open.pop(xid) is None:
             self.reserved.unconfirmed.discard(xid)
         elif self.reserved.by_xid:
             self.reserved.end(xid)
@@ -473,7 +475,7 @@ class Replay:
 
         It was handed out once more, unless a note says that this does not count.
         """
-        item = self.open.pop(xid, None)
+        item = self.open.pop(xid)
         if self.reserved.by_xid:
             self.reserved.end(xid)
         if item is not None:

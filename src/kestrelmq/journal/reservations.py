@@ -23,14 +23,17 @@ tags of its name up to an epoch, or none of that.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from math import inf
 from struct import Struct
 from struct import error as StructError  # noqa: N812 # it is a class
 from typing import Final, NamedTuple
 
+from kestrelmq.clock import Pause, no_pause
 from kestrelmq.errors import TagRefused
 from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.notes import Note, encode
+from kestrelmq.journal.read_table import ReadTable
 
 RESERVED: Final = 16
 """Kind: the reads are reserved, on these terms; if they are already, the terms are new."""
@@ -141,7 +144,7 @@ class ReservedReads:
         """Start with none."""
         self.size = self.note_bytes = 0
         self.unconfirmed: set[int] = set()
-        self.by_xid: dict[int, Reservation] = {}
+        self.by_xid: ReadTable[Reservation] = ReadTable()
         self.by_tag: dict[str, Reservation] = {}
         self.done: dict[str, int] = {}
         self.retired: dict[str, int] = {}
@@ -150,12 +153,12 @@ class ReservedReads:
 
     def add(self, reservation: Reservation) -> None:
         """Add a reservation whose reads are all open and not reserved."""
-        self.by_xid.update(dict.fromkeys(reservation.xids, reservation))
+        self.by_xid.set_all(reservation.xids, repeat(reservation))
         self._begin(reservation)
 
     def end(self, xid: int) -> Reservation | None:
         """Take note that the read `xid` has ended; return its reservation, if it was reserved."""
-        reservation = self.by_xid.pop(xid, None)
+        reservation = self.by_xid.pop(xid)
         if reservation is not None:
             reservation.left -= 1
             if not reservation.left:
@@ -164,8 +167,7 @@ class ReservedReads:
 
     def end_all(self, reservation: Reservation) -> None:
         """Do `end` for all reads of a reservation that are left."""
-        for xid in self.live(reservation):
-            del self.by_xid[xid]
+        self.by_xid.pop_all(self.live(reservation))
         reservation.left = 0
         self._end(reservation)
 
@@ -178,8 +180,7 @@ class ReservedReads:
 
     def remove(self, reservation: Reservation) -> None:
         """Undo `add`."""
-        for xid in reservation.xids:
-            self.by_xid.pop(xid, None)
+        self.by_xid.pop_all(reservation.xids)
         self._end(reservation)
 
     def set_terms(self, reservation: Reservation, terms: ReserveTerms) -> None:
@@ -200,11 +201,12 @@ class ReservedReads:
         if self.by_tag.get(tag) is reservation:
             del self.by_tag[tag]
 
-    def clear(self) -> None:
-        """Forget everything."""
-        for everything in (self.by_xid, self.by_tag, self.done, self.retired):
+    def drop_all(self) -> list[dict[int, Reservation]]:
+        """Forget everything; return what is to be freed: there may be millions of entries."""
+        for everything in (self.by_tag, self.done, self.retired):
             everything.clear()
         self.size = self.note_bytes = 0
+        return self.by_xid.take_pages()
 
     def live(self, reservation: Reservation) -> tuple[int, ...]:
         """Return the reads of a reservation that have not ended, in order."""
@@ -259,7 +261,7 @@ class ReservedReads:
 
     # --- the journal ---
 
-    def apply(self, note: Note, opened: dict[int, bytes]) -> None:
+    def apply(self, note: Note, opened: ReadTable[bytes]) -> None:
         """Do what a note says; `opened` are the open reads. Ignores a note that makes no sense."""
         try:
             if note.kind == RESERVED:
@@ -279,7 +281,7 @@ class ReservedReads:
         except (StructError, ValueError, IndexError):
             return
 
-    def _apply_reserved(self, payload: bytes, opened: dict[int, bytes]) -> None:
+    def _apply_reserved(self, payload: bytes, opened: ReadTable[bytes]) -> None:
         nonce, terms, at = _decode_terms(payload)
         xids = tuple(xid for xid in _decode_reads(payload, at) if xid in opened)
         for xid in xids:
@@ -288,7 +290,7 @@ class ReservedReads:
             size = items_size([opened[xid] for xid in xids])
             self.add(Reservation(nonce, terms, xids, size, len(xids)))
 
-    def _apply_done(self, payload: bytes, opened: dict[int, bytes]) -> None:
+    def _apply_done(self, payload: bytes, opened: ReadTable[bytes]) -> None:
         count, tag = _U32.unpack_from(payload)[0], payload[_U32.size :].decode()
         parse_tag(tag)
         reservation = self.by_tag.get(tag)
@@ -300,11 +302,7 @@ class ReservedReads:
 
     def snapshot(self) -> "ReservedSnapshot":
         """Return what there is now, to be written later."""
-        return ReservedSnapshot(
-            [(one.nonce, one.terms, self.live(one)) for one in self.reservations()],
-            self.done.copy(),
-            self.retired.copy(),
-        )
+        return ReservedSnapshot(self.by_xid.copy(), self.done.copy(), self.retired.copy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,26 +310,39 @@ class ReservedSnapshot:
     """The reserved reads and tags of a queue at some moment.
 
     Attributes:
-        reservations: nonce, terms and reads of each.
-        done: as of `ReservedReads`.
+        by_xid: as of `ReservedReads`; `records` empties it.
+        done: likewise.
         retired: likewise.
     """
 
-    reservations: list[tuple[int, ReserveTerms, tuple[int, ...]]]
+    by_xid: ReadTable[Reservation]
     done: dict[str, int]
     retired: dict[str, int]
 
-    def records(self, last_xid: int) -> Iterator[bytes]:
-        """Yield the notes; they come after the records that open the reads."""
+    def records(self, last_xid: int, pause: Pause = no_pause) -> Iterator[bytes]:
+        """Yield the notes, once; they come after the records that open the reads.
+
+        If the terms of a reservation have changed since, the new ones are noted. That does no harm:
+        the journal says the same later.
+        """
         for name, epoch in self.retired.items():
             yield retired_note(name, epoch, last_xid)
         for tag, count in self.done.items():
             yield done_note(tag, count, last_xid)
-        for nonce, terms, xids in self.reservations:
-            yield reserved_note(nonce, terms, xids, last_xid)
+        together: dict[Reservation, list[int]] = {}
+        for page in self.by_xid.drain():
+            for xid, reservation in page:
+                together.setdefault(reservation, []).append(xid)
+            pause()
+        for reservation in list(together):
+            live = together.pop(reservation)
+            xids = reservation.xids
+            if len(live) < len(xids):
+                xids = tuple(filter(frozenset(live).__contains__, xids))
+            yield reserved_note(reservation.nonce, reservation.terms, xids, last_xid)
 
 
-NOTHING_RESERVED: Final = ReservedSnapshot([], {}, {})
+NOTHING_RESERVED: Final = ReservedSnapshot(ReadTable(), {}, {})
 """A queue that has no reserved reads and no tags."""
 
 

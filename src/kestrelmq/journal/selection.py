@@ -1,6 +1,6 @@
 """Selecting the journal files that a tool works on: queue paths, queues in them, single files."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import file_names
 from kestrelmq.journal.names import QueueFiles, group_files, master_of_delayed, parse_name
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.replay import NONE_DELAYED, Replay
+from kestrelmq.journal.replay import NONE_DELAYED, ItemsByXid, Replay
 
 _MEMORY_LIMIT = 8 << 20
 
@@ -54,7 +54,7 @@ class SelectedQueue:
         """Whether `name` is the last of all the queue's files, not only of `files`."""
         return name == self.all_files.present[-1]
 
-    def new_replay(self, delayed: Mapping[int, bytes] = NONE_DELAYED) -> Replay:
+    def new_replay(self, delayed: ItemsByXid = NONE_DELAYED) -> Replay:
         """Return a replay that holds little in memory, however long the queue is.
 
         `delayed` are its delayed items, as for `Replay`.

@@ -4,7 +4,7 @@ from collections import deque
 from functools import partial
 
 from kestrelmq.clock import Pause
-from kestrelmq.engine.worker import Done, InlineWorker, Job
+from kestrelmq.engine.worker import Done, InlineWorker, Job, Useless
 
 
 class HeldWorker:
@@ -27,9 +27,9 @@ class HeldWorker:
         InlineWorker().run(*self._jobs.popleft())
         return True
 
-    def free(self, items: deque[bytes]) -> None:
-        """Free `items` at once."""
-        items.clear()
+    def free(self, useless: Useless) -> None:
+        """Free it at once."""
+        useless.clear()
 
     def close(self) -> None:
         """Run the jobs that are left, without reporting their results."""

@@ -16,9 +16,9 @@ def test_places_follow_reads_that_are_given_back() -> None:
     places.apply_changes(
         [ITEM, ReadOpened(1, ITEM, 0), ReadOpened(2, ITEM, 1), ReadGivenBack(1, ITEM)]
     )
-    assert (places.fresh, places.front, places.opened) == (3, [1], {2: 2})
+    assert (places.fresh, places.front, dict(places.opened.items())) == (3, [1], {2: 2})
     places.apply_changes([ReadOpened(3, ITEM, 2), ReadConfirmed(2, ITEM)])
-    assert (places.fresh, places.front, places.opened) == (3, [], {3: 1})
+    assert (places.fresh, places.front, dict(places.opened.items())) == (3, [], {3: 1})
 
 
 def test_a_checkpoint_knows_the_order_of_the_queue() -> None:

@@ -12,6 +12,7 @@ from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import group_files
 from kestrelmq.journal.pack import pack, write_packed
+from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import MAX_XID, MIN_XID, item
 from kestrelmq.journal.replacement import open_read_records
@@ -137,7 +138,7 @@ def test_open_reads_that_we_write(
     followed: bool,
 ) -> None:
     """Every reader opens them under their xids, and counts on from the last one."""
-    reads = [(xid, item(NOW, 0, b"%d" % xid)) for xid in xids]
+    reads = ReadTable((xid, item(NOW, 0, b"%d" % xid)) for xid in xids)
     raw = b"".join(open_read_records(dialect, 40, reads, followed=followed))
     for keeps_xid in (True, False):
         reading = Reading(keeps_xid)
@@ -148,7 +149,7 @@ def test_open_reads_that_we_write(
 
 def test_an_open_read_without_a_number(tmp_path: Path) -> None:
     """Kestrel 2 can name an xid 0, which no counter gives: a free one takes its place."""
-    reads = [(xid, item(NOW, 0, b"%d" % xid)) for xid in (0, 1)]
+    reads = ReadTable((xid, item(NOW, 0, b"%d" % xid)) for xid in (0, 1))
     raw = b"".join(open_read_records("documented", 40, reads))
     for keeps_xid in (True, False):
         reading = Reading(keeps_xid)

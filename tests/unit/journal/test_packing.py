@@ -13,6 +13,7 @@ from kestrelmq.journal.names import group_files
 from kestrelmq.journal.notes import joining
 from kestrelmq.journal.pack import PackedFile, PackResult, pack, write_packed
 from kestrelmq.journal.producers import LastMark, marks_notes
+from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import (
     REMOVE_TENTATIVE_RECORD,
@@ -154,7 +155,7 @@ def test_delayed_items_are_packed_as_the_open_reads_that_they_are(tmp_path: Path
 
     assert (packed.items, packed.open_reads, packed.torn) == (0, 2, None)
     assert state.dialect == "documented"
-    assert state.open == {1: records[0], 3: records[2]}
+    assert dict(state.open.items()) == {1: records[0], 3: records[2]}
 
 
 def test_a_pack_of_damaged_delayed_items_is_refused(tmp_path: Path) -> None:
@@ -193,11 +194,9 @@ def test_items_that_memory_does_not_hold_are_packed(tmp_path: Path) -> None:
 def test_dead_items_keep_their_place(tmp_path: Path, count: int) -> None:
     """Later files say that they are removed; their data is not kept."""
     small = [f"{number} " for number in range(count)]
+    live = LiveContents(count - 3, lambda place: place != count - 2, frozenset())
     source = FilesSource(
-        DiskDirectory(tmp_path),
-        ["jobs.1"],
-        "documented",
-        live=LiveContents(count - 3, lambda place: place != count - 2, frozenset()),
+        DiskDirectory(tmp_path), ["jobs.1"], "documented", live=lambda _pause: live
     )
     write(tmp_path, *small[:-2], *added(count - 2, count - 1))
     found = waiting(source.pieces(no_pause))
@@ -208,7 +207,9 @@ def expected(tmp_path: Path, **changed: int) -> FilesSource:
     """Return what packs two items of two bytes, one open read, and expects something else."""
     write(tmp_path, "a ", "b ", "c ", RemoveTentative())
     values = {"items": 2, "size": 4, "last_xid": 1} | changed
-    wanted = ExpectedContents(values["items"], values["size"], frozenset([1]), values["last_xid"])
+    wanted = ExpectedContents(
+        values["items"], values["size"], ReadTable([(1, b"")]), values["last_xid"]
+    )
     return FilesSource(DiskDirectory(tmp_path), ["jobs.1"], "documented", expected=wanted)
 
 
@@ -233,7 +234,9 @@ def test_a_file_that_is_cut_short_meanwhile_is_not_replaced(tmp_path: Path, firs
     """What was counted in it is not there any more: an error, and not a shorter queue."""
     write(tmp_path, *added(*range(8)))
     live = LiveContents(first, lambda _place: True, frozenset())
-    source = FilesSource(DiskDirectory(tmp_path), ["jobs.1"], "documented", live=live)
+    source = FilesSource(
+        DiskDirectory(tmp_path), ["jobs.1"], "documented", live=lambda _pause: live
+    )
     pieces = source.pieces(no_pause)
     next(pieces)  # the open reads; the items are still to be read
     (tmp_path / "jobs.1").write_bytes(journal(*added(0)))
@@ -266,7 +269,7 @@ def test_a_long_file_is_synced_while_it_is_written(tmp_path: Path) -> None:
         return False
 
     directory.fail = note
-    source = MemorySource("documented", 0, [], [item(NOW, 0, bytes(1 << 20))] * 40)
+    source = MemorySource("documented", 0, ReadTable(), [item(NOW, 0, bytes(1 << 20))] * 40)
     replacement = Replacement(directory, "jobs", ["jobs.1"], source)
     replacement.place(no_pause)
     syncs = [at for at, point in enumerate(points) if point == "sync jobs~~pack-1"]
@@ -280,7 +283,7 @@ def test_what_was_named_is_not_written_again(tmp_path: Path) -> None:
     """When only the last sync of the directory failed, that alone is tried again."""
     directory = CrashingDirectory.within(tmp_path)
     (directory.path / "jobs.1").write_bytes(journal("old"))
-    source = MemorySource("documented", 0, [], [item(NOW, 0, b"live")])
+    source = MemorySource("documented", 0, ReadTable(), [item(NOW, 0, b"live")])
     replacement = Replacement(directory, "jobs", ["jobs.1"], source)
     directory.fail = lambda point: replacement.is_placed and point == "sync the directory"
     with pytest.raises(OSError, match="No space left"):
@@ -302,7 +305,7 @@ def test_what_was_named_is_not_written_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("last", ["jobs", "jobs~~next-5", "no journal"])
 def test_only_rotated_files_are_replaced(tmp_path: Path, last: str) -> None:
     """The current file changes, and the pack of a file without a time would have no name."""
-    source = MemorySource("documented", 0, [], [])
+    source = MemorySource("documented", 0, ReadTable(), [])
     with pytest.raises(ValueError, match=f"{last} is not a rotated file"):
         Replacement(DiskDirectory(tmp_path), "jobs", ["jobs.1", last], source)
 

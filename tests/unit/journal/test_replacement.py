@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.clock import no_pause
+from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.records import item
 from kestrelmq.journal.replacement import MemorySource, Replacement, ReplacementCancelled
 from kestrelmq.testing.crashing import CrashingDirectory
@@ -19,7 +20,7 @@ def replacement(tmp_path: Path) -> tuple[CrashingDirectory, Replacement]:
     for name in ("jobs.1", "jobs.2"):
         (path / name).write_bytes(item(1, 0, b"old"))
     directory = CrashingDirectory.within(tmp_path)
-    source = MemorySource("documented", 0, [], [item(1, 0, b"live")])
+    source = MemorySource("documented", 0, ReadTable(), [item(1, 0, b"live")])
     return directory, Replacement(directory, "jobs", ["jobs.1", "jobs.2"], source)
 
 

@@ -1,0 +1,100 @@
+"""A table by xid is a dict to its user, but no operation takes long however large it is."""
+
+import random
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kestrelmq.journal.read_table import ReadTable
+from kestrelmq.journal.records import MAX_XID, MIN_XID
+
+pytestmark = pytest.mark.compiled
+
+XIDS = st.one_of(
+    st.integers(0, 9), st.integers(4090, 4100), st.integers(-5, 5), st.integers(MIN_XID, MAX_XID)
+)
+
+
+def contents(table: ReadTable[str]) -> dict[int, str]:
+    """Return what is in a table, read in every way."""
+    found = dict(table.items())
+    assert list(table) == list(found)
+    assert list(table.values()) == list(found.values())
+    assert len(table) == len(found)
+    assert all(xid in table and table[xid] == table.get(xid) == found[xid] for xid in found)
+    assert table.get_all(list(found)) == list(found.values())
+    oldest, youngest = table.oldest(), table.youngest()
+    assert oldest == sorted(found)[: len(oldest)]
+    assert youngest == sorted(found)[len(found) - len(youngest) :]
+    assert bool(oldest) == bool(youngest) == bool(found)
+    return found
+
+
+@given(seed=st.integers(), xids=st.lists(XIDS, min_size=1, max_size=20, unique=True))
+def test_it_is_like_a_dict(seed: int, xids: list[int]) -> None:
+    """And so are its copies, whichever of them changes."""
+    chance = random.Random(seed)
+    tables: list[tuple[ReadTable[str], dict[int, str]]] = [(ReadTable(), {})]
+    for number in range(60):
+        table, model = chance.choice(tables)
+        xid = chance.choice(xids)
+        some = chance.sample(xids, chance.randint(0, len(xids)))
+        match chance.randrange(7):
+            case 0 | 1:
+                table[xid] = model[xid] = str(number)
+            case 2:
+                table.set_all(some, [f"{number}:{one}" for one in some])
+                model.update({one: f"{number}:{one}" for one in some})
+            case 3:
+                assert table.pop(xid) == model.pop(xid, None)
+            case 4:
+                assert table.pop_all(some) == [model.pop(one, None) for one in some]
+            case 5:
+                tables.append((table.copy(), model.copy()))
+            case _:
+                assert table.has_any(some) == any(one in model for one in some)
+                assert (xid in table, table.get(xid)) == (xid in model, model.get(xid))
+        for table, model in tables:
+            assert contents(table) == model
+    for table, model in tables:
+        pages = list(table.drain())
+        assert dict(entry for page in pages for entry in page) == model
+        assert contents(table) == {}
+
+
+def test_what_is_missing() -> None:
+    """It is an error to read it or to drop it, as in a dict."""
+    table = ReadTable([(1, "a")])
+    for xid in (2, 5000):
+        with pytest.raises(KeyError):
+            table[xid]
+        with pytest.raises(KeyError):
+            del table[xid]
+        with pytest.raises(KeyError):
+            table.get_all([1, xid])
+    del table[1]
+    assert "1" not in table
+    assert contents(table) == {}
+
+
+def test_it_grows_by_pages() -> None:
+    """So no step copies more than a page, and the memory of those that are empty is freed."""
+    table: ReadTable[str] = ReadTable()
+    for first in range(1, 100_000, 1000):
+        table.set_all(range(first, first + 1000), ["x"] * 1000)
+    assert len(table) == 100_000
+    assert max(map(len, table._pages.values())) <= 4096
+    copy = table.copy()
+    assert all(
+        one is two for one, two in zip(copy._pages.values(), table._pages.values(), strict=True)
+    )
+    del table[50_000]
+    changed = [one is not copy._pages[number] for number, one in table._pages.items()]
+    assert sum(changed) == 1
+    for xid in range(1, 100_001):
+        table.pop(xid)
+    assert sum(map(sys.getsizeof, table._pages.values())) < 300_000
+    table.clear()
+    assert (len(table._pages), len(copy)) == (0, 100_000)
