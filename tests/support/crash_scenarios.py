@@ -259,10 +259,10 @@ class Run:
         self.write()
 
     def flush(self) -> None:
-        """Drop all items, first the delayed ones."""
-        self.delayed.clear()
-        self.note()
+        """Drop all items, the delayed ones last."""
         self.waiting.clear()
+        self.note()
+        self.delayed.clear()
         self.note()
         self.queue.flush()
         self.write()

@@ -280,8 +280,7 @@ async def flush_queue(call: Call) -> Answer:
     """Drop every waiting item of a queue; open reads stay open."""
     call.allow_changes()
     queue = call.queue()
-    count = queue.flush()
-    await changes.wait_until_durable(call.admin.context, queue)
+    count = await changes.flush_queue(call.admin.context, queue)
     return Answer(Flushed(flushed=count))
 
 

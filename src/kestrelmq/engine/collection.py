@@ -520,7 +520,7 @@ class QueueCollection:
 
         Raises:
             InvalidQueueName: no queue can have that name.
-            JournalError: the journal could not be written; nothing was dropped.
+            JournalError: the journal could not be written; not all was dropped.
             QueueUnavailable: the queue is damaged or still loading.
         """
         queue = self.existing(name)
@@ -539,23 +539,34 @@ class QueueCollection:
         self.check_usable(name)
         return self.queues.get(name)
 
-    def flushing(self) -> Generator[None, None, None]:
+    def flushing(self) -> Generator[None, None, list[Queue]]:
         """Drop every waiting item of every queue that exists now, one queue after the other.
+
+        Yields after each short piece of work.
+
+        Returns:
+            The queues, and those with delayed items, from which items were dropped.
 
         Raises, after trying all:
             JournalError: a queue could not be written.
             QueueUnavailable: a queue is still loading.
         """
         failure: str | None = None
+        changed: list[Queue] = []
         for queue in self._one_by_one():
             try:
-                queue.flush()
+                if (yield from queue.flushing()):
+                    changed += queue.with_companion
             except JournalError as error:
                 failure = str(error)
+            except QueueUnavailable:
+                if not queue.is_closed:  # otherwise it was deleted meanwhile
+                    raise
             yield
         if failure is not None:
             raise JournalError(failure)
         self.loading.check(sorted(self.loading))
+        return changed
 
     def delete(self, name: str) -> bool:
         """Delete a queue with its items and its journal; return False if it does not exist.

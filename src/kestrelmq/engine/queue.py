@@ -105,6 +105,8 @@ _MAX_DOUBLINGS: Final = 64
 _GIVE_BACK_RETRY: Final = 1.0
 """Seconds after a failure until overdue reads are given back again."""
 _TIME_IS_UP: Final = "its time is up"
+_FLUSHED_AT_ONCE: Final = 500
+"""Items that a flush drops at once of those that wait for their retry delay."""
 _EXPIRED_AT_ONCE: Final = 500
 """Expired items that are dropped or moved before others are served."""
 _MIN_ASIDE_LIMIT: Final = 1 << 20
@@ -276,6 +278,10 @@ class Queue(Committable):
         # oldest of it is just being given back.
         self._returning: deque[ReadsReturn] = deque()
         self._brings_oldest = False
+        # Whether a flush is going on, and which of the items that wait for their retry delay it is
+        # to drop.
+        self._is_flushing = False
+        self._flushed: ReadTable[bytes] = ReadTable()
         # Whether an expired item is being moved to another queue; whether one can neither be moved
         # nor be set aside, so that the items behind it cannot be read.
         self._moving = self._is_blocked = False
@@ -1723,7 +1729,10 @@ class Queue(Committable):
         retries = {xid for xid in overdue if xid in reads.retrying}
         for xid in reversed(overdue):
             if xid in retries:
-                self._put_back(xid, counted=True)
+                if xid in self._flushed:
+                    self.confirm(xid)
+                else:
+                    self._put_back(xid, counted=True)
         count = self.give_back([xid for xid in overdue if xid not in retries], why=_TIME_IS_UP)
         try:
             self.write_now()
@@ -2149,23 +2158,55 @@ class Queue(Committable):
     # --- flushing, deleting, closing ---
 
     def flush(self) -> int:
-        """Drop every waiting item, but not those that readers have; return how many.
+        """Do all of `flushing`."""
+        return run_to_end(self.flushing())
+
+    def flushing(self) -> Generator[None, None, int]:
+        """Drop every item that waits now, but not those that readers have; return how many.
+
+        Yields after each short piece of work. First go the items that could be read, all at once;
+        then those that are delayed, or wait for their retry delay, none of which can be read any
+        more. Whatever is added or given back meanwhile stays: it comes after the flush. One flush
+        waits for the other. A crash may leave some of the items.
 
         Raises:
-            JournalError: the journal could not be written; nothing was dropped, or only items that
-                waited for their retry delay or were delayed.
+            JournalError: the journal could not be written; not all was dropped.
             QueueUnavailable: the queue was closed, or its delayed items could not be loaded.
         """
+        while self._is_flushing:
+            yield
         self._check_usable()
         if self.delayed_damage is not None:
             raise QueueUnavailable(self.delayed_damage)
-        retrying = list(self.reads.retrying)
-        for xid in retrying:
-            self.confirm(xid)
+        self._is_flushing = True
+        try:
+            self._flushed = self.reads.retrying.copy()
+            count = self._drop_waiting()
+            # This comes first, because it takes note of what is delayed when it begins.
+            if self._delayed is not None:
+                count += yield from self._delayed.dropping(self.worker)
+            count += yield from self._dropping_retries()
+            self._check_usable()  # it may have been closed meanwhile
+        finally:
+            self._is_flushing = False
+            self.worker.free(self._flushed.take_pages())
+        self.sync_again()
+        self.total_flushes += 1
+        return count
+
+    def _dropping_retries(self) -> Generator[None, None, int]:
+        """Drop the items that are to be flushed and wait for their retry delay; as `flushing`."""
+        retrying, dropped = self.reads.retrying, len(self._flushed)
+        xids = iter(self._flushed)
+        while some := list(islice(xids, _FLUSHED_AT_ONCE)):
+            self._check_usable()
+            self.confirm_held([xid for xid in some if xid in retrying])
+            yield
+        return dropped
+
+    def _drop_waiting(self) -> int:
+        """Drop the items that could be read, and write that; return how many."""
         self.write_now()
-        delayed = 0
-        if self._delayed is not None:
-            delayed = run_to_end(self._delayed.dropping(self.worker))
         count = len(self.backlog)
         if count:
             self._write_at_once(REMOVE_RECORD * count)
@@ -2174,8 +2215,7 @@ class Queue(Committable):
             if self.changes.places is not None:
                 self.changes.places.drop(count)
             self._commits.worker.free(self.backlog.drop_all())
-        self.total_flushes += 1
-        return count + len(retrying) + delayed
+        return count
 
     @property
     def worker(self) -> Worker:

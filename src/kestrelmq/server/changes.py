@@ -35,15 +35,30 @@ async def wait_until_durable(context: ServerContext, *queues: Queue) -> None:
 
 
 async def flush(context: ServerContext, name: str, by: Connection | None = None) -> int:
-    """Drop all waiting items of a queue; return how many. Raises as `QueueCollection.flush`."""
+    """Drop all items of a queue that wait now; return how many.
+
+    Raises as `QueueCollection.flush` and `wait_until_durable`.
+    """
     _log("flush", by, name)
-    return context.collection.flush(name)
+    queue = context.collection.existing(name)
+    return 0 if queue is None else await flush_queue(context, queue)
+
+
+async def flush_queue(context: ServerContext, queue: Queue) -> int:
+    """Do what `flush` does, for a queue that exists."""
+    count = await in_slices(queue.flushing(), context.turns)
+    await wait_until_durable(context, *queue.with_companion)
+    return count
 
 
 async def flush_all(context: ServerContext, by: Connection | None = None) -> None:
-    """Drop all waiting items of every queue. Raises as `QueueCollection.flushing`."""
+    """Drop all items of every queue that wait now.
+
+    Raises as `QueueCollection.flushing` and `wait_until_durable`.
+    """
     _log("flush_all", by)
-    await in_slices(context.collection.flushing(), context.turns)
+    changed = await in_slices(context.collection.flushing(), context.turns)
+    await wait_until_durable(context, *changed)
 
 
 async def flush_expired(context: ServerContext, name: str | None = None) -> int:

@@ -331,7 +331,7 @@ def test_a_reader_that_was_served_elsewhere_does_not_wait_any_more(tmp_path: Pat
     """It waits for two queues; looking for the head of one moves an item to the other."""
     spool = Spool(tmp_path)
     queue, target = spool.queue(), spool.queue(LATER)
-    served: list[bytes | None] = []
+    served: list[object] = []
 
     def found(record: bytes | None, _xid: int) -> None:
         served.append(record)

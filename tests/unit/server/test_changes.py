@@ -9,6 +9,8 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.journal.files import DiskDirectory
+from kestrelmq.journal.records import YEAR_2100
+from kestrelmq.journal.writer import FileJournal
 from kestrelmq.server import changes
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.testing.worker import HeldWorker
@@ -85,6 +87,65 @@ def test_others_are_served_while_all_queues_are_flushed(
 
     turning.run(scenario())
     assert len(set(seen)) > QUEUES / 4
+
+
+FLUSHES_OF_ONE = [
+    ("memcache", b"flush late\r\n", b"END\r\n"),
+    ("text", b"flush late\n", b"+0\n"),
+]
+
+
+@pytest.mark.usefixtures("short_shares")
+@pytest.mark.parametrize(("protocol", "request_", "end"), FLUSHES_OF_ONE)
+def test_others_are_served_while_many_delayed_items_are_flushed(
+    turning: Turning, protocol: str, request_: bytes, end: bytes
+) -> None:
+    """What they add meanwhile comes after the flush, and stays."""
+    for number in range(20_000):
+        turning.collection.add("late", b"%d" % number, due=YEAR_2100)
+    assert not turning.collection.commits.commit()
+    queue = turning.collection.obtain("late")
+    seen: list[int] = []
+
+    async def scenario() -> None:
+        slow, quick = turning.connect(protocol), turning.connect("memcache")
+        await turning.send(slow, request_)
+        while queue.delayed > len(seen):
+            await turning.send(quick, b"set late/delay=99999999 0 0 3\r\nnew\r\n")
+            await turning.receive(quick, b"STORED\r\n")
+            seen.append(queue.delayed)
+        await turning.receive(slow, end)
+        await turning.hang_up(slow)
+        await turning.hang_up(quick)
+
+    turning.run(scenario())
+    assert len(seen) > 2
+    assert queue.delayed == len(seen)
+
+
+@pytest.mark.parametrize("request_", [b"flush late\r\n", b"flush_all\r\n"])
+def test_a_flush_is_on_disk_when_it_is_answered(tmp_path: Path, request_: bytes) -> None:
+    """If the settings ask for that, the delayed items as well as the others."""
+    config = ServerConfig(queue_path=tmp_path, default=QueueConfig(sync_journal=0))
+    with Turning(tmp_path, config) as turning:
+        turning.collection.add("late", b"waits")
+        turning.collection.add("late", b"is late", due=YEAR_2100)
+        assert not turning.collection.commits.commit()
+        journals = [queue.journal for queue in turning.collection.obtain("late").with_companion]
+        for journal in journals:
+            journal.sync()
+
+        async def scenario() -> None:
+            client = turning.connect("memcache")
+            await turning.send(client, request_)
+            await turning.receive(client, b"\r\n")
+            await turning.hang_up(client)
+
+        turning.run(scenario())
+        assert [journal.unsynced for journal in journals if isinstance(journal, FileJournal)] == [
+            0,
+            0,
+        ]
 
 
 def test_the_loop_waits_for_no_disk_when_a_queue_is_deleted(
