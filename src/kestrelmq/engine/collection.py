@@ -285,10 +285,14 @@ class QueueCollection:
 
         `delayed` is whether the added items are.
         """
-        found = [self.queues[leaf] for leaf in self.leaves(name) if leaf in self.queues]
+        queue = self.queues.get(name)
+        if queue is not None:
+            found = [queue]
+        else:
+            found = [self.queues[leaf] for leaf in self.leaves(name) if leaf in self.queues]
         if delayed:
-            return [one for queue in found for one in queue.targets_with_companions()]
-        return [one for queue in found for one in queue.targets]
+            return [one for leaf in found for one in leaf.targets_with_companions()]
+        return [one for leaf in found for one in leaf.targets]
 
     def _create(self, name: str) -> Queue:
         config = self._configured(name)
@@ -372,6 +376,9 @@ class QueueCollection:
             InvalidQueueName, QueueUnavailable: as `obtain`; an alias tries every destination first,
                 unless one is still loading.
         """
+        queue = self.queues.get(name)
+        if queue is not None and not len(self.loading):
+            return queue.put(data, expiry, due, mark)
         self.loading.check(self.leaves(name))
         alias = self.config.aliases.get(name)
         if alias is None:
