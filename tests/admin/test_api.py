@@ -172,6 +172,22 @@ def test_requeued_items_reach_waiting_readers_oldest_first(admin: Admin) -> None
             reader.expect(value("jobs", str(number + 1)) + b"END\r\n")
 
 
+def test_very_many_open_reads(admin: Admin) -> None:
+    """They are listed and given back some at a time, and keep their order."""
+    count = 500
+    with admin.client() as client, Wire(admin.server) as holder, Wire(admin.server) as watcher:
+        for number in range(count):
+            client.put("jobs", b"%d" % number)
+        holder.send(b"reserve jobs %d lease=3600000\r\n" % count)
+        wait_for(watcher, "jobs", "open_transactions", count)
+        listed = admin.get(f"{API}/queues/jobs/open-reads?limit=300").json
+        xids = [read["xid"] for read in listed["open_reads"]]
+        assert (listed["total"], xids) == (count, list(range(1, 301)))
+        path = f"{API}/queues/jobs/open-reads/requeue"
+        assert admin.ask("POST", path, {}).json == {"requeued": count}
+        assert [client.get("jobs") for _ in range(count)] == [b"%d" % one for one in range(count)]
+
+
 def test_lists_are_paged_filtered_and_sorted(admin: Admin) -> None:
     """Every queue is on exactly one page, in order."""
     with admin.client() as client:

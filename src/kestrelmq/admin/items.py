@@ -3,7 +3,8 @@
 import base64
 import binascii
 import time
-from collections.abc import Iterable
+from collections.abc import Generator
+from typing import Final
 
 from kestrelmq.admin.calls import Answer, Call, now
 from kestrelmq.admin.errors import ApiError
@@ -22,6 +23,7 @@ from kestrelmq.admin.models import (
     Requeued,
     Stored,
 )
+from kestrelmq.admin.slices import slices
 from kestrelmq.engine.delayed import concerns_companion
 from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.queue import Queue
@@ -32,6 +34,11 @@ from kestrelmq.server.browsing import Search
 from kestrelmq.server.clients import holders
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.long_reply import in_slices
+
+_READS_AT_ONCE: Final = 2000
+"""Open reads that are looked at before others are served: that takes about a millisecond."""
+_GIVEN_BACK_AT_ONCE: Final = 200
+"""Open reads that are given back before that."""
 
 
 async def peek_items(call: Call) -> Answer:
@@ -145,7 +152,9 @@ async def list_open_reads(call: Call) -> Answer:
     query = call.query(OpenQuery)
     queue = call.queue()
     context = call.admin.context
-    first = sorted(xid for xid in queue.open if queue.is_held(xid))[: query.limit]
+    first: list[int] = []
+    async for some in slices(queue.open, _READS_AT_ONCE):
+        first = sorted([*first, *filter(queue.is_held, some)])[: query.limit]
     clients = await in_slices(holders(context, queue.name, frozenset(first)), context.turns)
     # Some may have ended meanwhile.
     reads = [_open_read(queue, xid, clients.get(xid)) for xid in first if queue.is_held(xid)]
@@ -173,6 +182,19 @@ def _open_read(queue: Queue, xid: int, client: Connection | None) -> OpenRead:
     return read
 
 
+def _giving_back(queue: Queue, xids: list[int]) -> Generator[None, None, int]:
+    """Give reads back, the youngest first, so that the oldest is the head; return how many.
+
+    Yields after each short piece of work.
+    """
+    count = 0
+    while xids:
+        count += queue.give_back(xids[-_GIVEN_BACK_AT_ONCE:])
+        del xids[-_GIVEN_BACK_AT_ONCE:]
+        yield
+    return count
+
+
 async def requeue(call: Call) -> Answer:
     """Give open reads back: their items return to the head of the queue, the oldest first.
 
@@ -180,7 +202,10 @@ async def requeue(call: Call) -> Answer:
     """
     wanted = call.body(Requeue).xids
     queue = call.queue()
-    xids: Iterable[int] = list(queue.open) if wanted is None else wanted
-    count = queue.give_back(sorted(set(xids)))
+    xids: list[int] = []
+    async for some in slices(queue.open if wanted is None else set(wanted), _READS_AT_ONCE):
+        xids += some
+    xids.sort()
+    count = await in_slices(_giving_back(queue, xids), call.admin.context.turns)
     await changes.wait_until_durable(call.admin.context, queue)
     return Answer(Requeued(requeued=count))
