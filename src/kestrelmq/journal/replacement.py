@@ -63,6 +63,8 @@ from kestrelmq.journal.writer import Dialect
 
 PIECE: Final = 256 << 10
 """Bytes of records that are joined at once: other threads wait that long, so it must be short."""
+_JOINED_AT_ONCE: Final = 1024
+"""Most records that are joined at once: to make them takes a millisecond or two."""
 _MEMORY_LIMIT: Final = 64 << 10
 """Bytes of item data that the replay of the old files holds in memory."""
 _RECORDS_AT_ONCE: Final = 500
@@ -121,7 +123,7 @@ def in_pieces(records: Iterable[bytes]) -> Iterator[bytes]:
     while batch := list(islice(source, count)):
         size = sum(map(len, batch))
         yield from _joined(batch, size)
-        if size < PIECE // 2 and count < 4096:
+        if size < PIECE // 2 and count < _JOINED_AT_ONCE:
             count *= 2
         elif size > PIECE and count > 1:
             count //= 2
