@@ -14,10 +14,14 @@ are added. A `PlaceTracker` needs only a few integers for all of them:
     front    places that were given back, the head last
     opened   places of open reads by xid
 
-An item is live if its place is at least `fresh`, or in `front` or `opened`.
+Reads that were open when the tracking began are not in `opened`: there may be a million of them. If
+one of them is given back, its place is a negative number that its xid makes.
+
+An item is live if its place is at least `fresh`, or in `front` or `opened`. Items of those earlier
+reads count as live, so what a pack takes for live may be a little too much, which does no harm.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -190,6 +194,11 @@ class Checkpoint:
         given_back = len(self.front)
         return self.front[-1 - index] if index < given_back else self.fresh + index - given_back
 
+    def is_read_live(self, xid: int, early: AbstractSet[int]) -> bool:
+        """Whether the read `xid`, open then, counts as live now; `early` as for `first_live`."""
+        place = self.opened.get(xid)
+        return place is None or place in early
+
     def first_live(self, early: AbstractSet[int], fresh: int) -> int:
         """Return the index, as for `place`, of the first item that is live now.
 
@@ -238,11 +247,11 @@ class PlaceTracker:
 
     __slots__ = ("checkpoints", "fresh", "front", "opened")
 
-    def __init__(self, open_reads: Iterable[int]) -> None:
-        """Start to track a queue that has these open reads."""
+    def __init__(self) -> None:
+        """Start to track a queue."""
         self.fresh = 0
         self.front: list[int] = []
-        self.opened = ReadTable((xid, -1 - number) for number, xid in enumerate(open_reads))
+        self.opened: ReadTable[int] = ReadTable()
         self.checkpoints: list[Checkpoint] = []
 
     def apply_changes(self, changes: Sequence[Change]) -> None:
@@ -253,19 +262,18 @@ class PlaceTracker:
             elif isinstance(change, ReadOpened):
                 self.opened[change.xid] = self._take()
             elif isinstance(change, ReadConfirmed):
-                del self.opened[change.xid]
+                self.opened.pop(change.xid)
             elif isinstance(change, ReadsOpened):
                 self.opened.set_all(change.xids, [self._take() for _ in change.xids])
             elif isinstance(change, ReadsConfirmed):
                 self.forget(change.xids)
             elif isinstance(change, ReadGivenBack):
-                self.front.append(self.opened[change.xid])
-                del self.opened[change.xid]
+                place = self.opened.pop(change.xid)
+                self.front.append(_earlier_place(change.xid) if place is None else place)
 
-    def forget(self, xids: Iterable[int]) -> None:
+    def forget(self, xids: Sequence[int]) -> None:
         """Update the places for open reads that were confirmed."""
-        for xid in xids:
-            del self.opened[xid]
+        self.opened.pop_all(xids)
 
     def _take(self) -> int:
         if self.front:
@@ -313,6 +321,11 @@ class PlaceTracker:
     def snapshot(self) -> "LivePlaces":
         """Return which places are live now; another thread may use it."""
         return LivePlaces(self.fresh, tuple(self.front), self.opened.copy())
+
+
+def _earlier_place(xid: int) -> int:
+    """Return the place of the item of a read that was open when the tracking began."""
+    return -1 - (xid & 0xFFFF_FFFF)
 
 
 class Changes:

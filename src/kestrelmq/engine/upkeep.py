@@ -78,8 +78,6 @@ ROTATION_SYNC_LIMIT: Final = 256 << 10
 INLINE_TRIM_LIMIT: Final = 256 << 10
 """Most bytes of a journal that is rewritten at once, without the worker, to trim memory."""
 _STEPS: Final = 16
-_LOOKED_AT_ONCE: Final = 1000
-"""Live reads that are found between two pauses."""
 _OPEN_READ_OVERHEAD: Final = ADD_XID_HEADER - ADDX_HEADER + 1
 """Bytes that an open read at the start of a file takes besides its item, in either dialect."""
 
@@ -269,16 +267,10 @@ class Removing:
 def _live_contents(checkpoint: Checkpoint, now: LivePlaces, pause: Pause) -> LiveContents:
     """Return what is live now of the contents at a checkpoint; runs in the worker."""
     early, fresh, place = now.early(pause), now.fresh, checkpoint.place
-    reads: set[int] = set()
-    for xid, at in checkpoint.opened.items():
-        if at in early:
-            reads.add(xid)
-            if not len(reads) % _LOOKED_AT_ONCE:
-                pause()
     return LiveContents(
         checkpoint.first_live(early, fresh),
         lambda index: place(index) >= fresh or place(index) in early,
-        reads,
+        lambda xid: checkpoint.is_read_live(xid, early),
     )
 
 
@@ -514,7 +506,7 @@ class Upkeep:
             return
         changes, backlog = self._changes, self._backlog
         if changes.places is None and backlog.behind is not None:
-            changes.places = PlaceTracker(self._reads.open)
+            changes.places = PlaceTracker()
         if changes.places is not None:
             changes.places.add_checkpoint(rotated, len(backlog))
         self._set_thresholds(self._journal.size)

@@ -28,7 +28,7 @@ prevents further steps when the queue is deleted or closed.
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from threading import Lock
@@ -194,12 +194,12 @@ class LiveContents:
     Attributes:
         first: the place in the queue of the first waiting item that is live, or the queue's length.
         is_live: whether a waiting item is live, by its place in the queue.
-        reads: xids of the open reads whose items are live.
+        is_read_live: whether the item of an open read is live, by its xid.
     """
 
     first: int
     is_live: Callable[[int], bool]
-    reads: Container[int]
+    is_read_live: Callable[[int], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,7 @@ class FilesSource:
             self._dialect,
             state.last_xid,
             state.open,
-            is_live=None if live is None else live.reads.__contains__,
+            is_live=None if live is None else live.is_read_live,
             followed=live is not None,
         )
 

@@ -12,7 +12,7 @@ ITEM = item(0, 0, b"")
 
 def test_places_follow_reads_that_are_given_back() -> None:
     """A place that was given back is the next one taken."""
-    places = PlaceTracker([])
+    places = PlaceTracker()
     places.apply_changes(
         [ITEM, ReadOpened(1, ITEM, 0), ReadOpened(2, ITEM, 1), ReadGivenBack(1, ITEM)]
     )
@@ -23,23 +23,36 @@ def test_places_follow_reads_that_are_given_back() -> None:
 
 def test_a_checkpoint_knows_the_order_of_the_queue() -> None:
     """Places given back come first, the last one at the head."""
-    places = PlaceTracker([7])
+    places = PlaceTracker()
     places.apply_changes([ReadOpened(1, ITEM, 0), ReadOpened(2, ITEM, 0)])
     places.apply_changes([ReadGivenBack(2, ITEM), ReadGivenBack(1, ITEM), ReadGivenBack(7, ITEM)])
     places.add_checkpoint("jobs.1", 5)
     (checkpoint,) = places.checkpoints
-    assert [checkpoint.place(index) for index in range(5)] == [-1, 0, 1, 2, 3]
+    assert [checkpoint.place(index) for index in range(5)] == [-8, 0, 1, 2, 3]
     assert checkpoint.end == 4
-    assert checkpoint.first_live(frozenset({-1}), 9) == 0
+    assert checkpoint.first_live(frozenset({-8}), 9) == 0
     assert checkpoint.first_live(frozenset({1}), 9) == 2
     assert checkpoint.first_live(frozenset({3}), 9) == 4
     assert checkpoint.first_live(frozenset(), 2) == 3
     assert checkpoint.first_live(frozenset(), 9) == 5
 
 
+def test_a_read_that_was_open_before_counts_as_live() -> None:
+    """Its place is known only when it is given back; one that was opened since is live or not."""
+    places = PlaceTracker()
+    places.apply_changes([ReadOpened(1, ITEM, 0), ReadOpened(2, ITEM, 0), ReadConfirmed(7, ITEM)])
+    places.add_checkpoint("jobs.1", 5)
+    places.apply_changes([ReadConfirmed(2, ITEM), ReadGivenBack(-9, ITEM), ReadGivenBack(9, ITEM)])
+    assert len(set(places.front)) == 2
+    (checkpoint,) = places.checkpoints
+    early = places.snapshot().early()
+    assert early == {0, *places.front}
+    assert [checkpoint.is_read_live(xid, early) for xid in (1, 2, 7)] == [True, False, True]
+
+
 def test_a_checkpoint_is_passed_when_all_its_items_were_read() -> None:
     """What is in memory may reach beyond it."""
-    places = PlaceTracker([])
+    places = PlaceTracker()
     places.add_checkpoint("jobs.1", 10)
     places.add_checkpoint("jobs.2", 20)
     assert places.newest_passed(9) is None
@@ -56,7 +69,7 @@ def test_a_checkpoint_is_passed_when_all_its_items_were_read() -> None:
 
 def test_dropping_counts_what_was_given_back_first() -> None:
     """A flush takes the places that were given back, and then the next ones."""
-    places = PlaceTracker([])
+    places = PlaceTracker()
     places.apply_changes([ReadOpened(1, ITEM, 0), ReadGivenBack(1, ITEM)])
     places.drop(4)
     assert (places.fresh, places.front) == (4, [])

@@ -194,7 +194,7 @@ def test_items_that_memory_does_not_hold_are_packed(tmp_path: Path) -> None:
 def test_dead_items_keep_their_place(tmp_path: Path, count: int) -> None:
     """Later files say that they are removed; their data is not kept."""
     small = [f"{number} " for number in range(count)]
-    live = LiveContents(count - 3, lambda place: place != count - 2, frozenset())
+    live = LiveContents(count - 3, lambda place: place != count - 2, lambda _xid: False)
     source = FilesSource(
         DiskDirectory(tmp_path), ["jobs.1"], "documented", live=lambda _pause: live
     )
@@ -233,7 +233,7 @@ def test_files_that_hold_something_else_are_not_replaced(
 def test_a_file_that_is_cut_short_meanwhile_is_not_replaced(tmp_path: Path, first: int) -> None:
     """What was counted in it is not there any more: an error, and not a shorter queue."""
     write(tmp_path, *added(*range(8)))
-    live = LiveContents(first, lambda _place: True, frozenset())
+    live = LiveContents(first, lambda _place: True, lambda _xid: False)
     source = FilesSource(
         DiskDirectory(tmp_path), ["jobs.1"], "documented", live=lambda _pause: live
     )
