@@ -447,6 +447,12 @@ class Queue(Committable):
         return len(self.backlog.memory)
 
     @property
+    def held_items(self) -> int:
+        """Number of all items in memory: those that wait, open reads, and delayed ones."""
+        delayed = 0 if self._delayed is None else len(self._delayed.companion.open)
+        return len(self.backlog.memory) + len(self.reads.open) + delayed
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of item data held in memory, without open reads."""
         return self.backlog.memory_bytes

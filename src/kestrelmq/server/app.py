@@ -369,7 +369,7 @@ class Server:
         queues = self._collection.queues.values()
         count = len(queues) + len(self._connections)
         if count < MOST_COLLECTED:
-            count += sum(queue.memory_items + queue.open_reads for queue in queues)
+            count += sum(queue.held_items for queue in queues)
         return count
 
     async def _close_silent(self, limit: float) -> None:

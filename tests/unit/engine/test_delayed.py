@@ -91,6 +91,17 @@ def test_an_item_joins_when_it_is_due(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_all_items_in_memory_are_counted(tmp_path: Path) -> None:
+    """With many of them, no collection looks at all objects."""
+    spool = Spool(tmp_path, retry_delay=60)
+    spool.add(b"waits", b"open", b"retried")
+    xids = [spool.open_read() for _ in range(2)]
+    spool.queue().unremove(xids[0])
+    spool.delay(b"late", 5)
+    assert spool.queue().held_items == 4
+    spool.close()
+
+
 def test_items_join_in_the_order_in_which_they_are_due(tmp_path: Path) -> None:
     """Those that are due at the same time in the order in which they came."""
     spool = Spool(tmp_path)
