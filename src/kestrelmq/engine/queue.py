@@ -16,7 +16,8 @@ Not thread-safe: the server's loop, or the library's lock, protects it.
 import contextlib
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final, Protocol
@@ -1743,13 +1744,7 @@ class Queue(Committable):
         try:
             self.write_now()
         except BaseException as error:
-            for xid, record in held.items():
-                if xid in retries:
-                    reads.retry_at(xid, now + _GIVE_BACK_RETRY)
-                elif xid in reads.reserved.by_xid:
-                    reads.reservations.retry_at = now + _GIVE_BACK_RETRY
-                else:
-                    reads.set_deadline(xid, record, now + _GIVE_BACK_RETRY)
+            self._give_back_later(held, retries, now + _GIVE_BACK_RETRY)
             if not isinstance(error, JournalError):
                 raise
             return 0
@@ -1757,6 +1752,19 @@ class Queue(Committable):
         if retries and self.waiters:
             self._serve()
         return count
+
+    def _give_back_later(
+        self, held: Mapping[int, bytes], retries: AbstractSet[int], at: float
+    ) -> None:
+        """Give reads back at a later time (monotonic seconds); `retries` have no reader."""
+        reads = self.reads
+        for xid, record in held.items():
+            if xid in retries:
+                reads.retry_at(xid, at)
+            elif xid in reads.reserved.by_xid:
+                reads.reservations.retry_at = at
+            else:
+                reads.set_deadline(xid, record, at)
 
     @property
     def next_deadline(self) -> float | None:
