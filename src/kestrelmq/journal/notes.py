@@ -22,7 +22,13 @@ from struct import Struct
 from typing import Final
 from zlib import crc32
 
-from kestrelmq.journal.records import SAVE_XID, AnnotatedItem, save_xid, unremove
+from kestrelmq.journal.records import (
+    SAVE_XID,
+    AnnotatedItem,
+    records_of_words,
+    save_xid,
+    unremove,
+)
 
 DELIVERIES: Final = 1
 """Kind: u32, how often the item that the next record adds was handed out before."""
@@ -58,9 +64,7 @@ def encode(note: Note, last_xid: int) -> bytes:
     head = bytes((note.kind,)) + len(note.payload).to_bytes(3, "little")
     words = NOTE_MARK + head + _U32.pack(crc32(note.payload, crc32(head))) + note.payload
     words += bytes(-len(words) % 4)
-    opcode = bytes((SAVE_XID,))
-    records = b"".join(opcode + words[at : at + 4] for at in range(0, len(words), 4))
-    return records + save_xid(last_xid)
+    return records_of_words(SAVE_XID, words) + save_xid(last_xid)
 
 
 def counted(record: bytes, last_xid: int) -> bytes:

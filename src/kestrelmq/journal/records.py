@@ -20,11 +20,10 @@ In memory, an item is its ADDX record: one `bytes` object, exactly as it is writ
 `item_data` slices the data out.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from mmap import mmap
-from struct import Struct
+from struct import Struct, pack
 from typing import Final
 
 ADD: Final = 0
@@ -75,6 +74,7 @@ YEAR_2000: Final = 946_684_800_000
 YEAR_2100: Final = 4_102_444_800_000
 """Where the bytes alone do not decide, an add time (ms) is believed only between these two."""
 
+_BYTES: Final = bytes(range(256))
 REMOVE_RECORD: Final = bytes([REMOVE])
 REMOVE_TENTATIVE_RECORD: Final = bytes([REMOVE_TENTATIVE])
 
@@ -253,9 +253,36 @@ def confirm_remove(xid: int) -> bytes:
     return _XID.pack(CONFIRM_REMOVE, xid)
 
 
-def confirm_removes(xids: Iterable[int]) -> bytes:
-    """Return a CONFIRM_REMOVE record for each of `xids`."""
-    return b"".join(map(_XID.pack, repeat(CONFIRM_REMOVE), xids))
+def confirm_removes(xids: Sequence[int]) -> bytes:
+    """Return a CONFIRM_REMOVE record for each of `xids`, which differ."""
+    if not is_run(xids):
+        return records_of_words(CONFIRM_REMOVE, pack(f"<{len(xids)}i", *xids))
+    parts = []
+    at, end = xids[0], xids[-1] + 1
+    while at < end:  # those whose last byte alone differs, at once
+        place = at & 0xFF
+        stop = min(end, at - place + 256)
+        records = bytearray(_XID.pack(CONFIRM_REMOVE, at) * (stop - at))
+        records[1::5] = _BYTES[place : place + stop - at]
+        parts.append(records)
+        at = stop
+    return b"".join(parts)
+
+
+def is_run(xids: Sequence[int]) -> bool:
+    """Whether some xids, which differ, are consecutive and in order."""
+    count = len(xids)
+    return count > 0 and xids[-1] - xids[0] == count - 1 and sorted(xids) == list(xids)
+
+
+def records_of_words(opcode: int, words: bytes) -> bytes:
+    """Return a record with this opcode for each four bytes of `words`, which are its payload."""
+    # Byte by byte of all records at once, because there may be hundreds.
+    records = bytearray(len(words) // 4 * 5)
+    records[::5] = bytes((opcode,)) * (len(words) // 4)
+    for place in range(4):
+        records[place + 1 :: 5] = words[place::4]
+    return bytes(records)
 
 
 def remove_tentative_xid(xid: int) -> bytes:

@@ -24,7 +24,9 @@ from kestrelmq.journal.records import (
     add_xid,
     added_item,
     confirm_remove,
+    confirm_removes,
     encode,
+    is_run,
     item,
     item_add_time,
     item_data,
@@ -259,6 +261,27 @@ def test_records_with_an_xid() -> None:
     assert confirm_remove(-3) == encode(ConfirmRemove(-3))
     assert remove_tentative_xid(3) == encode(RemoveTentativeXid(3))
     assert record_xid(b"\x01" + save_xid(-77), 1) == -77
+
+
+@pytest.mark.parametrize(
+    "xids",
+    [
+        [],
+        [7],
+        [*range(-3, 4)],
+        [*range(250, 800)],
+        [*range(MIN_XID, MIN_XID + 9)],
+        [*range(MAX_XID - 8, MAX_XID + 1)],
+        [5, 7],
+        [5, 7, 6, 8],
+        [9, 8],
+    ],
+)
+def test_many_reads_are_confirmed(xids: list[int]) -> None:
+    """As one by one, in order, whether they are consecutive or not."""
+    assert confirm_removes(xids) == b"".join(map(confirm_remove, xids))
+    is_ordered = bool(xids) and xids == list(range(xids[0], xids[0] + len(xids)))
+    assert is_run(xids) == is_run(tuple(xids)) == is_ordered
 
 
 @pytest.mark.parametrize(
