@@ -178,7 +178,8 @@ class ReservedMachine(QueuesMachine):
         again = self.queue.reserve_again(terms)
         assert again is not None
         assert self.held[again.nonce] is known
-        reads = {xid: item_data(one) for xid, one in self.queue.reserved_reads(again)}
+        xids, items = self.queue.reserved_reads(again)
+        reads = dict(zip(xids, map(item_data, items), strict=True))
         assert reads == {xid: entry.data for xid, entry in known.reads.items()}
         assert not self.collection.commits.commit()
         known.terms, known.deadline, known.before_loss = terms, self.now + lease, None
@@ -193,12 +194,14 @@ class ReservedMachine(QueuesMachine):
             reservation = self.queue.reserve(terms, nonce, most, 1000)
             if fails and reservation is None:
                 return  # the disk failed while memory was filled
-            found = [] if reservation is None else self.queue.reserved_reads(reservation)
+            xids, items = (
+                ((), []) if reservation is None else self.queue.reserved_reads(reservation)
+            )
             if not fails:
-                assert [(item_data(one), item_deliveries(one)) for _, one in found] == [
+                assert [(item_data(one), item_deliveries(one)) for one in items] == [
                     (entry.data, entry.deliveries) for entry in taken
                 ]
-            reads.update(zip((xid for xid, _ in found), taken, strict=False))
+            reads.update(zip(xids, taken, strict=False))
 
         def model() -> None:
             del self.waiting[:most]
@@ -215,8 +218,9 @@ class ReservedMachine(QueuesMachine):
         xids = list(held.reads)[:some]
 
         def step() -> None:
-            found = self.queue.find_reserved([*((xid, nonce) for xid in xids), (xids[0], 0)])
-            assert found == xids
+            named = [(nonce, tuple(xids)), *([(0, (xids[0],))] if some % 2 else [])]
+            found = self.queue.find_reserved(named)
+            assert list(found) == xids
             assert all(self.queue.confirm(xid) for xid in found)
 
         def model() -> None:

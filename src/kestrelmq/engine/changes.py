@@ -60,7 +60,7 @@ class ReadsOpened:
 class ReadsConfirmed:
     """Several open reads were confirmed; `reservations` has that of each, if any."""
 
-    xids: list[int]
+    xids: Sequence[int]
     items: list[bytes]
     reservations: list[Reservation | None]
 
@@ -406,7 +406,7 @@ class Changes:
         self.undo.clear()
 
 
-def _left_open(change: Change) -> list[int]:
+def _left_open(change: Change) -> Sequence[int]:
     """Return the reads that are open without a reader if `change`, and no earlier one, is undone.
 
     Whoever ended a read has forgotten it; one that was opened to be reserved was not handed out.

@@ -56,6 +56,7 @@ from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable, TagRe
 from kestrelmq.journal.dump import describe_records
 from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import LoadedDelayed
+from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.names import AHEAD, NEXT, delayed_name, temporary_name
 from kestrelmq.journal.notes import counted, joining, uncounted_unremove
 from kestrelmq.journal.producers import MAX_PRODUCERS, marked
@@ -63,7 +64,6 @@ from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.records import (
     ADDX,
     ADDX_HEADER,
-    MAX_XID,
     NO_EXPIRY,
     REMOVE_RECORD,
     REMOVE_TENTATIVE_RECORD,
@@ -86,7 +86,6 @@ from kestrelmq.journal.reservations import (
     Reservation,
     ReserveTerms,
     done_note,
-    items_size,
     parse_tag,
     reserved_note,
     retired_note,
@@ -1283,13 +1282,7 @@ class Queue(Committable):
     def confirm_all(self, xids: Sequence[int]) -> None:
         """Confirm open reads, as one change; if it cannot be written, as `confirm`."""
         reads = self.reads
-        ended: list[int] = []
-        records: list[bytes] = []
-        for xid in xids:
-            record = reads.end(xid)
-            if record is not None:
-                ended.append(xid)
-                records.append(record)
+        ended, records = reads.end_all(xids)
         if ended:
             reservations = reads.reservations.end_all(ended)
             self._collect(confirm_removes(ended))
@@ -1448,11 +1441,12 @@ class Queue(Committable):
                 "max_memory_size or more; finish or release some"
             )
         xids: list[int] = []
-        size = 0
+        size = plain = 0
         while len(xids) < most and size < most_bytes and not (xids and self.waiters):
             begun = len(xids)
             size += self._open_from_memory(xids, most, most_bytes - size)
             if len(xids) > begun:
+                plain = len(xids) - begun
                 continue
             self.transactions += 1
             try:
@@ -1468,8 +1462,8 @@ class Queue(Committable):
         if not xids:
             return None
         # If a write failed meanwhile, xids may repeat; then all of this is taken back.
-        reads = tuple(dict.fromkeys(xids))
-        memory = items_size([self.reads.open[xid] for xid in reads])
+        reads = tuple(xids) if len(xids) == plain else tuple(dict.fromkeys(xids))
+        memory = size + (ADDX_HEADER + OVERHEAD) * len(xids)
         reservation = Reservation(nonce, terms, reads, memory, len(reads))
         self.reads.reservations.add(reservation, self._clock.monotonic())
         self._collect(reserved_note(nonce, terms, reservation.xids, self.reads.last_xid))
@@ -1484,34 +1478,27 @@ class Queue(Committable):
             Bytes of data in them. If none is opened, the head must be opened by itself.
         """
         backlog, reads = self.backlog, self.reads
-        memory, opened, last = backlog.memory, reads.open, reads.last_xid
         if self._read_needs_checks or self.waiters or reads.dialect != "documented":
             return 0
+        last = reads.last_xid
+        free = reads.free_xids(min(most - len(xids), len(backlog.memory)))
         items: list[bytes] = []
-        xid, size, left = last, 0, most - len(xids)
-        while left > 0 and size < most_bytes and memory:
-            record = memory[0]
-            xid += 1
-            if (
-                backlog.memory_bytes < backlog.refill_below
-                or isinstance(record, AnnotatedItem)
-                or xid > MAX_XID
-                or xid in opened
-                or not xid
-            ):
+        size, left = 0, backlog.memory_bytes
+        take = backlog.memory.popleft
+        while len(items) < len(free) and size < most_bytes and left >= backlog.refill_below:
+            record = take()
+            if type(record) is not bytes:  # an annotated one
+                backlog.memory.appendleft(record)
                 break
-            memory.popleft()
             data_size = len(record) - ADDX_HEADER
-            backlog.memory_bytes -= data_size
             size += data_size
-            left -= 1
-            opened[xid] = record
+            left -= data_size
             items.append(record)
         if items:
-            some = list(range(last + 1, last + 1 + len(items)))
+            backlog.memory_bytes = left
+            some = free[: len(items)]
             xids += some
-            reads.open_bytes += size + ADDX_HEADER * len(items)
-            reads.last_xid = some[-1]
+            reads.put_all(some, items, size + ADDX_HEADER * len(items))
             self.get_hits += len(items)
             self.transactions += len(items)
             self._collect(REMOVE_TENTATIVE_RECORD * len(items))
@@ -1545,19 +1532,14 @@ class Queue(Committable):
         if is_new and len(reserved.by_tag) + len(reserved.done) >= MAX_TAGS:
             raise TagRefused(f"queue {self.name} has {MAX_TAGS} tags; retire epochs that are over")
 
-    def reserved_reads(self, reservation: Reservation) -> list[tuple[int, bytes]]:
-        """Return the xids and items of a reservation's reads that have not ended."""
-        return [(xid, self.reads.open[xid]) for xid in self.reads.reserved.live(reservation)]
+    def reserved_reads(self, reservation: Reservation) -> tuple[tuple[int, ...], list[bytes]]:
+        """Return the xids and the items of a reservation's reads that have not ended."""
+        xids = self.reads.reserved.live(reservation)
+        return xids, self.reads.items_of(xids)
 
-    def find_reserved(self, reads: Sequence[tuple[int, int]]) -> list[int]:
-        """Return the xids of those reads, given as xid and nonce, that are reserved; each once."""
-        by_xid = self.reads.reserved.by_xid
-        found: dict[int, None] = {}
-        for xid, nonce in reads:
-            reservation = by_xid.get(xid)
-            if reservation is not None and reservation.nonce == nonce:
-                found[xid] = None
-        return list(found)
+    def find_reserved(self, reads: Sequence[tuple[int, tuple[int, ...]]]) -> Sequence[int]:
+        """Return the xids of those reads, given by nonce, that are reserved; each once."""
+        return self.reads.reserved.find(reads)
 
     def reserved_with(self, tag: str) -> list[int]:
         """Return the xids of the reads of a tag. Raises TagRefused if it is retired."""

@@ -9,6 +9,8 @@ reserved: `reservations` knows them, and until when. No reader has the others:
 """
 
 import heapq
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, Final
 
 from kestrelmq.engine.reservations import Reservations
@@ -16,6 +18,7 @@ from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.records import (
     ADDX_HEADER,
+    MAX_XID,
     REMOVE_TENTATIVE_RECORD,
     AnnotatedItem,
     annotated,
@@ -128,6 +131,29 @@ class OpenReads:
         self.open[xid] = record
         self.open_bytes += len(record)
 
+    def free_xids(self, most: int) -> list[int]:
+        """Return the next xids in the documented dialect, at most `most`.
+
+        They are fewer, perhaps none, before one that is zero, taken or too large.
+        """
+        first = self.last_xid + 1
+        xids = list(range(first, min(first + most, MAX_XID + 1)))
+        if first <= 0 < first + most:
+            xids = xids[:-first]
+        if self.open.has_any(xids):
+            return list(takewhile(lambda xid: xid not in self.open, xids))
+        return xids
+
+    def put_all(self, xids: list[int], items: list[bytes], size: int) -> None:
+        """Open reads of `items`, which have `size` bytes in all; the last xid is the last-used."""
+        self.open.set_all(xids, items)
+        self.open_bytes += size
+        self.last_xid = xids[-1]
+
+    def items_of(self, xids: Sequence[int]) -> list[bytes]:
+        """Return the items of open reads."""
+        return self.open.get_all(xids)
+
     @property
     def held(self) -> int:
         """How many reads a reader has."""
@@ -153,6 +179,23 @@ class OpenReads:
         self.put(xid, record)
         if self.named is not None:
             self.named[xid] = record
+
+    def end_all(self, xids: Sequence[int]) -> tuple[Sequence[int], list[bytes]]:
+        """End reads; return those that were open, and their items."""
+        before = len(self.open)
+        found = self.open.pop_all(xids)
+        if len(self.open) > before - len(xids):
+            both = zip(xids, found, strict=True)
+            xids = [xid for xid, record in both if record is not None]
+        ended = [record for record in found if record is not None]
+        self.open_bytes -= sum(map(len, ended))
+        if len(self.retrying):
+            for xid in xids:
+                if xid in self.retrying:
+                    self.forget_retrying(xid)
+        if self.named is not None:
+            self.named.pop_all(xids)
+        return xids, ended
 
     def is_open(self, xid: int, record: bytes) -> bool:
         """Whether the read `xid` of the item `record` is open.

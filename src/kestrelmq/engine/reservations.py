@@ -20,7 +20,7 @@ then. An owner has one when an event may have moved the deadlines of its reads t
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Any, Final
 
@@ -138,7 +138,7 @@ class Reservations:
             self._dismiss(reservation, 1)
         return reservation
 
-    def end_all(self, xids: list[int]) -> list[Reservation | None]:
+    def end_all(self, xids: Sequence[int]) -> list[Reservation | None]:
         """Do `end` for some reads; faster if they are just those of one reservation, in order."""
         reservation = self.reserved.by_xid.get(xids[0]) if xids else None
         if (

@@ -11,7 +11,7 @@ frees it page by page, because it may be the last to have its pages.
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 _PAGE_BITS: Final = 12
 _NO_PAGE: Final = 1 << 40
@@ -91,12 +91,14 @@ class ReadTable(Generic[Entry]):
         return entry
 
     # --- several entries: faster than one after the other ---
+    # The xids are Any here: compiled, each int would be made anew.
 
     def get_all(self, xids: Sequence[int]) -> list[Entry]:
         """Return the entries for `xids`. Raises KeyError if one is missing."""
         found: list[Entry] = []
         for number, some in _by_page(xids):
-            found += map(self._pages[number].__getitem__, some)
+            page: dict[Any, Entry] = self._pages[number]
+            found += [page[xid] for xid in some]
         return found
 
     def set_all(self, xids: Sequence[int], entries: Iterable[Entry]) -> None:
@@ -106,6 +108,15 @@ class ReadTable(Generic[Entry]):
             page = self._to_change(some[0])
             before = len(page)
             page.update(zip(some, source, strict=False))
+            self._count += len(page) - before
+
+    def set_same(self, xids: Sequence[int], entry: Entry) -> None:
+        """Set the same entry for all `xids`."""
+        for _, some in _by_page(xids):
+            page = self._to_change(some[0])
+            before = len(page)
+            for xid in some:
+                page[xid] = entry
             self._count += len(page) - before
 
     def pop_all(self, xids: Sequence[int]) -> list[Entry | None]:
@@ -125,7 +136,7 @@ class ReadTable(Generic[Entry]):
         """Whether there is an entry for any of `xids`."""
         for number, some in _by_page(xids):
             page = self._pages.get(number)
-            if page is not None and not page.keys().isdisjoint(some):
+            if page and not page.keys().isdisjoint(some):
                 return True
         return False
 
@@ -209,11 +220,15 @@ class ReadTable(Generic[Entry]):
             yield from list(page.values())
 
 
-def _by_page(xids: Sequence[int]) -> list[tuple[int, Sequence[int]]]:
+def _by_page(xids: Sequence[Any]) -> list[tuple[int, Sequence[Any]]]:
     """Return `xids` in order, in runs of one page each, with the number of that page."""
-    runs: list[tuple[int, Sequence[int]]] = []
     if not xids:
-        return runs
+        return []
+    ordered = sorted(xids)  # most are; that takes a moment
+    number = ordered[0] >> _PAGE_BITS
+    if ordered[-1] >> _PAGE_BITS == number:
+        return [(number, xids)]
+    runs: list[tuple[int, Sequence[Any]]] = []
     first, number = 0, xids[0] >> _PAGE_BITS
     for at, xid in enumerate(xids):
         if xid >> _PAGE_BITS != number:

@@ -21,9 +21,8 @@ A tag is `NAME:EPOCH:PART`. It is open with the reads of its reservation, done, 
 tags of its name up to an epoch, or none of that.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from math import inf
 from struct import Struct
 from struct import error as StructError  # noqa: N812 # it is a class
@@ -34,6 +33,7 @@ from kestrelmq.errors import TagRefused
 from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.notes import Note, encode
 from kestrelmq.journal.read_table import ReadTable
+from kestrelmq.journal.records import is_run
 
 RESERVED: Final = 16
 """Kind: the reads are reserved, on these terms; if they are already, the terms are new."""
@@ -153,7 +153,7 @@ class ReservedReads:
 
     def add(self, reservation: Reservation) -> None:
         """Add a reservation whose reads are all open and not reserved."""
-        self.by_xid.set_all(reservation.xids, repeat(reservation))
+        self.by_xid.set_same(reservation.xids, reservation)
         self._begin(reservation)
 
     def end(self, xid: int) -> Reservation | None:
@@ -215,6 +215,27 @@ class ReservedReads:
             return xids
         by_xid = self.by_xid
         return tuple(xid for xid in xids if by_xid.get(xid) is reservation)
+
+    def find(self, reads: Sequence[tuple[int, tuple[int, ...]]]) -> Sequence[int]:
+        """Return the xids of those reads, given by nonce, that are reserved; each once."""
+        by_xid = self.by_xid
+        if len(reads) == 1:  # most requests name all reads of a reservation
+            nonce, xids = reads[0]
+            reservation = by_xid.get(xids[0])
+            if (
+                reservation is not None
+                and reservation.nonce == nonce
+                and len(xids) == reservation.left
+                and xids == (live := self.live(reservation))
+            ):
+                return live  # with these objects, later look-ups are faster
+        found: dict[int, None] = {}
+        for nonce, xids in reads:
+            for xid in xids:
+                reservation = by_xid.get(xid)
+                if reservation is not None and reservation.nonce == nonce:
+                    found[xid] = None
+        return list(found)
 
     def reservations(self) -> list[Reservation]:
         """Return the reservations that have reads left, each once."""
@@ -283,7 +304,7 @@ class ReservedReads:
 
     def _apply_reserved(self, payload: bytes, opened: ReadTable[bytes]) -> None:
         nonce, terms, at = _decode_terms(payload)
-        xids = tuple(xid for xid in _decode_reads(payload, at) if xid in opened)
+        xids = tuple(dict.fromkeys(xid for xid in _decode_reads(payload, at) if xid in opened))
         for xid in xids:
             self.end(xid)
         if xids:
@@ -424,7 +445,7 @@ def _encode_reads(xids: Iterable[int]) -> bytes:
 def _runs(xids: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Yield the first and the number of each run of consecutive xids."""
     found = tuple(xids)
-    if found and found == tuple(range(found[0], found[0] + len(found))):  # most are
+    if is_run(found):  # most are
         yield found[0], len(found)
         return
     first = count = 0

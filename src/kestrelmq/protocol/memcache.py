@@ -357,7 +357,7 @@ class Parser:
     def _parse(self, line: bytes) -> Request:
         if len(line) > MAX_LINE and len(line.removesuffix(b"\r")) > MAX_LINE:
             raise ClientFault(f"a line has at most {MAX_LINE} bytes", closes=True)
-        words = line.split()
+        words = reserving.split_line(line)
         if not words:
             raise ClientFault("empty line", closes=self._dialect == "kestrel")
         verb = words[0].lower()
@@ -368,17 +368,17 @@ class Parser:
             return parse(self, words[1:])
         except ValueError as error:
             _check_protocol(line)
-            if not self._is_quiet(verb, words):
+            if not self._is_quiet(verb, line):
                 raise ClientFault(str(error), closes=False) from None
         except ClientFault as fault:
             _check_protocol(line)
-            if fault.closes or not self._is_quiet(verb, words):
+            if fault.closes or not self._is_quiet(verb, line):
                 raise
         return RefusedRequest(b"", None)
 
-    def _is_quiet(self, verb: bytes, words: list[bytes]) -> bool:
+    def _is_quiet(self, verb: bytes, line: bytes) -> bool:
         """Whether the client expects no reply, because the line ends in `noreply`."""
-        if words[-1] != b"noreply":
+        if line.split()[-1] != b"noreply":
             return False
         if self._dialect == "kestrel":
             return verb in _QUIET_VERBS

@@ -35,7 +35,7 @@ from kestrelmq.protocol.reserving import (
     Extend,
     ExtendOwner,
     Finish,
-    Read,
+    Reads,
     Release,
     Reserve,
     Retire,
@@ -379,7 +379,7 @@ def _release(arguments: Any) -> Release:
     )
 
 
-def _reads(arguments: Any) -> tuple[Read, ...]:
+def _reads(arguments: Any) -> Reads:
     return parse_reads([read.encode() for read in arguments.read_ids])
 
 

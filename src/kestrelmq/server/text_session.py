@@ -320,7 +320,7 @@ class _TextReserve(ReserveHandler):
                 record[ADDX_HEADER:],
             )
             for queue, reservation in reserved
-            for xid, record in queue.reserved_reads(reservation)
+            for xid, record in zip(*queue.reserved_reads(reservation), strict=True)
         ]
         parts.append(text.NO_ITEM)
         self._session.answer_reserve(b"".join(parts), tuple(queue for queue, _ in reserved))

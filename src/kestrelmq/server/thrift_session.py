@@ -440,7 +440,7 @@ class _ThriftReserve(ReserveHandler):
         """Send the items."""
         items = []
         for queue, reservation in reserved:
-            for xid, record in queue.reserved_reads(reservation):
+            for xid, record in zip(*queue.reserved_reads(reservation), strict=True):
                 added, expiry = item_times(record)
                 items.append(
                     ReservedItem(

@@ -13,7 +13,14 @@ from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import QueueUnavailable, TagRefused
 from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.records import ADDX_HEADER, item_data, item_deliveries
+from kestrelmq.journal.records import (
+    ADDX_HEADER,
+    MAX_XID,
+    MIN_XID,
+    item_data,
+    item_deliveries,
+    save_xid,
+)
 from kestrelmq.journal.reservations import Reservation, ReserveTerms, reserved_note
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.queues import LocalQueues, queue_settings
@@ -65,12 +72,16 @@ class Spool(LocalQueues):
             return None
         return [
             (xid, reservation.nonce, item_data(record), item_deliveries(record) + 1)
-            for xid, record in queue.reserved_reads(reservation)
+            for xid, record in zip(*queue.reserved_reads(reservation), strict=True)
         ]
+
+    def found(self, reads: list[tuple[int, int]]) -> list[int]:
+        """Return the xids of reads that are reserved."""
+        return list(self.queue().find_reserved([(nonce, (xid,)) for xid, nonce in reads]))
 
     def finish(self, reads: list[tuple[int, int]]) -> int:
         """Confirm reads, and commit; return how many were reserved."""
-        xids = self.queue().find_reserved(reads)
+        xids = self.found(reads)
         for xid in xids:
             assert self.queue().confirm(xid)
         self.commit()
@@ -78,7 +89,7 @@ class Spool(LocalQueues):
 
     def release(self, reads: list[tuple[int, int]], **how: Any) -> int:
         """Give reads back, and commit; return how many were reserved."""
-        count = self.queue().give_back(self.queue().find_reserved(reads), **how)
+        count = self.queue().give_back(self.found(reads), **how)
         self.commit()
         return count
 
@@ -152,13 +163,13 @@ def test_a_lease_is_extended(tmp_path: Path) -> None:
     queue = spool.queue()
     size = queue.journal.size
     spool.pass_time(5)
-    queue.extend_leases(queue.find_reserved(reads[1:2]), 10)
-    queue.extend_leases(queue.find_reserved(reads[2:]), 1)
+    queue.extend_leases(spool.found(reads[1:2]), 10)
+    queue.extend_leases(spool.found(reads[2:]), 1)
     spool.pass_time(1)
     assert spool.items() == [b"c"]
     spool.pass_time(4)
     assert spool.items() == [b"a", b"c"]
-    queue.extend_leases(queue.find_reserved(reads), 100)
+    queue.extend_leases(spool.found(reads), 100)
     spool.pass_time(99)
     assert (spool.items(), queue.open_reads) == ([b"a", b"c"], 1)
     assert queue.journal.size == size + 10
@@ -172,7 +183,7 @@ def test_when_a_lease_ends_is_known(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     spool.add(b"a", b"b")
     queue = spool.queue()
-    first, second = queue.find_reserved(spool.reads(2, OWNED))
+    first, second = spool.found(spool.reads(2, OWNED))
     leases = queue.reads.reservations
     assert [leases.lease_end(xid) for xid in (first, second)] == [10, 10]
     spool.pass_time(1)
@@ -253,7 +264,7 @@ def test_an_owner_that_comes_back_in_time_has_all_of_it(tmp_path: Path) -> None:
     owners.connected("worker", spool.now)
     spool.reads(1, OWNED)
     longer = spool.reads(1, OWNED)
-    queue.extend_leases(queue.find_reserved(longer), 100)
+    queue.extend_leases(spool.found(longer), 100)
     spool.pass_time(9)
     owners.disconnected("worker", spool.now)
     spool.pass_time(0.9)
@@ -357,7 +368,7 @@ def test_a_release_can_have_a_delay(tmp_path: Path) -> None:
     assert spool.release([read]) == spool.finish([read]) == 0
     assert (spool.queue().delayed, spool.queue().open_reads) == (1, 1)
     spool.pass_time(9)
-    spool.queue().extend_leases(spool.queue().find_reserved([other]), 60)
+    spool.queue().extend_leases(spool.found([other]), 60)
     spool.pass_time(20)
     assert spool.items() == []
     spool.pass_time(1)
@@ -389,12 +400,45 @@ def test_a_release_can_be_the_last(tmp_path: Path) -> None:
     spool.close()
 
 
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (MAX_XID - 2, (MAX_XID - 1, MAX_XID, MIN_XID, MIN_XID + 1, MIN_XID + 2)),
+        (-3, (-2, -1, 1, 2, 4)),
+        (-1, (1, 2, 4, 5, 6)),
+        (1, (2, 4, 5, 6, 7)),
+        (2, (4, 5, 6, 7, 8)),
+        (6, (7, 8, 9, 10, 11)),
+    ],
+)
+def test_reads_get_the_next_xids_that_are_free(
+    tmp_path: Path, last: int, expected: tuple[int, ...]
+) -> None:
+    """They wrap around, leave out 0 and, here, 3, which is open; a restart finds the same."""
+    spool = Spool(tmp_path)
+    spool.add(*(b"%d" % number for number in range(6)))
+    spool.queue().changes.prelude += save_xid(2)
+    spool.queue().reads.last_xid = 2
+    assert spool.reads(1) == [(3, 1)]
+    spool.queue().changes.prelude += save_xid(last)
+    spool.queue().reads.last_xid = last
+    reads = spool.reads(5, TAGGED)
+    assert tuple(xid for xid, _ in reads) == expected
+    before = spool.again()
+    spool.kill()
+    assert spool.again() == before
+    assert spool.finish([*reads, (3, 1)]) == 6
+    spool.kill()
+    assert spool.queue().open_reads == len(spool.items()) == 0
+    spool.close()
+
+
 def test_reads_that_have_ended_are_not_confirmed_again(tmp_path: Path) -> None:
     """What is left of several is confirmed as one change; of none, nothing is written."""
     spool = Spool(tmp_path)
     spool.add(b"a", b"b", b"c")
     queue = spool.queue()
-    xids = list(spool.queue().find_reserved(spool.reads(3)))
+    xids = spool.found(spool.reads(3))
     assert queue.unremove(xids[1])
     spool.commit()
     queue.confirm_all(xids)
@@ -604,7 +648,7 @@ def test_a_pack_in_read_behind_carries_them_on(tmp_path: Path) -> None:
     spool.kill()
     queue = spool.queue()
     assert queue.is_done(TAG)
-    assert queue.find_reserved(first) == [first[1][0]]
+    assert spool.found(first) == [first[1][0]]
     assert queue.reserved_with("sink:8:0") == [second[0][0]]
     assert queue.open_reads == 2
     spool.close()
@@ -654,9 +698,9 @@ def test_an_end_that_cannot_be_written(broken: tuple[Spool, CrashingDirectory]) 
     spool.collection.owners.extend("worker", 10, spool.now)
     for end in (
         lambda: queue.finish(TAG),
-        lambda: queue.give_back(queue.find_reserved(reads)),
-        lambda: queue.give_back(queue.find_reserved(reads), delay=10),
-        lambda: queue.give_back(queue.find_reserved(reads), counted=False),
+        lambda: queue.give_back(spool.found(reads)),
+        lambda: queue.give_back(spool.found(reads), delay=10),
+        lambda: queue.give_back(spool.found(reads), counted=False),
         lambda: queue.retire("sink", 9),
         lambda: [queue.confirm(xid) for xid, _ in reads[:2]],
     ):

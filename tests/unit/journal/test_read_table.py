@@ -41,7 +41,7 @@ def test_it_is_like_a_dict(seed: int, xids: list[int]) -> None:
         table, model = chance.choice(tables)
         xid = chance.choice(xids)
         some = chance.sample(xids, chance.randint(0, len(xids)))
-        match chance.randrange(7):
+        match chance.randrange(8):
             case 0 | 1:
                 table[xid] = model[xid] = str(number)
             case 2:
@@ -53,6 +53,9 @@ def test_it_is_like_a_dict(seed: int, xids: list[int]) -> None:
                 assert table.pop_all(some) == [model.pop(one, None) for one in some]
             case 5:
                 tables.append((table.copy(), model.copy()))
+            case 6:
+                table.set_same(some, str(number))
+                model.update(dict.fromkeys(some, str(number)))
             case _:
                 assert table.has_any(some) == any(one in model for one in some)
                 assert (xid in table, table.get(xid)) == (xid in model, model.get(xid))

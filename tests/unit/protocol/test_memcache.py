@@ -38,7 +38,7 @@ pytestmark = pytest.mark.compiled
 
 DIALECTS: list[Dialect] = ["kestrel", "memcached"]
 NONCE = b"0000000000fedcba"
-READ = ((7, 0xFEDCBA),)
+READ = ((0xFEDCBA, (7,)),)
 
 
 def parse(line: bytes, dialect: Dialect = "kestrel") -> Request:
@@ -133,12 +133,25 @@ REQUESTS: list[tuple[bytes, Request]] = [
         b"Reserve b,a,b 1000 t=9 grace=7 owner=w-1 tag=sink:7:0 lease=1",
         Reserve(("b", "a"), 1000, 1, 9, "sink:7:0", "w-1", 7),
     ),
-    (b"finish work 7-" + NONCE, Finish("work", ((7, 0xFEDCBA),))),
-    (b"finish work -7-%b 8-%b" % (NONCE, NONCE), Finish("work", ((-7, 0xFEDCBA), (8, 0xFEDCBA)))),
-    (b"finish work 9-%b 8-%b" % (NONCE, NONCE), Finish("work", ((9, 0xFEDCBA), (8, 0xFEDCBA)))),
+    (b"finish work 7-" + NONCE, Finish("work", READ)),
     (
-        b"finish work 9-%b 8-%b 7-%b" % (NONCE, b"0" * 15 + b"1", NONCE),
-        Finish("work", ((9, 0xFEDCBA), (8, 1), (7, 0xFEDCBA))),
+        b"finish work -1-%b 0-%b 1-%b" % (NONCE, NONCE, NONCE),
+        Finish("work", ((0xFEDCBA, (-1, 0, 1)),)),
+    ),
+    (b"finish work -7-%b 8-%b" % (NONCE, NONCE), Finish("work", ((0xFEDCBA, (-7, 8)),))),
+    (b"finish work  7-%b \t8-%b " % (NONCE, NONCE), Finish("work", ((0xFEDCBA, (7, 8)),))),
+    (
+        b"FINISH work " + b" ".join(b"%d-%b" % (xid, NONCE) for xid in range(990, 1020)),
+        Finish("work", ((0xFEDCBA, tuple(range(990, 1020))),)),
+    ),
+    (
+        b"finish work " + b" ".join(b"%d-%b" % (xid, NONCE) for xid in [*range(9, 20), 30]),
+        Finish("work", ((0xFEDCBA, (*range(9, 20), 30)),)),
+    ),
+    (b"finish work 9-%b 010-%b" % (NONCE, NONCE), Finish("work", ((0xFEDCBA, (9, 10)),))),
+    (
+        b"finish work 9-%b 8-%b 7-%b 7-%b" % (NONCE, b"0" * 15 + b"1", NONCE, NONCE),
+        Finish("work", ((0xFEDCBA, (9,)), (1, (8,)), (0xFEDCBA, (7, 7)))),
     ),
     (b"finish work tag=a:1:b", Finish("work", (), "a:1:b")),
     (
@@ -483,6 +496,7 @@ QUIET: list[tuple[bytes, int | None]] = [
     (b"version", None),
     (b"stats a b", None),
     (b"confirm work", None),
+    (b"finish work 7-x 8-x", None),
 ]
 
 

@@ -128,9 +128,9 @@ CALLS: list[tuple[str, dict[str, Any], Request, Answer]] = [
         Reserve(("b", "a"), 1000, 1, 2**33, "sink:7:0", "caf\u00e9", 0),
         ReservedItems((), is_done=True),
     ),
-    ("finish", {"queue_name": "q", "read_ids": [READ, READ]}, Finish("q", ((-7, 171),) * 2), 1),
+    ("finish", {"queue_name": "q", "read_ids": [READ, READ]}, Finish("q", ((171, (-7, -7)),)), 1),
     ("finish", {"queue_name": "q", "read_ids": [], "tag": "a:1:b"}, Finish("q", (), "a:1:b"), 9),
-    ("release", {"queue_name": "q", "read_ids": [READ]}, Release("q", ((-7, 171),)), 1),
+    ("release", {"queue_name": "q", "read_ids": [READ]}, Release("q", ((171, (-7,)),)), 1),
     (
         "release",
         {"queue_name": "q", "read_ids": [], "owner": "w", "delay_msec": 0, "uncounted": True},
@@ -146,7 +146,7 @@ CALLS: list[tuple[str, dict[str, Any], Request, Answer]] = [
     (
         "extend",
         {"queue_name": "q", "lease_msec": 5, "read_ids": [READ]},
-        Extend("q", 5, ((-7, 171),)),
+        Extend("q", 5, ((171, (-7,)),)),
         1,
     ),
     ("extend_owner", {"owner": "w", "lease_msec": 2**40}, ExtendOwner("w", 2**40), 0),

@@ -7,7 +7,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.paused import Paused
-from kestrelmq.journal.records import item_data, item_deliveries
+from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.queues import LocalQueues
 from kestrelmq.testing.worker import HeldWorker
@@ -55,6 +55,55 @@ def test_what_was_not_sent_is_released(tmp_path: Path) -> None:
         turning.run(scenario())
         assert waiting(turning) == [(b"b", 0), (b"c", 0)]
         assert turning.collection.obtain("work").open_reads == 1
+
+
+def test_a_batch_of_different_items(tmp_path: Path) -> None:
+    """Each line has the item's own numbers, and all of the reads are finished at once."""
+    name = b"100%d"
+    items = [b"a", b"b", b"", b"\r\nEND\r\n", b"c" * 9, b"d" * 9]
+
+    async def scenario() -> None:
+        queue = turning.collection.obtain(name.decode())
+        for _ in range(997):
+            queue.add(b"early")
+        client = turning.connect("memcache")
+        # The xids behind these have three digits, and then four.
+        await ask(turning, client, b"reserve %b 997 lease=9999 tag=a:1:x\r\n" % name, b"END\r\n")
+        await ask(turning, client, b"finish %b tag=a:1:x\r\n" % name, b"FINISHED 997\r\n")
+        for data in items:
+            queue.add(data, 10**13 if data == b"b" else 0)
+        opened = queue.open_read()
+        assert opened is not None
+        assert queue.unremove(opened[0])
+        reserve = b"reserve %b 1000 lease=9999\r\n" % name
+        reply = await ask(turning, client, reserve, b"d\r\nEND\r\n")
+        (reservation,) = queue.reads.reserved.reservations()
+        xids, records = queue.reserved_reads(reservation)
+        assert list(map(item_data, records)) == items
+        assert xids == (999, 1000, 1001, 1002, 1003, 1004)
+        reads = [b"%d-%016x" % (xid, reservation.nonce) for xid in xids]
+        expected = b"".join(
+            b"ITEM %b %b %d %d %d %d\r\n%b\r\n"
+            % (
+                name,
+                read,
+                item_deliveries(record) + 1,
+                item_add_time(record),
+                item_expiry(record),
+                len(item_data(record)),
+                item_data(record),
+            )
+            for read, record in zip(reads, records, strict=True)
+        )
+        assert reply == expected + b"END\r\n"
+        finish = b"finish %b %b\r\n" % (name, b" ".join(reads))
+        assert await ask(turning, client, finish, b"\r\n") == b"FINISHED 6\r\n"
+        assert await ask(turning, client, finish, b"\r\n") == b"FINISHED 0\r\n"
+        assert await ask(turning, client, reserve, b"END\r\n") == b"END\r\n"
+        await turning.hang_up(client)
+
+    with Turning(tmp_path) as turning:
+        turning.run(scenario())
 
 
 def test_a_repetition_that_was_not_sent_changes_nothing(tmp_path: Path) -> None:
