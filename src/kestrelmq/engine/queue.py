@@ -767,13 +767,17 @@ class Queue(Committable):
             raise QueueUnavailable(f"queue {self.name} has items of {MAX_PRODUCERS} producers")
         for child in self.children:
             child.accept_once(record, mark.by_master(), is_delayed=is_delayed)
-        return self.accept_once(record, mark, is_delayed=is_delayed)
+        return self._accept_after(last, record, mark, is_delayed=is_delayed)
 
     def accept_once(self, record: bytes, mark: PutMark, *, is_delayed: bool) -> bool:
         """Do what `add_record_once` does, for this queue only."""
+        last = self.last_number(mark.producer)
+        return self._accept_after(last, record, mark, is_delayed=is_delayed)
+
+    def _accept_after(self, last: int, record: bytes, mark: PutMark, *, is_delayed: bool) -> bool:
+        """Do what `accept_once` does; `last` is the number of the producer's last item."""
         if self._limits.fanout_only:
             return True
-        last = self.last_number(mark.producer)
         if mark.sequence <= last:
             self.sync_again()
             return True

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import islice
+from math import inf
 from struct import Struct
 from struct import error as StructError  # noqa: N812 # it is a class
 from typing import Final, NamedTuple
@@ -62,6 +63,8 @@ class Producers:
         """Start with none."""
         self.marks: OrderedDict[bytes, LastMark] = OrderedDict()
         self.note_bytes = 0
+        # Not after the time of the first mark, so that most calls of `forget_before` end at once.
+        self._oldest = inf
 
     def last(self, producer: bytes) -> int:
         """Return the number of the producer's last item; -1 if none is known."""
@@ -80,6 +83,7 @@ class Producers:
         if before is None:
             self.note_bytes += _MARK_BYTES + len(producer)
         marks[producer] = LastMark(mark.sequence, added)
+        self._oldest = min(self._oldest, float(added))
         return before
 
     def restore(self, producer: bytes, before: LastMark | None) -> None:
@@ -91,9 +95,13 @@ class Producers:
 
     def forget_before(self, time: float) -> None:
         """Forget the producers whose last item was added before `time` (epoch seconds)."""
+        if time <= self._oldest:
+            return
+        self._oldest = inf
         while self.marks:
             producer, last = next(iter(self.marks.items()))
             if last.added >= time:
+                self._oldest = float(last.added)
                 return
             self._forget(producer)
 

@@ -142,3 +142,22 @@ def test_an_add_is_undone_after_its_producer_was_forgotten(*, known: bool) -> No
     producers.restore(b"p", before)
     assert producers.snapshot() == ([(b"p", LastMark(4, NOW))] if known else [])
     assert producers.note_bytes == (reckoned if known else 0)
+
+
+def test_producers_are_forgotten_in_the_order_of_their_last_items() -> None:
+    """Whatever was looked for before; also those that were added while the clock was set back."""
+    producers = Producers()
+    producers.forget_before(NOW)
+    for name, added in ((b"a", NOW), (b"b", NOW + 1), (b"a", NOW + 2)):
+        producers.set(PutMark(name, added), added)
+    producers.forget_before(NOW + 1)
+    assert list(producers.marks) == [b"b", b"a"]
+    producers.forget_before(NOW + 2)
+    assert list(producers.marks) == [b"a"]
+    producers.forget_before(NOW + 3)
+    producers.set(PutMark(b"c", 1), NOW)
+    producers.set(PutMark(b"d", 1), NOW - 9)
+    producers.forget_before(NOW)
+    assert list(producers.marks) == [b"c", b"d"]
+    producers.forget_before(NOW + 1)
+    assert not producers.marks
