@@ -281,8 +281,11 @@ class ReservedMachine(QueuesMachine):
         def model() -> None:
             if is_new:
                 self.retired[name] = epoch
+                reads: dict[int, Entry] = {}
                 for one in held:
-                    self.put_back(list(one.reads), one.reads)
+                    reads |= one.reads
+                    one.reads.clear()
+                self.put_back(sorted(reads), reads)
                 for tag in done:
                     del self.done[tag]
 

@@ -1617,8 +1617,8 @@ class Queue(Committable):
         forgotten = reserved.retire(name, epoch)
         self._collect(retired_note(name, epoch, self.reads.last_xid))
         self.changes.undo.append(EpochRetired(name, before, forgotten))
-        for reservation in reversed(opened):  # so the oldest becomes the head
-            self.give_back(reserved.live(reservation), why="its epoch was retired")
+        xids = sorted(chain.from_iterable(map(reserved.live, opened)))
+        self.give_back(xids, why="its epoch was retired")
         return len(opened) + len(forgotten)
 
     def extend_leases(self, xids: Sequence[int], seconds: float) -> int:
