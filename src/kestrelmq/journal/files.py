@@ -47,6 +47,8 @@ _QUEUE_PATH_MODE: Final = 0o750
 _PIECE: Final = 1 << 20
 _SHORT: Final = 16 << 10
 """Most bytes of a file that is read and not mapped."""
+_NANOSECONDS: Final = 1_000_000
+"""Nanoseconds in a millisecond."""
 _MAX_NOTE: Final = 200
 """Most bytes to read of a lock file's note about its holder."""
 _LOCK_PAUSE: Final = 0.01
@@ -219,28 +221,67 @@ def replace_file(directory: "Directory", name: str, content: bytes) -> None:
 # --- reading by maps ---
 
 
+class ReadFile:
+    """A whole file for reading: mapped, or read if it is short, which costs less.
+
+    Attributes:
+        content: its bytes.
+        written_at: when it was last written (ms).
+        descriptor: the open file; None if it was read.
+    """
+
+    __slots__ = ("content", "descriptor", "written_at")
+
+    def __init__(self, content: mmap.mmap | bytes, written_at: int, descriptor: int | None) -> None:
+        """Describe it; `close` closes the map and the descriptor."""
+        self.content = content
+        self.written_at = written_at
+        self.descriptor = descriptor
+
+    def close(self) -> None:
+        """Release the map. Nothing of `content` may be in use."""
+        if self.descriptor is not None:
+            if isinstance(self.content, mmap.mmap):
+                self.content.close()
+            os.close(self.descriptor)
+            self.descriptor = None
+
+
+def read_file(descriptor: int) -> ReadFile:
+    """Return the open file of that descriptor, which is closed then or later. Raises OSError."""
+    keep = False
+    try:
+        status = os.fstat(descriptor)
+        size, written_at = status.st_size, status.st_mtime_ns // _NANOSECONDS
+        if size <= _SHORT:
+            return ReadFile(os.pread(descriptor, size, 0) if size else b"", written_at, None)
+        content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        content.madvise(mmap.MADV_SEQUENTIAL)
+        keep = True
+        return ReadFile(content, written_at, descriptor)
+    finally:
+        if not keep:
+            os.close(descriptor)
+
+
 @contextlib.contextmanager
 def mapped(
     path: Path, open_file: Callable[[str], int] | None = None
 ) -> Iterator[mmap.mmap | bytes]:
-    """Map a whole file for reading; a short one is read instead, which costs less.
+    """Map a whole file for reading, or read it if it is short.
 
     `open_file` opens the file by its name; by default, it is opened by its path.
     """
-    descriptor = open_regular(path, os.O_RDONLY) if open_file is None else open_file(path.name)
+    file = read_file(
+        open_regular(path, os.O_RDONLY) if open_file is None else open_file(path.name)
+    )
     try:
-        size = os.fstat(descriptor).st_size
-        if size <= _SHORT:
-            yield os.pread(descriptor, size, 0) if size else b""
-            return
-        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as buffer:
-            buffer.madvise(mmap.MADV_SEQUENTIAL)
-            yield buffer
+        yield file.content
     finally:
-        os.close(descriptor)
+        file.close()
 
 
-def data_after(path: Path, position: int) -> int:
+def data_after(path: str | Path, position: int) -> int:
     """Return where a file's data continues after the hole at `position`, which reads as zeros.
 
     Return `position` itself if there is no hole, or the system cannot tell.
@@ -248,7 +289,7 @@ def data_after(path: Path, position: int) -> int:
     seek_data = getattr(os, "SEEK_DATA", None)
     if seek_data is None:  # pragma: no cover: Linux and macOS have it
         return position
-    with path.open("rb") as file:
+    with open(path, "rb") as file:
         try:
             return os.lseek(file.fileno(), position, seek_data)
         except OSError as error:

@@ -12,17 +12,16 @@ crash cut short, so that no later record is taken for a part of it. A crash then
 file, cut or not, and no current one.
 """
 
-import contextlib
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from kestrelmq.clock import Clock, Pause, Throttle, no_pause
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.files import Directory, mapped, open_regular, write_file
+from kestrelmq.journal.files import Directory, ReadFile, read_file, write_file
 from kestrelmq.journal.names import (
     QueueFiles,
     later_timestamp,
@@ -54,8 +53,6 @@ _SMALL_BATCH: Final = 64 << 10
 """Bytes to replay at a time beside queues that serve: other threads wait meanwhile."""
 _AHEAD: Final = 1 << 20
 """Bytes that are read ahead of the map."""
-_NANOSECONDS: Final = 1_000_000
-"""Nanoseconds in a millisecond."""
 _LOG_INTERVAL: Final = 5.0
 """Seconds between log lines about a queue that takes long to load."""
 
@@ -72,7 +69,7 @@ class LoadedQueue:
     Attributes:
         state: what it holds.
         journal: its files; not open yet.
-        created: when the queue was created (ms), see `created_at`.
+        created: when the queue was created (ms), see `_Age`.
     """
 
     state: Replay
@@ -167,7 +164,6 @@ def load_queue(
         DamagedJournal: a file has bytes that are not a record; the error names the file.
         OSError: a file could not be read, or a clean-up failed.
     """
-    created = created_at(directory.path, queue_files.present, clock.now())
     clean_up(directory, queue_files)
     state = Replay(
         memory_limit,
@@ -176,12 +172,15 @@ def load_queue(
     )
     files = queue_files.files
     progress = _Progress(directory, queue_files, clock, pace)
+    age = _Age(clock.now())
     sizes: dict[str, int] = {}
     kind = EndKind.WHOLE
     try:
         for index, name in enumerate(files):
+            last = index + 1 == len(files)
+            before = files if last else files[: index + 1]
             sizes[name], kind = _replay_file(
-                directory, state, files[: index + 1], clock, progress, last=index + 1 == len(files)
+                directory, state, before, clock, progress, age, last=last
             )
             progress.end(sizes[name])
         dialect = state.dialect if queue_files.has_current else None
@@ -202,12 +201,12 @@ def load_queue(
             state.behind.close()
         raise
     return LoadedQueue(
-        state, FileJournal(directory, queue_files.queue, sizes, clock, dialect), created
+        state, FileJournal(directory, queue_files.queue, sizes, clock, dialect), age.created
     )
 
 
-def created_at(path: Path, files: Sequence[str], now: int) -> int:
-    """Return when a queue was created (ms), as far as its files show; at the latest `now`.
+class _Age:
+    """When a queue was created, as far as its files show.
 
     No record holds that time, and packs replace old files, so it is the earliest of:
 
@@ -217,30 +216,31 @@ def created_at(path: Path, files: Sequence[str], now: int) -> int:
 
     So a queue never seems older than it is, but one whose early files were packed may seem younger.
 
-    Args:
-        path: the queue path.
-        files: the queue's files, in replay order.
-        now: the time (ms).
-
-    Raises:
-        OSError: a file cannot be examined.
+    Attributes:
+        created: the earliest so far (ms); at the latest the time of the start.
     """
-    if not files:
-        return now
-    # There may be a hundred thousand queues: no path object for each.
-    folder = str(path)
-    descriptor = open_regular(f"{folder}/{files[0]}", os.O_RDONLY)
-    try:
-        known = [os.fstat(descriptor).st_mtime_ns // _NANOSECONDS]
-        first = os.pread(descriptor, ADDX_HEADER, 0)
-    finally:
-        os.close(descriptor)
-    known += [os.lstat(f"{folder}/{name}").st_mtime_ns // _NANOSECONDS for name in files[1:]]
-    if "." in files[0]:
-        known.append(newest_timestamp(files[:1]))
-    if len(first) == ADDX_HEADER and first[0] == ADDX:
-        known.append(item_add_time(first))
-    return min([now, *(time for time in known if YEAR_2000 <= time < YEAR_2100)])
+
+    __slots__ = ("_is_first", "created")
+
+    def __init__(self, now: int) -> None:
+        """Start with the time (ms), before the first file."""
+        self.created = now
+        self._is_first = True
+
+    def see(self, name: str, file: ReadFile) -> None:
+        """Take note of the next file, in replay order."""
+        self._may_be(file.written_at)
+        if self._is_first:
+            self._is_first = False
+            if "." in name:
+                self._may_be(newest_timestamp((name,)))
+            first = bytes(file.content[:ADDX_HEADER])
+            if len(first) == ADDX_HEADER and first[0] == ADDX:
+                self._may_be(item_add_time(first))
+
+    def _may_be(self, time: int) -> None:
+        if YEAR_2000 <= time < YEAR_2100 and time < self.created:
+            self.created = time
 
 
 def _rotate(directory: Directory, queue_files: QueueFiles, state: Replay, clock: Clock) -> str:
@@ -261,7 +261,7 @@ class _Progress:
     def __init__(
         self, directory: Directory, queue_files: QueueFiles, clock: Clock, pace: Pace | None
     ) -> None:
-        self._path = directory.path
+        self._directory = directory
         self._queue_files = queue_files
         self._before = 0
         self._throttle = Throttle(clock, _LOG_INTERVAL, waits=True)
@@ -274,10 +274,10 @@ class _Progress:
     def at(self, position: int) -> bool:
         """Take note that the current file is replayed up to `position`; return what `Pace` does."""
         if self._throttle.passes():
-            files = self._queue_files.files
-            whole = sum((self._path / name).lstat().st_size for name in files)
+            files, path = self._queue_files.files, self._directory.path
+            whole = sum((path / name).lstat().st_size for name in files)
             done, total = (size >> 20 for size in (self._before + position, whole))
-            where = self._path / self._queue_files.queue
+            where = path / self._queue_files.queue
             log.info("loading %s: %d of %d MiB", where, done, total)
         return self._pace is not None and self._pace()
 
@@ -320,6 +320,7 @@ def _replay_file(
     files: tuple[str, ...],
     clock: Clock,
     progress: _Progress,
+    age: _Age,
     *,
     last: bool,
 ) -> tuple[int, EndKind]:
@@ -328,13 +329,18 @@ def _replay_file(
     A torn end is saved, but not cut off yet.
     """
     name = files[-1]
-    path = directory.path / name
-    with mapped(path, directory.open) as buffer, _read_ahead(directory, name, buffer) as fetch:
+    # There may be a hundred thousand queues: no path object for each.
+    path = f"{directory.path}/{name}"
+    file = read_file(directory.open(name))
+    try:
+        age.see(name, file)
+        buffer = file.content
+        ahead = _ReadAhead(file)
 
         def step(position: int) -> int:
             if not progress.at(position):
                 return WINDOW
-            fetch(position)
+            ahead.fetch(position)
             return _SMALL_BATCH
 
         size = len(buffer)
@@ -345,6 +351,8 @@ def _replay_file(
                 log.info("%s: ends with the STATE_DUMP at byte %d of %d", path, end, size)
             return size, ending.kind
         aside = save_tail(directory, name, buffer, ending, clock.now())
+    finally:
+        file.close()
     log.warning(
         "%s: a record was cut short at byte %d; its %d bytes are kept in %s",
         path,
@@ -355,37 +363,31 @@ def _replay_file(
     return end, EndKind.TORN
 
 
-@contextlib.contextmanager
-def _read_ahead(directory: Directory, name: str, buffer: Buffer) -> Iterator[Callable[[int], None]]:
-    """Yield a function that reads a file into the page cache, from a position on.
+class _ReadAhead:
+    """Reads a mapped file into the page cache before its map is read.
 
-    Call it before the file's map is read there: a thread that waits for the disk in a map holds the
-    interpreter lock and blocks all the others; one that waits in a read does not. If `buffer`, the
-    file's content, is no map, the function does nothing.
+    A thread that waits for the disk in a map holds the interpreter lock and blocks all the others;
+    one that waits in a read does not.
     """
-    if isinstance(buffer, bytes):
-        yield _nothing_ahead
-        return
-    descriptor = directory.open(name)
-    done = 0
 
-    def fetch(position: int) -> None:
-        nonlocal done
-        done = max(done, position)
-        while done < position + _AHEAD:
-            count = len(os.pread(descriptor, _AHEAD, done))
+    __slots__ = ("_descriptor", "_done")
+
+    def __init__(self, file: ReadFile) -> None:
+        # Without a descriptor, all of the file is in memory.
+        self._descriptor = file.descriptor
+        self._done = 0
+
+    def fetch(self, position: int) -> None:
+        """Read some of the file from `position` on, unless that was read."""
+        descriptor = self._descriptor
+        if descriptor is None:
+            return
+        self._done = max(self._done, position)
+        while self._done < position + _AHEAD:
+            count = len(os.pread(descriptor, _AHEAD, self._done))
             if not count:
                 break
-            done += count
-
-    try:
-        yield fetch
-    finally:
-        os.close(descriptor)
-
-
-def _nothing_ahead(position: int) -> None:
-    """Do nothing: all of the file is in memory."""
+            self._done += count
 
 
 def replay_whole(
@@ -414,17 +416,21 @@ def replay_whole(
     """
     torn = None
     for index, name in enumerate(files):
-        path = directory.path / name
-        with mapped(path, directory.open) as buffer, _read_ahead(directory, name, buffer) as fetch:
+        path = f"{directory.path}/{name}"
+        file = read_file(directory.open(name))
+        try:
+            ahead = _ReadAhead(file)
 
-            def step(position: int, fetch: Callable[[int], None] = fetch) -> int:
+            def step(position: int, ahead: _ReadAhead = ahead) -> int:
                 pause()
-                fetch(position)
+                ahead.fetch(position)
                 return _TINY_BATCH
 
             last = may_be_torn and index + 1 == len(files)
-            end = fold(state, buffer, tuple(files[: index + 1]), path, step, last=last)
+            end = fold(state, file.content, tuple(files[: index + 1]), path, step, last=last)
             torn = end if end.kind is EndKind.TORN else None
+        finally:
+            file.close()
     return torn
 
 
@@ -451,7 +457,7 @@ def fold(
     state: Replay,
     buffer: Buffer,
     files: Sequence[str],
-    path: Path,
+    path: str | Path,
     step: Callable[[int], int],
     *,
     last: bool,

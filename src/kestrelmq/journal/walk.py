@@ -108,7 +108,7 @@ class Walk(Generic[Found_co]):
         *,
         last: bool,
         step: Step = _window,
-        path: Path | None = None,
+        path: str | Path | None = None,
         forgets: bool = True,
     ) -> None:
         """Prepare a walk over `buffer`.

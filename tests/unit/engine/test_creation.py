@@ -7,8 +7,10 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.journal.loading import created_at
-from kestrelmq.journal.records import item
+from kestrelmq.journal.files import DiskDirectory
+from kestrelmq.journal.loading import load_queue
+from kestrelmq.journal.names import QueueFiles, group_files
+from kestrelmq.journal.records import REMOVE_RECORD, item
 from kestrelmq.testing.clock import FakeClock
 
 pytestmark = pytest.mark.compiled
@@ -22,24 +24,31 @@ def write(path: Path, name: str, data: bytes, written: int) -> None:
     os.utime(path / name, ns=(written * 1_000_000, written * 1_000_000))
 
 
+def created_at(path: Path, now: int) -> int:
+    """Return when the queue `jobs` was created, as far as its files show."""
+    directory = DiskDirectory(path)
+    files = group_files(directory.names()).queues.get("jobs", QueueFiles("jobs"))
+    return load_queue(directory, files, None, FakeClock(now)).created
+
+
 def test_the_earliest_of_what_is_known_counts(tmp_path: Path) -> None:
     """The first item of the oldest file, its timestamp, or when a file was last written."""
     now = FakeClock().now()
-    assert created_at(tmp_path, [], now) == now
+    assert created_at(tmp_path, now) == now
     write(tmp_path, "jobs", b"", now - HOUR)
-    assert created_at(tmp_path, ["jobs"], now) == now - HOUR
+    assert created_at(tmp_path, now) == now - HOUR
     write(tmp_path, "jobs", item(now - 3 * HOUR, 0, b"x"), now - HOUR)
-    assert created_at(tmp_path, ["jobs"], now) == now - 3 * HOUR
+    assert created_at(tmp_path, now) == now - 3 * HOUR
     old = f"jobs.{now - 5 * HOUR}"
-    write(tmp_path, old, b"\x02", now - 2 * HOUR)
-    assert created_at(tmp_path, [old, "jobs"], now) == now - 5 * HOUR
+    write(tmp_path, old, REMOVE_RECORD, now - 2 * HOUR)
+    assert created_at(tmp_path, now) == now - 5 * HOUR
 
 
 def test_impossible_times_do_not_count(tmp_path: Path) -> None:
     """An add time of another epoch, a small timestamp, a file from the future."""
     now = FakeClock().now()
     write(tmp_path, "jobs.7", item(1, 0, b"x"), now + HOUR)
-    assert created_at(tmp_path, ["jobs.7"], now) == now
+    assert created_at(tmp_path, now) == now
 
 
 def test_a_queue_is_as_old_after_a_restart(tmp_path: Path) -> None:
