@@ -28,10 +28,11 @@ from kestrelmq.engine import collection
 
 load_queue = collection.load_with_delayed
 
-def gated(directory, plan, *others):
+def gated(directory, plan, memory, clock, pace):
     while plan.queue not in ("short", "old") and (directory.path / "~~gate").exists():
         time.sleep(0.01)
-    return load_queue(directory, plan, *others)
+        pace()
+    return load_queue(directory, plan, memory, clock, pace)
 
 collection.load_with_delayed = gated
 from kestrelmq.cli.main import main; main()

@@ -1,7 +1,8 @@
 """Loading the queues of a collection in a thread, so that loaded queues can serve meanwhile.
 
-Queues are loaded one after the other, the short ones first. A stop in the middle leaves every
-journal intact: loading changes files in crash-safe steps only.
+Queues are loaded one after the other, the short ones first. The thread hands over what it has
+loaded every few milliseconds, many queues at a time if they are short. A stop in the middle leaves
+every journal intact: loading changes files in crash-safe steps only.
 """
 
 import logging
@@ -15,15 +16,22 @@ from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import QueueUnavailable
+from kestrelmq.journal.loading import Pace
 from kestrelmq.journal.names import QueueFiles
 
 _PIECE: Final = 250e-6
 """Seconds of work between pauses while others serve; shorter pieces would mean mostly pauses."""
 
-_AHEAD: Final = 8
-"""Queues that the worker is given at a time, so that it need not wait for the next one."""
+_KEPT: Final = 5e-3
+"""Seconds after which the thread hands over what it has loaded."""
+_MOST_KEPT: Final = 50
+"""Most queues that it hands over at once: letting them in holds up all others."""
+_AT_ONCE: Final = 1000
+"""Queues that are loaded by one job."""
 
 log = logging.getLogger(__name__)
+
+_Loaded = list[tuple[str, Queue | QueueUnavailable]]
 
 
 class _Stopped(Exception):  # noqa: N818 # says what it is
@@ -43,6 +51,8 @@ class StartUp:
         worker: Worker,
         clock: Clock,
         done: Callable[[], object],
+        *,
+        at_once: int = _AT_ONCE,
     ) -> None:
         """Prepare.
 
@@ -51,15 +61,20 @@ class StartUp:
             worker: where to load; only the owner's thread uses the collection itself.
             clock: tells the time.
             done: called in the owner's thread once every queue is loaded, or damaged.
+            at_once: how many queues one job of the worker loads.
         """
         self.gently = False
         self._collection = collection
         self._worker = worker
         self._clock = clock
         self._done = done
+        self._at_once = at_once
         self._left = 0
         self._waiting: deque[QueueFiles] = deque()
         self._stopped = False
+        # What the thread has loaded and not handed over yet, and when it last did that.
+        self._kept: _Loaded = []
+        self._handed_over_at = clock.monotonic()
 
     def begin(self) -> None:
         """Take the queue path and begin to load.
@@ -73,22 +88,11 @@ class StartUp:
         if not queues:
             self._done()
         self._waiting.extend(queues)
-        for _ in range(_AHEAD):
-            self._load_next()
+        self._load_next()
 
     def _load_next(self) -> None:
-        """Give the worker the next queue.
-
-        It has a few at a time: with very many, handing them all over would keep the owner's thread
-        from serving the first.
-        """
         if self._waiting:
-            queue_files = self._waiting.popleft()
-            found: list[Queue | QueueUnavailable] = []
-            self._worker.run(
-                partial(self._load, queue_files, found),
-                partial(self._loaded, queue_files.queue, found),
-            )
+            self._worker.run(self._load_some, self._job_is_over)
 
     def stop(self) -> None:
         """Stop loading, and wait until it has stopped."""
@@ -97,42 +101,75 @@ class StartUp:
 
     # --- in the thread ---
 
-    def _load(
-        self, queue_files: QueueFiles, found: list[Queue | QueueUnavailable], pause: Pause
-    ) -> None:
+    def _load_some(self, pause: Pause) -> None:
         worked_from = self._clock.monotonic()
 
         def pace() -> bool:
             nonlocal worked_from
             if self._stopped:
                 raise _Stopped
-            if self.gently and self._clock.monotonic() - worked_from > _PIECE:
+            now = self._clock.monotonic()
+            if self._kept and now - self._handed_over_at > _KEPT:
+                self._hand_over()
+            if self.gently and now - worked_from > _PIECE:
                 pause()
                 worked_from = self._clock.monotonic()
             return self.gently
 
-        found.append(self._collection.load(queue_files, pace))
+        try:
+            for _ in range(min(self._at_once, len(self._waiting))):
+                queue_files = self._waiting.popleft()
+                found = self._load(queue_files, pace)  # which may hand over what is kept
+                self._kept.append((queue_files.queue, found))
+                if len(self._kept) >= _MOST_KEPT:
+                    self._hand_over()
+        finally:
+            self._hand_over()
+
+    def _load(self, queue_files: QueueFiles, pace: Pace) -> Queue | QueueUnavailable:
+        """Load a queue; whatever goes wrong there does not keep the others from being loaded."""
+        try:
+            return self._collection.load(queue_files, pace)
+        except _Stopped:
+            raise
+        except Exception as error:
+            return _broken(queue_files.queue, error)
+
+    def _hand_over(self) -> None:
+        kept, self._kept = self._kept, []
+        self._handed_over_at = self._clock.monotonic()
+        if kept:
+            self._worker.tell(partial(self._let_in, kept))
 
     # --- in the owner's thread ---
 
-    def _loaded(
-        self, name: str, found: list[Queue | QueueUnavailable], error: BaseException | None
-    ) -> None:
-        if self._stopped:
-            for one in found:
-                if isinstance(one, Queue):
-                    one.close()
-            return
-        if error is not None:
-            log.error("queue %s cannot be loaded", name, exc_info=error)
-            found.append(QueueUnavailable(f"queue {name} cannot be loaded: {error!r}"))
+    def _let_in(self, loaded: _Loaded) -> None:
+        """Make loaded queues usable."""
+        for name, found in loaded:
+            if not self._stopped:
+                self._let_one_in(name, found)
+            elif isinstance(found, Queue):
+                found.close()
+
+    def _let_one_in(self, name: str, found: Queue | QueueUnavailable) -> None:
         try:
-            self._collection.add_loaded(name, found[0])
-        except Exception as failure:
-            log.exception("queue %s cannot be loaded", name)
-            broken = QueueUnavailable(f"queue {name} cannot be loaded: {failure!r}")
-            self._collection.add_loaded(name, broken)
+            self._collection.add_loaded(name, found)
+        except Exception as error:
+            self._collection.add_loaded(name, _broken(name, error))
         self._left -= 1
-        self._load_next()
         if not self._left:
             self._done()
+
+    def _job_is_over(self, error: BaseException | None) -> None:
+        if self._stopped:
+            return
+        if error is not None and self._waiting:  # the job could not begin
+            name = self._waiting.popleft().queue
+            self._let_one_in(name, _broken(name, error))
+        self._load_next()
+
+
+def _broken(name: str, error: BaseException) -> QueueUnavailable:
+    """Return why a queue cannot be used, after an error that nobody foresaw; log that."""
+    log.error("queue %s cannot be loaded", name, exc_info=error)
+    return QueueUnavailable(f"queue {name} cannot be loaded: {error!r}")

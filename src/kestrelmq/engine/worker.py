@@ -49,6 +49,9 @@ class Worker(JobRunner, Protocol):
     def free(self, useless: Useless) -> None:
         """Free what is no longer needed; there may be millions of items."""
 
+    def tell(self, call: Callable[[], None]) -> None:
+        """From within a job, let the owner's thread call `call`: before the job is reported."""
+
 
 class InlineWorker:
     """Runs each job at once, in the caller's thread."""
@@ -65,6 +68,10 @@ class InlineWorker:
     def free(self, useless: Useless) -> None:
         """Free it at once."""
         useless.clear()
+
+    def tell(self, call: Callable[[], None]) -> None:
+        """Call it at once."""
+        call()
 
     def close(self) -> None:
         """Do nothing: no job is left."""
@@ -131,6 +138,10 @@ class ThreadWorker:
             # Without a thread, they are freed in the pauses of the next job.
             with contextlib.suppress(RuntimeError):
                 self._submit(self._free_all)
+
+    def tell(self, call: Callable[[], None]) -> None:
+        """From within a job, let the owner's thread call `call`."""
+        self._call(call)
 
     def close(self) -> None:
         """Finish the running job and drop the others; what they report may be lost."""

@@ -136,6 +136,7 @@ class Server:
         self._collection.commits.worker = ThreadWorker(loop.call_soon_threadsafe)
         self._writer = ThreadWorker(loop.call_soon_threadsafe)
         self._collection.tasks.worker = self._collection.registry.worker = self._writer
+        _keep_old_objects()
         loaded = asyncio.Event()
         start_up = StartUp(
             self._collection, ThreadWorker(loop.call_soon_threadsafe), self._clock, loaded.set
@@ -166,8 +167,6 @@ class Server:
         await self._open_services(context)
         warn_if_open(self._config)
         membership = self._join(context)
-        # The objects that exist now stay; the collector need not check them every time.
-        gc.collect()
         gc.freeze()
         self._log_start()
         self._announce("ready")
@@ -342,10 +341,8 @@ class Server:
         """Do the journals' upkeep, and keep the garbage collector from checking long queues.
 
         A collection takes 20 ms for a million items in the queues that it checks. So this makes a
-        queue an old object before it can become long; old objects are collected very rarely.
+        queue an old object before it can become long; see `_keep_old_objects`.
         """
-        young, middle, _ = gc.get_threshold()
-        gc.set_threshold(young, middle, _FULL_COLLECTION_THRESHOLD)
         while True:
             for _ in range(_COLLECTIONS_PER_UPKEEP):
                 await asyncio.sleep(_UPKEEP_PERIOD / _COLLECTIONS_PER_UPKEEP)
@@ -441,6 +438,18 @@ async def _cancel_other_tasks() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+def _keep_old_objects() -> None:
+    """Keep the garbage collector from checking again and again what stays.
+
+    The objects that exist now are not checked any more, and other old ones very rarely: there may
+    be very many, first of all the queues that are being loaded.
+    """
+    gc.collect()
+    gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, _FULL_COLLECTION_THRESHOLD)
 
 
 def _raise_file_limit() -> None:

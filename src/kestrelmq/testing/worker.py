@@ -1,6 +1,7 @@
 """A worker whose jobs run when the test tells it to."""
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 from kestrelmq.clock import Pause
@@ -31,6 +32,10 @@ class HeldWorker:
         """Free it at once."""
         useless.clear()
 
+    def tell(self, call: Callable[[], None]) -> None:
+        """Call it at once."""
+        call()
+
     def close(self) -> None:
         """Run the jobs that are left, without reporting their results."""
         while self._jobs:
@@ -43,6 +48,10 @@ class LateWorker(HeldWorker):
     def run(self, job: Job, done: Done) -> None:
         """Run `job`; report it later."""
         InlineWorker().run(job, lambda error: self._keep(error, done))
+
+    def tell(self, call: Callable[[], None]) -> None:
+        """Call it later."""
+        super().run(lambda _pause: call(), lambda _error: None)
 
     def close(self) -> None:
         """Do nothing: every job has run."""

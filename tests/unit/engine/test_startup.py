@@ -30,7 +30,7 @@ class Starting:
         self.worker = HeldWorker()
         self.done = 0
         self.collection = QueueCollection(config, CLOCK)
-        self.start_up = StartUp(self.collection, self.worker, CLOCK, self._count)
+        self.start_up = StartUp(self.collection, self.worker, CLOCK, self._count, at_once=1)
         self.start_up.begin()
 
     def _count(self) -> None:
