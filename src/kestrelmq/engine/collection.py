@@ -32,7 +32,7 @@ from kestrelmq.journal.files import (
     Directory,
     DiskDirectory,
     QueuePathLock,
-    directory_names,
+    list_directory,
     make_queue_path,
 )
 from kestrelmq.journal.loading import Pace, load_with_delayed, remove_left_over
@@ -123,21 +123,21 @@ class QueueCollection:
         make_queue_path(self._directory.path)
         self._lock.acquire()
         self.registry.load()
-        found = group_files(self._directory.names())
+        listing = list_directory(self._directory.path)
+        found = group_files(listing.sizes)
         for warning in config_warnings(self.config, found.queues):
             log.warning("%s", warning)
         for name in found.unknown:
             log.warning("%s is no journal; it is left alone", self._directory.path / name)
-        for name in directory_names(self._directory.path):
+        for name in listing.directories:
             if queue_name_error(name) is None:
                 log.warning("%s is a directory, not a queue", self._directory.path / name)
         for name in self.registry.declared:
             found.queues.setdefault(name, QueueFiles(name))
         remove_left_over(self._directory, found.dead)
         write_directories.remove_all(self._directory.path)
-        for name in found.queues:
-            self.loading.expect(name)
-        return in_order(self._directory.path, found.queues.values())
+        self.loading.expect(found.queues)
+        return in_order(found.queues.values(), listing.sizes)
 
     def check_path(self, names: Collection[str] | None = ()) -> None:
         """Check that the queue path, and files in it, still exist; see `PathGuard.check`."""

@@ -4,11 +4,8 @@ Until a queue is loaded, it can neither be used nor be created anew. Nor can the
 child that is still loading, because items added to the master must reach the child.
 """
 
-import contextlib
-import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.names import QueueFiles
@@ -42,12 +39,11 @@ class LoadingQueues:
         """The names of those that have a journal themselves."""
         return frozenset(self._expected)
 
-    def expect(self, name: str) -> None:
-        """Take note that the queue `name` is to be loaded."""
-        family = family_of(name)
-        self._families[family] += 1
-        self._expected.add(name)
-        self._names.update((name, family))
+    def expect(self, names: Collection[str]) -> None:
+        """Take note that the queues `names` are to be loaded."""
+        self._families.update(map(family_of, names))
+        self._expected.update(names)
+        self._names.update(names, self._families)
 
     def loaded(self, name: str) -> None:
         """Take note that `name` is loaded, or damaged; a master comes after its children."""
@@ -78,21 +74,21 @@ def family_of(name: str) -> str:
     return master_of(name) or name
 
 
-def in_order(path: Path, queues: Collection[QueueFiles]) -> list[QueueFiles]:
+def in_order(queues: Collection[QueueFiles], sizes: Mapping[str, int]) -> list[QueueFiles]:
     """Return queues in the order of loading: short ones first, children before their master.
 
-    A master and its children count as one, because they can only be used together.
+    A master and its children count as one, because they can only be used together. `sizes` are
+    the bytes in each file.
     """
-    size: Counter[str] = Counter()
-    # There may be a hundred thousand queues: no path object for each.
-    folder = str(path)
+    family_sizes: dict[str, int] = {}
     for files in queues:
-        for name in files.present:
-            with contextlib.suppress(OSError):  # loading it will report what is wrong
-                size[family_of(files.queue)] += os.stat(f"{folder}/{name}").st_size  # noqa: PTH116
+        family = family_of(files.queue)
+        # A file without a size has just gone; loading it will report what is wrong.
+        size = sum([sizes.get(name, 0) for name in files.present])
+        family_sizes[family] = family_sizes.get(family, 0) + size
 
     def place(files: QueueFiles) -> tuple[int, str, bool]:
         family = family_of(files.queue)
-        return size[family], family, files.queue == family
+        return family_sizes[family], family, files.queue == family
 
     return sorted(queues, key=place)

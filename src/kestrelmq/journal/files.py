@@ -27,6 +27,7 @@ import stat
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import BinaryIO, Final, Literal, Protocol, Self
@@ -99,10 +100,33 @@ def file_names(path: str | Path) -> list[str]:
         return [entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)]
 
 
-def directory_names(path: str | Path) -> list[str]:
-    """Return the names of a directory's subdirectories. Raises OSError."""
+@dataclass(slots=True)
+class Listing:
+    """What is in a directory.
+
+    Attributes:
+        sizes: bytes in each file, pipes, devices and the like included: see `file_names`.
+        directories: the names of its subdirectories.
+    """
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    directories: list[str] = field(default_factory=list)
+
+
+def list_directory(path: str | Path) -> Listing:
+    """Return what is in a directory. Raises OSError."""
+    found = Listing()
     with os.scandir(path) as entries:
-        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                found.directories.append(entry.name)
+                continue
+            try:
+                size = entry.stat(follow_symlinks=False).st_size
+            except OSError:
+                size = 0  # whoever opens it will report what is wrong
+            found.sizes[entry.name] = size
+    return found
 
 
 # --- syncing, renaming and linking by path ---
@@ -272,9 +296,7 @@ def mapped(
 
     `open_file` opens the file by its name; by default, it is opened by its path.
     """
-    file = read_file(
-        open_regular(path, os.O_RDONLY) if open_file is None else open_file(path.name)
-    )
+    file = read_file(open_regular(path, os.O_RDONLY) if open_file is None else open_file(path.name))
     try:
         yield file.content
     finally:
@@ -289,7 +311,7 @@ def data_after(path: str | Path, position: int) -> int:
     seek_data = getattr(os, "SEEK_DATA", None)
     if seek_data is None:  # pragma: no cover: Linux and macOS have it
         return position
-    with open(path, "rb") as file:
+    with Path(path).open("rb") as file:
         try:
             return os.lseek(file.fileno(), position, seek_data)
         except OSError as error:

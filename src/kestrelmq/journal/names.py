@@ -154,10 +154,14 @@ def temporary_name(queue: str, purpose: str, timestamp: int) -> str:
 
 def group_files(names: Iterable[str]) -> QueuePathFiles:
     """Group the files of a queue path by queue. `names` must not include directories."""
+    current: set[str] = set()
     found: dict[str, list[tuple[JournalName, str]]] = {}
     left_over: dict[str, list[str]] = {}
     unknown = []
     for name in names:
+        if "." not in name and TEMPORARY_MARK not in name and queue_name_error(name) is None:
+            current.add(name)  # there may be a hundred thousand of these
+            continue
         parsed = parse_name(name)
         if parsed is not None:
             found.setdefault(parsed.queue, []).append((parsed, name))
@@ -165,9 +169,15 @@ def group_files(names: Iterable[str]) -> QueuePathFiles:
             unknown.append(name)
         elif match := _LEFT_OVER.fullmatch(name):
             left_over.setdefault(match["queue"], []).append(name)
+    for queue in current & (found.keys() | left_over.keys()):
+        found.setdefault(queue, []).append((JournalName(queue), queue))
     queues: dict[str, QueueFiles] = {}
     # The name of a queue sorts before that of its delayed items.
-    for queue, files in sorted(found.items()):
+    for queue in sorted(current | found.keys()):
+        files = found.get(queue)
+        if files is None:
+            queues[queue] = QueueFiles(queue, has_current=True)
+            continue
         grouped = _queue_files(queue, files, left_over.pop(queue, []))
         master = master_of_delayed(queue)
         if master is None:
@@ -183,8 +193,6 @@ def group_files(names: Iterable[str]) -> QueuePathFiles:
 def _queue_files(
     queue: str, files: list[tuple[JournalName, str]], left_over: list[str]
 ) -> QueueFiles:
-    if len(files) == 1 and not left_over and files[0][0].timestamp is None:
-        return QueueFiles(queue, has_current=True)  # most queues have just this
     packs = [(parsed.timestamp or 0, name) for parsed, name in files if parsed.packed]
     newest_pack, pack = max(packs, default=(-1, None))
     dead = []
