@@ -16,7 +16,7 @@ Not thread-safe: the server's loop, or the library's lock, protects it.
 import contextlib
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -194,6 +194,17 @@ class QueueLimits:
         )
 
 
+def _any_expires(records: Iterable[bytes]) -> bool:
+    """Whether any of these items can expire."""
+    for record in records:  # noqa: SIM110 # compiled, a generator would go through all of them
+        if record[13:21] != NO_EXPIRY:
+            return True
+    return False
+
+
+_NO_LIMITS: Final = QueueLimits()
+
+
 class Queue(Committable):
     """A queue that is loaded and can be used.
 
@@ -293,9 +304,10 @@ class Queue(Committable):
         # Whether there is a journal, but all items must fit in memory: see `stay_in_memory`.
         self._stays_in_memory = False
         # Whether any item that waits, or that may wait again, can expire.
-        self._expiring = self.backlog.behind is not None or any(
-            record[13:21] != NO_EXPIRY
-            for record in chain(self.backlog.memory, self.reads.open.values())
+        self._expiring = (
+            self.backlog.behind is not None
+            or _any_expires(self.backlog.memory)
+            or _any_expires(self.reads.open.values())
         )
         self.configure(config)
         if reserved.by_xid:
@@ -343,7 +355,8 @@ class Queue(Committable):
     def _configure_journal(self, journal: FileJournal, config: QueueConfig) -> None:
         if self._upkeep is None:
             self._upkeep = self._new_upkeep(journal, config)
-        self._upkeep.configure(config)
+        else:
+            self._upkeep.configure(config)
         wanted: Dialect = config.journal_dialect
         if journal.dialect not in {None, wanted}:
             if not self._end_file(journal):
@@ -383,7 +396,7 @@ class Queue(Committable):
         """Compute the limits anew; `_set_needs_checks` must follow."""
         memory_only = self._stays_in_memory or isinstance(self.journal, NoJournal)
         self._limits = QueueLimits.of(self.config, self.paused, memory_only=memory_only)
-        self._is_limited = self._limits != QueueLimits()
+        self._is_limited = self._limits != _NO_LIMITS
 
     def pause(self, paused: Paused) -> None:
         """Pause these operations from now on, and no others.
