@@ -76,6 +76,11 @@ class Client:
         if answer != reply:
             raise PeerError(f"{answer[:99]!r} came instead of {reply[:99]!r}")
 
+    def answer(self, request: bytes) -> bytes:
+        """Send `request`; return what comes first of a short answer."""
+        self.send(request)
+        return self._socket.recv(1 << 16)
+
     def add(self, *queues: str) -> None:
         """Add an item to each queue."""
         requests = [SET.replace(b"work", queue.encode()) for queue in queues]

@@ -22,6 +22,9 @@ from kestrelmq.journal.names import QueueFiles
 _PIECE: Final = 250e-6
 """Seconds of work between pauses while others serve; shorter pieces would mean mostly pauses."""
 
+_QUIET: Final = 20e-3
+"""Seconds without an event of a client after which there are no more such pauses: each of them
+makes loading slower by more than it takes."""
 _KEPT: Final = 5e-3
 """Seconds after which the thread hands over what it has loaded."""
 _MOST_KEPT: Final = 50
@@ -38,11 +41,16 @@ class _Stopped(Exception):  # noqa: N818 # says what it is
     """The server is stopping."""
 
 
+def _no_event() -> int:
+    """Return how many events of clients there were: nobody is served."""
+    return 0
+
+
 class StartUp:
     """Loads the queues of a collection.
 
     Attributes:
-        gently: whether to pause regularly, because clients are served meanwhile.
+        gently: whether to pause regularly while clients are busy, because they are served.
     """
 
     def __init__(
@@ -52,6 +60,7 @@ class StartUp:
         clock: Clock,
         done: Callable[[], object],
         *,
+        events: Callable[[], int] = _no_event,
         at_once: int = _AT_ONCE,
     ) -> None:
         """Prepare.
@@ -61,6 +70,7 @@ class StartUp:
             worker: where to load; only the owner's thread uses the collection itself.
             clock: tells the time.
             done: called in the owner's thread once every queue is loaded, or damaged.
+            events: returns how many events of clients there were so far; from any thread.
             at_once: how many queues one job of the worker loads.
         """
         self.gently = False
@@ -68,6 +78,7 @@ class StartUp:
         self._worker = worker
         self._clock = clock
         self._done = done
+        self._events = events
         self._at_once = at_once
         self._left = 0
         self._waiting: deque[QueueFiles] = deque()
@@ -103,16 +114,21 @@ class StartUp:
 
     def _load_some(self, pause: Pause) -> None:
         worked_from = self._clock.monotonic()
+        seen, quiet_at = self._events(), worked_from
 
         def pace() -> bool:
-            nonlocal worked_from
+            nonlocal worked_from, seen, quiet_at
             if self._stopped:
                 raise _Stopped
             now = self._clock.monotonic()
             if self._kept and now - self._handed_over_at > _KEPT:
                 self._hand_over()
             if self.gently and now - worked_from > _PIECE:
-                pause()
+                before, seen = seen, self._events()
+                if seen != before:
+                    quiet_at = now + _QUIET
+                if now < quiet_at:
+                    pause()
                 worked_from = self._clock.monotonic()
             return self.gently
 
@@ -132,7 +148,7 @@ class StartUp:
             return self._collection.load(queue_files, pace)
         except _Stopped:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 # it is logged
             return _broken(queue_files.queue, error)
 
     def _hand_over(self) -> None:
@@ -154,7 +170,7 @@ class StartUp:
     def _let_one_in(self, name: str, found: Queue | QueueUnavailable) -> None:
         try:
             self._collection.add_loaded(name, found)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 # it is logged
             self._collection.add_loaded(name, _broken(name, error))
         self._left -= 1
         if not self._left:

@@ -54,8 +54,8 @@ _TIMER_PERIOD: Final = 0.05
 """Seconds between checks for open reads whose time is up and for periodic syncs."""
 _SWITCH_INTERVAL: Final = 0.0001
 """Seconds after which a thread that holds the interpreter lock must yield it to the loop."""
-_LOAD_TIMEOUT: Final = 2.0
-"""Seconds to wait for all queues to load before the loaded ones are served."""
+_LOAD_TIMEOUT: Final = 1.0
+"""Seconds that listing and loading the queues may take before the loaded ones are served."""
 _FULL_COLLECTION_THRESHOLD: Final = 1000
 """The garbage collector's third threshold: collections of the middle generation before one of all
 objects. There are a few of them a second."""
@@ -137,9 +137,14 @@ class Server:
         self._writer = ThreadWorker(loop.call_soon_threadsafe)
         self._collection.tasks.worker = self._collection.registry.worker = self._writer
         _keep_old_objects()
+        begun = loop.time()
         loaded = asyncio.Event()
         start_up = StartUp(
-            self._collection, ThreadWorker(loop.call_soon_threadsafe), self._clock, loaded.set
+            self._collection,
+            ThreadWorker(loop.call_soon_threadsafe),
+            self._clock,
+            loaded.set,
+            events=lambda: self._turns.served,
         )
         try:
             start_up.begin()
@@ -150,7 +155,8 @@ class Server:
             for name in ("SIGTERM", "SIGINT"):
                 loop.add_signal_handler(getattr(signal, name), self._stopping.set)
             loop.add_signal_handler(signal.SIGHUP, self._on_sighup)
-            await _wait_for_either(loaded, self._stopping, None if self._wait else _LOAD_TIMEOUT)
+            wait = None if self._wait else max(0.0, begun + _LOAD_TIMEOUT - loop.time())
+            await _wait_for_either(loaded, self._stopping, wait)
             start_up.gently = True
             if not self._stopping.is_set():
                 await self._serve_clients(self._new_context(loop), loaded)

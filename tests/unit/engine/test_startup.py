@@ -1,5 +1,6 @@
 """Queues that are still loading while others serve: what may be done meanwhile."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -290,20 +291,26 @@ class PausedWorker(HeldWorker):
         self.pauses += 1
 
 
-@pytest.mark.parametrize("gently", [False, True])
-def test_loading_pauses_while_clients_are_served(tmp_path: Path, *, gently: bool) -> None:
-    """Only then: otherwise everybody waits for it."""
+@pytest.mark.parametrize(
+    ("gently", "busy", "pauses"),
+    [(False, True, False), (True, False, False), (True, True, True)],
+)
+def test_loading_pauses_while_clients_are_served(
+    tmp_path: Path, *, gently: bool, busy: bool, pauses: bool
+) -> None:
+    """Only then: otherwise everybody waits for it, or nobody does."""
     put(tmp_path, "jobs", *[bytes(1000)] * 1000)
     collection, worker, clock = (
         QueueCollection(ServerConfig(queue_path=tmp_path), CLOCK),
         PausedWorker(),
         SlowClock(),
     )
-    start_up = StartUp(collection, worker, clock, lambda: None)
+    events = itertools.count() if busy else itertools.repeat(1)
+    start_up = StartUp(collection, worker, clock, lambda: None, events=lambda: next(events))
     start_up.begin()
     start_up.gently = gently
     assert worker.step()
-    assert (worker.pauses > 0) == gently
+    assert (worker.pauses > 0) == pauses
     assert len(collection.queues["jobs"]) == 1000
     collection.close()
 
