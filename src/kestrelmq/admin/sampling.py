@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final, Literal, NamedTuple
 
 from kestrelmq.admin.history import History, Point
@@ -117,7 +118,7 @@ class Sampler:
     """Samples the queues periodically and keeps what it found.
 
     Attributes:
-        sampled: the last sample of each queue, by name.
+        sampled: the last sample of each queue, by name; those that changed last come last.
         totals: the sums over all queues.
         version: the number of the last sample.
         history: the recent history of each queue.
@@ -194,9 +195,11 @@ class Sampler:
                 if queue is not None:
                     self._sample_queue(name, queue, version, elapsed, stamp)
         for states, snapshot in ((collection.loading, LOADING), (collection.damaged, DAMAGED)):
-            for name in list(states):
-                if name not in self.sampled or self.sampled[name].snapshot != snapshot:
-                    self._replace(name, SampledQueue(snapshot, version))
+            async for some in slices(list(states), SLICE):
+                for name in some:
+                    last = self.sampled.get(name)
+                    if name in states and (last is None or last.snapshot != snapshot):
+                        self._replace(name, SampledQueue(snapshot, version))
         there = (collection.queues, collection.damaged, collection.loading)
         for name in names:
             if name in self.sampled and not any(name in some for some in there):
@@ -258,6 +261,8 @@ class Sampler:
     def _replace(self, name: str, new: SampledQueue) -> None:
         """Put a queue's new sample in the place of the last one."""
         last = self._take_off(name)
+        if last is not None and last.version != new.version:
+            del self.sampled[name]  # it comes last now
         self.sampled[name] = new
         self.totals.count(new, 1)
         snapshot = new.snapshot
@@ -282,11 +287,17 @@ class Sampler:
         self._gone.append((version, name))
 
     def changed_since(self, since: int) -> Iterator[list[tuple[str, QueueSnapshot]]]:
-        """Yield the queues that changed after sample number `since`, in slices."""
-        found = [
-            (name, last.snapshot) for name, last in self.sampled.items() if last.version > since
-        ]
-        yield from batches(found, SLICE)
+        """Yield the queues that changed after sample number `since`, in slices.
+
+        Only those are looked at. A change between two slices may be in the later one already.
+        """
+        if since:
+            later = takewhile(lambda one: one[1].version > since, reversed(self.sampled.items()))
+            names = [name for name, _ in later]
+        else:
+            names = list(self.sampled)
+        for some in batches(names, SLICE):
+            yield [(name, self.sampled[name].snapshot) for name in some if name in self.sampled]
 
     def removed_since(self, since: int) -> list[str] | None:
         """Return the queues that were removed after sample `since`; None if that is not known."""

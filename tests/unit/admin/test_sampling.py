@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,11 @@ def test_samples_are_as_if_all_queues_were_looked_at(tmp_path: Path, seed: int) 
                 for name, queue in turning.collection.queues.items()
             }
             assert found == expected
+            versions = [one.version for one in sampler.sampled.values()]
+            assert versions == sorted(versions)  # so watchers need not look at those before
+            for since in range(sampler.version):
+                changed = {n: o.snapshot for n, o in sampler.sampled.items() if o.version > since}
+                assert dict(chain(*sampler.changed_since(since))) == changed
             totals, all_of_them = sampler.totals, expected.values()
             assert totals.queues == len(expected)
             assert totals.items == sum(one.items for one in all_of_them)
