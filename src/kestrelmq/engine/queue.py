@@ -86,7 +86,6 @@ from kestrelmq.journal.reservations import (
     Reservation,
     ReserveTerms,
     done_note,
-    parse_tag,
     reserved_note,
     retired_note,
     unreserved_note,
@@ -99,6 +98,7 @@ from kestrelmq.journal.writer import (
     StartingJournal,
 )
 from kestrelmq.marks import PutMark
+from kestrelmq.tags import parse_tag
 
 _MAX_DOUBLINGS: Final = 64
 """Deliveries after which the retry delay does not grow any more."""

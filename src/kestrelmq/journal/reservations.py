@@ -26,14 +26,14 @@ from dataclasses import dataclass
 from math import inf
 from struct import Struct
 from struct import error as StructError  # noqa: N812 # it is a class
-from typing import Final, NamedTuple
+from typing import Final
 
 from kestrelmq.clock import Pause, no_pause
-from kestrelmq.errors import TagRefused
 from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.notes import Note, encode
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.records import is_run
+from kestrelmq.tags import Tag, parse_tag
 
 RESERVED: Final = 16
 """Kind: the reads are reserved, on these terms; if they are already, the terms are new."""
@@ -44,9 +44,6 @@ DONE: Final = 18
 RETIRED: Final = 19
 """Kind: the tags of a name up to an epoch are over; what was done is forgotten."""
 
-MAX_TEXT: Final = 200
-"""Most bytes of an owner or a tag."""
-MAX_EPOCH: Final = 2**63 - 1
 _MOST_READS: Final = 1 << 20
 """Most reads of one note; a note with more is not ours."""
 
@@ -59,27 +56,6 @@ _TERMS: Final = Struct("<QQQ")
 _RUN: Final = Struct("<iI")
 _U32: Final = Struct("<I")
 _U64: Final = Struct("<Q")
-
-
-class Tag(NamedTuple):
-    """The parts of a tag."""
-
-    name: str
-    epoch: int
-    part: str
-
-
-def parse_tag(text: str) -> Tag:
-    """Return the parts of a tag. Raises TagRefused, which says what is wrong."""
-    name, _, rest = text.partition(":")
-    epoch, _, part = rest.partition(":")
-    if not name or not part or ":" in part or not (epoch.isascii() and epoch.isdigit()):
-        raise TagRefused("a tag is NAME:EPOCH:PART, and the epoch a whole number")
-    if len(text.encode()) > MAX_TEXT:
-        raise TagRefused(f"a tag has at most {MAX_TEXT} bytes")
-    if int(epoch) > MAX_EPOCH:
-        raise TagRefused(f"an epoch is at most {MAX_EPOCH}")
-    return Tag(name, int(epoch), part)
 
 
 @dataclass(frozen=True, slots=True)

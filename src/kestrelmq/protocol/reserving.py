@@ -1,7 +1,7 @@
 """Requests about reserved reads, for every protocol, and how a read is written.
 
 Each request checks itself: making one that asks for what no server does raises ValueError, whose
-message is for the client. Names of queues, and what a tag must look like, are checked elsewhere.
+message is for the client. Names of queues are checked elsewhere.
 `PARSERS` reads the requests from the words of a line, for memcache and text:
 
     reserve Q[,Q2...] COUNT lease=MS [t=MS] [tag=TAG] [owner=NAME [grace=MS]]
@@ -19,15 +19,15 @@ from typing import Final
 from kestrelmq.protocol.decimals import consecutive
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.words import NameParser, milliseconds, number, split_options
+from kestrelmq.tags import MAX_EPOCH, MAX_TAG, parse_tag
 
 MAX_RESERVED: Final = 1000
 """The most items of one `reserve`."""
 MAX_RESERVED_QUEUES: Final = 100
 """The most queues of one `reserve`."""
-MAX_OWNER: Final = 200
-"""The most bytes of an owner or a tag."""
+MAX_OWNER: Final = MAX_TAG
+"""The most bytes of an owner, or of the name in a tag."""
 _MAX_MILLISECONDS: Final = 2**53
-_MAX_EPOCH: Final = 2**63 - 1
 _MAX_DIGITS: Final = 19
 _SUFFIX: Final = 17
 """Bytes of a read from the hyphen before its nonce on."""
@@ -69,7 +69,8 @@ class Reserve:
         _check_milliseconds(lease=self.lease, t=self.timeout, grace=self.grace)
         if not self.lease:
             raise ValueError("a lease is at least 1 ms")
-        _check_texts(tag=self.tag, owner=self.owner)
+        _check_tag(self.tag)
+        _check_owner(self.owner)
 
 
 @dataclass(slots=True)
@@ -115,7 +116,7 @@ class Release:
         if self.tag and self.owner:
             raise ValueError("release takes a tag or an owner, not both")
         _check_milliseconds(delay=self.delay or 0)
-        _check_texts(owner=self.owner)
+        _check_owner(self.owner)
         _check_whose("release", self.reads, self.tag, self.owner)
 
 
@@ -160,7 +161,7 @@ class Retire:
         _check_text("name", self.name)
         if ":" in self.name:
             raise ValueError("the name of a tag has no colon")
-        if not 0 <= self.epoch <= _MAX_EPOCH:
+        if not 0 <= self.epoch <= MAX_EPOCH:
             raise ValueError("an epoch is a whole number")
 
 
@@ -237,10 +238,15 @@ def _check_milliseconds(**numbers: int) -> None:
             raise ValueError(f"{what} takes milliseconds")
 
 
-def _check_texts(**texts: str) -> None:
-    for what, text in texts.items():
-        if text:
-            _check_text(what, text)
+def _check_tag(tag: str) -> None:
+    if tag:
+        _check_text("tag", tag)
+        parse_tag(tag)
+
+
+def _check_owner(owner: str) -> None:
+    if owner:
+        _check_text("owner", owner)
 
 
 def _check_text(what: str, text: str) -> None:
@@ -248,9 +254,9 @@ def _check_text(what: str, text: str) -> None:
         raise ValueError(f"{what} takes at most {MAX_OWNER} bytes of text")
 
 
-def _check_whose(verb: str, reads: Reads, *instead: str) -> None:
-    _check_texts(tag=instead[0])
-    if bool(reads) == any(instead):
+def _check_whose(verb: str, reads: Reads, tag: str, owner: str = "") -> None:
+    _check_tag(tag)
+    if bool(reads) == bool(tag or owner):
         raise ValueError(f"{verb} takes reads, or says whose")
 
 

@@ -133,8 +133,7 @@ class PendingReserve(PendingRequest):
         """Answer with what is there, or wait."""
         try:
             self._context.check_readable()
-            found = [self._context.queue_to_read(name) for name in self._names]
-            queues = [queue for queue in found if queue is not None]
+            queues = self._queues()
             if not all(map(self._context.settle, queues)):
                 self._connection.resume_later(self)
                 return
@@ -163,6 +162,20 @@ class PendingReserve(PendingRequest):
         self._answer([])
 
     # --- reserving ---
+
+    def _queues(self) -> list[Queue]:
+        """Return the queues; those that do not exist are created, unless the request is refused.
+
+        Raises as `ServerContext.queue_to_read` and `Queue.check_tag`.
+        """
+        context, collection = self._context, self._context.collection
+        for name in self._names:
+            context.check_client(name, write=False)
+            queue = collection.existing(name)
+            if queue is not None:
+                queue.check_tag(self._terms.tag)
+        found = [collection.obtain_single(name) for name in self._names]
+        return [queue for queue in found if queue is not None]
 
     def _try(self, queues: list[Queue]) -> bool:
         """Answer if there is something to answer; return whether it was answered.

@@ -18,20 +18,18 @@ from kestrelmq.journal.records import (
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.reservations import (
     DONE,
-    MAX_EPOCH,
     RESERVED,
     RETIRED,
     ReservedReads,
     ReserveTerms,
-    Tag,
     describe,
     done_note,
-    parse_tag,
     reserved_note,
     retired_note,
     unreserved_note,
 )
 from kestrelmq.journal.scanning import scan
+from kestrelmq.tags import MAX_EPOCH, Tag, parse_tag
 from kestrelmq.testing.journals import journal
 
 pytestmark = pytest.mark.compiled

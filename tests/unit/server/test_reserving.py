@@ -7,6 +7,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.paused import Paused
+from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.queues import LocalQueues
@@ -294,3 +295,37 @@ def test_a_connection_names_only_so_many_owners(tmp_path: Path) -> None:
     with Turning(tmp_path) as turning:
         turning.run(scenario())
         assert not turning.collection.owners._connections
+
+
+@pytest.mark.parametrize(
+    ("request_", "refusal"),
+    [
+        (b"reserve fresh 1 lease=9 tag=a:b:c", b"CLIENT_ERROR a tag is NAME:EPOCH:PART"),
+        (b"finish fresh tag=a:1", b"CLIENT_ERROR a tag is NAME:EPOCH:PART"),
+        (b"reserve fresh,work 1 lease=9 tag=old:1:x", b"CLIENT_ERROR the epoch of tag"),
+        (b"reserve fresh,guarded 1 lease=9", b"SERVER_ERROR this client may not read"),
+        (b"reserve fresh,damaged 1 lease=9", b"SERVER_ERROR it is damaged"),
+    ],
+)
+@pytest.mark.parametrize("protocol", ["memcache", "text"])
+def test_a_refused_request_creates_no_queue(
+    tmp_path: Path, request_: bytes, refusal: bytes, protocol: str
+) -> None:
+    """Whichever of its queues is the reason."""
+
+    async def scenario() -> None:
+        client = turning.connect("memcache")
+        await ask(turning, client, b"retire work old 1\r\n", b"RETIRED 0\r\n")
+        turning.collection.damaged["damaged"] = QueueUnavailable("it is damaged")
+        other = turning.connect(protocol)
+        reply = await ask(turning, other, request_ + b"\r\n", b"\n")
+        await turning.hang_up(client)
+        await turning.hang_up(other)
+        assert reply.startswith(expected)
+
+    expected = refusal if protocol == "memcache" else b"-" + refusal.split(b" ", 1)[1]
+    guarded = QueueConfig(allowed_client_ids_for_dequeue=("someone",))
+    config = ServerConfig(queue_path=tmp_path, queues={"guarded": guarded})
+    with Turning(tmp_path, config) as turning:
+        turning.run(scenario())
+        assert list(turning.collection.queues) == ["work"]
