@@ -9,7 +9,6 @@ from typing import Final, Literal, TypeAlias
 
 from kestrelmq.errors import InvalidRequest
 from kestrelmq.marks import PutMark, put_mark
-from kestrelmq.protocol import reserving
 from kestrelmq.protocol.memcache import MAX_ITEM_BYTES
 
 Expiry: TypeAlias = float | datetime | None
@@ -109,14 +108,10 @@ def check_grace(seconds: float) -> None:
         raise InvalidRequest(f"a grace must be from 0 to {LONGEST_LEASE:.0f} seconds")
 
 
-def check_release(delay: float | None, *, counted: bool, dead: bool) -> None:
-    """Raise InvalidRequest if reads cannot be released so."""
+def check_delay(delay: float | None) -> None:
+    """Raise InvalidRequest: nothing can be released with such a delay."""
     if delay is not None and not 0 <= delay <= LONGEST_LEASE:
         raise InvalidRequest(f"the delay must be from 0 to {LONGEST_LEASE:.0f} seconds")
-    try:
-        reserving.check_release(delay, counted=counted, dead=dead)
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from None
 
 
 def protocol_expiry(expiry: Expiry, now: Callable[[], float] = time.time) -> int:

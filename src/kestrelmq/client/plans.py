@@ -52,8 +52,8 @@ from kestrelmq.client.options import (
     ClientOptions,
     Expiry,
     ItemTimes,
+    check_delay,
     check_grace,
-    check_release,
     checked_lease,
     item_times,
     mark_of,
@@ -771,7 +771,7 @@ class Planner:
         Returns:
             How many were reserved still.
         """
-        check_release(delay, counted=counted, dead=dead)
+        check_delay(delay)
         which = commands.Reads(read_names(reads), tag, owner)
         name = commands.checked_queue(queue)
         command = commands.release(name, which, delay, counted=counted, dead=dead)

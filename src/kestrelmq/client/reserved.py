@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from kestrelmq.client import commands
 from kestrelmq.client.commands import Command, HeldItem, Reads
-from kestrelmq.client.options import check_grace, check_release, checked_lease
+from kestrelmq.client.options import check_delay, check_grace, checked_lease
 from kestrelmq.client.plans import HeldReads, Plan, PlanMethod, Planner, RunStep
 from kestrelmq.errors import ClientError, InvalidRequest, LeaseEnded
 
@@ -82,12 +82,12 @@ class ItemPlans:
             dead: whether the item goes to the dead-letter queue at once.
 
         Raises:
-            InvalidRequest: two of these were asked for, or the server has no reserved reads, so it
+            InvalidRequest: the delay is out of range, or the server has no reserved reads, so it
                 can only take the item back.
             LeaseEnded: it was given back before.
             ServerRefused: the queue has no dead-letter queue; the item goes back.
         """
-        check_release(delay, counted=counted, dead=dead)
+        check_delay(delay)
         if self._read is None:
             if delay is not None or not counted or dead:
                 raise InvalidRequest(f"{self.held.server} can only take the item back at once")

@@ -92,11 +92,11 @@ class ReadGivenBack:
 
 @dataclass(frozen=True, slots=True)
 class ReadHeldBack:
-    """A reserved read is held back for its retry delay, and is not reserved any more."""
+    """A read is held back until it may be tried again, and is not reserved any more."""
 
     xid: int
     item: bytes
-    reservation: Reservation
+    reservation: Reservation | None
 
 
 @dataclass(slots=True)
@@ -472,6 +472,8 @@ def _take_back_reserved(change: ReservedChange, backlog: Backlog, reads: OpenRea
         case ReadHeldBack(xid, record, reservation):
             reads.end(xid)
             _reopen(reads, xid, record, reservation)
+            if reservation is None:
+                reads.set_deadline(xid, record, 0)  # it was replaced; nobody may have the read now
         case ReadsReserved(reservation):
             reads.reservations.remove(reservation)
         case TermsChanged(reservation, before):

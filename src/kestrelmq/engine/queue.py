@@ -17,7 +17,6 @@ import contextlib
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final, Protocol
@@ -86,6 +85,7 @@ from kestrelmq.journal.reservations import (
     Reservation,
     ReserveTerms,
     done_note,
+    held_back_note,
     reserved_note,
     retired_note,
     unreserved_note,
@@ -1329,14 +1329,20 @@ class Queue(Committable):
             xids: the reads; those that no reader has are left out.
             counted: whether the items were handed out, so that this counts as a delivery.
             why: the reason, for the log.
-            delay: seconds until the items may be read again; None for the retry delay.
+            delay: seconds until the items may be read again; None for the retry delay, which is
+                only for deliveries.
             is_dead: whether they go to `dead_letter_queue` however often they were delivered.
         """
         reads = self.reads
         held = [xid for xid in xids if reads.is_held(xid)]
-        alive = [xid for xid in held if not counted or not self._bury(xid, why, is_dead=is_dead)]
+        alive = [
+            xid
+            for xid in held
+            if not (counted or is_dead)
+            or not self._bury(xid, why, counted=counted, is_dead=is_dead)
+        ]
         for xid in reversed(alive):
-            if not counted or not self._delay_retry(xid, delay):
+            if not self._delay_retry(xid, delay, counted=counted):
                 self._put_back(xid, counted=counted)
         self.canceled_transactions += len(held)
         if held and self.waiters:
@@ -1407,13 +1413,15 @@ class Queue(Committable):
         self._collect(unremove(xid) if counted else uncounted_unremove(xid, reads.last_xid))
         self.changes.undo.append(ReadGivenBack(xid, record, reads.end_reservation(xid)))
 
-    def _delay_retry(self, xid: int, delay: float | None = None) -> bool:
+    def _delay_retry(self, xid: int, delay: float | None, *, counted: bool) -> bool:
         """Hold back the item of the open read `xid` for its retry delay; False if it has none.
 
         It has none, either, if such items take too much memory already. `delay` overrides the
-        settings.
+        settings, which are for deliveries that are `counted`.
         """
         config, reads = self.config, self.reads
+        if delay is None and not counted:
+            return False
         record = reads.open[xid]
         if not (config.retry_delay if delay is None else delay):
             return False
@@ -1423,11 +1431,12 @@ class Queue(Committable):
         if delay is None:
             retries = min(item_deliveries(record), _MAX_DOUBLINGS)
             delay = min(config.retry_delay * config.retry_backoff**retries, config.max_retry_delay)
-        reads.retry_at(xid, self._clock.monotonic() + delay)
-        self._commits.watch_deadlines(self)
         reservation = reads.end_reservation(xid)
-        if reservation is not None:
-            self._collect(unreserved_note((xid,), reads.last_xid))
+        reads.retry_at(xid, self._clock.monotonic() + delay, counted=counted)
+        self._commits.watch_deadlines(self)
+        if reservation is not None or not counted:
+            note = unreserved_note if counted else held_back_note
+            self._collect(note((xid,), reads.last_xid))
             self.changes.undo.append(ReadHeldBack(xid, record, reservation))
         return True
 
@@ -1646,16 +1655,16 @@ class Queue(Committable):
         most = self.config.max_deliveries
         return most is not None and deliveries >= most
 
-    def _bury(self, xid: int, why: str, *, is_dead: bool = False) -> bool:
+    def _bury(self, xid: int, why: str, *, counted: bool, is_dead: bool) -> bool:
         """Move the item of the open read `xid` to the dead-letter queue if it was delivered enough.
 
-        With `is_dead`, however often it was delivered.
+        With `is_dead`, however often it was delivered. `counted` is whether this was a delivery.
 
         Returns:
             False if it stays, also because the dead-letter queue cannot take it.
         """
         record = self.reads.open[xid]
-        deliveries = item_deliveries(record) + 1
+        deliveries = item_deliveries(record) + counted
         if not (is_dead or self._is_dead(deliveries)):
             return False
         if not self._dead_letter(record, deliveries, why):
@@ -1732,13 +1741,14 @@ class Queue(Committable):
         if len(reads.overdue):
             self._set_needs_checks()
         held = {xid: reads.open[xid] for xid in overdue}
-        retries = {xid for xid in overdue if xid in reads.retrying}
+        uncounted = reads.reserved.uncounted
+        retries = {xid: xid not in uncounted for xid in overdue if xid in reads.retrying}
         for xid in reversed(overdue):
             if xid in retries:
                 if xid in self._flushed:
                     self.confirm(xid)
                 else:
-                    self._put_back(xid, counted=True)
+                    self._put_back(xid, counted=retries[xid])
         count = self.give_back([xid for xid in overdue if xid not in retries], why=_TIME_IS_UP)
         try:
             self.write_now()
@@ -1753,13 +1763,16 @@ class Queue(Committable):
         return count
 
     def _give_back_later(
-        self, held: Mapping[int, bytes], retries: AbstractSet[int], at: float
+        self, held: Mapping[int, bytes], retries: Mapping[int, bool], at: float
     ) -> None:
-        """Give reads back at a later time (monotonic seconds); `retries` have no reader."""
+        """Give reads back at a later time (monotonic seconds).
+
+        `retries` have no reader; it is whether they count as handed out.
+        """
         reads = self.reads
         for xid, record in held.items():
             if xid in retries:
-                reads.retry_at(xid, at)
+                reads.retry_at(xid, at, counted=retries[xid])
             elif xid in reads.reserved.by_xid:
                 reads.reservations.retry_at = at
             else:

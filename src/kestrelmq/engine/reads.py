@@ -334,11 +334,14 @@ class OpenReads:
 
     # --- items that wait for their retry delay ---
 
-    def retry_at(self, xid: int, deadline: float) -> None:
+    def retry_at(self, xid: int, deadline: float, *, counted: bool = True) -> None:
         """Hold back the item of the read `xid` until `deadline` (monotonic seconds).
 
-        Its reader, who may still know it, does not have it any more.
+        Its reader, who may still know it, does not have it any more. `counted` is whether this was
+        a delivery.
         """
+        if not counted:
+            self.reserved.uncounted[xid] = True
         record = self.open[xid]
         # Readers recognise an item that they hold by its object.
         again = AnnotatedItem.of(record, xid=kept_xid(record), deliveries=item_deliveries(record))
@@ -349,6 +352,7 @@ class OpenReads:
 
     def forget_retrying(self, xid: int) -> None:
         """Remove the item `xid` from those that wait for their retry delay."""
+        self.reserved.uncounted.pop(xid)
         record = self.retrying.pop(xid)
         if record is not None:
             self.retrying_bytes -= len(record) - ADDX_HEADER + OVERHEAD

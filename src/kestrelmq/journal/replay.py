@@ -467,7 +467,7 @@ class Replay:
         """Drop the open read `xid`, if there is one."""
         if self.open.pop(xid) is None:
             self.reserved.unconfirmed.discard(xid)
-        elif self.reserved.by_xid:
+        elif self.reserved.by_xid or self.reserved.uncounted:
             self.reserved.end(xid)
 
     def unremove(self, xid: int) -> None:
@@ -475,11 +475,12 @@ class Replay:
 
         It was handed out once more, unless a note says that this does not count.
         """
-        item = self.open.pop(xid)
-        if self.reserved.by_xid:
-            self.reserved.end(xid)
+        item, reserved = self.open.pop(xid), self.reserved
+        is_counted = not self._is_uncounted and xid not in reserved.uncounted
+        if reserved.by_xid or reserved.uncounted:
+            reserved.end(xid)
         if item is not None:
-            if not self._is_uncounted:
+            if is_counted:
                 item = AnnotatedItem.of(
                     item, xid=kept_xid(item), deliveries=item_deliveries(item) + 1
                 )

@@ -8,6 +8,7 @@ notes say the rest:
     17  UNRESERVED  the reads
     18  DONE        u32 how many reads were finished, and the tag
     19  RETIRED     u64 epoch, and the name
+    20  HELD_BACK   the reads: as UNRESERVED, and they will be given back without counting that
 
 The reads are runs of consecutive xids: i32 first, u32 how many. RESERVED comes behind the records
 that open the reads, and is written with those. If a crash leaves the records without the note, the
@@ -43,6 +44,8 @@ DONE: Final = 18
 """Kind: the reads of a tag were finished."""
 RETIRED: Final = 19
 """Kind: the tags of a name up to an epoch are over; what was done is forgotten."""
+HELD_BACK: Final = 20
+"""Kind: the reads are not reserved any more, and when they are given back that does not count."""
 
 _MOST_READS: Final = 1 << 20
 """Most reads of one note; a note with more is not ours."""
@@ -113,6 +116,7 @@ class ReservedReads:
         retired: the last retired epoch of each name.
         size: an upper bound of the memory that the items of the reads take.
         note_bytes: about how many bytes notes that say all of this take.
+        uncounted: open reads, not reserved, that are held back and were no deliveries.
         unconfirmed: reads that DONE confirmed, and no CONFIRM_REMOVE: a crash cut the journal.
     """
 
@@ -120,6 +124,7 @@ class ReservedReads:
         """Start with none."""
         self.size = self.note_bytes = 0
         self.unconfirmed: set[int] = set()
+        self.uncounted: ReadTable[bool] = ReadTable()
         self.by_xid: ReadTable[Reservation] = ReadTable()
         self.by_tag: dict[str, Reservation] = {}
         self.done: dict[str, int] = {}
@@ -134,6 +139,7 @@ class ReservedReads:
 
     def end(self, xid: int) -> Reservation | None:
         """Take note that the read `xid` has ended; return its reservation, if it was reserved."""
+        self.uncounted.pop(xid)
         reservation = self.by_xid.pop(xid)
         if reservation is not None:
             reservation.left -= 1
@@ -181,6 +187,7 @@ class ReservedReads:
         """Forget everything; return what is to be freed: there may be millions of entries."""
         for everything in (self.by_tag, self.done, self.retired):
             everything.clear()
+        self.uncounted.clear()
         self.size = self.note_bytes = 0
         return self.by_xid.take_pages()
 
@@ -266,6 +273,11 @@ class ReservedReads:
             elif note.kind == UNRESERVED:
                 for xid in _decode_reads(note.payload, 0):
                     self.end(xid)
+            elif note.kind == HELD_BACK:
+                for xid in _decode_reads(note.payload, 0):
+                    self.end(xid)
+                    if xid in opened:
+                        self.uncounted[xid] = True
             elif note.kind == DONE:
                 self._apply_done(note.payload, opened)
             elif note.kind == RETIRED:
@@ -299,7 +311,9 @@ class ReservedReads:
 
     def snapshot(self) -> "ReservedSnapshot":
         """Return what there is now, to be written later."""
-        return ReservedSnapshot(self.by_xid.copy(), self.done.copy(), self.retired.copy())
+        return ReservedSnapshot(
+            self.by_xid.copy(), self.done.copy(), self.retired.copy(), self.uncounted.copy()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,11 +324,13 @@ class ReservedSnapshot:
         by_xid: as of `ReservedReads`; `records` empties it.
         done: likewise.
         retired: likewise.
+        uncounted: likewise; `records` empties it, too.
     """
 
     by_xid: ReadTable[Reservation]
     done: dict[str, int]
     retired: dict[str, int]
+    uncounted: ReadTable[bool]
 
     def records(self, last_xid: int, pause: Pause = no_pause) -> Iterator[bytes]:
         """Yield the notes, once; they come after the records that open the reads.
@@ -337,9 +353,12 @@ class ReservedSnapshot:
             if len(live) < len(xids):
                 xids = tuple(filter(frozenset(live).__contains__, xids))
             yield reserved_note(reservation.nonce, reservation.terms, xids, last_xid)
+        for page in self.uncounted.drain():
+            yield held_back_note([xid for xid, _ in page], last_xid)
+            pause()
 
 
-NOTHING_RESERVED: Final = ReservedSnapshot(ReadTable(), {}, {})
+NOTHING_RESERVED: Final = ReservedSnapshot(ReadTable(), {}, {}, ReadTable())
 """A queue that has no reserved reads and no tags."""
 
 
@@ -369,6 +388,11 @@ def unreserved_note(xids: Iterable[int], last_xid: int) -> bytes:
     return encode(Note(UNRESERVED, _encode_reads(xids)), last_xid)
 
 
+def held_back_note(xids: Iterable[int], last_xid: int) -> bytes:
+    """Return the note that `xids` are not reserved any more, and were no deliveries."""
+    return encode(Note(HELD_BACK, _encode_reads(xids)), last_xid)
+
+
 def done_note(tag: str, count: int, last_xid: int) -> bytes:
     """Return the note that `tag` is done, with `count` reads."""
     return encode(Note(DONE, _U32.pack(count) + tag.encode()), last_xid)
@@ -392,6 +416,8 @@ def describe(note: Note) -> str | None:
             )
         if note.kind == UNRESERVED:
             return f"reads {_runs_text(note.payload, 0)} are not reserved any more"
+        if note.kind == HELD_BACK:
+            return f"reads {_runs_text(note.payload, 0)} are held back, and were no deliveries"
         if note.kind == DONE:
             count = _U32.unpack_from(note.payload)[0]
             return f"tag {note.payload[_U32.size :].decode()} is done, {count} reads"

@@ -149,7 +149,7 @@ class BlockingQueue(ABC):
             dead: whether the item goes to the dead-letter queue at once.
 
         Raises:
-            ValueError: two of these were asked for, the delay is no number of seconds from 0 on, or
+            ValueError: the delay is no number of seconds from 0 on, or
                 there is no dead-letter queue.
         """
         return self._change(releasing(xid, delay, counted=counted, dead=dead))

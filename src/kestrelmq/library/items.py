@@ -12,7 +12,6 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import LeaseEnded
 from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
 from kestrelmq.marks import put_mark
-from kestrelmq.protocol.reserving import check_release
 
 Expiry = float | timedelta | datetime | None
 """When an item expires: seconds from now, a `datetime` with a time zone, or never (None)."""
@@ -89,7 +88,6 @@ def releasing(
     """
     if delay is not None and not 0 <= delay <= _LONGEST_DELAY:
         raise ValueError(f"the delay must be from 0 to {_LONGEST_DELAY:.0f} seconds")
-    check_release(delay, counted=counted, dead=dead)
 
     def release(queue: Queue) -> bool:
         if dead and queue.config.dead_letter_queue is None:

@@ -98,8 +98,9 @@ class Release:
         reads: the reads.
         tag, owner: whose reads instead.
         delay: milliseconds until the items may be read again; None for the queue's setting.
-        uncounted: whether this is no delivery.
-        dead: whether the items go to the dead-letter queue.
+        uncounted: whether this is no delivery; then there is no delay unless one is given.
+        dead: whether the items go to the dead-letter queue; the others say what becomes of those
+            that it cannot take.
     """
 
     queue: str
@@ -112,7 +113,6 @@ class Release:
 
     def __post_init__(self) -> None:
         """Check it. Raises ValueError."""
-        check_release(self.delay, counted=not self.uncounted, dead=self.dead)
         if self.tag and self.owner:
             raise ValueError("release takes a tag or an owner, not both")
         _check_milliseconds(delay=self.delay or 0)
@@ -167,12 +167,6 @@ class Retire:
 
 EndsReads = Finish | Release | Extend | ExtendOwner | Retire
 """Requests about reads that are reserved."""
-
-
-def check_release(delay: float | None, *, counted: bool, dead: bool) -> None:
-    """Raise ValueError if reads cannot be released in all these ways at once."""
-    if bool(delay) + (not counted) + dead > 1:
-        raise ValueError("a delay, uncounted and dead do not go together")
 
 
 def read_text(xid: int, nonce: int) -> str:

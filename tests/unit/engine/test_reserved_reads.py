@@ -357,6 +357,64 @@ def test_a_release_can_leave_it_uncounted(tmp_path: Path) -> None:
     spool.close()
 
 
+@pytest.mark.parametrize("dialect", ["documented", "kestrel-2"])
+@pytest.mark.parametrize("reserved", [False, True])
+@pytest.mark.parametrize("end", ["time", "kill", "rewrite and kill"])
+def test_an_uncounted_release_can_have_a_delay(
+    tmp_path: Path, dialect: str, end: str, *, reserved: bool
+) -> None:
+    """It is not counted either when a restart cuts the delay short, however it was rewritten."""
+    spool = Spool(tmp_path, journal_dialect=dialect, max_deliveries=2, dead_letter_queue="dead")
+    spool.add(b"a", b"b", b"c")
+    queue = spool.queue()
+    xids = (
+        [xid for xid, _ in spool.reads(2)] if reserved else [spool.open_read(), spool.open_read()]
+    )
+    assert queue.give_back(xids[:1], counted=False, delay=30) == 1
+    spool.commit()
+    assert (queue.delayed, queue.open_reads, spool.items()) == (1, 1, [b"c"])
+    if end == "time":
+        queue.give_back(xids[1:], counted=False)
+        spool.pass_time(30)
+    else:
+        queue.give_back(xids[1:])
+        spool.commit()
+        if end == "rewrite and kill":
+            spool.rewrite()
+        spool.kill()
+        assert not spool.queue().reads.reserved.uncounted
+    assert spool.items() == [b"a", b"b", b"c"]
+    assert counts(spool) == ([0, 0, 0] if end == "time" else [0, 1, 0])
+    xid = spool.open_read()
+    spool.queue().give_back([xid])
+    spool.commit()
+    spool.kill()
+    assert (spool.items(), counts(spool)[0]) == ([b"a", b"b", b"c"], 1)
+    spool.close()
+
+
+def test_a_dead_letter_may_be_uncounted(tmp_path: Path) -> None:
+    """If the dead-letter queue cannot take it, the rest of the request is done."""
+    config = ServerConfig(
+        queue_path=tmp_path,
+        queues={
+            "jobs": QueueConfig(dead_letter_queue="dead"),
+            "dead": QueueConfig(max_items=1),
+        },
+    )
+    spool = LocalQueues(config)
+    spool.add(b"a", b"b", name="jobs")
+    queue = spool.queue("jobs")
+    for _ in range(2):
+        queue.give_back([spool.open_read("jobs")], counted=False, delay=5, is_dead=True)
+        spool.commit()
+    assert (spool.items("dead"), spool.items("jobs"), queue.delayed) == ([b"a"], [], 1)
+    assert counts(spool, "dead") == [0]
+    spool.advance(5)
+    assert (spool.items("jobs"), counts(spool)) == ([b"b"], [0])
+    spool.close()
+
+
 def test_a_release_can_have_a_delay(tmp_path: Path) -> None:
     """Its own, instead of the retry delay of the queue; a restart cuts it short."""
     spool = Spool(tmp_path, retry_delay=10)
@@ -701,6 +759,7 @@ def test_an_end_that_cannot_be_written(broken: tuple[Spool, CrashingDirectory]) 
         lambda: queue.give_back(spool.found(reads)),
         lambda: queue.give_back(spool.found(reads), delay=10),
         lambda: queue.give_back(spool.found(reads), counted=False),
+        lambda: queue.give_back(spool.found(reads), counted=False, delay=10),
         lambda: queue.retire("sink", 9),
         lambda: [queue.confirm(xid) for xid, _ in reads[:2]],
     ):
@@ -709,6 +768,7 @@ def test_an_end_that_cannot_be_written(broken: tuple[Spool, CrashingDirectory]) 
         assert (queue.open_reads, queue.delayed, queue.is_done(TAG)) == (3, 0, False)
         assert len(queue.reserved_by("worker")) == 3
         assert queue.reads.reserved.retired == {}
+        assert not queue.reads.reserved.uncounted
     spool.pass_time(9.9)
     assert queue.open_reads == 3
     assert spool.again(terms) == expected

@@ -18,12 +18,14 @@ from kestrelmq.journal.records import (
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.reservations import (
     DONE,
+    HELD_BACK,
     RESERVED,
     RETIRED,
     ReservedReads,
     ReserveTerms,
     describe,
     done_note,
+    held_back_note,
     reserved_note,
     retired_note,
     unreserved_note,
@@ -132,6 +134,7 @@ def test_a_tag_is_over_as_a_whole() -> None:
     xids,
     st.dictionaries(st.sampled_from(["a:1:x", "a:2:x", "b:1:x"]), st.integers(0, 1000)),
     st.dictionaries(names, st.integers(0, MAX_EPOCH)),
+    st.integers(0, 20),
 )
 def test_a_snapshot_replays_to_the_same(
     nonce: int,
@@ -139,6 +142,7 @@ def test_a_snapshot_replays_to_the_same(
     some: list[int],
     done: dict[str, int],
     retired: dict[str, int],
+    kept: int,
 ) -> None:
     """As a rewritten journal begins with it; and what it takes in a file is known roughly."""
     first, opened = ReservedReads(), ReadTable((xid, b"x") for xid in some)
@@ -146,7 +150,8 @@ def test_a_snapshot_replays_to_the_same(
         first.retire(name, epoch)
     for tag, count in done.items():
         first.set_done(tag, count)
-    for note in notes_in(reserved_note(nonce, terms, some, 0)):
+    some, held_back = some[:kept], some[kept:]
+    for note in notes_in(reserved_note(nonce, terms, some, 0) + held_back_note(held_back, 0)):
         first.apply(note, opened)
     written = b"".join(first.snapshot().records(0))
     second = ReservedReads()
@@ -157,15 +162,17 @@ def test_a_snapshot_replays_to_the_same(
     assert [(one.nonce, one.terms, one.xids) for one in second.by_tag.values()] == (
         [(nonce, terms, tuple(some))] if some else []
     )
+    assert set(second.uncounted) == set(first.uncounted) == set(held_back)
     assert second.note_bytes == first.note_bytes
-    assert len(written) < 2 * (first.note_bytes + 13 * len(some)) + 1
+    most = 2 * (first.note_bytes + 13 * len(some)) + (100 + 13 * len(held_back) if held_back else 1)
+    assert len(written) < most
 
 
 @pytest.mark.parametrize(
     "payload",
     [b"", b"\xff", bytes(23), bytes(25) + b"\x09a", bytes(26) + b"\xff" * 8, b"\xff" * 90],
 )
-@pytest.mark.parametrize("kind", [RESERVED, 17, DONE, RETIRED])
+@pytest.mark.parametrize("kind", [RESERVED, 17, DONE, RETIRED, HELD_BACK])
 def test_a_note_that_makes_no_sense_is_ignored(kind: int, payload: bytes) -> None:
     """Nothing is reserved by it, and it can be printed."""
     state = replayed(opened(1) + encode(Note(kind, payload), 1))
@@ -180,6 +187,7 @@ def test_a_note_that_makes_no_sense_is_ignored(kind: int, payload: bytes) -> Non
         (reserved_note(1, TERMS, (7, 8, 11), 8), "reads 7 to 8, 11 are reserved for w, 30000 ms"),
         (reserved_note(1, TAGGED, (7,), 8), "reads 7 are reserved for worker 1 as sink:7:0, 300"),
         (unreserved_note((7,), 8), "reads 7 are not reserved any more"),
+        (held_back_note((7,), 8), "reads 7 are held back, and were no deliveries"),
         (done_note("a:1:x", 3, 8), "tag a:1:x is done, 3 reads"),
         (retired_note("a", 1, 8), "tags of a up to 1 are retired"),
     ],

@@ -75,8 +75,6 @@ def test_an_item_is_released_as_asked(tmp_path: Path) -> None:
     [
         ({"delay": -1}, "from 0 to"),
         ({"delay": float("nan")}, "from 0 to"),
-        ({"delay": 1, "counted": False}, "do not go together"),
-        ({"dead": True, "counted": False}, "do not go together"),
         ({"dead": True}, "no dead_letter_queue"),
     ],
 )

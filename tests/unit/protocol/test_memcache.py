@@ -225,8 +225,6 @@ FAULTS: list[tuple[bytes, str, bool]] = [
     (b"finish work 7-" + NONCE.upper(), "is no read", False),
     (b"release", "takes a queue and reads", False),
     (b"release work dead", "takes reads, or says whose", False),
-    (b"release work dead uncounted 7-" + NONCE, "do not go together", False),
-    (b"release work uncounted delay=1 7-" + NONCE, "do not go together", False),
     (b"release work tag=a:1:b owner=w", "a tag or an owner", False),
     (b"extend work", "takes a queue, milliseconds and reads", False),
     (b"extend work x 7-" + NONCE, "extend takes milliseconds", False),

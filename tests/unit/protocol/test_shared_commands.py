@@ -42,6 +42,10 @@ LINES = [
     (b"finish work tag=a:1:b", Finish("work", (), "a:1:b")),
     (b"release work %b delay=5" % READ, Release("work", ((171, (7,)),), delay=5)),
     (b"release work owner=w uncounted", Release("work", (), owner="w", uncounted=True)),
+    (
+        b"release work dead uncounted tag=a:1:b delay=5",
+        Release("work", (), "a:1:b", delay=5, uncounted=True, dead=True),
+    ),
     (b"Release work tag=a:1:b dead", Release("work", (), "a:1:b", dead=True)),
     (b"extend work 5 %b" % READ, Extend("work", 5, ((171, (7,)),))),
     (b"extend owner=w 5", ExtendOwner("w", 5)),
@@ -87,7 +91,6 @@ BAD_REQUESTS = [
     b"finish work tag=a:b:c",
     b"release work tag=:1:c",
     b"extend work 5 tag=a:99999999999999999999:c",
-    b"release work %b delay=1 dead" % READ,
     b"extend work -1 tag=a:1:b",
     b"retire work a -1",
 ]
