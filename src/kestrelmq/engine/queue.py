@@ -224,8 +224,8 @@ class Queue(Committable):
         failure: why the last attempt to write the journal failed; None if it succeeded.
         refusals: how many requests were refused, by reason.
         delayed_damage: why the delayed items could not be loaded; None if they were.
-        get_hits, get_misses, discarded, expired_items, dead_lettered, total_flushes, transactions,
-            canceled_transactions: counted since the queue was loaded or created.
+        get_hits, get_misses, discarded, expired_items, dead_lettered, redelivered, total_flushes,
+            transactions, canceled_transactions: counted since the queue was loaded or created.
     """
 
     def __init__(
@@ -279,6 +279,7 @@ class Queue(Committable):
         self.refusals = Refusals(name, clock)
         self.get_hits = self.get_misses = self.discarded = self.expired_items = 0
         self.dead_lettered = 0
+        self.redelivered = len(given_back)
         self.total_flushes = self.transactions = self.canceled_transactions = 0
         # The last header made, with its time and size: items often have one size, and many of them
         # one add time.
@@ -1410,6 +1411,7 @@ class Queue(Committable):
         self.backlog.put_back(reads.as_waiting(xid, record, counted=counted))
         reads.end(xid)
         reads.given_back += 1
+        self.redelivered += counted
         self._collect(unremove(xid) if counted else uncounted_unremove(xid, reads.last_xid))
         self.changes.undo.append(ReadGivenBack(xid, record, reads.end_reservation(xid)))
 

@@ -62,6 +62,25 @@ def give_back(spool: LocalQueues, *, counted: bool = True) -> None:
     spool.commit()
 
 
+def test_what_comes_back_is_counted(tmp_path: Path) -> None:
+    """Once for each delivery that failed; also when the server was killed, or a retry is due."""
+    spool = Spool(tmp_path, retry_delay=10)
+    spool.add(b"a", b"b")
+    give_back(spool, counted=False)
+    assert spool.queue().redelivered == 0
+    spool.queue().give_back([spool.open_read()], delay=0)
+    spool.fail()
+    assert spool.queue().redelivered == 1
+    spool.advance(20)
+    assert spool.queue().redelivered == 2
+    spool.fail()
+    assert (spool.items(DEAD), spool.queue().redelivered) == ([b"a"], 2)
+    spool.open_read()
+    spool.kill()
+    assert spool.queue().redelivered == 1
+    spool.close()
+
+
 @pytest.mark.parametrize("dialect", ["documented", "kestrel-2"])
 def test_each_delivery_counts(tmp_path: Path, dialect: str) -> None:
     """Over a restart, and over a packing that leaves nothing of the history."""
