@@ -84,6 +84,26 @@ def test_who_asked_for_what(server: ServerProcess) -> None:
         ]
 
 
+def test_who_moved_and_paused(server: ServerProcess) -> None:
+    """Over each protocol; looking at a queue is not logged."""
+    with Wire(server) as memcache, Wire(server, "text") as text:
+        put(memcache, "bin", "a", "b")
+        memcache.ask(b"pause bin writes\r\nresume bin\r\n", b"END\r\nEND\r\n")
+        memcache.ask(b"copy bin bin2 1\r\nmove bin bin2 1\r\n", b"COPIED 1\r\nMOVED 1\r\n")
+        memcache.ask(b"redrive bin2 bin\r\nbrowse none 0 1\r\n", b"MOVED 2\r\nNOT_FOUND\r\n")
+        text.ask(b"pause bin all\n", b"+0\n")
+        until(lambda: bool(events(server, peer=peer(text))))
+        found = [*events(server, peer=peer(memcache)), *events(server, peer=peer(text))]
+    assert [(one["protocol"], one["action"], one["queue"]) for one in found] == [
+        ("memcache", "pause writes", "bin"),
+        ("memcache", "resume all", "bin"),
+        ("memcache", "copy", "bin"),
+        ("memcache", "move", "bin"),
+        ("memcache", "move", "bin2"),
+        ("text", "pause all", "bin"),
+    ]
+
+
 def test_who_asked_over_http(server: ServerProcess) -> None:
     """Every request that changes something, adding an item too; none that only looks."""
     item = {"text": "x"}

@@ -56,7 +56,8 @@ destination_queues = ["tiny", "roomy"]
 
 STATISTICS = """items bytes total_items logsize expired_items mem_items mem_bytes age discarded
 waiters open_transactions transactions canceled_transactions total_flushes age_msec create_time
- children expired_set_aside delayed dead_lettered redelivered journal_rewrites journal_rotations journal_syncs
+ children expired_set_aside delayed dead_lettered redelivered journal_rewrites journal_rotations
+ journal_syncs
  get_items_hit get_items_miss"""
 
 GLOBAL_STATISTICS = """uptime time version curr_items total_items bytes curr_connections

@@ -14,7 +14,9 @@ from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.managing import Browse, Declare, Manage, Move, Pause
 from kestrelmq.server import changes, moving
 from kestrelmq.server.browsing import MAX_COUNT, Page, Search
+from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.server_actions import log_request
 
 ManageAnswer: TypeAlias = Page | Moved | None
 """The answer to a request; None says that it is done."""
@@ -27,8 +29,10 @@ class QueueNotFound(KestrelError):  # noqa: N818 # says what it is
         super().__init__(f"there is no queue {name}")
 
 
-def manage(context: ServerContext, request: Manage) -> Coroutine[None, None, ManageAnswer]:
-    """Return what serves `request`.
+def manage(
+    context: ServerContext, request: Manage, by: Connection
+) -> Coroutine[None, None, ManageAnswer]:
+    """Return what serves the request of `by`; log it if it takes items away or pauses a queue.
 
     Raises:
         Forbidden: the server does not allow it at present. What is returned raises it, too, and
@@ -37,9 +41,13 @@ def manage(context: ServerContext, request: Manage) -> Coroutine[None, None, Man
     match request:
         case Browse():
             return _browse(context, request)
-        case Move():
+        case Move(copies=copies, target=target):
+            action = "copy" if copies else "redrive" if target is None else "move"
+            log_request(action, by.protocol, by.peer, request.queue)
             return _move(context, request)
-        case Pause():
+        case Pause(resume=resume):
+            action = "resume" if resume else "pause"
+            log_request(f"{action} {request.operations}", by.protocol, by.peer, request.queue)
             return _pause(context, request)
         case Declare():
             context.check_writable()

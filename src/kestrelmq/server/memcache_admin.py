@@ -91,7 +91,7 @@ def _serve_server(context: ServerContext, connection: Connection, request: Reque
             _answer_later(connection, changes.reload(context), lambda _: RELOADED)
             return b""
         case Browse() | Move() | Declare() | Pause():
-            managing = manage(context, request)
+            managing = manage(context, request, connection)
             _answer_later(connection, managing, lambda answer: _managed(request, answer))
             return b""
         case StatusCommand(new):

@@ -2,8 +2,8 @@
 
 Clients on this machine may, over every protocol. Those on a Unix socket are on this machine.
 Clients on other machines may if `allow_remote_admin` is set, or over HTTP with a token. Every such
-request is logged with the client's address, and so is each that drops items or queues, which every
-client may make.
+request is logged with the client's address, and so is each that drops or moves items, deletes a
+queue or pauses it, which every client may make.
 """
 
 import ipaddress

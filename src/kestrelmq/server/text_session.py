@@ -245,7 +245,7 @@ class TextSession(Session):
                     raise KestrelError(f"there is no client {number}")
                 connection.push(_DONE)
             case _:
-                self._answer_later(manage(context, command), _managed)
+                self._answer_later(manage(context, command, connection), _managed)
 
     def _start_change(self, command: Flush | FlushAll | FlushExpired | Delete) -> None:
         context = self._context

@@ -369,7 +369,7 @@ class ThriftSession(Session):
             case _:
                 changes.answer_later(
                     self._connection,
-                    manage(context, request),
+                    manage(context, request, self._connection),
                     lambda answer: self.answer(header, _managed(answer)),
                     lambda error: self.refuse(header, _internal_error(error)),
                 )
