@@ -77,6 +77,18 @@ class InvalidRequest(ClientError, ValueError):  # noqa: N818
     """Arguments that cannot be sent, such as a bad queue name; nothing was sent."""
 
 
+class ImportStopped(ClientError):  # noqa: N818
+    """An import ended early: a line is wrong, or an item was refused; those before it are added.
+
+    Attributes:
+        added: how many items were added.
+    """
+
+    def __init__(self, message: str, added: int) -> None:
+        super().__init__(f"{message}; {added} items added")
+        self.added = added
+
+
 class ClientClosed(ClientError):  # noqa: N818
     """The client was closed; the operation did not happen, or was waiting and ended."""
 

@@ -18,7 +18,8 @@ from kestrelmq.engine import upkeep
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import TagRefused
-from kestrelmq.journal.exchange import ExportRow, import_rows, rows
+from kestrelmq.journal.exchange import import_rows, rows
+from kestrelmq.journal.export_rows import ExportRow
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import group_files

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kestrelmq.journal.exchange import ExportRow, import_rows
+from kestrelmq.journal.exchange import import_rows
+from kestrelmq.journal.export_rows import ExportRow
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.notes import joining
 from kestrelmq.journal.pack import pack

@@ -16,7 +16,7 @@ from kestrelmq.cli.terminal import item_for_output
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal import dump as dumping
-from kestrelmq.journal import exchange
+from kestrelmq.journal import exchange, export_rows
 from kestrelmq.journal.exchange import import_rows
 from kestrelmq.journal.files import DiskDirectory, QueuePathLock, is_locked, make_queue_path
 from kestrelmq.journal.pack import pack as pack_queue
@@ -227,7 +227,7 @@ def export(
     """  # noqa: D301 # \b is for the help
     chosen = whole_queues(_chosen(paths, queue))
 
-    def everything(bar: "ByteProgress") -> Iterator[exchange.ExportRow]:
+    def everything(bar: "ByteProgress") -> Iterator[export_rows.ExportRow]:
         for one in chosen:
             size = one.size
             with steady(one):
@@ -239,9 +239,9 @@ def export(
             exchange.write_parquet(everything(bar), output)
         elif output is not None:
             with output.open("w", encoding="utf-8") as file:
-                file.writelines(exchange.to_json(row) + "\n" for row in everything(bar))
+                file.writelines(export_rows.to_json(row) + "\n" for row in everything(bar))
         else:
-            sys.stdout.writelines(exchange.to_json(row) + "\n" for row in everything(bar))
+            sys.stdout.writelines(export_rows.to_json(row) + "\n" for row in everything(bar))
 
 
 @app.command("import")
@@ -267,14 +267,14 @@ def import_(
             print(f"{name}: {number} items")
 
 
-def _read(file: Path, now: int) -> Iterator[exchange.ExportRow]:
+def _read(file: Path, now: int) -> Iterator[export_rows.ExportRow]:
     if file.suffix == ".parquet":
         yield from exchange.read_parquet(file, now)
         return
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                yield exchange.from_json(line, number, now)
+                yield export_rows.from_json(line, number, now)
 
 
 # --- what the commands share ---

@@ -1,11 +1,8 @@
 """`kestrelmq browse`, `move`, `copy`, `redrive`, `export`, `import`: look at items, move them."""
 
 import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from datetime import UTC, datetime
-from itertools import groupby, islice
 from pathlib import Path
 from typing import Annotated, BinaryIO, Final
 
@@ -22,12 +19,10 @@ from kestrelmq.cli.servers import (
 from kestrelmq.cli.terminal import printable
 from kestrelmq.client import BrowsedItem, Client, Moved
 from kestrelmq.errors import KestrelError
-from kestrelmq.journal.exchange import ExportRow, from_json, to_json
+from kestrelmq.journal.export_rows import ExportRow, to_json
 
 _SHOWN: Final = 200
 """Characters of an item that a line shows."""
-_BATCH: Final = 1000
-"""The most items that are added together."""
 
 
 def browse(  # noqa: PLR0913 # one parameter a flag
@@ -195,8 +190,8 @@ def export(
     """  # noqa: D301 # \b is for the help
     with connect(servers, zookeeper, path_prefix) as client:
         check_exists(client, queue)
-        for item in found_items(client, queue):
-            print(_json_line(queue, item))
+        for line in client.export(queue):
+            print(line)
     sys.stdout.flush()
 
 
@@ -215,23 +210,11 @@ def import_items(
     """Add the items of JSON lines, as an export prints them, to their queues.
 
     They are new items: they keep their expiry, to the second, but not the time when they were
-    added. Those that have expired meanwhile are left out. Exit status 1: a line is wrong, or an
-    item was refused; the message says how many were added.
+    added. Those that have expired meanwhile are left out; those that are not due are delayed. Exit
+    status 1: a line is wrong, or an item was refused; the message says how many were added.
     """
-    added, problem = 0, None
     with connect(servers, zookeeper, path_prefix) as client, _lines(file) as lines:
-        try:
-            for (name, expiry), items in _batches(lines, queue):
-                due = datetime.fromtimestamp(expiry / 1000, UTC) if expiry else None
-                outcomes = client.put_many(name, items, due)
-                added += outcomes.count(True)
-                if not all(outcomes):
-                    problem = f"queue {name!r} is full, or an item is too large"
-                    break
-        except KestrelError as error:
-            problem = str(error)
-    if problem is not None:
-        raise KestrelError(f"{problem}; {added} items added")
+        added = client.import_items(lines, queue=queue)
     print(f"{added} items added")
 
 
@@ -242,15 +225,3 @@ def _lines(file: str) -> AbstractContextManager[BinaryIO]:
         return Path(file).open("rb")
     except OSError as error:
         raise KestrelError(f"{file}: {error.strerror}") from error
-
-
-def _batches(
-    lines: Iterable[bytes], queue: str | None
-) -> Iterator[tuple[tuple[str, int], list[bytes]]]:
-    """Yield items that can be added together, with their queue and expiry."""
-    rows = (from_json(line, number, 0) for number, line in enumerate(lines, 1) if line.strip())
-    now = time.time() * 1000
-    live = (row for row in rows if not row.expiry or row.expiry > now)
-    for key, same in groupby(live, lambda row: (queue or row.queue, row.expiry)):
-        while batch := [row.data for row in islice(same, _BATCH)]:
-            yield key, batch

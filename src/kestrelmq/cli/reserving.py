@@ -15,7 +15,7 @@ from kestrelmq.cli.servers import (
     duration,
 )
 from kestrelmq.errors import KestrelError
-from kestrelmq.journal.dump import data_fields
+from kestrelmq.journal.export_rows import data_fields
 
 ReadsArgument = Annotated[
     list[str] | None,

@@ -319,6 +319,17 @@ class AsyncClient(ClientOperations):
             raise
         await self._carry_out(self._plans.confirm(queue, batch))
 
+    async def export(self, queue: str) -> AsyncGenerator[str, None]:
+        """Iterate over the items of a queue as lines of JSON, as `Client.export` does."""
+        place = None
+        while True:
+            page = await self._carry_out(self._plans.export_page(queue, place))
+            for line in page.lines:
+                yield line
+            place = page.following
+            if place is None:
+                return
+
     async def _carry_out(self, plan: Plan[T]) -> T:
         self._pool.check_open()
         if not self._started:

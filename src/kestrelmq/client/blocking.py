@@ -289,6 +289,21 @@ class Client(ClientOperations):
             raise
         self._carry_out(self._plans.confirm(queue, batch))
 
+    def export(self, queue: str) -> Iterator[str]:
+        """Iterate over the items of a queue as lines of JSON, and leave them there; on each server.
+
+        The lines are those of `kestrelmq export`, and `import_items` takes them. Items of open
+        reads are not included. What is read from the queue meanwhile may make it leave out or
+        repeat some.
+        """
+        place = None
+        while True:
+            page = self._carry_out(self._plans.export_page(queue, place))
+            yield from page.lines
+            place = page.following
+            if place is None:
+                return
+
     def _carry_out(self, plan: Plan[T]) -> T:
         self._pool.check_open()
         self._membership.start()

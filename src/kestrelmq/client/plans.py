@@ -23,10 +23,12 @@ The kind of error decides what is retried:
 import inspect
 import logging
 import math
+import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import update_wrapper
 from random import Random
 from typing import (
@@ -48,6 +50,12 @@ from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import Membership, ServerChoice, ServerSet
 from kestrelmq.client.commands import BrowsedPage, Command, HeldItem, Moved, ReservedRead
 from kestrelmq.client.connected import ConnectedClient, connected_client
+from kestrelmq.client.exporting import (
+    EXPORTED_AT_ONCE,
+    ExportPage,
+    ExportPlace,
+    import_batches,
+)
 from kestrelmq.client.options import (
     ClientOptions,
     Expiry,
@@ -62,12 +70,15 @@ from kestrelmq.client.statistics import QueueStats, queue_stats
 from kestrelmq.errors import (
     ClientError,
     ConnectionLost,
+    ImportStopped,
     InvalidRequest,
+    JournalError,
     OperationTimeout,
     ProtocolError,
     ServerRefused,
     ServerUnavailable,
 )
+from kestrelmq.journal.export_rows import ExportRow, to_json
 from kestrelmq.marks import PutMark
 
 P = ParamSpec("P")
@@ -980,6 +991,56 @@ class Planner:
         to = None if target is None else commands.checked_queue(target)
         return (yield from self._where_it_is(commands.move(verb, name, to, count)))
 
+    def export_page(self, queue: str, place: ExportPlace | None) -> Plan[ExportPage]:
+        """Return some lines of an export, and where to go on; `place` is None at the begin."""
+        name = commands.checked_queue(queue)
+        here = place or ExportPlace(tuple(self._all_servers()))
+        command = commands.browse(name, here.offset, EXPORTED_AT_ONCE, b"", is_pattern=False)
+        page = yield RunStep(here.servers[0], command)
+        others = here.servers[1:]
+        following = ExportPlace(others) if others else None
+        if page is None:
+            return ExportPage([], following)
+        if page.next_offset is not None:
+            following = ExportPlace(here.servers, page.next_offset)
+        rows = (
+            ExportRow(queue, one.place, one.data, one.add_time, one.expiry) for one in page.items
+        )
+        return ExportPage([to_json(row) for row in rows], following)
+
+    def import_items(self, lines: Iterable[str | bytes], *, queue: str | None = None) -> Plan[int]:
+        """Add the items of lines of JSON, as `export` returns them; return how many.
+
+        They are new items: they keep their expiry, to the second, but not the time when they were
+        added. Those that have expired meanwhile are left out; those that are not due are delayed.
+
+        Args:
+            lines: the lines, such as an open file.
+            queue: the queue that gets all of them; by default, each line says which.
+
+        Raises:
+            ImportStopped: a line is wrong, or an item could not be added. Its cause is the error of
+                `put_many`, if there was one.
+        """
+        added = 0
+        try:
+            for rows in import_batches(lines, queue):
+                name, expiry, due = rows[0].queue, rows[0].expiry, rows[0].due
+                expires = datetime.fromtimestamp(expiry / 1000, UTC) if expiry else None
+                delay = max(0.0, due / 1000 - time.time()) if due else None
+                items = [row.data for row in rows]
+                outcomes = yield from self.put_many(name, items, expires, delay=delay)
+                added += outcomes.count(True)
+                if not all(outcomes):
+                    break
+            else:
+                return added
+        except ClientError as error:
+            raise ImportStopped(str(error), added + error.stored.count(True)) from error
+        except (JournalError, OSError, UnicodeDecodeError, OverflowError) as error:
+            raise ImportStopped(str(error), added) from error
+        raise ImportStopped(f"queue {name!r} is full, or an item is too large", added)
+
     def declare(
         self,
         queue: str,
@@ -1221,6 +1282,7 @@ class ClientOperations:
     move = PlanMethod(Planner.move)
     copy = PlanMethod(Planner.copy)
     redrive = PlanMethod(Planner.redrive)
+    import_items = PlanMethod(Planner.import_items)
     declare = PlanMethod(Planner.declare)
     pause = PlanMethod(Planner.pause)
     resume = PlanMethod(Planner.resume)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from kestrelmq.journal import notes, producers, reservations
+from kestrelmq.journal.export_rows import data_fields
 from kestrelmq.journal.files import mapped
 from kestrelmq.journal.notes import NoteReader
 from kestrelmq.journal.records import (
@@ -178,16 +179,6 @@ def as_json(queue: str, entry: DumpEntry) -> str:
         else:
             fields[name] = value
     return json.dumps(fields, ensure_ascii=False)
-
-
-def data_fields(data: bytes) -> dict[str, str]:
-    """Return the field that holds the data of an item in JSON, by its name."""
-    import base64  # noqa: PLC0415 # only here
-
-    try:
-        return {"data": data.decode()}
-    except UnicodeDecodeError:
-        return {"data_base64": base64.b64encode(data).decode()}
 
 
 def _time(milliseconds: int) -> str:

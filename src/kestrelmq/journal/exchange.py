@@ -1,8 +1,6 @@
 """The contents of queues as rows, for export and import: JSON Lines, and Parquet with pyarrow.
 
-A row is an item: its queue, its position (0 is the head; items of open reads come first, as if they
-had been given back), its data, and its add time and expiry in milliseconds (0 for never). The row
-of a delayed item says when it is due, and has no position.
+`export_rows` says what a row is. Items of open reads come first, as if they had been given back.
 
 An import writes the items of a queue to a temporary and syncs it. Then it rotates the current file,
 and the temporary takes its place. A crash leaves a queue with all of the items or none, and perhaps
@@ -10,10 +8,7 @@ temporaries; an error leaves no temporary. Delayed items are a queue's second jo
 in place likewise. No server may use the queue meanwhile.
 """
 
-import base64
-import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -21,22 +16,18 @@ from typing import Any, Final
 
 from kestrelmq.clock import Clock
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.dump import data_fields
+from kestrelmq.journal.export_rows import ExportRow, checked_row
 from kestrelmq.journal.files import Directory, DiskDirectory, FileWriter, mapped
 from kestrelmq.journal.loading import fold, load_queue, replay_delayed
 from kestrelmq.journal.names import (
     NEXT,
     QueueFiles,
-    delayed_name,
     group_files,
     later_timestamp,
     rotated_name,
     temporary_name,
 )
 from kestrelmq.journal.records import (
-    LATEST,
-    REMOVE_TENTATIVE_RECORD,
-    item,
     item_add_time,
     item_data,
     item_expiry,
@@ -44,35 +35,9 @@ from kestrelmq.journal.records import (
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.selection import SelectedQueue, select
 from kestrelmq.journal.walk import WINDOW
-from kestrelmq.names import queue_name_error
 
 _ROWS: Final = 4096
 _MEMORY_LIMIT: Final = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class ExportRow:
-    """An item of a queue."""
-
-    queue: str
-    position: int
-    data: bytes
-    add_time: int
-    expiry: int
-    due: int = 0
-    """When it is due (ms), if it is a delayed item; otherwise 0."""
-
-    @property
-    def journal(self) -> str:
-        """The name of the journal that the item is in."""
-        return delayed_name(self.queue) if self.due else self.queue
-
-    @property
-    def records(self) -> bytes:
-        """The records that add the item to its journal."""
-        if self.due:
-            return item(self.due, self.expiry, self.data) + REMOVE_TENTATIVE_RECORD
-        return item(self.add_time, self.expiry, self.data)
 
 
 def rows(selected: SelectedQueue) -> Iterator[ExportRow]:
@@ -120,49 +85,6 @@ def _delayed_rows(selected: SelectedQueue) -> Iterator[ExportRow]:
     for record in sorted(waiting, key=item_add_time):
         due = item_add_time(record)
         yield ExportRow(selected.master, 0, item_data(record), due, item_expiry(record), due=due)
-
-
-def to_json(row: ExportRow) -> str:
-    """Return a row as a line of JSON; data that is not UTF-8 is in `data_base64`."""
-    fields: dict[str, object] = {"queue": row.queue}
-    fields |= {"due": row.due} if row.due else {"position": row.position}
-    fields |= data_fields(row.data)
-    fields |= {"add_time": row.add_time, "expiry": row.expiry}
-    return json.dumps(fields, ensure_ascii=False)
-
-
-def from_json(line: str | bytes, number: int, now: int) -> ExportRow:
-    """Return the row of line `number`; `add_time` (default `now`), `expiry` and `due` are optional.
-
-    Raises:
-        JournalError: the line is not such a row; the message says which and why.
-    """
-    try:
-        fields = json.loads(line)
-        data = (
-            base64.b64decode(fields["data_base64"], validate=True)
-            if "data_base64" in fields
-            else fields["data"].encode()
-        )
-        added, expiry = fields.get("add_time", now), fields.get("expiry", 0)
-        return _row(fields["queue"], number, data, added, expiry, fields.get("due", 0))
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-        raise JournalError(f"line {number}: not a row of an export: {error!r}") from None
-
-
-def _row(
-    queue: object, number: int, data: bytes, added: object, expiry: object, due: object
-) -> ExportRow:
-    if not isinstance(queue, str):
-        raise TypeError("the queue name is not a string")
-    problem = queue_name_error(queue)
-    if problem is not None:
-        raise ValueError(problem)
-    if not isinstance(added, int) or not isinstance(expiry, int) or not isinstance(due, int):
-        raise TypeError("times must be whole milliseconds")
-    if not all(0 <= time <= LATEST for time in (added, expiry, due)):
-        raise ValueError("times must be milliseconds since 1970, from 0 to 2^63 - 1")
-    return ExportRow(queue, number, data, added, expiry, due)
 
 
 # --- importing ---
@@ -284,7 +206,7 @@ def read_parquet(file: Path, now: int) -> Iterator[ExportRow]:
             added, expiry = fields.get("add_time"), fields.get("expiry")
             added = now if added is None else added
             due = fields.get("due") or 0
-            yield _row(fields.get("queue"), number, data, added, expiry or 0, due)
+            yield checked_row(fields.get("queue"), number, data, added, expiry or 0, due)
         except (ValueError, TypeError) as error:
             raise JournalError(f"{file}: row {number}: {error}") from None
 

@@ -9,7 +9,7 @@ from kestrelmq.client import AsyncClient, Client
 from kestrelmq.client.plans import ClientOperations, PlanMethod, Planner
 
 SHARED = [name for name, one in vars(ClientOperations).items() if isinstance(one, PlanMethod)]
-HOLDING = ["close", "consume", "discover", "monitor", "reserve"]
+HOLDING = ["close", "consume", "discover", "export", "monitor", "reserve"]
 
 
 def public(client: type) -> list[str]:
@@ -18,7 +18,7 @@ def public(client: type) -> list[str]:
 
 
 def test_both_clients_have_the_same_operations() -> None:
-    """Those that are one plan, and those that hold a read open or are about the client itself."""
+    """Those that are one plan, and those that have several or are about the client itself."""
     assert public(Client) == public(AsyncClient) == sorted(SHARED + HOLDING)
 
 

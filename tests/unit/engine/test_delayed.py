@@ -11,7 +11,8 @@ from kestrelmq.engine.delayed import SLICE_ITEMS
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.journal.exchange import from_json, import_rows, rows, to_json
+from kestrelmq.journal.exchange import import_rows, rows
+from kestrelmq.journal.export_rows import from_json, to_json
 from kestrelmq.journal.files import Directory, DiskDirectory
 from kestrelmq.journal.pack import pack
 from kestrelmq.journal.records import item_add_time, item_data, item_expiry

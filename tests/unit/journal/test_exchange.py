@@ -8,15 +8,8 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.exchange import (
-    ExportRow,
-    from_json,
-    import_rows,
-    read_parquet,
-    rows,
-    to_json,
-    write_parquet,
-)
+from kestrelmq.journal.exchange import import_rows, read_parquet, rows, write_parquet
+from kestrelmq.journal.export_rows import ExportRow, from_json, to_json
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.notes import joining
 from kestrelmq.journal.records import (

@@ -8,7 +8,8 @@ import pytest
 from kestrelmq import PersistentQueue, QueueConfig
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.journal.exchange import ExportRow, import_rows
+from kestrelmq.journal.exchange import import_rows
+from kestrelmq.journal.export_rows import ExportRow
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import group_files

@@ -1,0 +1,62 @@
+"""Exports and imports of both clients: the parts that need no server."""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from kestrelmq.client.address import Address
+from kestrelmq.errors import JournalError
+from kestrelmq.journal.export_rows import ExportRow, live_rows
+
+EXPORTED_AT_ONCE: Final = 1000
+"""The most items that one request of an export returns, and that are added together."""
+_BATCH_BYTES: Final = 1 << 20
+"""No further items are added together with so many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportPlace:
+    """Where an export goes on: at an offset of the queue of the first of these servers."""
+
+    servers: tuple[Address, ...]
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExportPage:
+    """Some lines of an export, and where to go on; None at the end."""
+
+    lines: list[str]
+    following: ExportPlace | None
+
+
+def import_batches(lines: Iterable[str | bytes], queue: str | None) -> Iterator[list[ExportRow]]:
+    """Yield rows that can be added together: of one queue, with the same times.
+
+    `queue` gets all of them if it is given. Raises as `live_rows`, behind what comes before.
+    """
+    batch: list[ExportRow] = []
+    size = 0
+    wrong: Exception | None = None
+    try:
+        for row in live_rows(lines, queue, lambda: time.time_ns() // 1_000_000):
+            if batch and (
+                _key(row) != _key(batch[0])
+                or len(batch) == EXPORTED_AT_ONCE
+                or size >= _BATCH_BYTES
+            ):
+                yield batch
+                batch, size = [], 0
+            batch.append(row)
+            size += len(row.data)
+    except (JournalError, OSError, UnicodeDecodeError) as error:
+        wrong = error
+    if batch:
+        yield batch
+    if wrong is not None:
+        raise wrong
+
+
+def _key(row: ExportRow) -> tuple[str, int, int]:
+    return row.queue, row.expiry, row.due

@@ -1,0 +1,112 @@
+"""An item as a row of an export, and as a line of JSON.
+
+A row is an item: its queue, its position (0 is the head), its data, and its add time and expiry in
+milliseconds (0 for never). The row of a delayed item says when it is due, and has no position.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from kestrelmq.errors import JournalError
+from kestrelmq.journal.names import delayed_name
+from kestrelmq.journal.records import LATEST, REMOVE_TENTATIVE_RECORD, item
+from kestrelmq.names import queue_name_error
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRow:
+    """An item of a queue."""
+
+    queue: str
+    position: int
+    data: bytes
+    add_time: int
+    expiry: int
+    due: int = 0
+    """When it is due (ms), if it is a delayed item; otherwise 0."""
+
+    @property
+    def journal(self) -> str:
+        """The name of the journal that the item is in."""
+        return delayed_name(self.queue) if self.due else self.queue
+
+    @property
+    def records(self) -> bytes:
+        """The records that add the item to its journal."""
+        if self.due:
+            return item(self.due, self.expiry, self.data) + REMOVE_TENTATIVE_RECORD
+        return item(self.add_time, self.expiry, self.data)
+
+
+def data_fields(data: bytes) -> dict[str, str]:
+    """Return the field that holds the data of an item in JSON, by its name."""
+    try:
+        return {"data": data.decode()}
+    except UnicodeDecodeError:
+        return {"data_base64": base64.b64encode(data).decode()}
+
+
+def to_json(row: ExportRow) -> str:
+    """Return a row as a line of JSON; data that is not UTF-8 is in `data_base64`."""
+    fields: dict[str, object] = {"queue": row.queue}
+    fields |= {"due": row.due} if row.due else {"position": row.position}
+    fields |= data_fields(row.data)
+    fields |= {"add_time": row.add_time, "expiry": row.expiry}
+    return json.dumps(fields, ensure_ascii=False)
+
+
+def from_json(line: str | bytes, number: int, now: int, queue: str | None = None) -> ExportRow:
+    """Return the row of line `number`; `add_time` (default `now`), `expiry` and `due` are optional.
+
+    With `queue`, it is a row of that queue, whatever the line says.
+
+    Raises:
+        JournalError: the line is not such a row; the message says which and why.
+    """
+    try:
+        fields = json.loads(line)
+        data = (
+            base64.b64decode(fields["data_base64"], validate=True)
+            if "data_base64" in fields
+            else fields["data"].encode()
+        )
+        added, expiry = fields.get("add_time", now), fields.get("expiry", 0)
+        name = fields["queue"] if queue is None else queue
+        return checked_row(name, number, data, added, expiry, fields.get("due", 0))
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        raise JournalError(f"line {number}: not a row of an export: {error!r}") from None
+
+
+def checked_row(
+    queue: object, number: int, data: bytes, added: object, expiry: object, due: object
+) -> ExportRow:
+    """Return row `number`, of these fields. Raises ValueError, TypeError: there is none like it."""
+    if not isinstance(queue, str):
+        raise TypeError("the queue name is not a string")
+    problem = queue_name_error(queue)
+    if problem is not None:
+        raise ValueError(problem)
+    if not isinstance(added, int) or not isinstance(expiry, int) or not isinstance(due, int):
+        raise TypeError("times must be whole milliseconds")
+    if not all(0 <= time <= LATEST for time in (added, expiry, due)):
+        raise ValueError("times must be milliseconds since 1970, from 0 to 2^63 - 1")
+    return ExportRow(queue, number, data, added, expiry, due)
+
+
+def live_rows(
+    lines: Iterable[str | bytes], queue: str | None, now: Callable[[], int]
+) -> Iterator[ExportRow]:
+    """Yield the rows of lines of JSON that a running queue is to get; `now` returns the time (ms).
+
+    Empty lines, and items that have expired, are left out. An item that is due has no delay any
+    more. `queue` is as for `from_json`, which says what is raised.
+    """
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        row = from_json(line, number, 0, queue)
+        if row.expiry and row.expiry <= now():
+            continue
+        yield replace(row, due=0) if row.due <= now() else row
