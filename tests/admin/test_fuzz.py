@@ -9,6 +9,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 
 from kestrelmq.admin import openapi
+from kestrelmq.admin.calls import LINES
 from tests.admin.conftest import Admin
 from tests.support.examples import examples
 from tests.support.server import running_server
@@ -18,6 +19,12 @@ document = openapi.document()
 del document["paths"]["/api/v1/events"]
 LONGEST_URL = 8000
 schema = schemathesis.openapi.from_dict(document)
+
+
+@schemathesis.serializer(LINES)
+def lines(_context: Any, value: Any) -> bytes:
+    """Send any text as lines of JSON; most are none."""
+    return str(value).encode(errors="replace")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ A body is neither received nor inflated for an operation that takes none.
 
 import asyncio
 import zlib
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from aiohttp import web
@@ -21,7 +22,7 @@ BODY_TIMEOUT = 30.0
 _STEP: Final = 256 << 10
 """Bytes inflated before other tasks may run."""
 
-_TOO_LARGE: Final = f"a body has at most {MAX_BODY_BYTES} bytes"
+_TOO_LARGE: Final = f"a body, or a line of an import, has at most {MAX_BODY_BYTES} bytes"
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _DEFLATE: Final = zlib.MAX_WBITS
 _RAW_DEFLATE: Final = -zlib.MAX_WBITS
@@ -58,14 +59,48 @@ class BodyReader:
             async with asyncio.timeout(BODY_TIMEOUT):
                 sent = await self._receive(request)
         except TimeoutError:
-            raise ApiError(
-                408, "body_too_slow", f"the body did not come within {BODY_TIMEOUT:g} s"
-            ) from None
+            raise _too_slow() from None
         except (web.RequestPayloadError, HttpProcessingError):
-            raise ApiError(400, "invalid_body", "the body is not a valid HTTP body") from None
+            raise _no_body() from None
         if encoding in {"", "identity"} or not sent:
             return sent
         return await _inflated(sent, _window_bits(encoding, sent))
+
+    async def lines(self, request: web.Request) -> AsyncGenerator[list[bytes], None]:
+        """Yield the lines of a body of any size as they come, some at a time.
+
+        Raises:
+            ApiError: a line is too large, or what `read` raises; a part of the body may be slow.
+            ConnectionError: the client disconnected.
+        """
+        if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+            raise ApiError(415, "unknown_encoding", "lines are taken as they are, not compressed")
+        rest = bytearray()
+        try:
+            while part := await self._part(request):
+                begin = len(rest)
+                rest += part
+                self.held += len(part)
+                self._check(len(rest))
+                end = rest.rfind(b"\n", begin)
+                if end >= 0:
+                    yield bytes(rest[:end]).split(b"\n")
+                    del rest[: end + 1]
+                    self.held -= end + 1
+            if rest:
+                yield [bytes(rest)]
+        finally:
+            self.held -= len(rest)
+
+    async def _part(self, request: web.Request) -> bytes:
+        """Return what comes next of a body; empty at its end. Raises as `read`."""
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT):
+                return await request.content.readany()
+        except TimeoutError:
+            raise _too_slow() from None
+        except (web.RequestPayloadError, HttpProcessingError):
+            raise _no_body() from None
 
     async def _receive(self, request: web.Request) -> bytes:
         if (request.content_length or 0) > MAX_BODY_BYTES:
@@ -92,6 +127,14 @@ class BodyReader:
                 "the server is receiving too many bodies at the same time; try again",
                 {"Retry-After": "1"},
             )
+
+
+def _too_slow() -> ApiError:
+    return ApiError(408, "body_too_slow", f"the body did not come within {BODY_TIMEOUT:g} s")
+
+
+def _no_body() -> ApiError:
+    return ApiError(400, "invalid_body", "the body is not a valid HTTP body")
 
 
 def _window_bits(encoding: str, sent: bytes) -> int:

@@ -5,14 +5,16 @@ The table of operations yields both the routes and the OpenAPI document.
 
 import re
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 from urllib.parse import unquote
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
+from kestrelmq.admin.bodies import BodyReader
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.sampling import Sampler
 from kestrelmq.engine.queue import Queue
@@ -23,7 +25,38 @@ from kestrelmq.server.server_actions import Action
 
 Model = TypeVar("Model", bound=BaseModel)
 Method = Literal["GET", "POST", "PUT", "DELETE"]
+LINES: Final = "application/x-ndjson"
+"""The media type of lines of JSON."""
+LINES_ACCEPTED: Final = frozenset({LINES, "application/jsonl", "application/json"})
+"""The media types that a body of lines may have."""
+MAX_TRANSFERS: Final = 8
+"""The most exports and imports at the same time."""
 _BROKEN_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
+
+
+class Transfers:
+    """Counts the exports and imports that are served."""
+
+    __slots__ = ("_count",)
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Serve one. Raises ApiError: there are too many."""
+        if self._count >= MAX_TRANSFERS:
+            raise ApiError(
+                503,
+                "too_many_transfers",
+                f"{MAX_TRANSFERS} exports and imports are being served; try again",
+                {"Retry-After": "1"},
+            )
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +68,14 @@ class AdminContext:
         sampler: the recent samples of the queues.
         token_needed: whether changes need a token.
         changes_allowed: whether changes can be made at all.
+        transfers: the exports and imports that are served.
     """
 
     context: ServerContext
     sampler: Sampler
     token_needed: bool
     changes_allowed: bool
+    transfers: Transfers = field(default_factory=Transfers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +94,15 @@ class Answer:
 class Call:
     """One request to an operation."""
 
-    __slots__ = ("_body", "admin", "request")
+    __slots__ = ("_bodies", "_body", "admin", "request")
 
-    def __init__(self, admin: AdminContext, request: web.Request, body: bytes) -> None:
+    def __init__(
+        self, admin: AdminContext, request: web.Request, body: bytes, bodies: BodyReader
+    ) -> None:
         self.admin = admin
         self.request = request
         self._body = body
+        self._bodies = bodies
 
     @property
     def name(self) -> str:
@@ -110,6 +148,12 @@ class Call:
         except ValidationError as error:
             raise ApiError(400, "invalid_body", problems(error)) from None
 
+    def lines(self) -> AsyncGenerator[list[bytes], None]:
+        """Yield the lines of the body as they come, some at a time. Raises ApiError."""
+        if self.request.content_type not in LINES_ACCEPTED:
+            raise ApiError(415, "not_json", f"the body must be {LINES}")
+        return self._bodies.lines(self.request)
+
     def allow_changes(self) -> None:
         """Check that the server's status allows changes. Raises ApiError: it does not."""
         refusal = self.admin.context.write_refusal()
@@ -152,7 +196,7 @@ def problems(error: ValidationError) -> str:
     return "; ".join(found)
 
 
-ApiHandler = Callable[[Call], Awaitable[Answer]]
+ApiHandler = Callable[[Call], Awaitable[Answer | web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +213,7 @@ class ApiOperation:
         statuses: the HTTP statuses of success.
         failures: the HTTP statuses of errors that only some operations return.
         secret: whether it needs a token (where tokens are configured) although it only reads.
+        sends_lines, takes_lines: whether its reply, or the request's body, are lines of JSON.
         action: the action on the whole server that it carries out, if any.
     """
 
@@ -182,6 +227,8 @@ class ApiOperation:
     statuses: tuple[int, ...] = (200,)
     failures: tuple[int, ...] = ()
     secret: bool = False
+    sends_lines: bool = False
+    takes_lines: bool = False
     action: Action | None = None
 
     @property
@@ -190,8 +237,10 @@ class ApiOperation:
         return self.method != "GET"
 
 
-def to_response(answer: Answer) -> web.Response:
-    """Return `answer` as an HTTP response."""
+def to_response(answer: Answer | web.StreamResponse) -> web.StreamResponse:
+    """Return `answer` as an HTTP response; one that was sent already is returned as it is."""
+    if isinstance(answer, web.StreamResponse):
+        return answer
     if answer.body is None:
         return web.Response(status=answer.status)
     return web.Response(

@@ -403,6 +403,13 @@ class MovedAnswer(_Model):
     """Why it ended early; null if it did not."""
 
 
+class Imported(_Model):
+    """Items that were added to a queue."""
+
+    added: Count
+    """How many."""
+
+
 class Requeued(_Model):
     """Open reads that were given back."""
 

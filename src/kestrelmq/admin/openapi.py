@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from kestrelmq.admin.calls import ApiOperation, json_schema
+from kestrelmq.admin.calls import LINES, ApiOperation, json_schema
 from kestrelmq.admin.models import ErrorAnswer
 from kestrelmq.admin.operations import OPERATIONS, PREFIX
 from kestrelmq.names import MAX_NAME_BYTES
@@ -32,6 +32,8 @@ _IN_PATH: Final[dict[str, dict[str, Any]]] = {
         "schema": {"type": "integer", "minimum": 0, "maximum": 10**18 - 1},
     },
 }
+
+_TEXT: Final[dict[str, Any]] = {"schema": {"type": "string"}}
 
 
 def document() -> dict[str, Any]:
@@ -72,6 +74,8 @@ def _operation(operation: ApiOperation, schemas: dict[str, Any]) -> dict[str, An
         described["parameters"] = parameters
     if operation.body is not None:
         described["requestBody"] = {"required": True, "content": _json(operation.body, schemas)}
+    if operation.takes_lines:
+        described["requestBody"] = {"required": True, "content": {LINES: _TEXT}}
     if operation.changes or operation.secret:
         described["security"] = [{}, {"token": []}]
     return described
@@ -83,6 +87,8 @@ def _responses(operation: ApiOperation, schemas: dict[str, Any]) -> dict[str, An
         responses[str(status)] = {"description": "Done."}
         if operation.answer is not None:
             responses[str(status)]["content"] = _json(operation.answer, schemas)
+        if operation.sends_lines:
+            responses[str(status)]["content"] = {LINES: _TEXT}
     failures = {400, *operation.failures}
     if operation.changes or operation.secret:
         failures |= {401, 403, 429}

@@ -4,7 +4,7 @@ from typing import Final
 
 from aiohttp import web
 
-from kestrelmq.admin import clients, items, queues, serverwide
+from kestrelmq.admin import clients, items, queues, serverwide, transfers
 from kestrelmq.admin.bodies import BodyReader
 from kestrelmq.admin.calls import AdminContext, ApiOperation, Call, to_response
 from kestrelmq.admin.errors import Handler
@@ -15,6 +15,7 @@ from kestrelmq.admin.models import (
     Created,
     Flushed,
     HistoryAnswer,
+    Imported,
     ListQuery,
     MovedAnswer,
     NewItem,
@@ -116,6 +117,25 @@ OPERATIONS: Final = (
         failures=(409, 503),
     ),
     ApiOperation(
+        "GET",
+        f"{_ONE}/export",
+        transfers.export_items,
+        None,
+        "items",
+        failures=(404, 503),
+        secret=True,
+        sends_lines=True,
+    ),
+    ApiOperation(
+        "POST",
+        f"{_ONE}/import",
+        transfers.import_items,
+        Imported,
+        "items",
+        failures=(408, 409, 413, 415, 503),
+        takes_lines=True,
+    ),
+    ApiOperation(
         "POST",
         f"{_ONE}/move",
         items.move_items,
@@ -208,9 +228,9 @@ def add_operations(app: web.Application, admin: AdminContext) -> None:
 
 
 def _handler(operation: ApiOperation, admin: AdminContext, bodies: BodyReader) -> Handler:
-    async def serve(request: web.Request) -> web.Response:
+    async def serve(request: web.Request) -> web.StreamResponse:
         body = b"" if operation.body is None else await bodies.read(request)
-        return to_response(await operation.serve(Call(admin, request, body)))
+        return to_response(await operation.serve(Call(admin, request, body, bodies)))
 
     setattr(serve, GUARDED, operation.secret)
     setattr(serve, SERVER_ACTION, operation.action)

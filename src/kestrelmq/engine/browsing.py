@@ -2,7 +2,8 @@
 
 A `View` is made in the owner's thread, and read in any. It has the items that are in memory, and a
 reader of its own for those that are on disk only. Upkeep may replace the journal's files meanwhile;
-the owner's thread sees that afterwards (`is_current`), and makes another view (`Look`).
+the owner's thread sees that afterwards (`is_current`), and makes another view (`Look`). A `Tour` is
+a look after the other at a whole queue; each goes on reading where the last one ended.
 """
 
 import time
@@ -11,6 +12,7 @@ from typing import Final
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, QueueUnavailable
+from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.journal.writer import FileJournal
 
@@ -24,6 +26,36 @@ _TRIES: Final = 5
 """How often files may be replaced while they are read."""
 
 
+class Cursor:
+    """Where the last view of a tour ended.
+
+    Attributes:
+        place: of the item behind it. The place of an item stays the same while it waits.
+    """
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self._reader: JournalReader | None = None
+        self._state: tuple[object, ...] = ()
+
+    def take_reader(self, place: int, state: tuple[object, ...]) -> JournalReader | None:
+        """Return the reader, if it is at `place` of the same files; otherwise close it."""
+        if place != self.place or state != self._state:
+            self.close()
+        reader, self._reader = self._reader, None
+        return reader
+
+    def keep(self, place: int, reader: JournalReader | None, state: tuple[object, ...]) -> None:
+        """Keep the reader of a view that ended at `place`."""
+        self.place, self._reader, self._state = place, reader, state
+
+    def close(self) -> None:
+        """Release the file."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
 class View:
     """A part of a queue as it was at one moment.
 
@@ -33,7 +65,14 @@ class View:
         failure: why it could not read them; None if it could.
     """
 
-    def __init__(self, queue: Queue, offset: int, most: int, most_bytes: int) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        offset: int,
+        most: int,
+        most_bytes: int,
+        cursor: Cursor | None = None,
+    ) -> None:
         """Look at the items from `offset` on; 0 is the head.
 
         Args:
@@ -41,6 +80,7 @@ class View:
             offset: how many items to pass over.
             most: the most items to read.
             most_bytes: read no more after so many bytes of data; the last item may exceed it.
+            cursor: where the view of a tour before this ended.
         """
         backlog = queue.backlog
         self.total = len(backlog)
@@ -54,11 +94,21 @@ class View:
         self._left = min(most, max(0, self.total - offset)) - len(self._items)
         self._reader = None
         self._files: list[str] = []
-        journal = queue.journal
-        if self._left and backlog.behind is not None and isinstance(journal, FileJournal):
-            self._reader = backlog.behind.reader.copy()
-            self._files = journal.files
         self._state = _state(queue)
+        self._cursor, self._place = cursor, first_place(queue) + offset
+        # Whether the reader is at the item behind those that were read.
+        self._ends_on_disk = False
+        journal = queue.journal
+        if not isinstance(journal, FileJournal):
+            return
+        self._files = journal.files
+        if cursor is not None:
+            self._reader = cursor.take_reader(self._place, self._state)
+            if self._reader is not None:
+                self._items, self._skip = [], 0
+                self._left = min(most, max(0, self.total - offset))
+        if self._reader is None and self._left and backlog.behind is not None:
+            self._reader = backlog.behind.reader.copy()
 
     @property
     def is_on_disk(self) -> bool:
@@ -126,12 +176,18 @@ class View:
                 )
             pause(min(now - worked_from, 1e-3))
             worked_from = time.monotonic()
+        self._ends_on_disk = not self._skip
         return found
 
     def close(self) -> None:
-        """Release the file."""
-        if self._reader is not None:
-            self._reader.close()
+        """Release the file, or leave it to the next view of the tour."""
+        reader = self._reader
+        is_right = self.failure is None and self.is_current
+        if reader is not None and not (is_right and self._ends_on_disk and self._cursor):
+            reader.close()
+            reader = None
+        if self._cursor is not None and is_right:
+            self._cursor.keep(self._place + len(self.records), reader, self._state)
 
 
 class Look:
@@ -142,12 +198,19 @@ class Look:
         records: the items' records, in order.
     """
 
-    def __init__(self, queue: Queue, offset: int, most: int, most_bytes: int) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        offset: int,
+        most: int,
+        most_bytes: int,
+        cursor: Cursor | None = None,
+    ) -> None:
         """Prepare to look; the parameters are those of `View`."""
         self.total = 0
         self.records: list[bytes] = []
         self._queue = queue
-        self._part = (offset, most, most_bytes)
+        self._part = (offset, most, most_bytes, cursor)
 
     def views(self) -> Generator[View, None, None]:
         """Yield views; have each loaded before the next. To be run in the owner's thread.
@@ -171,6 +234,42 @@ class Look:
                 self.total, self.records = view.total, view.records
                 return
         raise QueueUnavailable(f"queue {queue.name}: its journal is being rewritten; try again")
+
+
+class Tour:
+    """Looks at all items that wait in a queue when it begins, some at a time.
+
+    What is read from the queue meanwhile may make it leave out or repeat some items.
+    """
+
+    def __init__(self, queue: Queue, most: int, most_bytes: int) -> None:
+        """Begin; `most` and `most_bytes` are those of each look, as of `View`."""
+        self._queue = queue
+        self._most, self._most_bytes = most, most_bytes
+        begin = first_place(queue)
+        self._cursor, self._end = Cursor(begin), begin + len(queue)
+
+    def looks(self) -> Generator[Look, None, None]:
+        """Yield looks; each must have ended before the next. To be run in the owner's thread."""
+        queue, cursor = self._queue, self._cursor
+        try:
+            while not queue.is_closed:
+                begin = first_place(queue)
+                offset = max(0, cursor.place - begin)
+                left = min(self._end - begin, len(queue)) - offset
+                if left <= 0:
+                    return
+                look = Look(queue, offset, min(self._most, left), self._most_bytes, cursor)
+                yield look
+                if not look.records:
+                    return  # the rest is not written yet
+        finally:
+            cursor.close()
+
+
+def first_place(queue: Queue) -> int:
+    """Return the place of the head of a queue."""
+    return queue.total_items - len(queue)
 
 
 def _state(queue: Queue) -> tuple[object, ...]:

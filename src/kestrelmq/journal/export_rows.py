@@ -8,11 +8,15 @@ import base64
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.names import delayed_name
 from kestrelmq.journal.records import LATEST, REMOVE_TENTATIVE_RECORD, item
 from kestrelmq.names import queue_name_error
+
+_PIECE: Final = 256 << 10
+"""Characters that are escaped at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +54,17 @@ def data_fields(data: bytes) -> dict[str, str]:
 
 def to_json(row: ExportRow) -> str:
     """Return a row as a line of JSON; data that is not UTF-8 is in `data_base64`."""
-    fields: dict[str, object] = {"queue": row.queue}
-    fields |= {"due": row.due} if row.due else {"position": row.position}
-    fields |= data_fields(row.data)
-    fields |= {"add_time": row.add_time, "expiry": row.expiry}
-    return json.dumps(fields, ensure_ascii=False)
+    where = {"due": row.due} if row.due else {"position": row.position}
+    head = json.dumps({"queue": row.queue} | where, ensure_ascii=False)
+    ((name, text),) = data_fields(row.data).items()
+    times = json.dumps({"add_time": row.add_time, "expiry": row.expiry})
+    return f'{head[:-1]}, "{name}": "{_escaped(text)}", {times[1:]}'
+
+
+def _escaped(text: str) -> str:
+    """Return `text` as JSON has it between quotes; in pieces, so that other threads may run."""
+    pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
+    return "".join([json.dumps(piece, ensure_ascii=False)[1:-1] for piece in pieces])
 
 
 def from_json(line: str | bytes, number: int, now: int, queue: str | None = None) -> ExportRow:
@@ -96,14 +106,15 @@ def checked_row(
 
 
 def live_rows(
-    lines: Iterable[str | bytes], queue: str | None, now: Callable[[], int]
+    lines: Iterable[str | bytes], queue: str | None, now: Callable[[], int], first: int = 1
 ) -> Iterator[ExportRow]:
     """Yield the rows of lines of JSON that a running queue is to get; `now` returns the time (ms).
 
     Empty lines, and items that have expired, are left out. An item that is due has no delay any
-    more. `queue` is as for `from_json`, which says what is raised.
+    more. `queue` is as for `from_json`, which says what is raised; `first` is the number of the
+    first line.
     """
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, first):
         if not line.strip():
             continue
         row = from_json(line, number, 0, queue)

@@ -7,12 +7,12 @@ others are served meanwhile.
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
-from kestrelmq.engine.browsing import Look
+from kestrelmq.engine.browsing import Look, Tour
 from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.server.patterns import places_of
@@ -25,6 +25,8 @@ SEARCHED_ITEMS: Final = 10_000
 """The most items that one request searches."""
 READ_BYTES: Final = 16 << 20
 """After so many bytes of data, a request looks no further."""
+_TOURED_ITEMS: Final = 10_000
+"""The most items of a part of a tour; finding a place among very many items takes time."""
 _WINDOW: Final = 256 << 10
 """Bytes that are searched at once, because no other thread runs meanwhile."""
 
@@ -100,11 +102,22 @@ class Browser:
         _, records = await self._read(queue, offset, most, most_bytes)
         return records
 
+    async def parts(self, queue: Queue) -> AsyncGenerator[list[bytes], None]:
+        """Yield the records of all items that wait, some at a time. Raises QueueUnavailable."""
+        with closing(Tour(queue, _TOURED_ITEMS, PAGE_BYTES).looks()) as looks:
+            for look in looks:
+                await self._load(look)
+                yield look.records
+
     async def _read(
         self, queue: Queue, offset: int, most: int, most_bytes: int = READ_BYTES
     ) -> tuple[int, list[bytes]]:
         """Return how many items wait, and the records of some."""
         look = Look(queue, offset, most, most_bytes)
+        await self._load(look)
+        return look.total, look.records
+
+    async def _load(self, look: Look) -> None:
         with closing(look.views()) as views:
             for view in views:
                 if not view.is_on_disk:
@@ -112,7 +125,6 @@ class Browser:
                     continue
                 async with self._busy:
                     await asyncio.to_thread(view.load)
-        return look.total, look.records
 
     async def _search(self, search: Search, records: list[bytes]) -> Sequence[int]:
         """Return the places of the records whose data has what is searched."""

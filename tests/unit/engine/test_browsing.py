@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine import browsing
-from kestrelmq.engine.browsing import Look, View
+from kestrelmq.engine.browsing import Look, Tour, View
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.records import item_data
 from kestrelmq.testing.queues import LocalQueues, queue_settings
@@ -67,6 +67,90 @@ def test_a_view_is_a_part_of_what_would_be_read(
         assert seen(spool, offset, most) == items[offset : offset + most]
         assert spool.drain() == items
         spool.close()
+
+
+def toured(
+    spool: LocalQueues,
+    most: int,
+    most_bytes: int = 1 << 20,
+    between: Callable[[], object] = lambda: None,
+) -> list[bytes]:
+    """Return the items of a tour; `between` is called after each of its looks."""
+    found: list[bytes] = []
+    for look in Tour(spool.queue(), most, most_bytes).looks():
+        for view in look.views():
+            view.load()
+        assert 0 < len(look.records) <= most
+        found += map(item_data, look.records)
+        between()
+    return found
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=60),
+    memory=st.sampled_from([20, 200, 10_000]),
+    journal=st.sampled_from([100, 10_000]),
+    most=st.integers(1, 70),
+    most_bytes=st.integers(1, 500),
+    steps=st.lists(st.sampled_from(["add", "take", "give back", "sync", "pack"]), max_size=20),
+)
+def test_a_tour_passes_each_item_once(
+    sizes: list[int],
+    memory: int,
+    journal: int,
+    most: int,
+    most_bytes: int,
+    steps: list[str],
+) -> None:
+    """Those that wait from its begin to its end; whatever is done in between."""
+    with TemporaryDirectory() as path:
+        spool = LocalQueues(
+            queue_settings(Path(path), max_memory_size=memory, max_journal_size=journal)
+        )
+        items = [b"%d " % number + b"x" * size for number, size in enumerate(sizes)]
+        spool.add(*items)
+        left, gone = list(steps), []
+
+        def between() -> None:
+            match left.pop() if left else None:
+                case "add":
+                    spool.add(b"new")
+                case "take":
+                    gone.append(spool.take())
+                case "give back" if len(spool.queue()):
+                    spool.queue().unremove(spool.open_read())
+                    spool.commit()
+                case "pack":
+                    upkeep = spool.queue()._upkeep
+                    assert upkeep is not None
+                    upkeep._rewrite()
+
+        found = toured(spool, most, most_bytes, between)
+        assert found == sorted(set(found), key=items.index)
+        assert set(items) - set(gone) <= set(found)
+        spool.close()
+
+
+def test_a_tour_reads_on_where_it_was(tmp_path: Path) -> None:
+    """It does not pass over the same items on disk again and again."""
+    spool = LocalQueues(queue_settings(tmp_path, max_memory_size=100))
+    items = [b"%09d" % number for number in range(100)]
+    spool.add(*items)
+    queue = spool.queue()
+    tour = Tour(queue, 10, 1 << 20)
+    found: list[bytes] = []
+    kept = []
+    for look in tour.looks():
+        for view in look.views():
+            assert not view._skip
+            view.load()
+        found += map(item_data, look.records)
+        kept.append(tour._cursor._reader is not None)
+    assert found == items
+    assert kept == [False, *[True] * 9]
+    assert tour._cursor._reader is None
+    spool.close()
 
 
 def test_a_view_ends_when_it_has_enough_bytes(tmp_path: Path) -> None:

@@ -1,0 +1,178 @@
+"""API operations that send or take the items of a queue as lines of JSON: export and import.
+
+Both are streams: however many items there are, only a part of them is in memory. JSON is read and
+written in a thread.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import aclosing
+from typing import Final, TypeVar
+from urllib.parse import quote
+
+from aiohttp import web
+
+from kestrelmq.admin.calls import LINES, Answer, Call, now
+from kestrelmq.admin.errors import ApiError
+from kestrelmq.admin.models import Imported
+from kestrelmq.engine.queue import Queue
+from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
+from kestrelmq.journal.export_rows import ExportRow, live_rows, to_json
+from kestrelmq.journal.records import item_add_time, item_data, item_expiry
+from kestrelmq.server import changes
+
+_SEND_TIMEOUT: Final = 60.0
+"""Seconds within which a client must take a part of an export."""
+_AT_ONCE: Final = 200
+"""Items that are added before others are served."""
+_SLICE: Final = 0.00025
+"""Seconds that a thread works between two pauses."""
+_LONGEST_SLEEP: Final = 0.001
+"""Seconds of the longest pause."""
+
+T = TypeVar("T")
+
+
+async def export_items(call: Call) -> web.StreamResponse:
+    """Send all waiting items of a queue as lines of JSON, and leave them there.
+
+    The lines are those of `kestrelmq export`; an import takes them. Items of open reads and delayed
+    items are not included. What is read from the queue meanwhile may make it leave out or repeat
+    some items. An error after the first lines breaks the connection off.
+    """
+    queue = call.queue()
+    call.check_client(write=False)
+    browser, request = call.admin.context.browser, call.request
+    with call.admin.transfers.one():
+        async with aclosing(browser.parts(queue)) as parts:
+            part = await anext(parts, None)  # an error so far has a reply of its own
+            response = web.StreamResponse(headers=_headers(queue.name))
+            await response.prepare(request)
+            try:
+                place = 0
+                while part is not None:
+                    lines = await asyncio.to_thread(_lines, queue.name, place, part)
+                    async with asyncio.timeout(_SEND_TIMEOUT):
+                        await response.write(lines)
+                    place += len(part)
+                    part = await anext(parts, None)
+                await response.write_eof()
+            except (KestrelError, TimeoutError):
+                if request.transport is not None:
+                    request.transport.abort()
+    return response
+
+
+def _headers(queue: str) -> dict[str, str]:
+    name = quote(f"{queue}.jsonl", safe="")
+    return {"Content-Type": LINES, "Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
+
+
+def _lines(queue: str, place: int, records: Sequence[bytes]) -> bytes:
+    lines = []
+    for number, one in enumerate(_paced(records), place):
+        row = ExportRow(queue, number, item_data(one), item_add_time(one), item_expiry(one))
+        lines.append(to_json(row) + "\n")
+    return "".join(lines).encode()
+
+
+def _paced(some: Iterable[T]) -> Iterator[T]:
+    """Yield `some`; sleep as long as was worked, often: the loop waits for a thread that works."""
+    worked_from = time.monotonic()
+    for one in some:
+        yield one
+        worked = time.monotonic() - worked_from
+        if worked > _SLICE:
+            time.sleep(min(worked, _LONGEST_SLEEP))
+            worked_from = time.monotonic()
+
+
+async def import_items(call: Call) -> Answer:
+    """Add the items of lines of JSON to a queue, whatever queue the lines name.
+
+    The lines are those of an export: `data` or `data_base64`, perhaps `expiry` and `due`; each has
+    at most 16 MiB. The items are new ones: they keep their expiry, but not the time when they were
+    added. Those that have expired are left out, and those that are not due are delayed. What is
+    added before a line that is wrong, or an item that is refused, stays; the message says how many.
+    """
+    name = call.name
+    call.allow_changes()
+    call.check_client(write=True)
+    target = _Target(call, name)
+    with call.admin.transfers.one():
+        async with aclosing(call.lines()) as batches:
+            async for lines in batches:
+                await target.add(lines)
+    return Answer(Imported(added=target.added))
+
+
+class _Target:
+    """The queue that an import adds to, or the alias.
+
+    Attributes:
+        added: how many items were added.
+    """
+
+    def __init__(self, call: Call, name: str) -> None:
+        self._call = call
+        self._name = name
+        self._lines = 0
+        self.added = 0
+
+    async def add(self, lines: Sequence[bytes]) -> None:
+        """Add the items of some lines, and wait until they are durable.
+
+        Raises:
+            ApiError: a line is wrong, or an item was refused; those before it were added.
+        """
+        rows, wrong = await asyncio.to_thread(self._parsed, lines)
+        self._lines += len(lines)
+        for at in range(0, len(rows), _AT_ONCE):
+            await self._add_rows(rows[at : at + _AT_ONCE])
+        if wrong is not None:
+            raise ApiError(400, "invalid_body", self._so_far(wrong))
+
+    def _parsed(self, lines: Sequence[bytes]) -> tuple[list[ExportRow], str | None]:
+        """Return the rows up to one that is wrong, and why that is; runs in a thread."""
+        rows: list[ExportRow] = []
+        try:
+            for row in live_rows(_paced(lines), self._name, now, self._lines + 1):
+                rows.append(row)  # noqa: PERF402 # what is read before an error is kept
+        except JournalError as error:
+            return rows, str(error)
+        return rows, None
+
+    async def _add_rows(self, rows: Sequence[ExportRow]) -> None:
+        context = self._call.admin.context
+        collection, touched = context.collection, dict[Queue, None]()
+        refusal: ApiError | None = None
+        count = 0
+        for row in rows:
+            try:
+                self._call.allow_changes()
+                stored = collection.add(self._name, row.data, row.expiry, due=row.due)
+            except QueueUnavailable as error:
+                refusal = ApiError(503, "queue_unavailable", str(error))
+                break
+            except ApiError as error:
+                refusal = error
+                break
+            is_delayed = row.due > 0
+            touched |= dict.fromkeys(collection.destinations(self._name, delayed=is_delayed))
+            if not stored:
+                reason = f"{self._name} is full, or the item is too large for it"
+                refusal = ApiError(409, "item_refused", reason)
+                break
+            count += 1
+        try:
+            await changes.wait_until_durable(context, *touched)
+        except JournalError as error:
+            raise ApiError(503, "journal_error", self._so_far(str(error))) from None
+        self.added += count
+        if refusal is not None:
+            raise ApiError(refusal.status, refusal.code, self._so_far(str(refusal)))
+        await asyncio.sleep(0)
+
+    def _so_far(self, reason: str) -> str:
+        return f"{reason}; {self.added} items added"
