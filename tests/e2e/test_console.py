@@ -353,6 +353,57 @@ def test_an_item_is_put(console: Console) -> None:
         assert client.get("work") == b"from the console"
 
 
+def test_items_are_moved_and_copied(console: Console) -> None:
+    """To another queue, some or all; it says why it ended early."""
+    with console.client() as client:
+        client.put_many("work", [b"1", b"2", b"3"])
+        client.declare("small", max_items=1)
+    console.open("#/queue/work")
+    console.press("Move")
+    console.page.get_by_label("To the queue").fill("later")
+    console.page.get_by_label("How many of the first items").fill("2")
+    console.confirm("Do it")
+    console.expect_toast("2 items of work moved to later.")
+    console.press("Move")
+    console.page.get_by_label("Move or copy", exact=True).select_option("copy")
+    console.page.get_by_label("To the queue").fill("later")
+    console.confirm("Do it")
+    console.expect_toast("1 item of work copied to later.")
+    console.open("#/queue/later")
+    console.press("Move")
+    console.page.get_by_label("To the queue").fill("small")
+    console.confirm("Do it")
+    console.expect_toast("1 item of later moved to small. It ended early: small is full")
+    with console.client() as client:
+        assert [client.get("later") for _ in range(3)] == [b"2", b"3", None]
+        assert client.get("work") == b"3"
+
+
+def test_items_are_exported_and_imported(console: Console, tmp_path: Path) -> None:
+    """As a file, with any bytes; what is wrong with a file is told."""
+    items = [b"one", bytes(range(256)), "\u00e9".encode()]
+    with console.client() as client:
+        client.put_many("work", items)
+    console.open("#/queue/work")
+    with console.page.expect_download() as download:
+        console.press("Export")
+    assert download.value.suggested_filename == "work.jsonl"
+    file = tmp_path / "saved.jsonl"
+    download.value.save_as(file)
+    console.open("#/queue/other")
+    console.press("Import")
+    console.page.get_by_label("File of JSON lines").set_input_files(file)
+    console.confirm("Import")
+    console.expect_toast("3 items of saved.jsonl put on other.")
+    with console.client() as client:
+        assert [client.get("other") for _ in range(4)] == [*items, None]
+    file.write_text('{"data": "x"}\nwrong\n')
+    console.press("Import")
+    console.page.get_by_label("File of JSON lines").set_input_files(file)
+    console.confirm("Import")
+    console.expect_toast(re.compile("line 2: not a row of an export.*; 1 items added"))
+
+
 def test_flushing_asks_first(console: Console) -> None:
     """The question names the queue; no means no."""
     fill(console)

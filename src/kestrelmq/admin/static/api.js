@@ -13,25 +13,29 @@ export class ApiError extends Error {
   }
 }
 
+const LINES = "application/x-ndjson";
+
 function headers(body) {
   const token = sessionStorage.getItem(KEY);
   return {
-    ...(body === undefined ? {} : { "Content-Type": "application/json" }),
+    ...(body === undefined ? {} : { "Content-Type": body instanceof Blob ? LINES : "application/json" }),
     ...(token ? { Authorization: `Bearer ${token}` } : {}),
   };
 }
 
-async function once(method, path, body) {
-  let response;
+async function send(method, path, body) {
   try {
-    response = await fetch(PREFIX + path, {
+    return await fetch(PREFIX + path, {
       method,
       headers: headers(body),
-      body: body === undefined ? undefined : JSON.stringify(body),
+      body: body === undefined || body instanceof Blob ? body : JSON.stringify(body),
     });
   } catch {
     throw new ApiError(0, "unreachable", "The server cannot be reached.");
   }
+}
+
+async function answerOf(response) {
   const text = await response.text();
   let answer = null;
   try {
@@ -46,11 +50,11 @@ async function once(method, path, body) {
   return answer;
 }
 
-/** Call the API; ask the user for a token when the server requires one. */
-export async function call(method, path, body) {
+/** Do a request; ask the user for a token when the server requires one. */
+async function signedIn(request) {
   for (;;) {
     try {
-      return await once(method, path, body);
+      return await request();
     } catch (error) {
       if (error.status !== 401) throw error;
       const wrong = sessionStorage.getItem(KEY) !== null;
@@ -59,6 +63,25 @@ export async function call(method, path, body) {
       sessionStorage.setItem(KEY, token);
     }
   }
+}
+
+/** Call the API, and return its answer. */
+export const call = (method, path, body) => signedIn(async () => answerOf(await send(method, path, body)));
+
+/** Send a file of lines of JSON; return the answer. */
+export const upload = (path, file) => call("POST", path, file);
+
+/** Save what a GET returns as a file. */
+export async function download(path, name) {
+  const content = await signedIn(async () => {
+    const response = await send("GET", path);
+    return response.ok ? response.blob() : answerOf(response);
+  });
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(content);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
 
 /** The API path of a queue, or of a part of it. */

@@ -69,3 +69,26 @@ export async function askItem(queue) {
   if (!(await show(`Put an item on ${queue}`, body, buttons("Put")))) return null;
   return { text: text.value, ...(expires.value ? { expires_in: Number(expires.value) } : {}) };
 }
+
+/** Ask where to move or copy items of a queue, and how many; null if the user cancels. */
+export async function askPlace(queue) {
+  const target = h("input", { id: "place-target", required: true, maxlength: "200", autocomplete: "off", spellcheck: "false" });
+  const count = h("input", { id: "place-count", type: "number", min: "1", step: "1", placeholder: "all" });
+  const verb = h("select", { id: "place-verb" }, h("option", { value: "move", text: "Move" }), h("option", { value: "copy", text: "Copy" }));
+  const body = h("div", {},
+    h("label", { for: "place-verb", text: "Move or copy" }), verb,
+    h("label", { for: "place-target", text: "To the queue" }), target,
+    h("label", { for: "place-count", text: "How many of the first items" }), count,
+    h("p", { class: "hint", text: "They are added at the end. Items that are moved leave this queue." }));
+  if (!(await show(`Move or copy items of ${queue}`, body, buttons("Do it")))) return null;
+  return { verb: verb.value, target: target.value, ...(count.value ? { count: Number(count.value) } : {}) };
+}
+
+/** Ask for a file of items; null if the user cancels. */
+export async function askFile(queue) {
+  const file = h("input", { id: "import-file", type: "file", required: true, accept: ".jsonl,.ndjson,.json,.txt" });
+  const body = h("div", {},
+    h("label", { for: "import-file", text: "File of JSON lines, as an export makes it" }), file,
+    h("p", { class: "hint", text: `All its items are added to ${queue}.` }));
+  return (await show(`Import items to ${queue}`, body, buttons("Import"))) ? file.files[0] ?? null : null;
+}

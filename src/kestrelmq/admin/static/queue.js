@@ -9,6 +9,7 @@ import { axisTime, bytes, count, duration, micros, moment, pausedWords, rate, sh
 import { Items } from "./items.js";
 import { limits } from "./limits.js";
 import { fromApi, store } from "./store.js";
+import { exportItems, importItems, transfer } from "./transfers.js";
 
 const SPAN = 300_000;
 const EVERY = 2000; // ms between requests for the details that are not in the event stream
@@ -74,6 +75,9 @@ export class QueuePage {
         h("h1", { text: this.name }), this.state, this.paused, h("span", { class: "spring" }),
         h("div", { class: "actions" },
           h("button", { type: "button", class: "primary", text: "Put item", onclick: () => this.#put() }),
+          h("button", { type: "button", text: "Move", onclick: () => this.#transfer(transfer) }),
+          h("button", { type: "button", text: "Export", onclick: () => this.#transfer(exportItems) }),
+          h("button", { type: "button", text: "Import", onclick: () => this.#transfer(importItems) }),
           ...Object.values(this.pausing),
           h("button", { type: "button", text: "Flush", onclick: () => this.#flush() }),
           h("button", { type: "button", class: "danger", text: "Delete", onclick: () => this.#delete() }))),
@@ -217,6 +221,19 @@ export class QueuePage {
     if (item === null) return;
     const path = queuePath(this.name, "/items");
     if (await this.#act(() => call("POST", path, item), ({ size }) => `${count(size, "byte")} put on ${this.name}.`)) this.items.load();
+  }
+
+  /** Do one of `transfers`, and say what was done. */
+  async #transfer(act) {
+    try {
+      const said = await act(this.name);
+      if (said === null) return;
+      toast(said);
+    } catch (error) {
+      toast(error.message, "error");
+    }
+    await this.#detail();
+    this.items.load();
   }
 
   /** The number of waiting items; shows an error and returns null if it cannot be found out. */

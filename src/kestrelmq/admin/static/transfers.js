@@ -1,0 +1,30 @@
+// Moving and copying items to another queue, and exporting and importing them as lines of JSON.
+
+import { call, download, queuePath, upload } from "./api.js";
+import { askFile, askPlace } from "./dialogs.js";
+import { count } from "./format.js";
+
+/** Move or copy items of a queue after a question; return what was done as text, or null. */
+export async function transfer(name) {
+  const place = await askPlace(name);
+  if (place === null) return null;
+  const { verb, ...body } = place;
+  const { count: done, stopped } = await call("POST", queuePath(name, `/${verb}`), body);
+  const said = `${count(done, "item")} of ${name} ${verb === "move" ? "moved" : "copied"} to ${body.target}.`;
+  if (stopped) throw new Error(`${said} It ended early: ${stopped}.`);
+  return said;
+}
+
+/** Save the items of a queue as a file. */
+export async function exportItems(name) {
+  await download(queuePath(name, "/export"), `${name}.jsonl`);
+  return `The items of ${name} were exported.`;
+}
+
+/** Add the items of a file that the user chooses; return what was done as text, or null. */
+export async function importItems(name) {
+  const file = await askFile(name);
+  if (file === null) return null;
+  const { added } = await upload(queuePath(name, "/import"), file);
+  return `${count(added, "item")} of ${file.name} put on ${name}.`;
+}
