@@ -317,6 +317,17 @@ def test_rows_become_items_of_the_queues_they_name(
     assert client.get("two") is None
 
 
+def test_written_items_are_delayed(spark: SparkSession, cluster: str, client: Client) -> None:
+    """They count in their queue at once, and are read only when they are due."""
+    rows = spark.range(10).selectExpr("cast(id AS string) AS data")
+    writer = rows.write.format("kestrel").options(servers=cluster, queue="late", delay="1 hour")
+    writer.mode("append").save()
+
+    found = [one.values for one in client.queues() if one.name == "late"]
+    assert sum(int(values["delayed"]) for values in found) == 10
+    assert client.get("late") is None
+
+
 def test_errors_of_a_write_name_what_is_wrong(spark: SparkSession, cluster: str) -> None:
     """A wrong column, a wrong mode: nothing is written."""
     rows = spark.range(1).selectExpr("'q' AS queue", "'x' AS data", "1 AS colour")

@@ -89,11 +89,13 @@ class KestrelWriteOptions:
         cluster: the servers.
         queue: the queue to add to; None takes it from the column `queue`.
         patience: seconds without any item stored after which a task fails.
+        delay: seconds for which each item waits before it may be read; None for none.
     """
 
     cluster: ClusterOptions
     queue: str | None = None
     patience: float = DEFAULT_PATIENCE
+    delay: float | None = None
 
 
 def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
@@ -143,6 +145,7 @@ def kestrel_write_options(given: Mapping[str, str]) -> KestrelWriteOptions:
             cluster,
             options.take("queue", None, _queue),
             options.take("patience", DEFAULT_PATIENCE, a_time),
+            options.take("delay", None, a_time),
         )
     )
 

@@ -57,6 +57,7 @@ class PutClient(Protocol):
         items: Sequence[bytes],
         expiry: Expiry = None,
         *,
+        delay: float | None = None,
         retry_unknown: bool | None = None,
     ) -> list[bool]:
         """Add items; return for each whether it was stored."""
@@ -78,8 +79,12 @@ class ItemSender:
         patience: float,
         clock: Clock | None = None,
         pause: Callable[[float], None] = time.sleep,
+        *,
+        delay: float | None = None,
     ) -> None:
+        """Send to `client`; each item is to wait for `delay` seconds."""
         self._client = client
+        self._delay = delay
         self._patience = patience
         self._clock = clock or SystemClock()
         self._pause = pause
@@ -99,7 +104,7 @@ class ItemSender:
             reason = "the servers refuse it: the queue is full, or the item is too large"
             try:
                 stored: Sequence[bool | None] = self._client.put_many(
-                    queue, left, expiry, retry_unknown=True
+                    queue, left, expiry, delay=self._delay, retry_unknown=True
                 )
             except ClientError as error:
                 hopeless = isinstance(error, InvalidRequest) or (
@@ -144,7 +149,7 @@ class _RowWriter:
         """Add the rows of one task."""
         items = 0
         with Client(self._options.cluster.membership()) as client:
-            sender = ItemSender(client, self._options.patience)
+            sender = ItemSender(client, self._options.patience, delay=self._options.delay)
             zone = written_columns.session_zone()
             for batch in iterator:
                 for queue, expiry, data in grouped(batch, self._options.queue, zone):

@@ -34,8 +34,10 @@ def test_options_are_parsed() -> None:
     assert kestrel_write_options(
         {"servers": "a:1", "checkpointLocation": "/c"}
     ) == KestrelWriteOptions(ClusterOptions("a:1"))
-    found = kestrel_write_options({"zookeeper": "z:1", "path_prefix": "/p", "patience": "5"})
-    assert found == KestrelWriteOptions(ClusterOptions(None, "z:1", "/p"), None, 5.0)
+    found = kestrel_write_options(
+        {"zookeeper": "z:1", "path_prefix": "/p", "patience": "5", "delay": "500ms"}
+    )
+    assert found == KestrelWriteOptions(ClusterOptions(None, "z:1", "/p"), None, 5.0, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ class Store:
 
     def __init__(self, room: Sequence[int | Exception]) -> None:
         self.items: list[bytes] = []
+        self.delays: list[float | None] = []
         self._room = list(room)
 
     def put_many(
@@ -25,9 +26,11 @@ class Store:
         items: Sequence[bytes],
         expiry: Expiry = None,  # noqa: ARG002 # nothing expires
         *,
+        delay: float | None = None,
         retry_unknown: bool | None = None,  # noqa: ARG002 # nothing is unknown
     ) -> list[bool]:
         """Store as many as there is room for."""
+        self.delays.append(delay)
         room = self._room.pop(0) if self._room else 0
         if isinstance(room, Exception):
             raise room
@@ -57,6 +60,14 @@ def test_what_was_stored_before_an_error_is_not_sent_again() -> None:
     ItemSender(store, 10.0, clock, clock.advance).send("q", [b"0", b"1", b"2"])
 
     assert store.items == [b"1", b"2"]
+
+
+def test_each_item_has_the_delay() -> None:
+    """However often it is sent."""
+    clock = FakeClock()
+    store = Store([1, 1])
+    ItemSender(store, 10.0, clock, clock.advance, delay=2.5).send("q", [b"0", b"1"])
+    assert (store.items, store.delays) == ([b"0", b"1"], [2.5, 2.5])
 
 
 def test_the_sender_gives_up_after_its_patience() -> None:
