@@ -52,6 +52,10 @@ class TagRefused(KestrelError, ValueError):  # noqa: N818
     """A tag or an epoch of a reserved read that cannot be used; nothing was changed."""
 
 
+class PatternRefused(KestrelError):  # noqa: N818
+    """A regular expression to search for that is none, or takes too long."""
+
+
 class InvalidQueueName(KestrelError, ValueError):  # noqa: N818
     """A name that is not allowed for a queue."""
 

@@ -10,8 +10,8 @@ from urllib.parse import quote
 import pytest
 
 from kestrelmq.client import AsyncClient, Client
+from kestrelmq.engine.searching import MAX_SECONDS
 from kestrelmq.errors import InvalidRequest, ServerRefused
-from kestrelmq.server import patterns
 from tests.admin.conftest import Admin
 from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
@@ -87,7 +87,7 @@ def test_an_endless_pattern_is_stopped_and_holds_up_nobody(server: ServerProcess
 
     def search() -> None:
         with Wire(server) as wire:
-            wire.socket.settimeout(patterns.MAX_SECONDS * 20)
+            wire.socket.settimeout(MAX_SECONDS * 20)
             told.append(wire.ask_until(b"browse evil 0 1 pattern=(a%2B)%2B%24\r\n", b"\r\n"))
         ended.set()
 

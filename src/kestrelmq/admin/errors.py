@@ -18,9 +18,9 @@ from kestrelmq.errors import (
     InvalidQueueName,
     JournalError,
     KestrelError,
+    PatternRefused,
     QueueUnavailable,
 )
-from kestrelmq.server.patterns import PatternRefused
 from kestrelmq.server.server_actions import RemoteAdminRefused
 from kestrelmq.server.status import StatusNotSaved
 

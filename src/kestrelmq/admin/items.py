@@ -27,10 +27,10 @@ from kestrelmq.admin.slices import slices
 from kestrelmq.engine.delayed import concerns_companion
 from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.searching import Search
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
 from kestrelmq.marks import PutMark, put_mark
 from kestrelmq.server import changes, moving
-from kestrelmq.server.browsing import Search
 from kestrelmq.server.clients import holders
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.long_reply import in_slices

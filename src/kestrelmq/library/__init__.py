@@ -8,13 +8,15 @@ from kestrelmq.engine.moving import Moved
 from kestrelmq.library.aio import AsyncHeldItem, AsyncPersistentQueue
 from kestrelmq.library.blocking import BlockingQueue, HeldItem, PersistentQueue
 from kestrelmq.library.collection import QueueCollection
-from kestrelmq.library.items import Expiry, Item
+from kestrelmq.library.items import Expiry, FoundItem, FoundItems, Item
 
 __all__ = [
     "AsyncHeldItem",
     "AsyncPersistentQueue",
     "BlockingQueue",
     "Expiry",
+    "FoundItem",
+    "FoundItems",
     "HeldItem",
     "Item",
     "Moved",

@@ -11,7 +11,7 @@ an open read.
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -20,22 +20,29 @@ from typing import Self, TypeVar
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.browsing import View
+from kestrelmq.engine.browsing import Look, Tour, View
 from kestrelmq.engine.durability import Committable, GroupCommit
 from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.searching import PAGE_BYTES, SEARCHED_ITEMS
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
-from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
+from kestrelmq.errors import ImportStopped, JournalError, KestrelError, QueueUnavailable
+from kestrelmq.journal.export_rows import live_rows
 from kestrelmq.library.access import UPKEEP_PERIOD
 from kestrelmq.library.items import (
     Delay,
     Expiry,
+    FoundItems,
     Held,
     Item,
     adding,
     check_held,
+    exported,
+    found_page,
     looking,
     releasing,
+    searching,
+    timed,
 )
 from kestrelmq.library.opening import check_queue, open_queue
 
@@ -278,13 +285,47 @@ class AsyncPersistentQueue:
         Items on disk are read in a thread. A task that is cancelled meanwhile waits for its end.
         """
         look = looking(offset, count)(self._queue())
-        with closing(look.views()) as views:
-            for view in views:
-                if view.is_on_disk:
-                    await _loaded(view)
-                else:
-                    view.load()
+        await _looked(look)
         return [Item.of(record, 0) for record in look.records]
+
+    async def search(
+        self,
+        text: str | bytes | None = None,
+        *,
+        pattern: str | bytes | None = None,
+        offset: int = 0,
+        count: int = 100,
+    ) -> FoundItems:
+        """Return items that have a text or match a pattern, as `PersistentQueue.search` does."""
+        search, begin = searching(text, pattern, offset, count)
+        look = begin(self._queue())
+        await _looked(look)
+        return await asyncio.to_thread(found_page, search, look, offset, count)
+
+    async def export(self) -> AsyncGenerator[str, None]:
+        """Iterate over the waiting items as lines of JSON, as `PersistentQueue.export` does."""
+        place = 0
+        with closing(Tour(self._queue(), SEARCHED_ITEMS, PAGE_BYTES).looks()) as looks:
+            for look in looks:
+                await _looked(look)
+                for line in exported(self._name, place, look.records):
+                    yield line
+                place += len(look.records)
+
+    async def import_items(self, lines: Iterable[str | bytes]) -> int:
+        """Add the items of lines of JSON, as `PersistentQueue.import_items` does."""
+        added = 0
+        try:
+            for row in live_rows(lines, self._name, self._clock.now):
+                expiry, due = timed(row.expiry), timed(row.due)
+                if not await self.add(row.data, expiry, delay=due):
+                    break
+                added += 1
+            else:
+                return added
+        except KestrelError as error:
+            raise ImportStopped(str(error), added) from error
+        raise ImportStopped(f"queue {self._name} is full, or the item is too large", added)
 
     async def flush(self) -> int:
         """Drop all waiting items, but not those of open reads; return how many there were."""
@@ -487,6 +528,16 @@ def _call_in(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], 
             loop.call_soon_threadsafe(function)
 
     return call
+
+
+async def _looked(look: Look) -> None:
+    """Have all views of a look loaded, those on disk in a thread."""
+    with closing(look.views()) as views:
+        for view in views:
+            if view.is_on_disk:
+                await _loaded(view)
+            else:
+                view.load()
 
 
 async def _loaded(view: View) -> None:

@@ -11,7 +11,7 @@ journals. One does the upkeep that depends on time, about once a second. One syn
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -19,21 +19,29 @@ from typing import Self, TypeVar
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.config import QueueConfig
+from kestrelmq.engine.browsing import Tour
 from kestrelmq.engine.durability import GroupCommit, sync_now
 from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.searching import PAGE_BYTES, SEARCHED_ITEMS
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.engine.worker import ThreadWorker
-from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
+from kestrelmq.errors import ImportStopped, JournalError, KestrelError, QueueUnavailable
+from kestrelmq.journal.export_rows import live_rows
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, QueueTickers, Ticker, WaitingThread
 from kestrelmq.library.items import (
     Delay,
     Expiry,
+    FoundItems,
     Held,
     Item,
     adding,
     check_held,
+    exported,
+    found_page,
     looking,
     releasing,
+    searching,
+    timed,
 )
 from kestrelmq.library.opening import check_queue, open_queue
 
@@ -264,6 +272,66 @@ class BlockingQueue(ABC):
         """
         look = self._change(looking(offset, count))
         return [Item.of(record, 0) for record in self._access.read(look)]
+
+    def search(
+        self,
+        text: str | bytes | None = None,
+        *,
+        pattern: str | bytes | None = None,
+        offset: int = 0,
+        count: int = 100,
+    ) -> FoundItems:
+        """Return up to `count` items from `offset` on that have `text`, or a match of `pattern`.
+
+        They stay in the queue. One search looks at 10,000 items, or about 16 MiB, so go on from its
+        `next_offset`, even if it found nothing, until that is None. A pattern is a regular
+        expression on bytes, which a process of its own evaluates, for 5 seconds at most.
+
+        Raises:
+            ValueError: not exactly one of the two is given, or a number is below 0.
+            PatternRefused: the pattern is no regular expression, or takes too long.
+        """
+        search, begin = searching(text, pattern, offset, count)
+        look = self._change(begin)
+        self._access.read(look)
+        return found_page(search, look, offset, count)
+
+    def export(self) -> Generator[str, None, None]:
+        """Iterate over the waiting items as lines of JSON, which `import_items` takes.
+
+        They stay in the queue. What is read meanwhile may make it leave out or repeat some items.
+        """
+        looks = self._change(lambda queue: Tour(queue, SEARCHED_ITEMS, PAGE_BYTES).looks())
+        place = 0
+        try:
+            while (look := self._access.change(lambda: next(looks, None))[0]) is not None:
+                records = self._access.read(look)
+                yield from exported(self._name, place, records)
+                place += len(records)
+        finally:
+            looks.close()
+
+    def import_items(self, lines: Iterable[str | bytes]) -> int:
+        """Add the items of lines of JSON, as `export` returns them; return how many.
+
+        They keep their expiry, but not the time when they were added. Those that have expired are
+        left out; those that are not due are delayed.
+
+        Raises:
+            ImportStopped: a line is wrong, or an item was refused; those before it are added.
+        """
+        added = 0
+        try:
+            for row in live_rows(lines, self._name, self._clock.now):
+                expiry, due = timed(row.expiry), timed(row.due)
+                if not self.add(row.data, expiry, delay=due):
+                    break
+                added += 1
+            else:
+                return added
+        except KestrelError as error:
+            raise ImportStopped(str(error), added) from error
+        raise ImportStopped(f"queue {self._name} is full, or the item is too large", added)
 
     def flush(self) -> int:
         """Drop all waiting items, but not those of open reads; return how many there were."""

@@ -1,15 +1,24 @@
 """Items as users of the library see them."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from kestrelmq.engine.browsing import Look
 from kestrelmq.engine.delayed import concerns_companion
 from kestrelmq.engine.queue import Queue
-from kestrelmq.errors import LeaseEnded
+from kestrelmq.engine.searching import (
+    READ_BYTES,
+    SEARCHED_ITEMS,
+    Page,
+    Search,
+    matches,
+    page_of,
+)
+from kestrelmq.errors import JournalError, LeaseEnded
+from kestrelmq.journal.export_rows import ExportRow, to_json
 from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
 from kestrelmq.marks import put_mark
 
@@ -106,10 +115,73 @@ def looking(offset: int, count: int) -> Callable[[Queue], Look]:
     return lambda queue: Look(queue, offset, count, sys.maxsize)
 
 
+@dataclass(frozen=True, slots=True)
+class FoundItem:
+    """An item that a search found: its place in the queue, where 0 is the head, and the item."""
+
+    place: int
+    item: Item
+
+
+@dataclass(frozen=True, slots=True)
+class FoundItems:
+    """What a search found, and the offset to go on from; None at the end of the queue."""
+
+    items: list[FoundItem]
+    next_offset: int | None
+
+    @classmethod
+    def of(cls, page: Page) -> "FoundItems":
+        """Make it from the page that the engine found."""
+        found = [FoundItem(place, Item.of(record, 0)) for place, record in page.items]
+        return cls(found, page.next_offset)
+
+
+def searching(
+    text: str | bytes | None, pattern: str | bytes | None, offset: int, count: int
+) -> tuple[Search, Callable[[Queue], Look]]:
+    """Return what to search for, and what begins the look at the items. Raises ValueError."""
+    wanted = pattern if text is None else text
+    if (text is None) == (pattern is None) or not wanted:
+        raise ValueError("give either a text or a pattern, and not an empty one")
+    if offset < 0 or count < 0:
+        raise ValueError("an offset and a count are not below 0")
+    search = wanted.encode() if isinstance(wanted, str) else wanted
+    return Search(search, is_pattern=text is None), lambda queue: Look(
+        queue, offset, SEARCHED_ITEMS, READ_BYTES
+    )
+
+
+def found_page(search: Search, look: Look, offset: int, count: int) -> FoundItems:
+    """Search what was looked at, which may take long. Raises PatternRefused."""
+    places = matches(search, look.records)
+    return FoundItems.of(page_of(look.total, offset, look.records, places, count))
+
+
+def exported(name: str, place: int, records: Sequence[bytes]) -> list[str]:
+    """Return items as lines of JSON; `place` is that of the first in the queue `name`."""
+    items = ((number, Item.of(record, 0)) for number, record in enumerate(records, place))
+    rows = (
+        ExportRow(name, number, one.data, one.add_time, one.expiry or 0) for number, one in items
+    )
+    return list(map(to_json, rows))
+
+
 def check_held(*, ended: bool) -> None:
     """Raise LeaseEnded unless an open read was `ended`."""
     if not ended:
         raise LeaseEnded("the item was given back before, or its queue deleted")
+
+
+def timed(milliseconds: int) -> datetime | None:
+    """Return an expiry or a delay that ends so many ms since the epoch; None for 0.
+
+    Raises KestrelError: there is no such date.
+    """
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC) if milliseconds else None
+    except (ValueError, OverflowError, OSError):
+        raise JournalError(f"{milliseconds} ms is too far away") from None
 
 
 Delay = float | timedelta | datetime | None

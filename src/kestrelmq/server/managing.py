@@ -9,11 +9,12 @@ from typing import TypeAlias
 
 from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.paused import Paused
+from kestrelmq.engine.searching import Page, Search
 from kestrelmq.errors import InvalidQueueName, KestrelError
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.managing import Browse, Declare, Manage, Move, Pause
 from kestrelmq.server import changes, moving
-from kestrelmq.server.browsing import MAX_COUNT, Page, Search
+from kestrelmq.server.browsing import MAX_COUNT
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.server_actions import log_request

@@ -5,6 +5,7 @@ from typing import Any, Final, TypeVar
 
 from kestrelmq.config import queue_settings
 from kestrelmq.engine.moving import Moved
+from kestrelmq.engine.searching import Page
 from kestrelmq.engine.stats import sorted_names, stats_of
 from kestrelmq.errors import KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_expiry
@@ -38,7 +39,6 @@ from kestrelmq.protocol.memcache import (
 )
 from kestrelmq.protocol.stats import SERVER_STATS
 from kestrelmq.server import changes
-from kestrelmq.server.browsing import Page
 from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext

@@ -9,6 +9,7 @@ from kestrelmq.errors import (
     InvalidQueueName,
     JournalError,
     KestrelError,
+    PatternRefused,
     TagRefused,
 )
 from kestrelmq.journal.records import ADDX_HEADER
@@ -16,7 +17,6 @@ from kestrelmq.protocol import memcache
 from kestrelmq.protocol.memcache import END, ERROR, Get, Key, Monitor
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import Forbidden, ServerContext
-from kestrelmq.server.patterns import PatternRefused
 from kestrelmq.server.reads import ConnectionOpenReads, PendingRead, ReadHandler
 from kestrelmq.server.replies import OUTPUT_LIMIT
 

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.searching import Page
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import JournalError, KestrelError
 from kestrelmq.journal.records import (
@@ -61,7 +62,6 @@ from kestrelmq.protocol.text_commands import (
     Version,
 )
 from kestrelmq.server import changes
-from kestrelmq.server.browsing import Page
 from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext

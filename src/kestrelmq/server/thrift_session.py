@@ -13,6 +13,7 @@ from typing import Final
 from kestrelmq.clock import Pause
 from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.searching import Page
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER, item_deliveries, item_times
 from kestrelmq.names import queue_name_error
@@ -65,7 +66,6 @@ from kestrelmq.protocol.thrift_messages import (
     ThriftStatus,
 )
 from kestrelmq.server import changes
-from kestrelmq.server.browsing import Page
 from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection, PendingRequest, Session
 from kestrelmq.server.context import ServerContext

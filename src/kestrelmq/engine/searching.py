@@ -1,0 +1,142 @@
+"""Searching items for a text, or for a regular expression in a process of its own.
+
+A search looks at a bounded number of items, and says where to go on. Some regular expressions take
+longer than the age of the universe on a short text, and Python cannot interrupt one: it would block
+everybody. So a process is started for each search. It gets the expression and the items, and is
+killed when its time is over. Nobody else waits for it.
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kestrelmq.errors import PatternRefused
+from kestrelmq.journal.records import ADDX_HEADER
+
+MAX_SECONDS: Final = 5.0
+"""How long one search may take."""
+PAGE_BYTES: Final = 1 << 20
+"""A page with so many bytes of data to show, or more, gets no further items."""
+SEARCHED_ITEMS: Final = 10_000
+"""The most items that one request searches."""
+READ_BYTES: Final = 16 << 20
+"""After so many bytes of data, a request looks no further."""
+_WINDOW: Final = 256 << 10
+"""Bytes that are searched at once, because no other thread runs meanwhile."""
+_MAX_MEMORY: Final = 1 << 30
+"""Bytes of memory that the process may take."""
+_MAX_CPU: Final = int(MAX_SECONDS) + 1
+"""Seconds of CPU after which the process ends by itself, if the server was killed meanwhile."""
+_PROGRAM: Final = f"""
+import re, resource, struct, sys
+resource.setrlimit(resource.RLIMIT_AS, ({_MAX_MEMORY}, {_MAX_MEMORY}))
+resource.setrlimit(resource.RLIMIT_CPU, ({_MAX_CPU}, {_MAX_CPU}))
+data = sys.stdin.buffer
+def piece():
+    (size,) = struct.unpack("<Q", data.read(8))
+    return data.read(size)
+try:
+    find = re.compile(piece()).search
+except (re.error, RecursionError, OverflowError, MemoryError) as error:
+    sys.exit("no regular expression: " + " ".join(str(error).split()))
+(count,) = struct.unpack("<Q", data.read(8))
+print(*(place for place in range(count) if find(piece())))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What to look for: a text, or with `is_pattern` a regular expression; both as bytes."""
+
+    wanted: bytes
+    is_pattern: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a request found.
+
+    Attributes:
+        total: how many items waited.
+        items: the items, each with its place in the queue; 0 is the head.
+        next_offset: where to go on; None at the end of the queue.
+    """
+
+    total: int
+    items: list[tuple[int, bytes]]
+    next_offset: int | None
+
+
+def places_of(pattern: bytes, items: Sequence[bytes]) -> list[int]:
+    """Return which of `items` have a match of the regular expression `pattern`; may take long.
+
+    Raises:
+        PatternRefused: it is not a regular expression, or takes too long.
+    """
+    pieces = [_sized(pattern), len(items).to_bytes(8, "little"), *map(_sized, items)]
+    try:
+        ended = subprocess.run(  # noqa: S603 # the program is ours, its input is data
+            [sys.executable, "-I", "-S", "-c", _PROGRAM],
+            input=b"".join(pieces),
+            capture_output=True,
+            timeout=MAX_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise PatternRefused(f"the regular expression took longer than {MAX_SECONDS:g} s") from None
+    except OSError as error:
+        raise PatternRefused(f"no process for the search: {error.strerror}") from None
+    if ended.returncode:
+        reason = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise PatternRefused(reason or "the search failed")
+    return [int(word) for word in ended.stdout.split()]
+
+
+def _sized(piece: bytes) -> bytes:
+    return len(piece).to_bytes(8, "little") + piece
+
+
+def matches(search: Search, records: list[bytes]) -> list[int]:
+    """Return which of `records` have what is searched; may take long. Raises as `places_of`."""
+    if search.is_pattern:
+        return places_of(search.wanted, [record[ADDX_HEADER:] for record in records])
+    return [place for place, record in enumerate(records) if _contains(record, search.wanted)]
+
+
+def _contains(record: bytes, wanted: bytes) -> bool:
+    for at in range(ADDX_HEADER, len(record), _WINDOW):
+        if record.find(wanted, at, at + _WINDOW + len(wanted) - 1) >= 0:
+            return True
+    return not wanted
+
+
+def page_of(
+    total: int,
+    offset: int,
+    records: Sequence[bytes],
+    places: Sequence[int],
+    count: int,
+    shown: int = sys.maxsize,
+) -> Page:
+    """Return a page of those `records` whose numbers are in `places`.
+
+    Args:
+        total: how many items wait.
+        offset: the place of the first of `records`.
+        records: those that were looked at.
+        places: which of them are wanted.
+        count: the most items of the page.
+        shown: how many bytes of each item are of use to the caller.
+    """
+    items: list[tuple[int, bytes]] = []
+    size, passed = 0, len(records)
+    for place in places:
+        if len(items) == count or size >= PAGE_BYTES:
+            passed = place
+            break
+        items.append((offset + place, records[place]))
+        size += min(len(records[place]) - ADDX_HEADER, shown)
+    end = offset + passed
+    return Page(total, items, end if passed and end < total else None)
