@@ -83,6 +83,17 @@ def test_an_owner_that_has_ended_gives_back(client: Client, server: ServerProces
     assert client.get("work", timeout=60) == b"a"
 
 
+def test_all_items_of_an_owner_are_extended(client: Client, server: ServerProcess) -> None:
+    """In all queues; the owner is connected, so that they stay reserved."""
+    client.put("work", b"a")
+    client.put("other", b"b")
+    assert len(client.reserve_many(["work", "other"], 9, 60.0, owner="me", grace=0) or ()) == 2
+    assert answer(server, "extend-owner", "me", "1s") == b"2 extended\n"
+    assert answer(server, "extend-owner", "nobody", "5m") == b"0 extended\n"
+    assert client.get("other", timeout=60) == b"b"
+    assert client.get("work", timeout=60) == b"a"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "finish": ("kestrelmq.cli.reserving", "finish"),
     "release": ("kestrelmq.cli.reserving", "release"),
     "extend": ("kestrelmq.cli.reserving", "extend"),
+    "extend-owner": ("kestrelmq.cli.reserving", "extend_owner"),
     "retire": ("kestrelmq.cli.reserving", "retire"),
     "queues": ("kestrelmq.cli.tables", "queues"),
     "stats": ("kestrelmq.cli.tables", "stats"),

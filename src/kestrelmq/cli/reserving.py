@@ -1,4 +1,4 @@
-"""`kestrelmq reserve`, `finish`, `release`, `extend` and `retire`: reserved reads, for scripts."""
+"""`kestrelmq reserve`, `finish`, `release`, `extend`, `retire`: reserved reads, for scripts."""
 
 import json
 import sys
@@ -151,6 +151,25 @@ def extend(
     with connect(servers, zookeeper, path_prefix) as client:
         count = client.extend(queue, duration(lease) or 0, reads or (), tag=tag)
         _report("extended", count, reads)
+
+
+def extend_owner(
+    owner: Annotated[str, typer.Argument(metavar="NAME", help="Whose the items are.")],
+    lease: Annotated[
+        str, typer.Argument(metavar="LEASE", help="How long from now they are reserved, as 30s.")
+    ],
+    *,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """Let the leases of all reserved items of an owner, in all queues, begin anew.
+
+    Unless the owner has other connections, the leases shrink again to its grace when this command
+    has ended.
+    """
+    with connect(servers, zookeeper, path_prefix) as client:
+        _report("extended", client.extend_owner(owner, duration(lease) or 0), None)
 
 
 def retire(

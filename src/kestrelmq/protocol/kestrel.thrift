@@ -176,7 +176,7 @@ service Kestrel {
   void resume_queue(1: string queue_name, 2: Operations operations = Operations.ALL)
 
   // Creates a queue with settings of its own, or gives it others, also over a restart. -1 is as for
-  // other queues. The queue goes when it has been empty for expires_msec.
+  // other queues. The queue goes when it is empty and was created expires_msec ago, or earlier.
   void declare_queue(1: string queue_name, 2: bool fanout_only = false,
                      3: Journal journal = Journal.AS_OTHERS, 4: i64 expires_msec = -1,
                      5: i64 max_age_msec = -1, 6: i64 max_items = -1)
