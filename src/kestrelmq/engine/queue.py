@@ -1711,7 +1711,7 @@ class Queue(Committable):
             target,
             deliveries,
             why,
-            extra={"queue": self.name, "deliveries": deliveries},
+            extra={"queue": self.name, "deliveries": deliveries, "target": target, "why": why},
         )
         return True
 

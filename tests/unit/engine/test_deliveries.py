@@ -216,6 +216,8 @@ def test_a_bad_item_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert counts(spool, DEAD) == [3]
     assert spool.queue().dead_lettered == 1
     assert "an item of 3 bytes goes to dead after 3 deliveries: it was given back" in caplog.text
+    fields = {"queue": "jobs", "target": DEAD, "deliveries": 3, "why": "it was given back"}
+    assert any(vars(record).items() >= fields.items() for record in caplog.records)
     spool.restart()
     assert counts(spool, DEAD) == [3]
     assert not len(spool.queue())
