@@ -54,6 +54,7 @@ class ReservedMachine(QueuesMachine):
         self.numbers = count(1)
         self.waiting: list[Entry] = []
         self.plain: dict[int, Entry] = {}
+        self.held_back: dict[int, Entry] = {}
         self.held: dict[int, Held] = {}
         self.done: dict[str, int] = {}
         self.retired: dict[str, int] = {}
@@ -292,6 +293,26 @@ class ReservedMachine(QueuesMachine):
         self.apply(step, model, fails=fails)
         self.forget_ended()
 
+    @precondition(lambda self: bool(self.held))
+    @rule(number=st.integers(0, 99), some=st.integers(1, 3), counted=st.booleans(), fails=fails)
+    def release_later(self, number: int, some: int, counted: bool, fails: bool) -> None:  # noqa: FBT001 # drawn
+        """Give some reads of a reservation back after a time that only a restart cuts short."""
+        held = list(self.held.values())[number % len(self.held)]
+        xids = list(held.reads)[:some]
+
+        def step() -> None:
+            assert self.queue.give_back(xids, counted=counted, delay=1e6) == len(xids)
+
+        def model() -> None:
+            for xid in xids:
+                entry = held.reads.pop(xid)
+                # A restart counts it, as it counts all that it gives back.
+                back = entry if counted else replace(entry, deliveries=entry.deliveries - 1)
+                self.held_back[xid] = back
+
+        self.apply(step, model, fails=fails)
+        self.forget_ended()
+
     # --- time ---
 
     @precondition(lambda self: bool(self.held))
@@ -363,7 +384,9 @@ class ReservedMachine(QueuesMachine):
     def restarted(self) -> None:
         """What a restart does to the model: leases begin anew, other reads are given back."""
         self.connected.clear()
-        self.put_back(sorted(self.plain), self.plain)
+        ended = self.plain | self.held_back
+        self.put_back(sorted(ended), ended)
+        self.plain, self.held_back = {}, {}
         for one in self.held.values():
             one.deadline, one.before_loss = self.now + one.terms.lease / 1000, None
 
