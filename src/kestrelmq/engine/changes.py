@@ -415,7 +415,7 @@ def _left_open(change: Change) -> Sequence[int]:
     Whoever ended a read has forgotten it; one that was opened to be reserved was not handed out.
     """
     match change:
-        case ReadGivenBack(xid) | ReadConfirmed(xid, kept=False):
+        case ReadGivenBack(xid) | ReadHeldBack(xid) | ReadConfirmed(xid, kept=False):
             return [xid]
         case ReadsConfirmed(xids):
             return xids
@@ -472,8 +472,6 @@ def _take_back_reserved(change: ReservedChange, backlog: Backlog, reads: OpenRea
         case ReadHeldBack(xid, record, reservation):
             reads.end(xid)
             _reopen(reads, xid, record, reservation)
-            if reservation is None:
-                reads.set_deadline(xid, record, 0)  # it was replaced; nobody may have the read now
         case ReadsReserved(reservation):
             reads.reservations.remove(reservation)
         case TermsChanged(reservation, before):

@@ -353,8 +353,8 @@ class ReservedSnapshot:
             if len(live) < len(xids):
                 xids = tuple(filter(frozenset(live).__contains__, xids))
             yield reserved_note(reservation.nonce, reservation.terms, xids, last_xid)
-        for page in self.uncounted.drain():
-            yield held_back_note([xid for xid, _ in page], last_xid)
+        for held_back in self.uncounted.drain():
+            yield held_back_note([xid for xid, _ in held_back], last_xid)
             pause()
 
 
