@@ -244,10 +244,12 @@ def value_header(prefix: bytes, size: int) -> bytes:
     return b"%b%d\r\n" % (prefix, size)
 
 
-def value(echo: bytes, data: bytes, cas: int | None = None) -> bytes:
-    """Return a VALUE line and its data, without END."""
+def value_parts(
+    echo: bytes, data: bytes | memoryview, cas: int | None = None
+) -> tuple[bytes, bytes | memoryview, bytes]:
+    """Return a VALUE line, its data, and the end of that line, without END."""
     extra = b"" if cas is None else b" %d" % cas
-    return b"VALUE %b 0 %d%b\r\n%b\r\n" % (echo, len(data), extra, data)
+    return b"VALUE %b 0 %d%b\r\n" % (echo, len(data), extra), data, b"\r\n"
 
 
 def browsed(place: int, add_time: int, expiry: int, data: bytes | memoryview) -> bytes:

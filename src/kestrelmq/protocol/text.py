@@ -390,14 +390,19 @@ def count_reply(count: int) -> bytes:
     return b"+%d\n" % count
 
 
-def can_carry(item: bytes) -> bool:
-    """Return whether `item` can be sent: a line feed in it would end its line."""
-    return b"\n" not in item
+def can_carry(record: bytes, begin: int = 0) -> bool:
+    """Return whether the item that begins there can be sent: a line feed would end its line."""
+    return record.find(b"\n", begin) < 0
 
 
 def value_reply(item: bytes) -> bytes:
     """Return the reply with an item (see `can_carry`), a status or a version."""
-    return b":%b\n" % item
+    return b"".join(value_parts(item))
+
+
+def value_parts(item: bytes | memoryview) -> tuple[bytes, bytes | memoryview, bytes]:
+    """Return the parts of `value_reply`."""
+    return b":", item, b"\n"
 
 
 NO_ITEM: Final = b"*\n"

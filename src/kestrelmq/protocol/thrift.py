@@ -12,6 +12,7 @@ Any other error makes a `RefusedRequest`, which is answered with its exception.
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -170,7 +171,7 @@ def decode(frame: bytes) -> tuple[MessageHeader, Request | RefusedRequest]:
 def encode(header: MessageHeader, answer: Answer) -> bytes:
     """Return the frame with the answer to the request of `header`."""
     if isinstance(answer, list):
-        return encode_items(header, [encode_item(header, item) for item in answer])
+        return b"".join(encode_items(header, [encode_item(header, item) for item in answer]))
     result = getattr(_IDL.Kestrel, f"{header.name}_result")()
     match answer:
         case QueueInfo():
@@ -224,28 +225,38 @@ def _managed(answer: BrowsedItems | MovedItems | ClientList) -> Any:
             return [_IDL.ConnectedClient(*astuple(client)) for client in clients]
 
 
-def encode_item(header: MessageHeader, item: Item) -> bytes:
+def encode_item(header: MessageHeader, item: Item) -> tuple[bytes | memoryview, ...]:
     """Return the encoding of an item for an answer, which `encode_items` builds from many.
 
     An answer may have thousands of items. They are encoded here and not by thriftpy2, so that a
     few can be encoded at a time.
+
+    Returns:
+        One part; data in a memoryview is large, and is a part of its own.
     """
     size = len(item.data)
     if header.dialect is Dialect.COMPACT:
         zigzag = item.id << 1 if item.id >= 0 else ~(item.id << 1)
-        return b"".join((b"\x18", _varint(size), item.data, b"\x16", _varint(zigzag), b"\0"))
-    return b"".join((_DATA.pack(TType.STRING, 1, size), item.data, _ID.pack(TType.I64, 2, item.id)))
+        begin, end = b"\x18" + _varint(size), b"\x16" + _varint(zigzag) + b"\0"
+    else:
+        begin, end = _DATA.pack(TType.STRING, 1, size), _ID.pack(TType.I64, 2, item.id)
+    if isinstance(item.data, memoryview):
+        return begin, item.data, end
+    return (b"".join((begin, item.data, end)),)
 
 
-def encode_items(header: MessageHeader, items: Sequence[bytes]) -> bytes:
-    """Return the frame that answers a `get` with items encoded by `encode_item`."""
+def encode_items(
+    header: MessageHeader, items: Sequence[tuple[bytes | memoryview, ...]]
+) -> list[bytes | memoryview]:
+    """Return the parts of the frame that answers a `get` with items encoded by `encode_item`."""
     count = len(items)
     if header.dialect is Dialect.COMPACT:
         size = bytes((count << 4 | 12,)) if count < 15 else b"\xfc" + _varint(count)
         begin = b"\x09\0" + size
     else:
         begin = _LIST.pack(TType.LIST, 0, TType.STRUCT, count)
-    return _framed(header, TMessageType.REPLY, (begin, *items, b"\0"))
+    content = [begin, *chain.from_iterable(items), b"\0"]
+    return [_frame_begin(header, TMessageType.REPLY, sum(map(len, content))), *content]
 
 
 def encode_refusal(header: MessageHeader, refused: RefusedRequest) -> bytes:
@@ -474,13 +485,14 @@ _REQUESTS: Final[dict[str, Callable[[Any], Request]]] = {
 def _frame(header: MessageHeader, message_type: int, body: Any) -> bytes:
     transport, protocol = _open(header.dialect)
     protocol.write_struct(body)
-    return _framed(header, message_type, (transport.getvalue(),))
+    content: bytes = transport.getvalue()
+    return _frame_begin(header, message_type, len(content)) + content
 
 
-def _framed(header: MessageHeader, message_type: int, content: Sequence[bytes]) -> bytes:
+def _frame_begin(header: MessageHeader, message_type: int, size: int) -> bytes:
+    """Return what comes before a message's content of `size` bytes."""
     begin = _message_begin(header, message_type)
-    size = len(begin) + sum(map(len, content))
-    return b"".join((_LENGTH.pack(size), begin, *content))
+    return _LENGTH.pack(len(begin) + size) + begin
 
 
 def _message_begin(header: MessageHeader, message_type: int) -> bytes:

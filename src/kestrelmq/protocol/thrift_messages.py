@@ -164,7 +164,7 @@ class MessageHeader:
 class Item:
     """An item in an answer; `id` is 0 when the item was removed for good."""
 
-    data: bytes
+    data: bytes | memoryview
     id: int
 
 

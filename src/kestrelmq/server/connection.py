@@ -10,13 +10,13 @@ import select
 import selectors
 import socket
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Literal
 
 from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.durability import Committable
 from kestrelmq.errors import JournalError
-from kestrelmq.server.replies import OUTPUT_LIMIT, Queues, Replies
+from kestrelmq.server.replies import OUTPUT_LIMIT, Part, Queues, Replies
 from kestrelmq.server.turns import TurnConnection, TurnLoop
 
 RECEIVE_SIZE: Final = 65_536
@@ -165,8 +165,9 @@ class Connection(TurnConnection):
         self._chunks: list[bytes] = []
         self._buffered = 0
         self._short = 0
-        self._unsent = b""
+        self._unsent: Part = b""
         self._sent = 0
+        self._unsent_later: list[Part] = []
         self._events = 0
         self._queued = False
         self._is_closed = False
@@ -362,6 +363,22 @@ class Connection(TurnConnection):
             self._turns.replying.append(self)
         self.count_output(len(reply))
 
+    def push_large(self, parts: Sequence[Part], size: int, queues: Queues = None) -> None:
+        """Send a reply in parts, of `size` bytes in all, some of which may be large.
+
+        A large part is sent as it is: a copy of 100 MiB would hold all others up.
+        """
+        if size <= OUTPUT_LIMIT:
+            self.push(b"".join(parts), queues)
+            return
+        if self._is_closed:
+            return
+        self.replies.add_large(parts, queues)
+        if not self._queued:
+            self._queued = True
+            self._turns.replying.append(self)
+        self.count_output(size)
+
     def count_slow_request(self) -> None:
         """Count a slow request, as `SLOW_COST` more bytes of replies."""
         self.count_output(SLOW_COST)
@@ -417,8 +434,13 @@ class Connection(TurnConnection):
         return self.replies.is_held
 
     def _transmit(self, data: bytes) -> None:
+        rest = self.replies.rest
+        if self._unsent and data:
+            self._unsent_later.append(data)
+        if rest:
+            self._unsent_later += rest
+            rest.clear()
         if self._unsent:
-            self._unsent += data
             return
         try:
             sent = self._send(memoryview(data)[:SEND_SIZE]) if data else 0
@@ -426,7 +448,7 @@ class Connection(TurnConnection):
             self._not_sent(data, error)
             return
         self._counters.bytes_written += sent
-        if sent != len(data):
+        if sent != len(data) or self._unsent_later:
             self._keep_unsent(data, sent)
         elif self.paused & _STALLED and not self.replies.is_held:
             self._end_stall()
@@ -439,7 +461,10 @@ class Connection(TurnConnection):
 
     def _keep_unsent(self, data: bytes, sent: int) -> None:
         """Keep the rest of `data` to send later; until then, receive nothing from the client."""
-        self._unsent, self._sent = data, sent
+        if sent == len(data):
+            self._unsent, self._sent = self._unsent_later.pop(0), 0
+        else:
+            self._unsent, self._sent = data, sent
         self.paused |= _STALLED
         self._watch(_OUT)
 
@@ -464,6 +489,9 @@ class Connection(TurnConnection):
         self._counters.bytes_written += sent
         self._sent += sent
         if self._sent < len(self._unsent):
+            return
+        if self._unsent_later:
+            self._unsent, self._sent = self._unsent_later.pop(0), 0
             return
         self._unsent = b""
         if self.closing:
@@ -522,6 +550,7 @@ class Connection(TurnConnection):
         # silent clients may still refer to this connection for a while.
         self._chunks.clear()
         self._unsent = b""
+        self._unsent_later.clear()
         self.replies.clear()
         pending, self.pending = self.pending, None
         if pending is not None:

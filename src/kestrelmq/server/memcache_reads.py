@@ -18,7 +18,7 @@ from kestrelmq.protocol.memcache import END, ERROR, Get, Key, Monitor
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import Forbidden, ServerContext
 from kestrelmq.server.reads import ConnectionOpenReads, PendingRead, ReadHandler
-from kestrelmq.server.replies import OUTPUT_LIMIT
+from kestrelmq.server.replies import OUTPUT_LIMIT, Part, rest_of
 
 _GRACE: Final = 5.0
 """Seconds by which the open read of a taken item outlasts the wait for the next item."""
@@ -85,7 +85,7 @@ class MemcacheGet(ReadHandler):
         self._several = len(request.keys) > 1
         self._index = 0
         self._found = False
-        self._parts: list[bytes] = []
+        self._parts: list[Part] = []
         self._size = 0
         self._taken: list[_TakenItem] = []
         self._touched: list[Queue] = []
@@ -108,7 +108,7 @@ class MemcacheGet(ReadHandler):
                 if not self._serve_key(keys[self._index]):
                     return
                 self._index += 1
-            self._send(self._finished_reply() + END)
+            self._send([*self._finished_reply(), END])
         except KestrelError as error:
             self.fail(error)
 
@@ -162,7 +162,7 @@ class MemcacheGet(ReadHandler):
         if self._several:
             self._found = True
             return True
-        self._connection.push(self._parts[0] + END, tuple(self._touched))
+        self._send([*self._parts, END])
         return False
 
     def end(self, queue: Queue | None) -> None:
@@ -186,7 +186,7 @@ class MemcacheGet(ReadHandler):
             reads.add(queue, xid, record)
         self._taken.clear()
         reads.give_back(counted=False)  # the oldest of a queue becomes its head
-        self._send(error_reply(error))
+        self._send([error_reply(error)])
 
     def resume(self) -> None:
         """Continue with the remaining keys."""
@@ -202,7 +202,7 @@ class MemcacheGet(ReadHandler):
 
     def _close_with(self, reply: bytes) -> None:
         self.cancel()
-        self._send(reply)
+        self._send([reply])
         self._connection.closing = True
 
     def _end_oldest(self, key: Key) -> None:
@@ -224,7 +224,7 @@ class MemcacheGet(ReadHandler):
             self._taken.append(_TakenItem(len(self._parts), queue, xid, record))
         self._touched.append(queue)
         cas = None if not self._request.cas else xid if key.open else 0
-        self._parts.append(memcache.value(key.echo, record[ADDX_HEADER:], cas))
+        self._parts += memcache.value_parts(key.echo, rest_of(record, ADDX_HEADER), cas)
         self._size += len(record)
 
     @staticmethod
@@ -232,8 +232,8 @@ class MemcacheGet(ReadHandler):
         if queue is not None and not key.peek:
             queue.get_misses += 1
 
-    def _finished_reply(self) -> bytes:
-        """Remove the items taken, and return the reply so far.
+    def _finished_reply(self) -> list[Part]:
+        """Remove the items taken, and return the parts of the reply so far.
 
         Raises:
             JournalError: an item was given back because its read could not be written.
@@ -242,15 +242,15 @@ class MemcacheGet(ReadHandler):
         for part, queue, _, _ in lost:
             if queue.failure is not None:
                 raise JournalError(str(queue.failure))
-            self._parts[part] = b""  # its queue was deleted, or its time was up
+            self._parts[part : part + 3] = [b""] * 3  # its queue was deleted, or its time was up
         for taken in self._taken:
             if taken.is_open:
                 taken.queue.confirm(taken.xid)
         self._taken.clear()
-        return b"".join(self._parts)
+        return self._parts
 
-    def _send(self, reply: bytes) -> None:
-        self._connection.push(reply, tuple(self._touched))
+    def _send(self, parts: list[Part]) -> None:
+        self._connection.push_large(parts, self._size, tuple(self._touched))
         self._parts.clear()
         self._touched.clear()
         self._size = 0
@@ -293,7 +293,8 @@ class MemcacheMonitor(ReadHandler):
         self._context.counters.cmd_monitor_get += 1
         self._reads.add(queue, xid, record)
         echo = self._request.queue.encode()
-        self._connection.push(memcache.value(echo, record[ADDX_HEADER:]) + END, queue)
+        parts = memcache.value_parts(echo, rest_of(record, ADDX_HEADER))
+        self._connection.push_large((*parts, END), len(record), queue)
         return True
 
     def end(self, queue: Queue | None) -> None:  # noqa: ARG002 # every monitor ends alike

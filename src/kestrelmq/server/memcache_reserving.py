@@ -21,6 +21,7 @@ from kestrelmq.protocol.reserving import (
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import Forbidden, ServerContext
 from kestrelmq.server.memcache_reads import error_reply
+from kestrelmq.server.replies import Part, rest_of
 from kestrelmq.server.reserving import (
     ConnectionOwners,
     Reserved,
@@ -50,14 +51,16 @@ class MemcacheReserve(ReserveHandler):
 
     def answer(self, reserved: Reserved) -> None:
         """Send the items and END."""
-        parts: list[bytes] = []
+        parts: list[Part] = []
+        size = 0
         for queue, reservation in reserved:
             parts += _reply_parts(queue, reservation)
+            size += reservation.size
         if parts:
-            parts[0] = parts[0].removeprefix(_LINE_END)
+            parts[0] = bytes(parts[0]).removeprefix(_LINE_END)
             parts.append(_LINE_END)
         parts.append(END)
-        self._connection.push(b"".join(parts), tuple(queue for queue, _ in reserved))
+        self._connection.push_large(parts, size, tuple(queue for queue, _ in reserved))
 
     def answer_done(self) -> None:
         """Send that the tag is done."""
@@ -68,7 +71,7 @@ class MemcacheReserve(ReserveHandler):
         _refuse(self._connection, error)
 
 
-def _reply_parts(queue: Queue, reservation: Reservation) -> list[bytes]:
+def _reply_parts(queue: Queue, reservation: Reservation) -> list[Part]:
     """Return the parts of the reply with the items of a reservation; a line end begins it."""
     xids, items = queue.reserved_reads(reservation)
     before = _LINE_END + ITEM + queue.name.encode() + b" "
@@ -89,11 +92,11 @@ def _reply_parts(queue: Queue, reservation: Reservation) -> list[bytes]:
             rest = reserved_rest(reservation.nonce, deliveries, item_times(record), size)
         rests.append(rest)
     # Setting one kind of parts at a time is much faster than appending part by part.
-    parts = [b""] * (4 * len(items))
+    parts: list[Part] = [b""] * (4 * len(items))
     parts[::4] = begins
     parts[1::4] = endings
     parts[2::4] = rests
-    parts[3::4] = [record[ADDX_HEADER:] for record in items]
+    parts[3::4] = [rest_of(record, ADDX_HEADER) for record in items]
     return parts
 
 

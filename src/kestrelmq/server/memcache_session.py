@@ -218,8 +218,8 @@ class MemcacheSession(Session):
             self._replies.add_parts(self._header, record[ADDX_HEADER:], _AFTER_VALUE, queue)
             self._connection.count_output(size)
         else:
-            data = memoryview(record)[ADDX_HEADER:]
-            self._connection.push(b"".join((self._header, data, _AFTER_VALUE)), queue)
+            parts = (self._header, memoryview(record)[ADDX_HEADER:], _AFTER_VALUE)
+            self._connection.push_large(parts, len(record), queue)
 
     # --- incomplete input ---
 

@@ -5,14 +5,16 @@ it, synced. If that fails, an error from the session replaces it.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, cast
 
 from kestrelmq.engine.durability import Committable
 from kestrelmq.errors import JournalError
 
 Queues = Committable | tuple[Committable, ...] | None
 """The queues that a reply depends on: one, several, or none."""
+Part = bytes | memoryview
+"""Part of a reply. A memoryview has more than `OUTPUT_LIMIT` bytes, and is not copied."""
 Extent = tuple[int, int, Queues]
 """A reply: the index of its first part, the index after its last, and the queues it depends on."""
 
@@ -23,27 +25,39 @@ OUTPUT_LIMIT: Final = 1 << 20
 """When a connection has more bytes of replies than this, no further request is applied."""
 
 
+def rest_of(record: bytes, begin: int) -> Part:
+    """Return what begins at `begin` in a record, as a part of a reply."""
+    if len(record) - begin > OUTPUT_LIMIT:
+        return memoryview(record)[begin:]
+    return record[begin:]
+
+
 class Replies:
     """The replies of one connection that were not sent.
 
     An empty reply passes its queues on to the next reply: if one of them fails, the next reply is
     replaced. So a request that takes several turns has one reply, which depends on all its changes.
 
-    A reply may have several parts, which are joined when it is sent.
+    A reply may have several parts, which are joined when it is sent; but those that are too large
+    to be copied are sent by themselves.
 
     Attributes:
         parts: the parts of this turn's replies.
+        rest: what is to be sent after what `take` or `synced` returned: a large part, and what
+            follows it.
         extents: the place of each of these replies in `parts`, and the queues it depends on.
         failure: why the next reply must be replaced, if an empty one before it failed.
     """
 
-    __slots__ = ("_held", "extents", "failure", "parts")
+    __slots__ = ("_has_large", "_held", "extents", "failure", "parts", "rest")
 
     def __init__(self) -> None:
-        self.parts: list[bytes] = []
+        self.parts: list[Part] = []
+        self.rest: list[Part] = []
+        self._has_large = False
         self.extents: list[Extent] = []
         self.failure: JournalError | None = None
-        self._held: deque[tuple[int, list[bytes], list[Extent]]] = deque()
+        self._held: deque[tuple[int, list[Part], list[Extent]]] = deque()
 
     @property
     def is_held(self) -> bool:
@@ -64,6 +78,13 @@ class Replies:
         parts.append(begin)
         parts.append(middle)
         parts.append(end)
+
+    def add_large(self, parts: Sequence[Part], queues: Queues) -> None:
+        """Add a reply that may have large parts; the client must be paused until it has read it."""
+        first = len(self.parts)
+        self.extents.append((first, first + len(parts), queues))
+        self.parts += parts
+        self._has_large = True
 
     def fail(
         self, failures: Mapping[Committable, JournalError], failure_reply: FailureReply
@@ -88,10 +109,23 @@ class Replies:
                 parts.clear()
                 extents.clear()
             return None
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        if self._has_large:
+            data = self._up_to_large(parts)
+        else:
+            data = cast(bytes, parts[0]) if len(parts) == 1 else b"".join(parts)
         parts.clear()
         extents.clear()
         return data
+
+    def _up_to_large(self, parts: list[Part]) -> bytes:
+        """Return what comes before the first large part, and keep the others as `rest`."""
+        count = len(parts)
+        large = [place for place in range(count) if isinstance(parts[place], memoryview)]
+        if not self._held:
+            self._has_large = False
+        first = large[0] if large else count
+        self.rest += parts[first:]
+        return b"".join(parts[:first])
 
     def synced(
         self,
@@ -100,16 +134,16 @@ class Replies:
         failure_reply: FailureReply,
     ) -> bytes:
         """Return the replies that waited for rounds up to `sync`, which had these `failures`."""
-        due: list[bytes] = []
+        due: list[Part] = []
         while self._held and self._held[0][0] <= sync:
             _, parts, extents = self._held.popleft()
             self._replace(parts, extents, failures, failure_reply)
             due += parts
-        return b"".join(due)
+        return self._up_to_large(due) if self._has_large else b"".join(due)
 
     def _replace(
         self,
-        parts: list[bytes],
+        parts: list[Part],
         extents: list[Extent],
         failures: Mapping[Committable, JournalError],
         failure_reply: FailureReply,
@@ -118,7 +152,7 @@ class Replies:
             for queue in _each(queues):
                 if queue in failures:
                     self.failure = failures[queue]
-            reply = b"".join(parts[first:end])
+            reply = b"" if self.failure is None else b"".join(parts[first:end])
             if reply and self.failure is not None:
                 parts[first:end] = [failure_reply(self.failure, reply), *[b""] * (end - first - 1)]
                 self.failure = None
@@ -126,6 +160,7 @@ class Replies:
     def clear(self) -> None:
         """Drop all replies: the client is gone."""
         self.parts.clear()
+        self.rest.clear()
         self.extents.clear()
         self._held.clear()
         self.failure = None

@@ -69,7 +69,7 @@ from kestrelmq.server.long_reply import LongReply, Pieces
 from kestrelmq.server.managing import ManageAnswer, manage
 from kestrelmq.server.put import PendingPut
 from kestrelmq.server.reads import ConnectionOpenReads, PendingConfirm, PendingRead, ReadHandler
-from kestrelmq.server.replies import Queues
+from kestrelmq.server.replies import Queues, rest_of
 from kestrelmq.server.reserving import (
     ConnectionOwners,
     PendingReserve,
@@ -396,8 +396,7 @@ class TextRead(ReadHandler):
 
     def take(self, queue: Queue, record: bytes, xid: int) -> bool:
         """Send an item; return False when it completes the reply, or cannot be sent."""
-        item = record[ADDX_HEADER:]
-        if not text.can_carry(item):
+        if not text.can_carry(record, ADDX_HEADER):
             if self._mode is ReadMode.OPEN:
                 queue.give_back((xid,), counted=False)
             message = "the item holds a linefeed, which the text protocol cannot carry"
@@ -405,7 +404,8 @@ class TextRead(ReadHandler):
             return False
         if self._mode is ReadMode.OPEN:
             self._reads.add(queue, xid, record)
-        self._connection.push(text.value_reply(item), queue)
+        item = rest_of(record, ADDX_HEADER)
+        self._connection.push_large(text.value_parts(item), len(record), queue)
         if isinstance(self._command, Monitor):
             self._context.counters.cmd_monitor_get += 1
             return True

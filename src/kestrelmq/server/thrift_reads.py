@@ -7,7 +7,7 @@ in between.
 """
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from kestrelmq.engine.queue import Queue
@@ -19,6 +19,10 @@ from kestrelmq.protocol.thrift_messages import Get, Item, MessageHeader
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.reads import PendingRead, ReadHandler
+from kestrelmq.server.replies import Part, rest_of
+
+Encoded = tuple[Part, ...]
+"""The encoding of an item, in parts if it is large; empty if its read has ended."""
 
 MAX_ITEMS: Final = 10_000
 """The most items in one answer, to keep turns short."""
@@ -142,7 +146,7 @@ class ThriftGet(ReadHandler):
         own: dict[str, set[int]],
         header: MessageHeader,
         get: Get,
-        answer: Callable[[list[bytes], Queue | None], None],
+        answer: Callable[[Sequence[Encoded], Queue | None], None],
         refuse: Callable[[KestrelError], None],
     ) -> None:
         """Prepare; `begin` begins the read.
@@ -166,7 +170,7 @@ class ThriftGet(ReadHandler):
         self._answer = answer
         self._refuse = refuse
         self._items: list[tuple[bytes, int]] = []
-        self._encoded: list[bytes] = []
+        self._encoded: list[Encoded] = []
         self._most = min(get.max_items, MAX_ITEMS)
         self._queue: Queue | None = None
         # A read that is answered at once can remove its items without opening them.
@@ -247,18 +251,18 @@ class ThriftGet(ReadHandler):
         )
 
     def _encode(self, queue: Queue, record: bytes, xid: int) -> None:
-        """Encode an item; as b"" if its read has ended since it was opened."""
+        """Encode an item; as () if its read has ended since it was opened."""
         identity = 0
         if self._get.auto_abort:
             if not queue.extend(xid, self._get.auto_abort / 1000):
-                self._encoded.append(b"")
+                self._encoded.append(())
                 return
             identity = self._shared.add(queue, xid)
             self._own[queue.name].add(identity)
-        item = Item(record[ADDX_HEADER:], identity)
+        item = Item(rest_of(record, ADDX_HEADER), identity)
         self._encoded.append(thrift.encode_item(self._header, item))
 
-    def _confirmed(self, queue: Queue) -> list[bytes]:
+    def _confirmed(self, queue: Queue) -> list[Encoded]:
         """Confirm reads that are not to stay open; return the encoded items of reads not ended."""
         if self._mode is ReadMode.REMOVE:
             return self._encoded

@@ -5,7 +5,7 @@ when the input is not valid thrift. Open reads belong to the server, not to a co
 """
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
 from itertools import islice
 from typing import Final
@@ -72,7 +72,7 @@ from kestrelmq.server.context import ServerContext
 from kestrelmq.server.managing import ManageAnswer, manage
 from kestrelmq.server.put import PendingPut
 from kestrelmq.server.reads import MOST_READS_COUNTED
-from kestrelmq.server.replies import Queues
+from kestrelmq.server.replies import Part, Queues
 from kestrelmq.server.reserving import (
     ConnectionOwners,
     PendingReserve,
@@ -255,7 +255,7 @@ class ThriftSession(Session):
                         self._own,
                         header,
                         request,
-                        lambda items, queue: self._send(
+                        lambda items, queue: self._send_parts(
                             header, thrift.encode_items(header, items), queue
                         ),
                         lambda error: self.refuse(header, _internal_error(error)),
@@ -305,6 +305,10 @@ class ThriftSession(Session):
     def _send(self, header: MessageHeader, frame: bytes, queues: Queues) -> None:
         if not header.oneway:
             self._connection.push(frame, queues)
+
+    def _send_parts(self, header: MessageHeader, parts: Sequence[Part], queues: Queues) -> None:
+        if not header.oneway:
+            self._connection.push_large(parts, sum(map(len, parts)), queues)
 
     def _put(self, header: MessageHeader, put: Put) -> None:
         PendingPut(

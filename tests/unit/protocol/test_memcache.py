@@ -582,8 +582,8 @@ def test_longest_line() -> None:
 
 def test_replies() -> None:
     """Replies that are built from values are of one shape, and an error is one line."""
-    assert memcache.value(b"q", b"ab\r\n") == b"VALUE q 0 4\r\nab\r\n\r\n"
-    assert memcache.value(b"q", b"", 7) == b"VALUE q 0 0 7\r\n\r\n"
+    assert b"".join(memcache.value_parts(b"q", b"ab\r\n")) == b"VALUE q 0 4\r\nab\r\n\r\n"
+    assert b"".join(memcache.value_parts(b"q", b"", 7)) == b"VALUE q 0 0 7\r\n\r\n"
     assert memcache.value_header(b"VALUE q 0 ", 12) == b"VALUE q 0 12\r\n"
     assert memcache.client_error("bad\r\nSTORED") == b"CLIENT_ERROR bad STORED\r\n"
     assert memcache.server_error("full\ndisk") == b"SERVER_ERROR full disk\r\n"
