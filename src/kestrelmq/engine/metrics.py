@@ -7,6 +7,7 @@ when its reply was sent. Counts in a histogram are therefore numbers of samples,
 The histograms of a queue exist as long as the queue.
 """
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,28 +55,48 @@ _MEANINGS: Final = {
 class Histogram:
     """Counts of values in cells; a cell is an eighth as wide as the power of two below it.
 
+    The counts are in an array, from the first cell to the last that have any: as objects, they
+    would keep memory of the times when they were made from being given back to the system.
+
     Attributes:
-        cells: the count of each cell that is not empty; at most 304 cells.
         total: sum of the values.
     """
 
-    __slots__ = ("cells", "total")
+    __slots__ = ("_counts", "_first", "total")
 
     def __init__(self) -> None:
-        self.cells: dict[int, int] = {}
+        self._counts = array("Q")
+        self._first = 0
         self.total = 0
+
+    @property
+    def cells(self) -> dict[int, int]:
+        """The count of each cell that is not empty, in order; at most 304 cells."""
+        return {cell: count for cell, count in enumerate(self._counts, self._first) if count}
 
     def record(self, value: int) -> None:
         """Count `value`; less than 0 counts as 0, and more than 2^40 - 1 as 2^40 - 1."""
         value = min(max(value, 0), _MAX_VALUE)
         cell = cell_of(value)
-        self.cells[cell] = self.cells.get(cell, 0) + 1
+        if not 0 <= cell - self._first < len(self._counts):
+            self._reach(cell)
+        self._counts[cell - self._first] += 1
         self.total += value
+
+    def _reach(self, cell: int) -> None:
+        """Have a count for `cell`."""
+        counts = self._counts
+        if not counts:
+            self._first = cell
+        before = max(0, self._first - cell)
+        behind = max(0, cell + 1 - self._first - len(counts))
+        self._counts = _zeros(before) + counts + _zeros(behind)
+        self._first -= before
 
     def copy(self) -> "Histogram":
         """Return a copy, which later values do not change."""
         other = Histogram()
-        other.cells, other.total = self.cells.copy(), self.total
+        other._counts, other._first, other.total = self._counts[:], self._first, self.total
         return other
 
     def since(self, earlier: "Histogram | None") -> "Histogram":
@@ -83,22 +104,21 @@ class Histogram:
         if earlier is None:
             return self
         other = Histogram()
+        other._counts, other._first = self._counts[:], self._first
         other.total = self.total - earlier.total
-        for cell, count in self.cells.items():
-            more = count - earlier.cells.get(cell, 0)
-            if more:
-                other.cells[cell] = more
+        for cell, count in earlier.cells.items():
+            other._counts[cell - other._first] -= count
         return other
 
     @property
     def count(self) -> int:
         """How many values were counted."""
-        return sum(self.cells.values())
+        return sum(self._counts)
 
     def up_to(self, bounds: Sequence[int]) -> list[int]:
         """Return for each of the ascending `bounds` how many values are not above it."""
         counts = []
-        cells = sorted(self.cells.items())
+        cells = list(self.cells.items())
         index = running = 0
         for bound in bounds:
             while index < len(cells) and cell_end(cells[index][0]) - 1 <= bound:
@@ -112,7 +132,7 @@ class Histogram:
         count = self.count
         if not count:
             return Summary(0, 0, 0, 0, dict.fromkeys(PERCENTILES, 0))
-        cells = sorted(self.cells.items())
+        cells = list(self.cells.items())
         values = {percent: _value_at(cells, percent / 100 * count) for percent in PERCENTILES}
         return Summary(
             count,
@@ -138,6 +158,10 @@ class Summary:
     maximum: int
     average: int
     percentiles: dict[float, int]
+
+
+def _zeros(count: int) -> "array[int]":
+    return array("Q", bytes(8 * count))
 
 
 def cell_of(value: int) -> int:

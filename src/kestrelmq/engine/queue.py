@@ -1582,7 +1582,7 @@ class Queue(Committable):
             return []
         # Not a generator expression: compiled, it would first collect all of them.
         xids: list[int] = []
-        for reservation in found.reservations:
+        for reservation in found.reservations.values():
             xids += self.reads.reserved.live(reservation)
             if most is not None and len(xids) >= most:
                 break
@@ -1594,7 +1594,7 @@ class Queue(Committable):
         if found is None:
             return []
         xids: list[int] = []
-        for reservation in reversed(found.reservations):
+        for reservation in found.reservations.backwards():
             xids = [*self.reads.reserved.live(reservation), *xids]
             if len(xids) >= most:
                 break
@@ -2166,7 +2166,9 @@ class Queue(Committable):
         """Do upkeep that is due by time; does nothing while changes are not committed."""
         changes = self.changes
         self._forget_producers()
-        self.reads.release_memory()
+        if not changes.pending:  # what is taken back must be as it was
+            for useless in self.reads.unused_memory():
+                self._commits.worker.free(useless)
         if self._delayed is not None:
             self._delayed.companion.tick()
         if self._upkeep is None or changes.pending:

@@ -8,11 +8,11 @@ reserved: `reservations` knows them, and until when. No reader has the others:
   written that they are given back when the delay is over. So a restart cuts the delay short.
 """
 
-import heapq
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, Final
 
+from kestrelmq.engine.deadline_heap import DeadlineHeap
 from kestrelmq.engine.reservations import Reservations
 from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.read_table import ReadTable
@@ -32,10 +32,6 @@ from kestrelmq.journal.replay import opened_xid
 from kestrelmq.journal.reservations import Reservation, ReservedReads
 from kestrelmq.journal.writer import Dialect
 
-_SLACK: Final = 64
-"""How many deadlines of ended reads to keep, beyond one for each open read."""
-_MOVED_AT_ONCE: Final = 2
-"""Deadlines that are checked, while there are too many of ended reads, for each that is set."""
 _COLLECTED_AT_ONCE: Final = 2000
 """Deadlines that are looked at in one go."""
 _GIVEN_BACK_AT_ONCE: Final = 500
@@ -83,11 +79,8 @@ class OpenReads:
         self.aside: dict[int, bytes] = {}
         self.retrying: ReadTable[bytes] = ReadTable()
         self.aside_bytes = self.retrying_bytes = self.given_back = 0
-        # A heap of deadlines. Those of ended reads stay until they are due, or too many: then this
-        # heap becomes the old one, which is moved to a new one little by little, without them. Only
-        # the last deadline of a read counts; `_last` has the number of that, by xid.
-        self._deadlines: list[Deadline] = []
-        self._old: list[Deadline] = []
+        # Only the last deadline of a read counts; `_last` has the number of that, by xid.
+        self._deadlines: DeadlineHeap[Deadline] = DeadlineHeap()
         self._last: ReadTable[int] = ReadTable()
         self._sequence = 0
         self.overdue: ReadTable[bytes] = ReadTable()
@@ -217,79 +210,72 @@ class OpenReads:
         kept = xid if named is not None and xid in named else kept_xid(record)
         return annotated(record, xid=kept, deliveries=item_deliveries(record) + counted)
 
-    def release_memory(self) -> None:
-        """Give back the memory of tables that are empty now: a dict keeps that of its entries."""
+    def unused_memory(self) -> list[list[Any]]:
+        """Return what is to be freed of tables that are empty now; there may be much."""
+        useless = self.reservations.unused_memory()
         if not len(self.open):
             self.open.clear()
+            self.overdue.clear()
+            if len(self._deadlines):
+                useless += self._deadlines.take_all()
+            useless.append(self._last.take_pages())
         if not len(self.retrying):
             self.retrying.clear()
-        if not len(self._last):
-            self._last.clear()
         if not len(self.reserved.by_xid):
             self.reserved.by_xid.clear()
         if not self.aside:
             self.aside.clear()
+        return useless
 
     # --- deadlines ---
 
     @property
     def has_deadlines(self) -> bool:
         """Whether a read may have to be given back later."""
-        return (
-            len(self._deadlines) > 0
-            or len(self._old) > 0
-            or len(self.overdue) > 0
-            or self.reservations.has_deadlines
-        )
+        return len(self._deadlines) > 0 or len(self.overdue) > 0 or self.reservations.has_deadlines
 
     @property
     def next_deadline(self) -> float | None:
         """The earliest deadline (monotonic seconds); it may belong to a read that has ended."""
         if len(self.overdue):
             return 0.0
-        first = self.reservations.next_deadline
-        for heap in (self._deadlines, self._old):
-            if heap and (first is None or heap[0][0] < first):
-                first = heap[0][0]
-        return first
+        first, lease_end = self._deadlines.first, self.reservations.next_deadline
+        if first is None or lease_end is None:
+            return lease_end if first is None else first
+        return min(first, lease_end)
 
     def set_deadline(self, xid: int, record: bytes, deadline: float) -> None:
         """Set the deadline of the read `xid` of `record` (monotonic seconds)."""
-        if self._old:
-            for _ in range(_MOVED_AT_ONCE):
-                self._move_deadline()
-        elif len(self._deadlines) > 2 * len(self.open) + _SLACK:
-            self._old, self._deadlines = self._deadlines, []
         self._sequence += 1
         self._last[xid] = self._sequence
-        heapq.heappush(self._deadlines, (deadline, self._sequence, xid, record))
+        entry = (deadline, self._sequence, xid, record)
+        self._deadlines.push(entry, len(self.open), self._is_awaited)
 
-    def _move_deadline(self) -> None:
-        """Move the first deadline of the old heap to the new one, unless its read has ended."""
-        if self._old:
-            moved = heapq.heappop(self._old)
-            if self._last.get(moved[2]) != moved[1]:
-                return
-            if self.is_open(moved[2], moved[3]):
-                heapq.heappush(self._deadlines, moved)
-            else:
-                self._last.pop(moved[2])
+    def _is_awaited(self, entry: Deadline) -> bool:
+        """Whether this is the last deadline of an open read."""
+        _, number, xid, record = entry
+        if self._last.get(xid) != number:
+            return False
+        if self.is_open(xid, record):
+            return True
+        self._last.pop(xid)
+        return False
 
     def collect_overdue(self, now: float) -> bool:
         """Look for reads whose deadline is not after `now`; return False if there may be more.
 
         Only the last deadline of a read counts: one that was extended is not overdue by its first.
         """
-        last = self._last
-        left = _COLLECTED_AT_ONCE
-        for heap in (self._deadlines, self._old):
-            while heap and heap[0][0] <= now and left:
-                left -= 1
-                _, number, xid, record = heapq.heappop(heap)
-                if last.get(xid) == number:
-                    last.pop(xid)
-                    self.overdue[xid] = record
-        return left > 0
+        last, deadlines = self._last, self._deadlines
+        for _ in range(_COLLECTED_AT_ONCE):
+            first = deadlines.first
+            if first is None or first > now:
+                return True
+            _, number, xid, record = deadlines.pop()
+            if last.get(xid) == number:
+                last.pop(xid)
+                self.overdue[xid] = record
+        return False
 
     def take_overdue(self, now: float) -> list[int]:
         """Return the xids of some reads that `collect_overdue` found, and of some leases' ends.
@@ -359,8 +345,7 @@ class OpenReads:
 
     def drop_all(self) -> list[list[Any]]:
         """Forget all open reads; return lists of what is to be freed: there may be millions."""
-        useless: list[list[Any]] = [self._deadlines, self._old]
-        self._deadlines, self._old = [], []
+        useless: list[list[Any]] = [*self._deadlines.take_all()]
         self.aside.clear()
         if self.named is not None:
             useless.append(self.named.take_pages())

@@ -19,17 +19,16 @@ that is not after its deadline; if the deadline was moved to a later time, it is
 then. An owner has one when an event may have moved the deadlines of its reads to an earlier time.
 """
 
-import heapq
 from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Any, Final
 
+from kestrelmq.engine.deadline_heap import DeadlineHeap
+from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reservations import Reservation, ReservedReads, ReserveTerms
 
 _AT_ONCE: Final = 1000
 """About how many reads to give back at once, so that nobody else waits for long."""
-_SLACK: Final = 64
-"""How many useless heap entries to keep, beyond one for each useful one."""
 
 
 class Owner:
@@ -37,7 +36,7 @@ class Owner:
 
     Attributes:
         reads: how many.
-        reservations: the reservations that have them.
+        reservations: the reservations that have them, by number.
         deadline: when all their leases end, by the last `extend` of the owner.
         set_at: the number of that event; 0 when there was none.
         lost_at: when the owner's last connection ended, if it has none now.
@@ -46,7 +45,7 @@ class Owner:
         back_number: the number of that event; 0 when there was none.
         grace: the shortest grace of the reservations.
         due: when to look at these reads; infinite when that need not be.
-        unseen: reservations that are still to be looked at, once it is due.
+        unseen: reservations that are still to be looked at, once it is due; also by number.
     """
 
     __slots__ = (
@@ -65,12 +64,16 @@ class Owner:
 
     def __init__(self) -> None:
         self.reads = 0
-        self.reservations: dict[Reservation, None] = {}
+        self.reservations: ReadTable[Reservation] = ReadTable()
         self.deadline = self.back_at = 0.0
         self.set_at = self.lost_number = self.back_number = 0
         self.lost_at: float | None = None
         self.grace = self.due = inf
-        self.unseen: list[Reservation] = []
+        self.unseen: ReadTable[Reservation] = ReadTable()
+
+
+Due = tuple[float, int, Reservation | Owner]
+"""When to look at a reservation or an owner, with a number that orders equal times."""
 
 
 class Reservations:
@@ -91,7 +94,7 @@ class Reservations:
         self.queue = ""
         self.registry = Owners()
         self.retry_at = 0.0
-        self._heap: list[tuple[float, int, Reservation | Owner]] = []
+        self._heap: DeadlineHeap[Due] = DeadlineHeap()
         self._number = 0
 
     def begin_leases(self, now: float) -> None:
@@ -170,10 +173,17 @@ class Reservations:
         """Forget all reservations; return lists of what is to be freed: there may be millions."""
         for name in self.owners:
             self.registry.forget(name, self)
-        useless: list[list[Any]] = [self._heap, self.reserved.drop_all()]
-        useless.append([owner.reservations for owner in self.owners.values()])
-        self.owners, self._heap = {}, []
+        useless: list[list[Any]] = [*self._heap.take_all(), self.reserved.drop_all()]
+        for owner in self.owners.values():
+            useless += [owner.reservations.take_pages(), owner.unseen.take_pages()]
+        self.owners = {}
         return useless
+
+    def unused_memory(self) -> list[list[Any]]:
+        """Return what is to be freed if no reads are reserved: there may be much."""
+        if len(self.reserved.by_xid) or not len(self._heap):
+            return []
+        return [*self._heap.take_all()]
 
     # --- leases ---
 
@@ -225,17 +235,21 @@ class Reservations:
     @property
     def next_deadline(self) -> float | None:
         """When to call `take_overdue` next (monotonic seconds)."""
-        if not len(self.reserved.by_xid) or not self._heap:
+        first = self._heap.first
+        if first is None or not len(self.reserved.by_xid):
             return None
-        return max(self._heap[0][0], self.retry_at)
+        return max(first, self.retry_at)
 
     def take_overdue(self, now: float) -> list[int]:
         """Return reads whose lease has ended; not many more than a thousand."""
         overdue: dict[int, None] = {}
         if now < self.retry_at:
             return []
-        while self._heap and self._heap[0][0] <= now and len(overdue) < _AT_ONCE:
-            due, _, one = heapq.heappop(self._heap)
+        while len(overdue) < _AT_ONCE:
+            first = self._heap.first
+            if first is None or first > now:
+                break
+            due, _, one = self._heap.pop()
             if one.due != due:
                 continue  # it is looked at another time
             one.due = inf
@@ -259,20 +273,21 @@ class Reservations:
 
     def _look_through(self, owner: Owner, now: float, overdue: dict[int, None]) -> bool:
         """Add the overdue reads of an owner to `overdue`; False if there are more to look at."""
-        if not owner.unseen:
+        if not len(owner.unseen):
             if owner.lost_at is None and owner.deadline > now:
                 # Those with another deadline have entries of their own.
                 self._look_at(owner, owner.deadline)
                 return True
-            owner.unseen = list(owner.reservations)
-        for _ in range(min(_AT_ONCE, len(owner.unseen))):
-            reservation = owner.unseen.pop()
+            owner.unseen = owner.reservations.copy()
+        for number in reversed(owner.unseen.youngest()[-_AT_ONCE:]):
+            reservation = owner.unseen.pop(number)
+            assert reservation is not None  # noqa: S101 # it is there
             overdue.update(dict.fromkeys(self._overdue(reservation, now)))
             if len(overdue) >= _AT_ONCE:
                 break
-        if owner.unseen:
+        if len(owner.unseen):
             self._look_at(owner, now)
-        return not owner.unseen
+        return not len(owner.unseen)
 
     def _deadline(self, reservation: Reservation, xid: int | None = None) -> float:
         """Return when the lease of a reservation ends, or that of its read `xid`."""
@@ -310,11 +325,9 @@ class Reservations:
 
     def _look_at(self, one: Reservation | Owner, due: float) -> None:
         """Look at a reservation or an owner when `due`, instead of at another time."""
-        if len(self._heap) > 2 * len(self.reserved.by_xid) + len(self.owners) + _SLACK:
-            self._heap = [entry for entry in self._heap if entry[2].due == entry[0]]
-            heapq.heapify(self._heap)
         one.due = due
-        heapq.heappush(self._heap, (due, self._next_number(), one))
+        live = len(self.reserved.by_xid) + len(self.owners)
+        self._heap.push((due, self._next_number(), one), live, _is_due)
 
     # --- owners ---
 
@@ -329,7 +342,9 @@ class Reservations:
             self.registry.add(name, self)
         owner.reads += reads
         owner.grace = min(owner.grace, reservation.terms.grace / 1000)
-        owner.reservations[reservation] = None
+        if not reservation.number:
+            reservation.number = self._next_number()
+        owner.reservations[reservation.number] = reservation
 
     def _dismiss(self, reservation: Reservation, reads: int) -> None:
         """Take `reads` of a reservation from its owner, if it has one."""
@@ -339,11 +354,16 @@ class Reservations:
         owner = self.owners[name]
         owner.reads -= reads
         if not reservation.left:
-            owner.reservations.pop(reservation, None)
+            owner.reservations.pop(reservation.number)
         if not owner.reads:
             owner.due = inf
             del self.owners[name]
             self.registry.forget(name, self)
+
+
+def _is_due(entry: Due) -> bool:
+    """Whether this is when to look at a reservation or an owner, and not at another time."""
+    return entry[2].due == entry[0]
 
 
 class Owners:

@@ -7,6 +7,8 @@ order, so pages fill up, and empty, one after the other. The memory of an empty 
 A copy shares the pages, and each table copies a page when it first changes it. So a copy takes a
 moment, and a thread may read it at leisure while the other table is in use. Reading it with `drain`
 frees it page by page, because it may be the last to have its pages.
+
+Any other number that grows will do instead of an xid.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +18,8 @@ from typing import Any, Final, Generic, TypeVar
 _PAGE_BITS: Final = 12
 _NO_PAGE: Final = 1 << 40
 """The number of no page, because no xid is so large."""
+_NOTHING: Final[dict[int, Any]] = {}
+"""The content of no page; it is shared, because an object of each table would hold memory."""
 
 Entry = TypeVar("Entry")
 
@@ -36,7 +40,7 @@ class ReadTable(Generic[Entry]):
         self._count = 0
         # The page that was changed last, and its number. Only this one may be empty.
         self._number = _NO_PAGE
-        self._page: dict[int, Entry] = {}
+        self._page: dict[int, Entry] = _NOTHING
         for xid, entry in entries:
             self[xid] = entry
 
@@ -174,7 +178,7 @@ class ReadTable(Generic[Entry]):
         if self._number != _NO_PAGE:
             if not self._page:
                 del self._pages[self._number]
-            self._number, self._page = _NO_PAGE, {}
+            self._number, self._page = _NO_PAGE, _NOTHING
 
     # --- all entries ---
 
@@ -189,8 +193,10 @@ class ReadTable(Generic[Entry]):
     def take_pages(self) -> list[dict[int, Entry]]:
         """Drop all entries; return the pages, which may have millions of entries to free."""
         pages = list(self._pages.values())
-        self._pages, self._shared, self._count = {}, set(), 0
-        self._number, self._page = _NO_PAGE, {}
+        self._pages.clear()
+        self._shared.clear()
+        self._count = 0
+        self._number, self._page = _NO_PAGE, _NOTHING
         return pages
 
     def clear(self) -> None:
@@ -218,6 +224,11 @@ class ReadTable(Generic[Entry]):
         """Yield the entries. The table may change meanwhile."""
         for page in list(self._pages.values()):
             yield from list(page.values())
+
+    def backwards(self) -> Iterator[Entry]:
+        """Yield the entries, the last first. The table may change meanwhile."""
+        for page in reversed(list(self._pages.values())):
+            yield from reversed(list(page.values()))
 
 
 def _by_page(xids: Sequence[Any]) -> list[tuple[int, Sequence[Any]]]:

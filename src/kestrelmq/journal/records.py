@@ -22,8 +22,9 @@ In memory, an item is its ADDX record: one `bytes` object, exactly as it is writ
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from mmap import mmap
-from struct import Struct, pack
+from struct import Struct
 from typing import Final
 
 ADD: Final = 0
@@ -256,7 +257,7 @@ def confirm_remove(xid: int) -> bytes:
 def confirm_removes(xids: Sequence[int]) -> bytes:
     """Return a CONFIRM_REMOVE record for each of `xids`, which differ."""
     if not is_run(xids):
-        return records_of_words(CONFIRM_REMOVE, pack(f"<{len(xids)}i", *xids))
+        return b"".join(map(_XID.pack, repeat(CONFIRM_REMOVE), xids))
     parts = []
     at, end = xids[0], xids[-1] + 1
     while at < end:  # those whose last byte alone differs, at once

@@ -88,8 +88,9 @@ class Reservation:
         xids: the reads, in order, those that have ended included.
         size: the memory that their items take, those included.
         left: how many have not ended.
-        deadline: when the lease ends (monotonic seconds). This and what follows is of no meaning
-            for the journal; `engine.reservations` says more.
+        number: orders those of an owner; 0 if it was not needed yet. This and what follows is of no
+            meaning for the journal; `engine.reservations` says more.
+        deadline: when the lease ends (monotonic seconds).
         set_at: when the deadline was set, as a number that grows.
         extended: the deadlines of reads that were extended alone, and when those were set.
         due: when the queue looks at the lease next; infinite when it does not.
@@ -100,6 +101,7 @@ class Reservation:
     xids: tuple[int, ...]
     size: int
     left: int
+    number: int = 0
     deadline: float = 0.0
     set_at: int = 0
     extended: dict[int, tuple[float, int]] | None = None

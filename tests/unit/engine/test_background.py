@@ -145,7 +145,7 @@ def test_the_deadlines_of_ended_reads_are_forgotten(tmp_path: Path) -> None:
         queue.extend(kept[0], 60)
     disk.commit()
     reads = queue.reads
-    assert len(reads._deadlines) + len(reads._old) + len(reads._last) < 10 * len(kept)
+    assert len(reads._deadlines) + len(reads._last) < 10 * len(kept)
     disk.clock.advance(61)
     disk.collection.check_deadlines()
     assert list(queue.open) == kept[1:]

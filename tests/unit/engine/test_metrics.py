@@ -1,5 +1,6 @@
 """Histograms of latencies: bounded, exact in count, near in value; and what is sampled."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,8 @@ def test_a_histogram_is_bounded_and_counts_everything(values: list[int]) -> None
         histogram.record(value)
     assert histogram.count == len(values)
     assert all(0 <= cell < 304 for cell in histogram.cells)
+    limited = [min(max(value, 0), 2**40 - 1) for value in values]
+    assert histogram.cells == Counter(map(cell_of, limited))
 
 
 def test_a_summary_is_near_the_values() -> None:

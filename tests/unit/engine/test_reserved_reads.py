@@ -931,6 +931,24 @@ def test_the_memory_of_many_reads_comes_back(tmp_path: Path) -> None:
     spool.commit()
     spool.collection.tick()
     assert max(sizes()) < 1000
+    assert len(queue.reads.reservations._heap) == 0
+
+
+def test_the_deadline_of_a_read_whose_end_is_taken_back(tmp_path: Path) -> None:
+    """It counts, although memory was released meanwhile."""
+    disk = CrashingDirectory.within(tmp_path)
+    spool = Spool(disk.path, disk, open_transaction_timeout=60)
+    spool.add(b"x")
+    xid = spool.open_read()
+    disk.break_steps("append to jobs")
+    assert spool.queue().confirm(xid, kept=True)
+    spool.queue().tick()
+    spool.collection.commits.commit()
+    assert list(spool.queue().open) == [xid]
+    disk.mend()
+    spool.advance(61)
+    assert (spool.items(), len(spool.queue().open)) == ([b"x"], 0)
+    spool.close()
 
 
 def test_the_first_reads_of_an_owner(tmp_path: Path) -> None:

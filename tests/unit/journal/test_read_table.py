@@ -22,6 +22,7 @@ def contents(table: ReadTable[str]) -> dict[int, str]:
     found = dict(table.items())
     assert list(table) == list(found)
     assert list(table.values()) == list(found.values())
+    assert list(table.backwards()) == list(reversed(found.values()))
     assert len(table) == len(found)
     assert all(xid in table and table[xid] == table.get(xid) == found[xid] for xid in found)
     assert table.get_all(list(found)) == list(found.values())
