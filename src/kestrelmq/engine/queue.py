@@ -105,6 +105,8 @@ _MAX_DOUBLINGS: Final = 64
 _GIVE_BACK_RETRY: Final = 1.0
 """Seconds after a failure until overdue reads are given back again."""
 _TIME_IS_UP: Final = "its time is up"
+_GIVEN_BACK_AT_ONCE: Final = 500
+"""Most reads that are given back when an epoch is retired, before others are served."""
 _FLUSHED_AT_ONCE: Final = 500
 """Items that a flush drops at once of those that wait for their retry delay."""
 _EXPIRED_AT_ONCE: Final = 500
@@ -1402,7 +1404,11 @@ class Queue(Committable):
 
     def _oldest_returning(self) -> int | None:
         """Return the xid of the oldest read that is being given back; None if there may be none."""
-        return self._returning[-1].oldest() if self._returning else self.reads.oldest_overdue()
+        if self._returning:
+            return self._returning[-1].oldest()
+        return (
+            self.reads.oldest_overdue(self._clock.monotonic()) if len(self.reads.overdue) else None
+        )
 
     def _put_back(self, xid: int, *, counted: bool) -> None:
         """Make the item of the open read `xid` the head again."""
@@ -1623,7 +1629,7 @@ class Queue(Committable):
     def retire(self, name: str, epoch: int) -> int:
         """Refuse the tags of `name` up to `epoch` from now on, and forget those that are done.
 
-        The reads of those that are open are given back.
+        The reads of those that are open are given back; if they are many, soon after.
 
         Returns:
             How many tags were open or done.
@@ -1641,8 +1647,12 @@ class Queue(Committable):
         forgotten = reserved.retire(name, epoch)
         self._collect(retired_note(name, epoch, self.reads.last_xid))
         self.changes.undo.append(EpochRetired(name, before, forgotten))
-        xids = sorted(chain.from_iterable(map(reserved.live, opened)))
-        self.give_back(xids, why="its epoch was retired")
+        if sum(reservation.left for reservation in opened) <= _GIVEN_BACK_AT_ONCE:
+            xids = sorted(chain.from_iterable(map(reserved.live, opened)))
+            self.give_back(xids, why="its epoch was retired")
+        else:  # in pieces
+            self.reads.reservations.end_leases(opened, self._clock.monotonic())
+            self._commits.watch_deadlines(self)
         return len(opened) + len(forgotten)
 
     def extend_leases(self, xids: Sequence[int], seconds: float) -> int:

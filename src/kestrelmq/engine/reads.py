@@ -262,7 +262,7 @@ class OpenReads:
         return False
 
     def collect_overdue(self, now: float) -> bool:
-        """Look for reads whose deadline is not after `now`; return False if there may be more.
+        """Look for reads whose time is up `now` (monotonic seconds); False if there may be more.
 
         Only the last deadline of a read counts: one that was extended is not overdue by its first.
         """
@@ -270,42 +270,44 @@ class OpenReads:
         for _ in range(_COLLECTED_AT_ONCE):
             first = deadlines.first
             if first is None or first > now:
-                return True
+                break
             _, number, xid, record = deadlines.pop()
             if last.get(xid) == number:
                 last.pop(xid)
                 self.overdue[xid] = record
-        return False
+        else:
+            return False
+        leases = self.reservations.take_overdue(now) if len(self.reserved.by_xid) else []
+        for xid in leases:
+            self.overdue[xid] = self.open[xid]
+        return not leases
 
     def take_overdue(self, now: float) -> list[int]:
-        """Return the xids of some reads that `collect_overdue` found, and of some leases' ends.
+        """Return the xids of some reads that `collect_overdue` found.
 
         They are the youngest, so that what is given back later, in front of them, is older. They
         are sorted, which is the order in which the reads were opened, as at a restart.
         """
-        overdue: list[int] = []
         some = self.overdue.youngest()[-_GIVEN_BACK_AT_ONCE:]
-        for xid, record in zip(some, self.overdue.pop_all(some), strict=True):
-            if self._is_overdue(xid, record):
-                overdue.append(xid)
-        if len(self.reserved.by_xid):
-            overdue += self.reservations.take_overdue(now)
-        return sorted(overdue)
+        both = zip(some, self.overdue.pop_all(some), strict=True)
+        return [xid for xid, record in both if self._is_overdue(xid, record, now)]
 
-    def oldest_overdue(self) -> int | None:
+    def oldest_overdue(self, now: float) -> int | None:
         """Return the oldest read that `take_overdue` is still to return, if a reader has it.
 
         None also if very many have ended.
         """
         for xid in self.overdue.oldest():
-            if self._is_overdue(xid, self.overdue[xid]):
+            if self._is_overdue(xid, self.overdue[xid], now):
                 return xid if self.is_held(xid) else None
             self.overdue.pop(xid)
         return None
 
-    def _is_overdue(self, xid: int, record: bytes | None) -> bool:
+    def _is_overdue(self, xid: int, record: bytes | None, now: float) -> bool:
         """Whether a read that was overdue still is: it was neither ended nor extended."""
-        return record is not None and xid not in self._last and self.is_open(xid, record)
+        if record is None or xid in self._last or not self.is_open(xid, record):
+            return False
+        return xid not in self.reserved.by_xid or self.reservations.lease_end(xid) <= now
 
     # --- expired items that are set aside ---
 

@@ -223,6 +223,13 @@ class Reservations:
             owner.lost_at = None
             owner.back_at, owner.back_number = now, self._next_number()
 
+    def end_leases(self, reservations: Iterable[Reservation], now: float) -> None:
+        """Let the leases of these reservations end at once; `now` is in monotonic seconds."""
+        for reservation in reservations:
+            reservation.deadline, reservation.extended = now, None
+            reservation.set_at = self._next_number()
+            self._look_at(reservation, now)
+
     def lease_end(self, xid: int) -> float:
         """Return when the lease of the reserved read `xid` ends (monotonic seconds)."""
         return self._deadline(self.reserved.by_xid[xid], xid)
