@@ -218,7 +218,8 @@ class OpenReads:
             self.overdue.clear()
             if len(self._deadlines):
                 useless += self._deadlines.take_all()
-            useless.append(self._last.take_pages())
+            if pages := self._last.take_pages():
+                useless.append(pages)
         if not len(self.retrying):
             self.retrying.clear()
         if not len(self.reserved.by_xid):
