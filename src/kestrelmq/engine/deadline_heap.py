@@ -14,6 +14,9 @@ _SLACK: Final = 64
 _MOVED_AT_ONCE: Final = 2
 """Entries that each push moves from the old heap; more than one, so that it gets empty."""
 
+_NO_OLD: Final[list[Any]] = []
+"""No old heap; it is shared, because there are very many empty heaps."""
+
 Entry = TypeVar("Entry", bound=tuple[Any, ...])
 
 
@@ -25,7 +28,7 @@ class DeadlineHeap(Generic[Entry]):
     def __init__(self) -> None:
         """Start with none."""
         self._heap: list[Entry] = []
-        self._old: list[Entry] = []
+        self._old: list[Entry] = _NO_OLD
 
     def __len__(self) -> int:
         return len(self._heap) + len(self._old)
@@ -61,5 +64,5 @@ class DeadlineHeap(Generic[Entry]):
     def take_all(self) -> list[list[Entry]]:
         """Remove all entries; return lists of them, which may be long to free."""
         taken = [self._heap, self._old]
-        self._heap, self._old = [], []
+        self._heap, self._old = [], _NO_OLD
         return taken

@@ -19,7 +19,9 @@ _PAGE_BITS: Final = 12
 _NO_PAGE: Final = 1 << 40
 """The number of no page, because no xid is so large."""
 _NOTHING: Final[dict[int, Any]] = {}
-"""The content of no page; it is shared, because an object of each table would hold memory."""
+"""The content of no page, and no pages; it is shared, because there are very many empty tables."""
+_NONE_SHARED: Final[set[int]] = set()
+"""As `_NOTHING`: no numbers of pages."""
 
 Entry = TypeVar("Entry")
 
@@ -34,9 +36,9 @@ class ReadTable(Generic[Entry]):
 
     def __init__(self, entries: Iterable[tuple[int, Entry]] = ()) -> None:
         """Start with these xids and entries."""
-        self._pages: dict[int, dict[int, Entry]] = {}
+        self._pages: dict[int, dict[int, Entry]] = _NOTHING
         # The numbers of pages that another table has, too.
-        self._shared: set[int] = set()
+        self._shared: set[int] = _NONE_SHARED
         self._count = 0
         # The page that was changed last, and its number. Only this one may be empty.
         self._number = _NO_PAGE
@@ -166,6 +168,8 @@ class ReadTable(Generic[Entry]):
         self._drop_empty()
         page = self._pages.get(number)
         if page is None:
+            if self._pages is _NOTHING:
+                self._pages = {}
             page = self._pages[number] = {}
         elif self._shared and number in self._shared:
             page = self._pages[number] = page.copy()
@@ -186,6 +190,8 @@ class ReadTable(Generic[Entry]):
         """Return a table of the same entries; another thread may use it."""
         self._drop_empty()
         other: ReadTable[Entry] = ReadTable()
+        if not self._count:
+            return other
         other._pages, other._count = self._pages.copy(), self._count
         self._shared, other._shared = set(self._pages), set(self._pages)
         return other
@@ -193,9 +199,7 @@ class ReadTable(Generic[Entry]):
     def take_pages(self) -> list[dict[int, Entry]]:
         """Drop all entries; return the pages, which may have millions of entries to free."""
         pages = list(self._pages.values())
-        self._pages.clear()
-        self._shared.clear()
-        self._count = 0
+        self._pages, self._shared, self._count = _NOTHING, _NONE_SHARED, 0
         self._number, self._page = _NO_PAGE, _NOTHING
         return pages
 
