@@ -556,22 +556,22 @@ class QueueCollection:
 
         Raises, after trying all:
             JournalError: a queue could not be written.
-            QueueUnavailable: a queue is still loading.
+            QueueUnavailable: a queue is still loading, or its delayed items could not be loaded.
         """
-        failure: str | None = None
+        failure: JournalError | QueueUnavailable | None = None
         changed: list[Queue] = []
         for queue in self._one_by_one():
             try:
                 if (yield from queue.flushing()):
                     changed += queue.with_companion
             except JournalError as error:
-                failure = str(error)
-            except QueueUnavailable:
+                failure = error
+            except QueueUnavailable as error:
                 if not queue.is_closed:  # otherwise it was deleted meanwhile
-                    raise
+                    failure = error
             yield
         if failure is not None:
-            raise JournalError(failure)
+            raise failure
         self.loading.check(sorted(self.loading))
         return changed
 
