@@ -161,8 +161,8 @@ class OpenReads:
         record = self.open.pop(xid)
         if record is not None:
             self.open_bytes -= len(record)
-            if len(self.retrying) and xid in self.retrying:
-                self.forget_retrying(xid)
+            if len(self.retrying):
+                self._forget_retrying(xid)
             if self.named is not None:
                 self.named.pop(xid)
         return record
@@ -184,8 +184,7 @@ class OpenReads:
         self.open_bytes -= sum(map(len, ended))
         if len(self.retrying):
             for xid in xids:
-                if xid in self.retrying:
-                    self.forget_retrying(xid)
+                self._forget_retrying(xid)
         if self.named is not None:
             self.named.pop_all(xids)
         return xids, ended
@@ -339,11 +338,11 @@ class OpenReads:
         self.retrying_bytes += len(again) - ADDX_HEADER + OVERHEAD
         self.set_deadline(xid, again, deadline)
 
-    def forget_retrying(self, xid: int) -> None:
-        """Remove the item `xid` from those that wait for their retry delay."""
-        self.reserved.uncounted.pop(xid)
+    def _forget_retrying(self, xid: int) -> None:
+        """Remove the item `xid` from those that wait for their retry delay, if it is one."""
         record = self.retrying.pop(xid)
         if record is not None:
+            self.reserved.uncounted.pop(xid)
             self.retrying_bytes -= len(record) - ADDX_HEADER + OVERHEAD
 
     def drop_all(self) -> list[list[Any]]:

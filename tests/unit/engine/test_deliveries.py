@@ -10,7 +10,8 @@ from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import ConfigError
-from kestrelmq.journal.records import item_data, item_deliveries
+from kestrelmq.journal.memory import OVERHEAD
+from kestrelmq.journal.records import ADDX_HEADER, item_data, item_deliveries
 from kestrelmq.library import PersistentQueue
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
@@ -436,6 +437,27 @@ def test_its_reader_has_it_no_more(tmp_path: Path) -> None:
     assert not queue.unremove(xid)
     assert not queue.is_held(xid)
     assert queue.open[xid] is not record
+    spool.close()
+
+
+def test_one_that_is_confirmed_while_it_waits_is_over(tmp_path: Path) -> None:
+    """By a client that still knows its xid, alone or with others."""
+    spool = plain(tmp_path, retry_delay=10)
+    spool.add(b"first", b"second", b"third", b"fourth")
+    queue = spool.queue()
+    xids = [spool.open_read() for _ in range(4)]
+    queue.give_back(xids[:3])
+    spool.commit()
+    assert queue.delayed == 3
+    queue.confirm_all([xids[0], xids[3]])
+    assert queue.confirm(xids[1])
+    spool.commit()
+    size = len(queue.open[xids[2]]) - ADDX_HEADER + OVERHEAD
+    assert (queue.delayed, queue.reads.retrying_bytes) == (1, size)
+    spool.advance(10)
+    assert (spool.items(), queue.delayed, queue.open_reads) == ([b"third"], 0, 0)
+    spool.restart()
+    assert spool.items() == [b"third"]
     spool.close()
 
 
