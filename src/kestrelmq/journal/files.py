@@ -264,9 +264,9 @@ class ReadFile:
 
     def close(self) -> None:
         """Release the map. Nothing of `content` may be in use."""
+        if isinstance(self.content, mmap.mmap):
+            self.content.close()
         if self.descriptor is not None:
-            if isinstance(self.content, mmap.mmap):
-                self.content.close()
             os.close(self.descriptor)
             self.descriptor = None
 

@@ -1,6 +1,7 @@
 """Journals when file descriptors are few."""
 
 import contextlib
+import mmap
 import os
 import resource
 from collections.abc import Iterator
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.journal.files import DiskDirectory
+from kestrelmq.journal.files import DiskDirectory, mapped
+from tests.support.descriptors import open_below
 
 pytestmark = pytest.mark.compiled
 
@@ -84,3 +86,15 @@ def test_a_file_that_is_synced_keeps_its_descriptor(
     assert (tmp_path / "late").read_bytes() == b"x"
     for file in (synced, idle, late):
         file.close()
+
+
+@pytest.mark.parametrize("size", [0, 9, 1 << 20])
+def test_a_file_that_was_read_is_released(tmp_path: Path, size: int) -> None:
+    """With its map, if it was long enough for one."""
+    (tmp_path / "jobs").write_bytes(bytes(size))
+    with mapped(tmp_path / "jobs") as content:
+        assert content[:] == bytes(size)
+        assert isinstance(content, mmap.mmap) == (size > 9)
+    assert open_below(tmp_path) == []
+    if isinstance(content, mmap.mmap):
+        assert content.closed
