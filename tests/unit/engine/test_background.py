@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,89 @@ def test_many_reads_that_are_overdue_together(tmp_path: Path) -> None:
     assert [int(item_data(record)) for record in queue.browse(4000)] == list(range(2, 3000))
     disk.restart()
     assert len(disk.queue()) == 2999
+    disk.close()
+
+
+def test_a_reader_passes_over_overdue_reads_that_have_ended(tmp_path: Path) -> None:
+    """While many come back, youngest first, it gets the oldest that does."""
+    disk = Disk(tmp_path, open_transaction_timeout=5)
+    xids = disk.opened("jobs", 1500)
+    queue = disk.queue()
+    disk.clock.advance(6)
+    next(disk.collection.checking_deadlines())
+    assert 0 < len(queue) < 1500
+    queue.confirm(xids[0])
+    queue.extend(xids[1], 60)
+    assert disk.take() == b"2"
+    disk.collection.check_deadlines()
+    assert [int(item_data(record)) for record in queue.browse(2000)] == list(range(3, 1500))
+    disk.close()
+
+
+def test_a_reader_does_not_wait_for_overdue_reads_that_have_all_ended(tmp_path: Path) -> None:
+    """It gets what is the head already."""
+    disk = Disk(tmp_path, open_transaction_timeout=5)
+    xids, queue = disk.opened("jobs", 1500), disk.queue()
+    disk.clock.advance(6)
+    next(disk.collection.checking_deadlines())
+    first = int(disk.items()[0])
+    queue.confirm_all(xids[:first])
+    disk.commit()
+    assert len(queue.reads.overdue) > 0
+    assert [disk.take() for _ in range(2)] == [b"%d" % first, b"%d" % (first + 1)]
+    assert not queue.is_returning
+    disk.close()
+
+
+class Returning:
+    """Reads that are given back one by one."""
+
+    def __init__(self, queue: Queue, xids: list[int]) -> None:
+        self._queue = queue
+        self._xids = xids
+
+    def oldest(self) -> int | None:
+        """Return the oldest that was not given back."""
+        return self._xids[0] if self._xids else None
+
+    def give_back(self, xids: Sequence[int]) -> None:
+        """Give some of them back."""
+        self._queue.give_back(xids)
+        self._xids = [xid for xid in self._xids if xid not in xids]
+
+    def give_back_some(self) -> bool:
+        """Give back the youngest; return whether there are more."""
+        self.give_back(self._xids[-1:])
+        return bool(self._xids)
+
+
+def test_to_stop_what_has_ended_stops_no_other(tmp_path: Path) -> None:
+    """A client may go when its reads are back already, while those of another come back."""
+    disk = Disk(tmp_path)
+    xids, queue = disk.opened("jobs", 3), disk.queue()
+    first, second = Returning(queue, xids[2:]), Returning(queue, xids[:2])
+    for one in (first, second):
+        queue.begin_giving_back(one)
+    queue.give_back_some()
+    queue.stop_giving_back(first)
+    assert [queue.is_giving_back(one) for one in (first, second)] == [False, True]
+    queue.give_back_some()
+    queue.stop_giving_back(second)
+    assert not queue.is_returning
+    disk.commit()
+    assert (disk.items(), list(queue.open)) == ([b"1", b"2"], xids[:1])
+    disk.close()
+
+
+def test_the_last_read_that_ends_takes_all_deadlines_with_it(tmp_path: Path) -> None:
+    """At the next upkeep, if not earlier; nothing is to be looked at later."""
+    disk = Disk(tmp_path, open_transaction_timeout=3600)
+    xids, queue = disk.opened("jobs", 9), disk.queue()
+    queue.confirm_all(xids)
+    disk.commit()
+    assert queue.next_deadline is not None
+    disk.collection.tick()
+    assert not queue.reads.has_deadlines
     disk.close()
 
 

@@ -1,6 +1,7 @@
 """Looking at items anywhere in a queue: the same in memory and on disk, whatever upkeep does."""
 
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -151,6 +152,38 @@ def test_a_tour_reads_on_where_it_was(tmp_path: Path) -> None:
     assert kept == [False, *[True] * 9]
     assert tour._cursor._reader is None
     spool.close()
+
+
+def test_a_tour_ends_at_what_is_not_written_yet(tmp_path: Path) -> None:
+    """It does not look for that again and again."""
+    spool = LocalQueues(queue_settings(tmp_path, max_memory_size=10))
+    items = [b"12345", b"67890", b"abcde"]
+    spool.add(*items)
+    assert spool.queue().add(b"later")
+    found: list[list[bytes]] = []
+    for look in islice(Tour(spool.queue(), 10, 1 << 20).looks(), 9):
+        for view in look.views():
+            view.load()
+        found.append([item_data(record) for record in look.records])
+    assert found == [items, []]
+    spool.commit()
+    spool.close()
+
+
+def test_a_tour_of_a_queue_that_is_closed_ends(tmp_path: Path) -> None:
+    """Though there is more to look at; the file that it was reading is released."""
+    spool = LocalQueues(queue_settings(tmp_path, max_memory_size=100))
+    spool.add(*(b"%09d" % number for number in range(100)))
+    queue = spool.queue()
+    tour = Tour(queue, 30, 1 << 20)
+    looks = tour.looks()
+    for _ in range(2):
+        for view in next(looks).views():
+            view.load()
+    assert tour._cursor._reader is not None
+    spool.close()
+    assert list(looks) == []
+    assert tour._cursor._reader is None
 
 
 def test_a_view_ends_when_it_has_enough_bytes(tmp_path: Path) -> None:

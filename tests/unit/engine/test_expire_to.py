@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
+from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import run_to_end
+from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.records import item_data
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.queues import LocalQueues, queue_settings
@@ -344,4 +346,36 @@ def test_a_reader_that_was_served_elsewhere_does_not_wait_any_more(tmp_path: Pat
     assert queue.add(b"expired", spool.clock.now())
     assert (len(served), len(target)) == (1, 1)
     assert (queue.waiting_readers, target.waiting_readers) == (0, 0)
+    spool.close()
+
+
+def test_who_was_served_elsewhere_is_not_told_of_an_error(tmp_path: Path) -> None:
+    """The item behind the one that went to the other queue cannot be read."""
+    spool = Spool(tmp_path)
+    spool.collection.pause("jobs", Paused.READS)
+    queue, target = spool.queue(), spool.queue(LATER)
+    spool.put(bytes(100))
+    spool.add(b"unreadable")
+    assert queue.memory_items == 1
+    served: list[object] = []
+
+    def found(record: bytes | None, _xid: int) -> None:
+        served.append(record)
+        for one, waiter in waiting.items():
+            one.cancel_wait(waiter)
+
+    waiting = {one: Waiter(ReadMode.PEEK, found, served.append) for one in (queue, target)}
+    for one, waiter in waiting.items():
+        one.wait(waiter)
+    behind: list[object] = []
+    queue.wait(Waiter(ReadMode.PEEK, lambda *_: None, behind.append))
+    spool.clock.advance(1)
+    (tmp_path / "jobs").rename(tmp_path / "~~jobs")
+    spool.collection.resume("jobs", Paused.READS)
+    assert [type(one) for one in served] == [bytes]
+    assert [type(one) for one in behind] == [QueueUnavailable]
+    assert (queue.waiting_readers, target.waiting_readers) == (0, 0)
+    (tmp_path / "~~jobs").rename(tmp_path / "jobs")
+    spool.commit()
+    assert spool.drain() == [b"unreadable"]
     spool.close()

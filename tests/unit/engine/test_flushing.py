@@ -250,6 +250,32 @@ def test_retries_that_cannot_be_written(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_retries_of_a_long_queue_have_no_place_any_more(tmp_path: Path) -> None:
+    """A pack of the files before would otherwise take them for open reads."""
+    spool = LocalQueues(
+        queue_settings(
+            tmp_path,
+            max_memory_size=300,
+            default_journal_size=1000,
+            retry_delay=10,
+            retry_backoff=1,
+        )
+    )
+    spool.add(*(b"%02d" % number + bytes(50) for number in range(20)))
+    queue = spool.queue()
+    spool.add(*(b"%02d" % number + bytes(50) for number in range(20, 40)))
+    given_back(queue, 5)
+    spool.commit()
+    assert queue.changes.places is not None
+    assert len(queue.changes.places.opened) == 5
+    assert queue.flush() == 40
+    assert len(queue.changes.places.opened) == 0
+    spool.kill()
+    spool.advance(10)
+    assert spool.items() == []
+    spool.close()
+
+
 def test_a_flush_is_synced(tmp_path: Path) -> None:
     """If the settings ask for that, before the answer: the delayed items' journal, too."""
     spool = Spool(tmp_path, sync_journal=0)

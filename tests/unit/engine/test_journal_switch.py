@@ -13,7 +13,7 @@ from kestrelmq.journal.writer import FileJournal, NoJournal
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.queues import LocalQueues, items_on_disk, queue_settings
 from kestrelmq.testing.recording import RecordingDirectory, SyncFile, SyncNames
-from kestrelmq.testing.worker import HeldWorker
+from kestrelmq.testing.worker import HeldWorker, LateWorker
 
 pytestmark = pytest.mark.compiled
 
@@ -55,9 +55,13 @@ class Spool(LocalQueues):
         return {file.name for file in self.path.iterdir()} - {"~~lock"}
 
 
-def test_a_queue_is_used_while_its_journal_is_turned_on(tmp_path: Path) -> None:
-    """What it does before, during and after each job is in the journal at the end."""
+@pytest.mark.parametrize("worker", [HeldWorker, LateWorker])
+def test_a_queue_is_used_while_its_journal_is_turned_on(
+    tmp_path: Path, worker: type[HeldWorker]
+) -> None:
+    """What it does before and after each job, and before its report, is there at the end."""
     spool = Spool(tmp_path, keep_journal=False)
+    spool.collection.tasks.worker = spool.worker = worker()
     spool.add(*(b"%d" % number for number in range(9)))
     held = spool.open_read()
     spool.change()
@@ -228,6 +232,46 @@ def test_a_drained_queue_whose_journal_cannot_be_removed(
     spool.end()
     assert spool.files == set()
     spool.close()
+
+
+def test_a_bug_in_the_removal_of_a_drained_queue(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged, and the removal is tried again."""
+    disk = CrashingDirectory.within(tmp_path)
+    spool = Spool(tmp_path, disk)
+    spool.add(b"x")
+    spool.change(fanout_only=True)
+    spool.take()
+
+    def fail(point: str) -> bool:
+        if point.startswith("rename jobs"):
+            raise ValueError("a bug")
+        return False
+
+    disk.fail = fail
+    spool.collection.tick()
+    assert caplog.messages == ["the journal of a queue was not removed"]
+    disk.mend()
+    spool.collection.tick()
+    spool.end()
+    assert spool.files == set()
+    spool.close()
+
+
+def test_a_queue_that_is_closed_while_its_journal_is_removed(tmp_path: Path) -> None:
+    """It gets no settings, and so no upkeep, any more."""
+    spool = Spool(tmp_path)
+    spool.add(b"x")
+    spool.change(fanout_only=True)
+    spool.take()
+    spool.collection.tick()
+    queue = spool.queue()
+    spool.close()
+    assert spool.worker.step()
+    assert queue not in spool.collection.tasks
+    assert queue._upkeep is None
+    assert items_on_disk(tmp_path) == []
 
 
 def test_changes_of_one_queue_come_one_after_the_other(tmp_path: Path) -> None:

@@ -345,6 +345,18 @@ def test_leases_that_are_extended_when_they_have_ended(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_many_reservations_that_end_at_once(tmp_path: Path) -> None:
+    """Those of nobody, too, come back about a thousand at a time."""
+    spool = Spool(tmp_path)
+    spool.add(*(b"%d" % number for number in range(1800)))
+    for _ in range(3):
+        spool.reserve(600)
+    spool.clock.advance(10)
+    leases = spool.queue().reads.reservations
+    assert [len(leases.take_overdue(spool.now)) for _ in range(3)] == [1200, 600, 0]
+    spool.close()
+
+
 def test_reads_that_end_while_others_come_back(tmp_path: Path) -> None:
     """They are over, though their reservations were to be looked at next."""
     spool = Spool(tmp_path)

@@ -1,7 +1,7 @@
 """Queues that are still loading while others serve: what may be done meanwhile."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,8 @@ pytestmark = pytest.mark.compiled
 
 CLOCK = FakeClock()
 NOW = CLOCK.now()
+LONG = [bytes(1000 + number % 7) for number in range(1000)]
+"""Items of a journal that is read in several pieces; the same size each would be one piece."""
 
 
 class Starting:
@@ -312,6 +314,97 @@ def test_loading_pauses_while_clients_are_served(
     assert worker.step()
     assert (worker.pauses > 0) == pauses
     assert len(collection.queues["jobs"]) == 1000
+    collection.close()
+
+
+def test_a_stop_does_not_wait_for_a_long_journal(tmp_path: Path) -> None:
+    """The rest of it is not read, and it is not let in."""
+    put(tmp_path, "jobs", *LONG)
+    collection = QueueCollection(ServerConfig(queue_path=tmp_path), CLOCK)
+    events = itertools.count()
+
+    class Stopping(PausedWorker):
+        def _pause(self) -> None:
+            super()._pause()
+            start_up.stop()
+
+    worker = Stopping()
+    start_up = StartUp(collection, worker, SlowClock(), lambda: None, events=lambda: next(events))
+    start_up.begin()
+    start_up.gently = True
+    assert worker.step()
+    assert (worker.pauses, len(worker)) == (1, 0)
+    assert (collection.queues, list(collection.loading)) == ({}, ["jobs"])
+    collection.close()
+
+
+def test_many_short_queues_are_let_in_some_at_a_time(tmp_path: Path) -> None:
+    """Each time, those that are served wait only for a few."""
+    for number in range(120):
+        put(tmp_path, f"jobs{number}", b"x")
+    collection = QueueCollection(ServerConfig(queue_path=tmp_path), CLOCK)
+    counts: list[int] = []
+
+    class Counting(HeldWorker):
+        def tell(self, call: Callable[[], None]) -> None:
+            super().tell(call)
+            counts.append(len(collection.queues))
+
+    worker = Counting()
+    StartUp(collection, worker, CLOCK, lambda: None).begin()
+    assert worker.step()
+    assert counts == [50, 100, 120]
+    collection.close()
+
+
+def test_a_loaded_queue_does_not_wait_for_a_long_one(tmp_path: Path) -> None:
+    """It is let in while that is still being read."""
+    put(tmp_path, "short", b"x")
+    put(tmp_path, "long", *LONG)
+    collection = QueueCollection(ServerConfig(queue_path=tmp_path), CLOCK)
+    queues: list[list[str]] = []
+
+    class Listing(HeldWorker):
+        def tell(self, call: Callable[[], None]) -> None:
+            super().tell(call)
+            queues.append(list(collection.queues))
+
+    worker = Listing()
+    start_up = StartUp(collection, worker, SlowClock(), lambda: None)
+    start_up.begin()
+    start_up.gently = True
+    assert worker.step()
+    assert queues == [["short"], ["short", "long"]]
+    collection.close()
+
+
+def test_a_queue_for_which_there_was_no_thread_is_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next one is tried again; once there is one, the others are loaded, and it is over."""
+    for name in ("a", "b", "c", "d"):
+        put(tmp_path, name, b"x")
+    collection = QueueCollection(ServerConfig(queue_path=tmp_path), CLOCK)
+
+    class Full(HeldWorker):
+        refused = 0
+
+        def run(self, job: Job, done: Done) -> None:
+            if self.refused == 2:
+                super().run(job, done)
+                return
+            self.refused += 1
+            super().run(lambda _pause: None, lambda _error: done(RuntimeError("no thread")))
+
+    worker = Full()
+    done: list[None] = []
+    StartUp(collection, worker, CLOCK, lambda: done.append(None)).begin()
+    while worker.step():
+        pass
+    assert sorted(collection.damaged) == ["a", "b"]
+    assert str(collection.damaged["a"]) == "queue a cannot be loaded: RuntimeError('no thread')"
+    assert len([record for record in caplog.records if record.exc_info]) == 2
+    assert (sorted(collection.queues), len(done)) == (["c", "d"], 1)
     collection.close()
 
 

@@ -4,14 +4,15 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Event, Thread, get_ident
 from weakref import finalize
 
 import pytest
 
 from kestrelmq.clock import Pause
-from kestrelmq.engine.worker import ThreadWorker
+from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
 from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.compiled
@@ -39,6 +40,35 @@ def test_jobs_run_one_after_the_other_and_are_reported() -> None:
         reports.get(timeout=LONG)()
     worker.close()
     assert seen == ["good", "done None", "done full"]
+
+
+def test_what_a_job_tells_comes_before_its_report() -> None:
+    """The owner's thread hears both, in that order; without a thread, at once."""
+    reports: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    seen: list[tuple[str, int]] = []
+
+    def note(what: str) -> None:
+        seen.append((what, get_ident()))
+
+    threaded = ThreadWorker(reports.put)
+    for worker in (threaded, InlineWorker()):
+        job = partial(_telling, worker, note)
+        worker.run(job, lambda _error: note("over"))
+        if worker is threaded:
+            first = reports.get(timeout=LONG)
+            assert [what for what, _ in seen] == ["begun"]
+            first()
+            reports.get(timeout=LONG)()
+        assert [what for what, _ in seen] == ["begun", "told", "over"]
+        owner = get_ident()
+        assert [thread == owner for _, thread in seen] == [worker is not threaded, True, True]
+        seen.clear()
+    threaded.close()
+
+
+def _telling(worker: Worker, note: Callable[[str], None], _pause: Pause) -> None:
+    note("begun")
+    worker.tell(partial(note, "told"))
 
 
 def test_millions_of_items_are_freed_bit_by_bit() -> None:

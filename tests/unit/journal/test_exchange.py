@@ -9,7 +9,7 @@ import pytest
 
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.exchange import import_rows, read_parquet, rows, write_parquet
-from kestrelmq.journal.export_rows import ExportRow, from_json, to_json
+from kestrelmq.journal.export_rows import ExportRow, from_json, live_rows, to_json
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.notes import joining
 from kestrelmq.journal.records import (
@@ -154,6 +154,22 @@ def test_a_line_that_is_no_row_is_named(line: str | bytes, reason: str) -> None:
 
 
 # --- importing ---
+
+
+def test_rows_that_a_running_queue_gets() -> None:
+    """Empty lines are none; what has expired is left out, and what is due has no delay."""
+    lines: list[str | bytes] = [
+        "\n",
+        '{"queue": "jobs", "data": "expired", "expiry": 1000}\n',
+        " \n",
+        '{"queue": "jobs", "data": "late", "expiry": 1001, "due": 1001}\n',
+        b"",
+        b'{"queue": "jobs", "data": "due", "due": 1000}',
+    ]
+    found = [(row.position, row.data, row.due) for row in live_rows(lines, None, lambda: 1000, 7)]
+    assert found == [(10, b"late", 1001), (12, b"due", 0)]
+    with pytest.raises(JournalError, match="line 2: not a row"):
+        list(live_rows(["\n", "x"], None, lambda: 1000))
 
 
 def test_an_import_makes_queues(tmp_path: Path) -> None:

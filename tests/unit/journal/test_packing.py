@@ -206,10 +206,9 @@ def test_dead_items_keep_their_place(tmp_path: Path, count: int) -> None:
 def expected(tmp_path: Path, **changed: int) -> FilesSource:
     """Return what packs two items of two bytes, one open read, and expects something else."""
     write(tmp_path, "a ", "b ", "c ", RemoveTentative())
-    values = {"items": 2, "size": 4, "last_xid": 1} | changed
-    wanted = ExpectedContents(
-        values["items"], values["size"], ReadTable([(1, b"")]), values["last_xid"]
-    )
+    values = {"items": 2, "size": 4, "last_xid": 1, "read": 1} | changed
+    reads = ReadTable([(values["read"], b"")])
+    wanted = ExpectedContents(values["items"], values["size"], reads, values["last_xid"])
     return FilesSource(DiskDirectory(tmp_path), ["jobs.1"], "documented", expected=wanted)
 
 
@@ -218,7 +217,7 @@ def test_files_that_hold_what_the_queue_does_are_packed(tmp_path: Path) -> None:
     assert waiting(expected(tmp_path).pieces(no_pause)) == [b"b", b"c"]
 
 
-@pytest.mark.parametrize("changed", [{"items": 3}, {"size": 5}, {"last_xid": 2}])
+@pytest.mark.parametrize("changed", [{"items": 3}, {"size": 5}, {"last_xid": 2}, {"read": 2}])
 def test_files_that_hold_something_else_are_not_replaced(
     tmp_path: Path, changed: dict[str, int]
 ) -> None:
