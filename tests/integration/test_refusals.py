@@ -85,6 +85,23 @@ def test_an_item_too_large_for_an_alias_counts_in_each_queue(server: ServerProce
         )
 
 
+def test_what_refuses_a_whole_item_refuses_one_that_is_dropped(tmp_path: Path) -> None:
+    """The status, a pause and the client's rights come before the size of an item."""
+    dropped = b"set %b 0 0 500000\r\n"
+    with running_server(tmp_path, config=CONFIG) as server, Wire(server) as memcache:
+        memcache.ask(b"get short\r\npause short writes\r\n", b"END\r\nEND\r\n")
+        memcache.ask(dropped % b"short", b"")
+        reply = b"SERVER_ERROR queue short is paused for writes\r\n"
+        memcache.ask(bytes(500_000) + b"\r\n", reply)
+        memcache.ask(dropped % b"closed", b"")
+        reply = b"SERVER_ERROR this client may not add to closed\r\n"
+        memcache.ask(bytes(500_000) + b"\r\n", reply)
+        assert refused(server, "short") == {"paused": 1}
+        memcache.ask(b"status readonly\r\n", b"END\r\n")
+        memcache.send(dropped % b"small")
+        memcache.expect_close(b"SERVER_ERROR the server is read-only: it takes no writes\r\n")
+
+
 def test_a_client_without_the_right_id_counts(tmp_path: Path) -> None:
     """Adds and reads alike, as soon as the queue is there."""
     with running_server(tmp_path) as server:

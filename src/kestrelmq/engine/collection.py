@@ -276,7 +276,15 @@ class QueueCollection:
         return largest
 
     def count_too_large(self, name: str) -> None:
-        """Count an item for `name` that was refused before it arrived: see `max_item_size`."""
+        """Count an item for `name` that was refused before it arrived: see `max_item_size`.
+
+        Raises:
+            QueueUnavailable: an add would be refused for another reason, whatever the item's size.
+        """
+        for leaf in self.leaves(name):
+            self.check_usable(leaf)
+            if leaf in self.queues:
+                self.queues[leaf].check_writes()
         for queue in self.destinations(name):
             queue.refusals.count("too_large")
 

@@ -631,12 +631,12 @@ class Queue(Committable):
 
     def add_record(self, record: bytes, expiry: int = 0) -> bool:
         """Do what `add` does, for an item that is already a record (see `records.item`)."""
-        self._check_writes()
+        self.check_writes()
         for child in self.children:
             child.accept(record, expiry)
         return self.accept(record, expiry)
 
-    def _check_writes(self) -> None:
+    def check_writes(self) -> None:
         """Raise QueueUnavailable if the queue is paused for writes."""
         if self._limits.writes_paused:
             self.refusals.count("paused")
@@ -775,7 +775,7 @@ class Queue(Committable):
 
     def add_record_once(self, record: bytes, mark: PutMark, *, is_delayed: bool = False) -> bool:
         """Do what `add_once` does, for an item that is already a record."""
-        self._check_writes()
+        self.check_writes()
         last = self.last_number(mark.producer)
         if mark.after > last and not self._limits.fanout_only:
             return False
@@ -868,7 +868,7 @@ class Queue(Committable):
             QueueUnavailable: the queue was closed, or cannot hold delayed items.
         """
         record = item(due, expiry, data)
-        self._check_writes()
+        self.check_writes()
         for child in self.children:
             child.accept_delayed(record)
         return self.accept_delayed(record)

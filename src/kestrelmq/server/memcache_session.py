@@ -240,9 +240,7 @@ class MemcacheSession(Session):
             else:
                 limit = queue.config.max_item_size
             if limit is not None and request.size > limit:
-                self._context.collection.count_too_large(request.queue)
-                reply = b"" if request.noreply else NOT_STORED
-                return -self._take_arriving(SkippedItem(request.size, reply), data, body)
+                return self._skip_too_large(request, data, body)
             if request.size >= LARGE_ITEM:
                 return -self._take_arriving(ArrivingLargeItem(request), data, body)
             # The line end may be CR LF, and need one byte more.
@@ -250,6 +248,21 @@ class MemcacheSession(Session):
             return 0
         self._fault(ClientFault("bad data chunk", closes=True))
         return -len(data)
+
+    def _skip_too_large(self, request: Set, data: bytes, body: int) -> int:
+        """Refuse an item, as if it had arrived, and drop its data; return as `_find_end`."""
+        reply = NOT_STORED
+        try:
+            self._context.check_writable()
+            self._context.check_client(request.queue, write=True)
+            self._context.collection.count_too_large(request.queue)
+        except Forbidden as error:
+            self._refuse_set(request, error)
+            return -len(data)
+        except KestrelError as error:
+            reply = error_reply(error)
+        skipped = SkippedItem(request.size, b"" if request.noreply else reply)
+        return -self._take_arriving(skipped, data, body)
 
     def _take_arriving(self, item: ArrivingItem, data: bytes, position: int) -> int:
         """Take more of an item that arrives in pieces; return where its bytes in `data` end."""
