@@ -120,3 +120,18 @@ def test_the_server_ends_while_a_later_key_waits(tmp_path: Path, *, crash: bool)
         server.restart()
         with Wire(server) as wire:
             wire.ask(b"get a a a\r\n", value("a", "2", "3") + b"END\r\n")
+
+
+def test_what_counts_as_a_transaction(server: ServerProcess) -> None:
+    """Each transactional read, once; no read that only removes, and no second time after a wait."""
+    with Wire(server) as wire, Wire(server) as other:
+        put(wire, "kinds", "1", "2", "3")
+        wire.ask(b"get kinds kinds\r\n", value("kinds", "1", "2") + b"END\r\n")
+        wire.ask(b"get kinds\r\nget kinds none\r\n", value("kinds", "3") + b"END\r\nEND\r\n")
+        assert stats(wire, "kinds")["transactions"] == "0"
+        wire.send(b"get kinds/t=60000/open\r\n")
+        wait_for(other, "kinds", "waiters", 1)
+        put(other, "kinds", "4")
+        wire.expect(value("kinds", "4") + b"END\r\n")
+        wire.ask(b"get kinds/close/open\r\n", b"END\r\n")
+        assert stats(wire, "kinds")["transactions"] == "2"

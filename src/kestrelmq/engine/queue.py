@@ -1151,6 +1151,9 @@ class Queue(Committable):
             QueueUnavailable: as `remove`.
         """
         self.transactions += 1
+        return self._open_head(timeout)
+
+    def _open_head(self, timeout: float | None) -> tuple[int, bytes] | None:
         record = self._take()
         if record is None:
             return None
@@ -1160,18 +1163,23 @@ class Queue(Committable):
             self._set_deadline(xid, record, timeout)
         return xid, record
 
-    def open_next(self, most: int, most_bytes: int) -> list[tuple[int, bytes]]:
+    def open_next(
+        self, most: int, most_bytes: int, mode: ReadMode = ReadMode.OPEN
+    ) -> list[tuple[int, bytes]]:
         """Open reads of several items as one change; faster than `open_read` for each.
 
         Args:
             most: the most items.
             most_bytes: after so many bytes of data, no more items are taken.
+            mode: OPEN or HOLD.
 
         Returns:
             The reads' xids and the items. If it is empty, call `open_read`.
         """
         xids: list[int] = []
         self._open_from_memory(xids, most, most_bytes)
+        if mode is ReadMode.OPEN:
+            self.transactions += len(xids)
         if xids and self._timeout is not None:
             deadline = self._clock.monotonic() + self._timeout
             for xid in xids:
@@ -1481,6 +1489,7 @@ class Queue(Committable):
             size += self._open_from_memory(xids, most, most_bytes - size)
             if len(xids) > begun:
                 plain = len(xids) - begun
+                self.transactions += plain
                 continue
             self.transactions += 1
             try:
@@ -1534,7 +1543,6 @@ class Queue(Committable):
             xids += some
             reads.put_all(some, items, size + ADDX_HEADER * len(items))
             self.get_hits += len(items)
-            self.transactions += len(items)
             self._collect(REMOVE_TENTATIVE_RECORD * len(items))
             self.changes.undo.append(ReadsOpened(some, items, last))
         return size
@@ -1962,7 +1970,7 @@ class Queue(Committable):
         while waiters and not self._moving and (backlog.memory or backlog.behind is not None):
             waiter = next(iter(waiters))
             try:
-                record, xid = self.take_as(waiter.mode)
+                record, xid = self._take_as(waiter.mode)
             except Exception as error:  # noqa: BLE001 # the reader is told, and it is logged there
                 if self._leaves_line(waiter):
                     waiter.fail(error)
@@ -1985,13 +1993,18 @@ class Queue(Committable):
 
     def take_as(self, mode: ReadMode) -> tuple[bytes | None, int]:
         """Remove, open or peek at the head; return the item and its xid (0 unless opened)."""
+        self.transactions += mode is ReadMode.OPEN
+        return self._take_as(mode)
+
+    def _take_as(self, mode: ReadMode) -> tuple[bytes | None, int]:
+        """Do what `take_as` does, for a reader that is counted already."""
         match mode:
             case ReadMode.REMOVE:
                 return self.remove(), 0
             case ReadMode.PEEK:
                 return self.peek(), 0
-            case ReadMode.OPEN:  # pragma: no branch: there is no other mode
-                opened = self.open_read()
+            case ReadMode.OPEN | ReadMode.HOLD:  # pragma: no branch: there is no other mode
+                opened = self._open_head(None)
                 return (None, 0) if opened is None else (opened[1], opened[0])
 
     # --- writing ---

@@ -14,10 +14,14 @@ log = logging.getLogger(__name__)
 
 
 class ReadMode(Enum):
-    """What a waiting reader wants done with the item."""
+    """What a reader wants done with the item.
+
+    OPEN is a transactional read. HOLD opens a read, too, but only until the item can be removed.
+    """
 
     REMOVE = auto()
     OPEN = auto()
+    HOLD = auto()
     PEEK = auto()
 
 

@@ -133,8 +133,8 @@ class MemcacheGet(ReadHandler):
             return False
         if key.peek:
             context.counters.cmd_peek += 1
-        opens = key.open or self._several
-        mode = ReadMode.PEEK if key.peek else ReadMode.OPEN if opens else ReadMode.REMOVE
+        removing = ReadMode.HOLD if self._several else ReadMode.REMOVE
+        mode = ReadMode.PEEK if key.peek else ReadMode.OPEN if key.open else removing
         queue = context.queue_to_read(key.queue)
         if queue is not None:
             record, xid = queue.take_as(mode)

@@ -103,7 +103,7 @@ class PendingRead(PendingRequest):
             context: what the sessions share.
             handler: takes the items and sends the answer.
             name: the name of the queue, or of an alias, which never has items.
-            mode: what is done with the items: peek, open or remove.
+            mode: what is done with the items.
             seconds: the longest time to wait, from now on.
             most: the most items to take; if they are removed, all are taken in one turn.
             most_bytes: after so many bytes of data, no more items are taken.
@@ -171,9 +171,13 @@ class PendingRead(PendingRequest):
 
     def _open_next(self, queue: Queue) -> bool:
         """Take several items that are in memory, if more than one is wanted; False for none."""
-        if self._left == 1 or self._mode is not ReadMode.OPEN or not self._handler.takes_all:
+        mode = self._mode
+        if mode in {ReadMode.REMOVE, ReadMode.PEEK} or self._left == 1:
             return False
-        opened = queue.open_next(min(self._left, _CHECK_EVERY), min(self._bytes, OUTPUT_LIMIT))
+        if not self._handler.takes_all:
+            return False
+        most = min(self._left, _CHECK_EVERY)
+        opened = queue.open_next(most, min(self._bytes, OUTPUT_LIMIT), mode)
         for xid, record in opened:
             self._count(record)
             self._handler.take(queue, record, xid)

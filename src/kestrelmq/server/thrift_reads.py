@@ -175,7 +175,8 @@ class ThriftGet(ReadHandler):
         self._queue: Queue | None = None
         # A read that is answered at once can remove its items without opening them.
         at_once = not get.auto_abort and get.timeout <= 0 and self._most <= _AT_ONCE
-        self._mode = ReadMode.REMOVE if at_once else ReadMode.OPEN
+        removing = ReadMode.REMOVE if at_once else ReadMode.HOLD
+        self._mode = ReadMode.OPEN if get.auto_abort else removing
 
     def begin(self) -> None:
         """Take the items that are there, and wait if more are wanted."""
