@@ -39,6 +39,7 @@ from kestrelmq.server.memory_return import MOST_COLLECTED, MemoryReturn, find_tr
 from kestrelmq.server.path_watcher import PathWatcher
 from kestrelmq.server.server_actions import warn_if_open
 from kestrelmq.server.services import Service
+from kestrelmq.server.silence import SilenceWatch
 from kestrelmq.server.sockets import Endpoint, TcpEndpoint, endpoints
 from kestrelmq.server.status import ServerStatus, Status
 from kestrelmq.server.text_session import TextSession
@@ -377,20 +378,17 @@ class Server:
 
     async def _close_silent(self, limit: float) -> None:
         """Every `limit` seconds, close the connections that sent nothing since the last check."""
-        seen: dict[Connection, int] = {}
+        watch = SilenceWatch()
         while True:
             await asyncio.sleep(limit)
-            connections = list(self._connections.values())
-            for connection in connections:
-                if seen.get(connection) == connection.last_served and not connection.paused:
-                    log.info(
-                        "closing %s: no input for %s s",
-                        connection.peer,
-                        limit,
-                        extra=connection.log_fields,
-                    )
-                    connection.close()
-            seen = {one: one.last_served for one in connections}
+            for connection in watch.look(self._connections.values()):
+                log.info(
+                    "closing %s: no input for %s s",
+                    connection.peer,
+                    limit,
+                    extra=connection.log_fields,
+                )
+                connection.close()
 
     def _on_sighup(self) -> None:
         task = asyncio.create_task(self._reload_and_log())
