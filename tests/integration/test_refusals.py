@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kestrelmq.client import Client
 from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
-from tests.support.wire import Wire, put
+from tests.support.wire import Wire, put, stats, wait_for
 
 pytestmark = pytest.mark.compiled
 
@@ -113,6 +113,25 @@ def test_a_client_without_the_right_id_counts(tmp_path: Path) -> None:
         put(memcache, "closed", "x", reply=b"SERVER_ERROR this client may not add to closed\r\n")
         assert refused(server, "closed") == {"forbidden": 2}
         until(lambda: "queue closed refused requests: forbidden 1" in server.output)
+
+
+def test_a_client_that_waits_loses_its_right(tmp_path: Path) -> None:
+    """A reload takes it away at once: it is refused, and the item stays."""
+    with (
+        running_server(tmp_path, config="") as server,
+        Wire(server) as memcache,
+        Wire(server) as waiting,
+        Wire(server, "text") as text,
+    ):
+        waiting.send(b"get closed/t=300000\r\n")
+        text.send(b"get closed 300000\n")
+        wait_for(memcache, "closed", "waiters", 2)
+        (tmp_path / "kestrelmq.toml").write_text(CONFIG)
+        memcache.ask(b"reload\r\n", b"Reloaded config.\r\n")
+        assert stats(memcache, "closed")["waiters"] == "0"
+        waiting.expect(b"SERVER_ERROR who may read closed has changed\r\n")
+        text.expect(b"-who may read closed has changed\n")
+        assert refused(server, "closed") == {"forbidden": 2}
 
 
 def test_limits_and_the_disk_are_shown(server: ServerProcess) -> None:

@@ -248,6 +248,7 @@ class Queue(Committable):
         journal that was loaded.
         """
         self.name = name
+        self.config = config
         self.journal = journal = journal or NoJournal()
         self._clock = clock
         self._commits = commits
@@ -332,6 +333,9 @@ class Queue(Committable):
         This is the one place that knows which part each setting concerns.
         """
         journal = self.journal
+        readers = config.allowed_client_ids_for_dequeue
+        if readers is not None and readers != self.config.allowed_client_ids_for_dequeue:
+            self._refuse_waiters()
         self.config = config
         self.restricted = (
             config.allowed_client_ids_for_dequeue is not None
@@ -1979,6 +1983,13 @@ class Queue(Committable):
                 return
             if self._leaves_line(waiter):
                 waiter.serve(record, xid)
+
+    def _refuse_waiters(self) -> None:
+        """Refuse the readers that wait: who may read has changed, and they were asked before."""
+        for waiter in list(self.waiters):
+            if self._leaves_line(waiter):
+                self.refusals.count("forbidden")
+                waiter.fail(QueueUnavailable(f"who may read {self.name} has changed"))
 
     def _leaves_line(self, waiter: Waiter) -> bool:
         """Take `waiter`, the first in line, out of it; return False if it was cancelled meanwhile.
