@@ -31,7 +31,7 @@ def test_readers_find_a_queue_empty_whose_reads_are_paused(
     """In every mode; the items stay, and come in order after the resume."""
     assert spool.collection.pause("jobs", operations)
     queue = spool.queue()
-    assert [queue.take_as(mode) for mode in ReadMode] == [(None, 0)] * 3
+    assert [queue.take_as(mode) for mode in ReadMode] == [(None, 0)] * len(ReadMode)
     assert (len(queue), queue.reads_paused) == (2, True)
     spool.collection.resume("jobs", Paused.READS)
     assert spool.drain() == [b"one", b"two"]
