@@ -3,7 +3,8 @@
 import base64
 import binascii
 import time
-from collections.abc import Generator
+from collections import deque
+from operator import itemgetter
 from typing import Final
 
 from kestrelmq.admin.calls import Answer, Call, now
@@ -34,11 +35,10 @@ from kestrelmq.server import changes, moving
 from kestrelmq.server.clients import holders
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.long_reply import in_slices
+from kestrelmq.server.reads import HeldReadsReturn
 
 _READS_AT_ONCE: Final = 2000
 """Open reads that are looked at before others are served: that takes about a millisecond."""
-_GIVEN_BACK_AT_ONCE: Final = 200
-"""Open reads that are given back before that."""
 
 
 async def peek_items(call: Call) -> Answer:
@@ -182,19 +182,6 @@ def _open_read(queue: Queue, xid: int, client: Connection | None) -> OpenRead:
     return read
 
 
-def _giving_back(queue: Queue, xids: list[int]) -> Generator[None, None, int]:
-    """Give reads back, the youngest first, so that the oldest is the head; return how many.
-
-    Yields after each short piece of work.
-    """
-    count = 0
-    while xids:
-        count += queue.give_back(xids[-_GIVEN_BACK_AT_ONCE:])
-        del xids[-_GIVEN_BACK_AT_ONCE:]
-        yield
-    return count
-
-
 async def requeue(call: Call) -> Answer:
     """Give open reads back: their items return to the head of the queue, the oldest first.
 
@@ -202,10 +189,11 @@ async def requeue(call: Call) -> Answer:
     """
     wanted = call.body(Requeue).xids
     queue = call.queue()
-    xids: list[int] = []
+    reads: list[tuple[Queue, int, bytes]] = []
     async for some in slices(queue.open if wanted is None else set(wanted), _READS_AT_ONCE):
-        xids += some
-    xids.sort()
-    count = await in_slices(_giving_back(queue, xids), call.admin.context.turns)
+        reads += [(queue, xid, queue.open[xid]) for xid in some if queue.is_held(xid)]
+    reads.sort(key=itemgetter(1))
+    returning = HeldReadsReturn(queue, deque(reads), why="it was given back")
+    await in_slices(queue.giving_back(returning), call.admin.context.turns)
     await changes.wait_until_durable(call.admin.context, queue)
-    return Answer(Requeued(requeued=count))
+    return Answer(Requeued(requeued=returning.count))

@@ -1374,6 +1374,17 @@ class Queue(Committable):
         self._returning.append(returning)
         self._set_needs_checks()
 
+    def giving_back(self, returning: ReadsReturn) -> Generator[None, None, None]:
+        """Give many open reads back; yields between short pieces, see `begin_giving_back`."""
+        self.begin_giving_back(returning)
+        try:
+            self.give_back_some()
+            while self.is_giving_back(returning):
+                yield
+                self.give_back_some()
+        finally:
+            self.stop_giving_back(returning)
+
     def is_giving_back(self, returning: ReadsReturn) -> bool:
         """Whether there are more of these reads to give back."""
         return returning in self._returning

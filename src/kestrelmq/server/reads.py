@@ -394,12 +394,10 @@ class ConnectionOpenReads:
         """
         for reads in self.by_queue.values():
             queue = reads[-1][0]  # if another queue had the name before, its reads have ended
-            returning = _ReadsReturn(queue, reads, counted=counted)
-            queue.begin_giving_back(returning)
-            queue.give_back_some()
-            while queue.is_giving_back(returning):
-                yield
-                queue.give_back_some()
+            returning = HeldReadsReturn(
+                queue, reads, counted=counted, why="its reader disconnected"
+            )
+            yield from queue.giving_back(returning)
         self.by_queue.clear()
 
 
@@ -460,15 +458,34 @@ class PendingConfirm(PendingRequest):
         """End; what was confirmed stays so."""
 
 
-class _ReadsReturn:
-    """The reads that a connection has of one queue, when it gives them back."""
+class HeldReadsReturn:
+    """Reads of one queue that readers have, when they are given back.
+
+    Attributes:
+        count: how many were given back so far.
+    """
 
     def __init__(
-        self, queue: Queue, reads: deque[tuple[Queue, int, bytes]], *, counted: bool
+        self,
+        queue: Queue,
+        reads: deque[tuple[Queue, int, bytes]],
+        *,
+        counted: bool = True,
+        why: str,
     ) -> None:
+        """Prepare.
+
+        Args:
+            queue: the queue.
+            reads: the reads, with their xids and items, by xid; this empties it.
+            counted: whether their items were handed out.
+            why: the reason, for the log.
+        """
+        self.count = 0
         self._queue = queue
         self._reads = reads
         self._counted = counted
+        self._why = why
 
     def oldest(self) -> int | None:
         """Return the xid of the oldest that is open; None if very many have ended."""
@@ -481,7 +498,9 @@ class _ReadsReturn:
 
     def give_back(self, xids: Sequence[int]) -> None:
         """Give some of them back."""
-        self._queue.give_back(xids, counted=self._counted, why="its reader disconnected")
+        # It may serve readers, and recur, before the count is changed.
+        given_back = self._queue.give_back(xids, counted=self._counted, why=self._why)
+        self.count += given_back
 
     def give_back_some(self) -> bool:
         """Give back the youngest; return whether there are more."""

@@ -1,6 +1,7 @@
 """Expired items and open reads of which there are many: nobody waits until all are done with."""
 
 import socket
+from collections import deque
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +12,7 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.records import item_deliveries
 from kestrelmq.server import turns
+from kestrelmq.server.reads import HeldReadsReturn
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.queues import LocalQueues, queue_settings
 from tests.support.turning import Turning
@@ -414,6 +416,29 @@ def test_an_owner_releases_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mo
         assert await turning.receive(client, b"\r\n") == b"RELEASED %d\r\n" % HELD
         found = [bytes(record[21:]) for record in queue.browse(HELD)]
         assert found == [b"%05d" % number for number in range(HELD)]
+        await turning.hang_up(client)
+
+    with turning:
+        turning.run(scenario())
+
+
+def test_who_reads_while_an_administrator_gives_reads_back(tmp_path: Path) -> None:
+    """They get the oldest; if the administrator leaves, the others stay with their readers."""
+    turning = many_reads(tmp_path)
+
+    async def scenario() -> None:
+        queue, client = await hold(turning, "memcache")
+        reads = deque((queue, xid, record) for xid, record in queue.open.items())
+        returning = HeldReadsReturn(queue, reads, why="it was given back")
+        work = queue.giving_back(returning)
+        next(work)
+        assert 0 < len(queue) < HELD
+        record = queue.remove()
+        assert record is not None
+        assert bytes(record[21:]) == b"00000"
+        work.close()
+        assert returning.count == len(queue) + 1
+        assert (len(queue) + queue.open_reads, queue.is_returning) == (HELD - 1, False)
         await turning.hang_up(client)
 
     with turning:
