@@ -22,6 +22,10 @@ _READ_AT_ONCE: Final = 256 << 10
 """Bytes of items that are read from disk between two pauses."""
 _LONGEST: Final = 20.0
 """Seconds that reading may take; skipping many millions of items on disk takes longer."""
+_TOURED_ITEMS: Final = 10_000
+"""The most items of each look of a tour; finding a place among very many items takes time."""
+_TOURED_BYTES: Final = 1 << 20
+"""After so many bytes of data, a look of a tour ends."""
 _TRIES: Final = 5
 """How often files may be replaced while they are read."""
 
@@ -242,7 +246,9 @@ class Tour:
     What is read from the queue meanwhile may make it leave out or repeat some items.
     """
 
-    def __init__(self, queue: Queue, most: int, most_bytes: int) -> None:
+    def __init__(
+        self, queue: Queue, most: int = _TOURED_ITEMS, most_bytes: int = _TOURED_BYTES
+    ) -> None:
         """Begin; `most` and `most_bytes` are those of each look, as of `View`."""
         self._queue = queue
         self._most, self._most_bytes = most, most_bytes

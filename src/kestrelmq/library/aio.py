@@ -23,11 +23,9 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.engine.browsing import Look, Tour, View
 from kestrelmq.engine.durability import Committable, GroupCommit
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.searching import PAGE_BYTES, SEARCHED_ITEMS
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
-from kestrelmq.errors import ImportStopped, JournalError, KestrelError, QueueUnavailable
-from kestrelmq.journal.export_rows import live_rows
+from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.library.access import UPKEEP_PERIOD
 from kestrelmq.library.items import (
     Delay,
@@ -39,10 +37,10 @@ from kestrelmq.library.items import (
     check_held,
     exported,
     found_page,
+    importing,
     looking,
     releasing,
     searching,
-    timed,
 )
 from kestrelmq.library.opening import check_queue, open_queue
 
@@ -305,7 +303,7 @@ class AsyncPersistentQueue:
     async def export(self) -> AsyncGenerator[str, None]:
         """Iterate over the waiting items as lines of JSON, as `PersistentQueue.export` does."""
         place = 0
-        with closing(Tour(self._queue(), SEARCHED_ITEMS, PAGE_BYTES).looks()) as looks:
+        with closing(Tour(self._queue()).looks()) as looks:
             for look in looks:
                 await _looked(look)
                 for line in exported(self._name, place, look.records):
@@ -314,18 +312,10 @@ class AsyncPersistentQueue:
 
     async def import_items(self, lines: Iterable[str | bytes]) -> int:
         """Add the items of lines of JSON, as `PersistentQueue.import_items` does."""
-        added = 0
-        try:
-            for row in live_rows(lines, self._name, self._clock.now):
-                expiry, due = timed(row.expiry), timed(row.due)
-                if not await self.add(row.data, expiry, delay=due):
-                    break
-                added += 1
-            else:
-                return added
-        except KestrelError as error:
-            raise ImportStopped(str(error), added) from error
-        raise ImportStopped(f"queue {self._name} is full, or the item is too large", added)
+        with importing(self._name, lines, self._clock.now) as found:
+            for data, expiry, delay in found:
+                found.count(stored=await self.add(data, expiry, delay=delay))
+        return found.added
 
     async def flush(self) -> int:
         """Drop all waiting items, but not those of open reads; return how many there were."""

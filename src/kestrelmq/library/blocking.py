@@ -22,11 +22,9 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.engine.browsing import Tour
 from kestrelmq.engine.durability import GroupCommit, sync_now
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.searching import PAGE_BYTES, SEARCHED_ITEMS
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.engine.worker import ThreadWorker
-from kestrelmq.errors import ImportStopped, JournalError, KestrelError, QueueUnavailable
-from kestrelmq.journal.export_rows import live_rows
+from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, QueueTickers, Ticker, WaitingThread
 from kestrelmq.library.items import (
     Delay,
@@ -38,10 +36,10 @@ from kestrelmq.library.items import (
     check_held,
     exported,
     found_page,
+    importing,
     looking,
     releasing,
     searching,
-    timed,
 )
 from kestrelmq.library.opening import check_queue, open_queue
 
@@ -301,7 +299,7 @@ class BlockingQueue(ABC):
 
         They stay in the queue. What is read meanwhile may make it leave out or repeat some items.
         """
-        looks = self._change(lambda queue: Tour(queue, SEARCHED_ITEMS, PAGE_BYTES).looks())
+        looks = self._change(lambda queue: Tour(queue).looks())
         place = 0
         try:
             while (look := self._access.change(lambda: next(looks, None))[0]) is not None:
@@ -320,18 +318,10 @@ class BlockingQueue(ABC):
         Raises:
             ImportStopped: a line is wrong, or an item was refused; those before it are added.
         """
-        added = 0
-        try:
-            for row in live_rows(lines, self._name, self._clock.now):
-                expiry, due = timed(row.expiry), timed(row.due)
-                if not self.add(row.data, expiry, delay=due):
-                    break
-                added += 1
-            else:
-                return added
-        except KestrelError as error:
-            raise ImportStopped(str(error), added) from error
-        raise ImportStopped(f"queue {self._name} is full, or the item is too large", added)
+        with importing(self._name, lines, self._clock.now) as found:
+            for data, expiry, delay in found:
+                found.count(stored=self.add(data, expiry, delay=delay))
+        return found.added
 
     def flush(self) -> int:
         """Drop all waiting items, but not those of open reads; return how many there were."""

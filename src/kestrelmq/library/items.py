@@ -1,7 +1,8 @@
 """Items as users of the library see them."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -17,8 +18,8 @@ from kestrelmq.engine.searching import (
     matches,
     page_of,
 )
-from kestrelmq.errors import JournalError, LeaseEnded
-from kestrelmq.journal.export_rows import ExportRow, to_json
+from kestrelmq.errors import ImportStopped, JournalError, KestrelError, LeaseEnded
+from kestrelmq.journal.export_rows import ExportRow, live_rows, to_json
 from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
 from kestrelmq.marks import put_mark
 
@@ -173,7 +174,46 @@ def check_held(*, ended: bool) -> None:
         raise LeaseEnded("the item was given back before, or its queue deleted")
 
 
-def timed(milliseconds: int) -> datetime | None:
+class Import:
+    """The items of lines of JSON, while they are added to a queue.
+
+    Attributes:
+        added: how many were added so far.
+        is_refused: whether the last one was refused; none is yielded after that.
+    """
+
+    def __init__(self, rows: Iterator[ExportRow]) -> None:
+        """Begin with these rows."""
+        self.added = 0
+        self.is_refused = False
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[tuple[bytes, datetime | None, datetime | None]]:
+        """Yield data, expiry and delay of each, before a call of `count`. Raises KestrelError."""
+        for row in self._rows:
+            yield row.data, _timed(row.expiry), _timed(row.due)
+            if self.is_refused:
+                return
+
+    def count(self, *, stored: bool) -> None:
+        """Take note of whether an item was added."""
+        self.added += stored
+        self.is_refused = not stored
+
+
+@contextmanager
+def importing(name: str, lines: Iterable[str | bytes], now: Callable[[], int]) -> Iterator[Import]:
+    """Yield what is to be added to the queue `name`. Raises ImportStopped: not all of it was."""
+    found = Import(live_rows(lines, name, now))
+    try:
+        yield found
+    except KestrelError as error:
+        raise ImportStopped(str(error), found.added) from error
+    if found.is_refused:
+        raise ImportStopped(f"queue {name} is full, or the item is too large", found.added)
+
+
+def _timed(milliseconds: int) -> datetime | None:
     """Return an expiry or a delay that ends so many ms since the epoch; None for 0.
 
     Raises KestrelError: there is no such date.

@@ -14,7 +14,6 @@ from typing import Final
 from kestrelmq.engine.browsing import Look, Tour
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.searching import (
-    PAGE_BYTES,
     READ_BYTES,
     SEARCHED_ITEMS,
     Page,
@@ -25,8 +24,6 @@ from kestrelmq.engine.searching import (
 
 MAX_COUNT: Final = 1000
 """The most items of a page."""
-_TOURED_ITEMS: Final = 10_000
-"""The most items of a part of a tour; finding a place among very many items takes time."""
 
 
 class Browser:
@@ -70,7 +67,7 @@ class Browser:
 
     async def parts(self, queue: Queue) -> AsyncGenerator[list[bytes], None]:
         """Yield the records of all items that wait, some at a time. Raises QueueUnavailable."""
-        with closing(Tour(queue, _TOURED_ITEMS, PAGE_BYTES).looks()) as looks:
+        with closing(Tour(queue).looks()) as looks:
             for look in looks:
                 await self._load(look)
                 yield look.records

@@ -7,6 +7,7 @@ import pytest
 
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.engine.paused import Paused
+from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import run_to_end
 from kestrelmq.errors import QueueUnavailable
@@ -329,10 +330,8 @@ def test_a_sweep_takes_no_more_than_it_may(tmp_path: Path) -> None:
     spool.close()
 
 
-def test_a_reader_that_was_served_elsewhere_does_not_wait_any_more(tmp_path: Path) -> None:
-    """It waits for two queues; looking for the head of one moves an item to the other."""
-    spool = Spool(tmp_path)
-    queue, target = spool.queue(), spool.queue(LATER)
+def waiting_at(*queues: Queue) -> list[object]:
+    """Let a reader wait at all queues for one item; it, or an error, will be in the list."""
     served: list[object] = []
 
     def found(record: bytes | None, _xid: int) -> None:
@@ -340,9 +339,17 @@ def test_a_reader_that_was_served_elsewhere_does_not_wait_any_more(tmp_path: Pat
         for one, waiter in waiting.items():
             one.cancel_wait(waiter)
 
-    waiting = {one: Waiter(ReadMode.PEEK, found, served.append) for one in (queue, target)}
+    waiting = {one: Waiter(ReadMode.PEEK, found, served.append) for one in queues}
     for one, waiter in waiting.items():
         one.wait(waiter)
+    return served
+
+
+def test_a_reader_that_was_served_elsewhere_does_not_wait_any_more(tmp_path: Path) -> None:
+    """It waits for two queues; looking for the head of one moves an item to the other."""
+    spool = Spool(tmp_path)
+    queue, target = spool.queue(), spool.queue(LATER)
+    served = waiting_at(queue, target)
     assert queue.add(b"expired", spool.clock.now())
     assert (len(served), len(target)) == (1, 1)
     assert (queue.waiting_readers, target.waiting_readers) == (0, 0)
@@ -357,16 +364,7 @@ def test_who_was_served_elsewhere_is_not_told_of_an_error(tmp_path: Path) -> Non
     spool.put(bytes(100))
     spool.add(b"unreadable")
     assert queue.memory_items == 1
-    served: list[object] = []
-
-    def found(record: bytes | None, _xid: int) -> None:
-        served.append(record)
-        for one, waiter in waiting.items():
-            one.cancel_wait(waiter)
-
-    waiting = {one: Waiter(ReadMode.PEEK, found, served.append) for one in (queue, target)}
-    for one, waiter in waiting.items():
-        one.wait(waiter)
+    served = waiting_at(queue, target)
     behind: list[object] = []
     queue.wait(Waiter(ReadMode.PEEK, lambda *_: None, behind.append))
     spool.clock.advance(1)
