@@ -89,6 +89,10 @@ class ServerProcess:
         """Let it shut down cleanly and return its exit status; kill it if it does not."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Return its exit status once it has ended; kill it if it does not end."""
         try:
             return self._wait(PATIENCE)
         except subprocess.TimeoutExpired:
