@@ -26,6 +26,7 @@ ITEM: Final = b"x" * 64
 GOAL: Final = 20.0
 """Milliseconds."""
 _LARGE: Final = 100 << 20
+_LARGE_FRAME: Final = 60 << 20
 CONFIG: Final = """max_monitor_transactions = 1000000
 [default]
 max_item_size = "128 MiB"
@@ -266,21 +267,47 @@ def _large_set(server: Server) -> Callable[[], object]:
     return run
 
 
+def _text_large_put(server: Server) -> Callable[[], object]:
+    client = server.client("text")
+
+    def run() -> None:
+        client.send(b"put q:\n")
+        for _ in range(_LARGE_FRAME >> 20):
+            client.send(b"x" * (1 << 20))
+        client.send(b"\n\n")
+        client.line()
+
+    return run
+
+
+def _thrift_large_put(server: Server) -> Callable[[], object]:
+    client = server.client("thrift")
+    fields = field(STRING, 1, string(b"q")) + field(
+        LIST, 2, sequence(STRING, string(b"x" * _LARGE_FRAME))
+    )
+    request = frame(b"put", CALL, fields + field(I32, 3, LENGTH.pack(0)))
+    return lambda: client.call(request)
+
+
 def _second_large_set(server: Server) -> Callable[[], object]:
     server.fill("q", 1)
     return _large_set(server)
 
 
-def _large_get(server: Server) -> Callable[[], object]:
-    _large_set(server)()
-    client = server.client()
+def _large_read(protocol: str, request: bytes) -> Callable[[Server], Callable[[], object]]:
+    """A request that a large item answers; what comes behind the item is not read."""
 
-    def run() -> None:
-        client.send(b"get q\r\n")
-        client.line()
-        client.skip(_LARGE + len(b"\r\nEND\r\n"))
+    def prepare(server: Server) -> Callable[[], object]:
+        _large_set(server)()
+        client = server.client(protocol)
 
-    return run
+        def run() -> None:
+            client.send(request)
+            client.skip(_LARGE)
+
+        return run
+
+    return prepare
 
 
 REQUESTS: Final[dict[str, Callable[[Server], Callable[[], object]]]] = {
@@ -303,7 +330,14 @@ REQUESTS: Final[dict[str, Callable[[Server], Callable[[], object]]]] = {
     "delete": _filled(b"delete q\r\n"),
     "set of 100 MiB": _large_set,
     "set of 100 MiB, old queue": _second_large_set,
-    "get of 100 MiB": _large_get,
+    "text put of 60 MiB": _text_large_put,
+    "thrift put of 60 MiB": _thrift_large_put,
+    "get of 100 MiB": _large_read("memcache", b"get q\r\n"),
+    "browse of 100 MiB": _large_read("memcache", b"browse q 0 1\r\n"),
+    "text reserve of 100 MiB": _large_read("text", b"reserve q 1 lease=60000\n"),
+    "thrift peek of 100 MiB": _large_read(
+        "thrift", frame(b"peek", CALL, field(STRING, 1, string(b"q")))
+    ),
 }
 
 

@@ -252,10 +252,11 @@ def value_parts(
     return b"VALUE %b 0 %d%b\r\n" % (echo, len(data), extra), data, b"\r\n"
 
 
-def browsed(place: int, add_time: int, expiry: int, data: bytes | memoryview) -> bytes:
-    """Return an item of a `browse`: its place, its times (ms since the epoch) and its data."""
-    head = b"ITEM %d %d %d %d\r\n" % (place, add_time, expiry, len(data))
-    return b"".join((head, data, b"\r\n"))
+def browsed_parts(
+    place: int, times: tuple[int, int], data: bytes | memoryview
+) -> tuple[bytes, bytes | memoryview, bytes]:
+    """Return an item of a `browse`, in parts: its place, its times (epoch ms) and its data."""
+    return b"ITEM %d %d %d %d\r\n" % (place, *times, len(data)), data, b"\r\n"
 
 
 def reserved_rest(nonce: int, deliveries: int, times: tuple[int, int], size: int) -> bytes:

@@ -77,6 +77,10 @@ MAX_PUT_BYTES: Final = 64 * 1024 * 1024
 MAX_PUT_ITEMS: Final = 100_000
 """The most items of one `put`."""
 
+_LARGE_LINE: Final = 1 << 20
+"""A line with so many bytes, or more, is a memoryview: a copy of one may take 50 ms."""
+_RETURN: Final = ord("\r")
+
 # Of times and counts: enough for any sensible number, and few enough to convert quickly.
 _MOST_DIGITS: Final = 18
 LargestItem = Callable[[str], int | None]
@@ -109,7 +113,7 @@ class _IncompletePut:
         name, self._options = parse_name(words[0])
         self._queue = _name(name)
         self._expiry = _integer(words[1]) if len(words) > 1 else 0
-        self._items: list[bytes] = []
+        self._items: list[bytes | memoryview] = []
         # A message, not an exception: its traceback would keep this put and the input alive.
         self._fault: str | None = None
         self._is_cut = False
@@ -121,7 +125,7 @@ class _IncompletePut:
         self._room -= size
         self.room = self._room if self._limit is None else min(self._room, self._limit)
 
-    def add(self, item: bytes) -> None:
+    def add(self, item: bytes | memoryview) -> None:
         self._make_room(len(item))
         self._items.append(item)
         if len(self._items) > MAX_PUT_ITEMS:
@@ -195,7 +199,7 @@ class TextParser:
                 if overlong:
                     self._dropping = self._overlong_put
                     raise _fault(f"a line has at most {MAX_LINE_BYTES} bytes")
-                if command := self._parse(line):
+                if command := self._parse(bytes(line)):
                     return command
             elif overlong:
                 put.drop()
@@ -213,23 +217,31 @@ class TextParser:
         self._scanned = 0
         return rest
 
-    def _next_line(self) -> bytes | None:
-        """Return the next line without its end, or None if it is incomplete; set `_overlong`."""
+    def _next_line(self) -> bytes | memoryview | None:
+        """Return the next line without its end, or None if it is incomplete; set `_overlong`.
+
+        A large one, which only an item or one that is too long can be, is a memoryview.
+        """
+        buffer = self._buffer
         longest = MAX_LINE_BYTES if self._put is None else self._put.room
-        end = self._buffer.find(b"\n", self._scanned)
+        end = buffer.find(b"\n", self._scanned)
         if end < 0:
             # The last byte may be the CR of the line's end.
-            if len(self._buffer) > longest + 1:
-                self._note_overlong(self._buffer)
+            if len(buffer) > longest + 1:
+                self._note_overlong(buffer)
             if self._overlong:
-                self._buffer.clear()
-            self._scanned = len(self._buffer)
+                buffer.clear()
+            self._scanned = len(buffer)
             return None
-        line = bytes(self._buffer[:end]).removesuffix(b"\r")
-        if len(line) > longest:
-            self._note_overlong(line)
-        del self._buffer[: end + 1]
+        size = end - 1 if end and buffer[end - 1] == _RETURN else end
+        if size > longest:
+            self._note_overlong(buffer)
         self._scanned = 0
+        if size >= _LARGE_LINE:
+            self._buffer = buffer[end + 1 :]
+            return memoryview(buffer)[:size].toreadonly()
+        line = bytes(buffer[:size])
+        del buffer[: end + 1]
         return line
 
     def _note_overlong(self, begin: bytes | bytearray) -> None:
@@ -409,22 +421,20 @@ NO_ITEM: Final = b"*\n"
 """The reply when there is no item, or no further one."""
 
 
-def browsed_reply(place: int, add_time: int, expiry: int, item: bytes | memoryview) -> bytes:
-    """Return the reply with an item of a `browse`: its place, its times (epoch ms), its data."""
-    return b":%d %d %d %b\n" % (place, add_time, expiry, _encoded(item))
+def browsed_begin(place: int, times: tuple[int, int]) -> bytes:
+    """Return what comes before an item of a `browse`: its place, its times (epoch ms)."""
+    return b":%d %d %d " % (place, *times)
 
 
-def reserved_reply(
-    queue: str, read: str, deliveries: int, times: tuple[int, int], item: bytes
-) -> bytes:
-    """Return the reply with a reserved item: its deliveries with this one, its times (epoch ms)."""
+def reserved_begin(queue: str, read: str, deliveries: int, times: tuple[int, int]) -> bytes:
+    """Return what comes before a reserved item: its deliveries with this one, its times."""
     words = f"{queue} {read} {deliveries}".encode()
-    return b":%b %d %d %b\n" % (words, *times, _encoded(item))
+    return b":%b %d %d " % (words, *times)
 
 
-def _encoded(item: bytes | memoryview) -> bytes:
+def percent_encoded(item: bytes) -> bytes:
     """Return an item such that any can be carried: what ends a line is percent-encoded."""
-    return bytes(item).replace(b"%", b"%25").replace(b"\r", b"%0D").replace(b"\n", b"%0A")
+    return item.replace(b"%", b"%25").replace(b"\r", b"%0D").replace(b"\n", b"%0A")
 
 
 def moved_reply(count: int, stopped: str | None) -> bytes:

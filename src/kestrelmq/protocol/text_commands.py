@@ -10,7 +10,7 @@ from kestrelmq.protocol.reserving import EndsReads, Reserve
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Add `items`.
+    """Add `items`; large ones are memoryviews.
 
     `expiry` is in ms from when they are due: 0 is never, a negative one has passed. `is_cut` tells
     whether an item was too large for the queue; it and those after it were dropped.
@@ -18,7 +18,7 @@ class Put:
 
     queue: str
     expiry: int
-    items: tuple[bytes, ...]
+    items: tuple[bytes | memoryview, ...]
     options: PutOptions = NO_OPTIONS
     is_cut: bool = False
 

@@ -9,6 +9,7 @@ connection: an invalid length, and a message whose header cannot be read, which 
 Any other error makes a `RefusedRequest`, which is answered with its exception.
 """
 
+import secrets
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
@@ -68,10 +69,23 @@ from kestrelmq.protocol.thrift_messages import (
     SetStatus,
     ThriftStatus,
 )
-from kestrelmq.protocol.thrift_shape import BinaryWalker, CompactWalker, MalformedError, Shape
+from kestrelmq.protocol.thrift_shape import (
+    BinaryWalker,
+    CompactWalker,
+    MalformedError,
+    Shape,
+    StringList,
+)
 
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
 """The longest frame that is accepted."""
+
+LARGE_FRAME: Final = 256 << 10
+"""A frame with so many bytes, or more, is a memoryview: a copy of one may take 50 ms."""
+_LARGE_ITEM: Final = 1 << 20
+"""An item of a large frame with so many bytes, or more, is a memoryview."""
+_MAX_BESIDES_ITEMS: Final = 4 << 20
+"""The most bytes of a large frame that are not items."""
 
 MAX_BROWSED: Final = 500
 """The most items of one `browse`: encoding them takes up to 20 us each."""
@@ -86,6 +100,8 @@ _MOST_NAME_BYTES: Final = 1024
 _VERSION_1: Final = 0x8001
 _COMPACT_ID: Final = b"\x82"
 _COMPACT_VERSION: Final = 1
+_STAND_IN: Final = secrets.token_bytes(16)
+"""Stands for data that is not to be copied; nobody outside can know it."""
 
 _IDL: Final = thriftpy2.load(
     str(Path(__file__).with_name("kestrel.thrift")), module_name="kestrelmq.protocol.kestrel_thrift"
@@ -108,8 +124,10 @@ class ThriftParser:
         """Add received bytes; `next_frame` returns the frames in them."""
         self._buffer += data
 
-    def next_frame(self) -> bytes | None:
+    def next_frame(self) -> bytes | memoryview | None:
         """Return the next frame without its length, or None when more input is needed.
+
+        It is a memoryview if it is large.
 
         Raises:
             ClientFault: the length is not valid for a frame.
@@ -123,6 +141,9 @@ class ThriftParser:
         end = _LENGTH.size + length
         if len(buffer) < end:
             return None
+        if length >= LARGE_FRAME:
+            self._buffer = buffer[end:]
+            return memoryview(buffer)[_LENGTH.size : end].toreadonly()
         frame = bytes(memoryview(buffer)[_LENGTH.size : end])
         del buffer[:end]
         return frame
@@ -142,8 +163,10 @@ class ThriftParser:
         return rest
 
 
-def decode(frame: bytes) -> tuple[MessageHeader, Request | RefusedRequest]:
+def decode(frame: bytes | memoryview) -> tuple[MessageHeader, Request | RefusedRequest]:
     """Return the header and the request of a message.
+
+    If the frame is a memoryview, so are large items: parts of it.
 
     Raises:
         ClientFault: the header cannot be read, so the message cannot be answered.
@@ -161,22 +184,26 @@ def decode(frame: bytes) -> tuple[MessageHeader, Request | RefusedRequest]:
     begin = walker.at
     try:
         fields = walker.struct()
-        return header, _request(header, frame[begin:], fields)
+        return header, _request(header, walker, begin, fields)
     except UnicodeDecodeError:
         return header, RefusedRequest(RefusalReason.PROTOCOL_ERROR, "a string that is not UTF-8")
     except (MalformedError, ValueError) as error:
         return header, RefusedRequest(RefusalReason.PROTOCOL_ERROR, str(error))
 
 
-def encode(header: MessageHeader, answer: Answer) -> bytes:
-    """Return the frame with the answer to the request of `header`."""
+def encode(header: MessageHeader, answer: Answer) -> list[bytes | memoryview]:
+    """Return the parts of the frame with the answer to the request of `header`.
+
+    Data in a memoryview is large, and is a part of its own.
+    """
     if isinstance(answer, list):
-        return b"".join(encode_items(header, [encode_item(header, item) for item in answer]))
+        return encode_items(header, [encode_item(header, item) for item in answer])
     result = getattr(_IDL.Kestrel, f"{header.name}_result")()
+    large: list[memoryview] = []
     match answer:
         case QueueInfo():
             result.success = _IDL.QueueInfo(
-                head_item=answer.head_item,
+                head_item=None if answer.head_item is None else _small(answer.head_item, large),
                 items=answer.items,
                 bytes=answer.bytes,
                 journal_bytes=answer.journal_bytes,
@@ -193,29 +220,53 @@ def encode(header: MessageHeader, answer: Answer) -> bytes:
                         deliveries=item.deliveries,
                         add_time=item.add_time,
                         expiry=item.expiry,
-                        data=item.data,
+                        data=_small(item.data, large),
                     )
                     for item in answer.items
                 ],
                 is_done=answer.is_done,
             )
         case BrowsedItems() | MovedItems() | ClientList():
-            result.success = _managed(answer)
+            result.success = _managed(answer, large)
         case ThriftStatus():
             result.success = answer.value
         case int() | str():
             result.success = answer
         case None:
             pass
-    return _frame(header, TMessageType.REPLY, result)
+    content = _with_large(header, _content(header, result), large)
+    return [_frame_begin(header, TMessageType.REPLY, sum(map(len, content))), *content]
 
 
-def _managed(answer: BrowsedItems | MovedItems | ClientList) -> Any:
+def _small(data: bytes | memoryview, large: list[memoryview]) -> bytes:
+    """Return `data`, or what stands for it while thriftpy2 encodes the answer: it would copy it."""
+    if isinstance(data, memoryview):
+        large.append(data)
+        return _STAND_IN
+    return data
+
+
+def _with_large(
+    header: MessageHeader, content: bytes, large: list[memoryview]
+) -> list[bytes | memoryview]:
+    """Return the parts of an encoded answer, with the large data where `_STAND_IN` stands."""
+    if not large:
+        return [content]
+    begin, *others = content.split(_STAND_IN)
+    parts: list[bytes | memoryview] = [begin]
+    for data, other in zip(large, others, strict=True):
+        before = parts[-1][: -len(_length(header, len(_STAND_IN)))]
+        parts[-1] = bytes(before) + _length(header, len(data))
+        parts += [data, other]
+    return parts
+
+
+def _managed(answer: BrowsedItems | MovedItems | ClientList, large: list[memoryview]) -> Any:
     """Return thriftpy2's form of the answer to a request about queues."""
     match answer:
         case BrowsedItems(items, total, next_offset):
             browsed = [
-                _IDL.BrowsedItem(item.place, item.add_time, item.expiry, item.data)
+                _IDL.BrowsedItem(item.place, item.add_time, item.expiry, _small(item.data, large))
                 for item in items
             ]
             return _IDL.Page(browsed, total, next_offset)
@@ -262,7 +313,8 @@ def encode_items(
 def encode_refusal(header: MessageHeader, refused: RefusedRequest) -> bytes:
     """Return the frame with the exception that says why the request of `header` was refused."""
     error = TApplicationException(refused.reason.value, refused.message)
-    return _frame(header, TMessageType.EXCEPTION, error)
+    content = _content(header, error)
+    return _frame_begin(header, TMessageType.EXCEPTION, len(content)) + content
 
 
 def header_of(frame: bytes) -> MessageHeader:
@@ -270,7 +322,9 @@ def header_of(frame: bytes) -> MessageHeader:
     return _read_header(frame[_LENGTH.size :])[0]
 
 
-def _read_header(frame: bytes) -> tuple[MessageHeader, int, BinaryWalker | CompactWalker]:
+def _read_header(
+    frame: bytes | memoryview,
+) -> tuple[MessageHeader, int, BinaryWalker | CompactWalker]:
     if frame[:1] == _COMPACT_ID:
         return _read_compact_header(frame)
     walker = BinaryWalker(frame, 0)
@@ -288,7 +342,7 @@ def _read_header(frame: bytes) -> tuple[MessageHeader, int, BinaryWalker | Compa
     return header, message_type, walker
 
 
-def _read_compact_header(frame: bytes) -> tuple[MessageHeader, int, CompactWalker]:
+def _read_compact_header(frame: bytes | memoryview) -> tuple[MessageHeader, int, CompactWalker]:
     walker = CompactWalker(frame, 1)
     version_and_type = walker.byte()
     if version_and_type & 0x1F != _COMPACT_VERSION:
@@ -304,20 +358,60 @@ def _read_name(walker: BinaryWalker | CompactWalker, length: int) -> str:
     if length > _MOST_NAME_BYTES:
         raise MalformedError("a long name")
     begin = walker.skip(length)
-    return walker.data[begin : walker.at].decode()
+    return bytes(walker.data[begin : walker.at]).decode()
 
 
-def _request(header: MessageHeader, body: bytes, fields: dict[int, Shape]) -> Request:
+def _request(
+    header: MessageHeader,
+    walker: BinaryWalker | CompactWalker,
+    begin: int,
+    fields: dict[int, Shape],
+) -> Request:
+    """Return the request whose content begins at `begin`; `walker` has passed its `fields`."""
     arguments = getattr(_IDL.Kestrel, f"{header.name}_args")()
+    items: StringList | None = None
+    frame = walker.data
     for number, expected in arguments.thrift_spec.items():
         if number in fields and fields[number] != _shape(expected):
             raise MalformedError(f"{expected[1]} has another type")
-    _, protocol = _open(header.dialect, body)
+        if expected[1] == "items" and isinstance(frame, memoryview):
+            items = walker.string_lists.get(number)
+    content = _content_besides(items, header, frame, begin)
+    _, protocol = _open(header.dialect, content)
     protocol.read_struct(arguments)
+    if items is not None:
+        walker.at = items[1]
+        arguments.items = [_string(walker) for _ in range(items[3])]
     for field in vars(arguments):
         if getattr(arguments, field) is None:
             raise MalformedError(f"{field} is missing")
     return _REQUESTS[header.name](arguments)
+
+
+def _content_besides(
+    items: StringList | None, header: MessageHeader, frame: bytes | memoryview, begin: int
+) -> bytes:
+    """Return a message's content from `begin` on, with no element in the list `items`, if given.
+
+    thriftpy2 would copy the elements twice, and let no other thread run meanwhile.
+    """
+    at, _, end, _ = items or (len(frame), 0, len(frame), 0)
+    if isinstance(frame, memoryview) and len(frame) - (end - at) > _MAX_BESIDES_ITEMS:
+        raise MalformedError(f"more than {_MAX_BESIDES_ITEMS} bytes besides items")
+    if items is None:
+        return bytes(frame[begin:])
+    # The compact protocol has the type of the elements in the lower half of the first byte.
+    is_compact = header.dialect is Dialect.COMPACT
+    none = bytes((frame[at] & 0x0F,)) if is_compact else bytes((frame[at], 0, 0, 0, 0))
+    return b"".join((frame[begin:at], none, frame[end:]))
+
+
+def _string(walker: BinaryWalker | CompactWalker) -> bytes | memoryview:
+    """Return the next string; a large one is not copied."""
+    size = walker.length()
+    begin = walker.skip(size)
+    found = walker.data[begin : begin + size]
+    return found if size >= _LARGE_ITEM else bytes(found)
 
 
 def _shape(expected: tuple[Any, ...]) -> Shape:
@@ -482,11 +576,17 @@ _REQUESTS: Final[dict[str, Callable[[Any], Request]]] = {
 }
 
 
-def _frame(header: MessageHeader, message_type: int, body: Any) -> bytes:
+def _content(header: MessageHeader, body: Any) -> bytes:
+    """Return the encoding of a message's content."""
     transport, protocol = _open(header.dialect)
     protocol.write_struct(body)
     content: bytes = transport.getvalue()
-    return _frame_begin(header, message_type, len(content)) + content
+    return content
+
+
+def _length(header: MessageHeader, size: int) -> bytes:
+    """Return what comes before data of `size` bytes."""
+    return _varint(size) if header.dialect is Dialect.COMPACT else _LENGTH.pack(size)
 
 
 def _frame_begin(header: MessageHeader, message_type: int, size: int) -> bytes:

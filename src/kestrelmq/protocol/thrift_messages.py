@@ -39,14 +39,14 @@ class RefusalReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Add `items`, which wait in the queue `delay` ms from now.
+    """Add `items`, which wait in the queue `delay` ms from now; large ones are memoryviews.
 
     `expiration` is in ms from when they are due: 0 is never, a negative one has passed. If their
     producer is named, `mark` is that of the first, and the others are numbered from it.
     """
 
     queue: str
-    items: tuple[bytes, ...]
+    items: tuple[bytes | memoryview, ...]
     expiration: int
     delay: int = 0
     mark: PutMark | None = None
@@ -172,7 +172,7 @@ class Item:
 class QueueInfo:
     """An answer to `Peek`; `age` is in milliseconds."""
 
-    head_item: bytes | None
+    head_item: bytes | memoryview | None
     items: int
     bytes: int
     journal_bytes: int
@@ -190,7 +190,7 @@ class ReservedItem:
     deliveries: int
     add_time: int
     expiry: int
-    data: bytes
+    data: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class BrowsedItem:
     place: int
     add_time: int
     expiry: int
-    data: bytes
+    data: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)

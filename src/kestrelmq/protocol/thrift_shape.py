@@ -21,6 +21,9 @@ MAX_DEPTH: Final = 16
 Shape: TypeAlias = tuple[int, int]
 """A field's type and the type of its elements (0 when it has none), as `TType` numbers."""
 
+StringList: TypeAlias = tuple[int, int, int, int]
+"""Where a list of strings begins, where the first of them does, where it ends; their number."""
+
 _I32: Final = Struct(">i")
 _WIDTHS: Final = {
     TType.BOOL: 1,
@@ -52,13 +55,21 @@ class MalformedError(ValueError):
 
 
 class StructWalker(ABC):
-    """Walks through `data`; `at` is the position of the next byte."""
+    """Walks through `data`.
 
-    __slots__ = ("_values_left", "at", "data")
+    Attributes:
+        data: the bytes.
+        at: the position of the next byte.
+        string_lists: those that are fields of the outermost struct, by number.
+    """
 
-    def __init__(self, data: bytes, at: int) -> None:
+    __slots__ = ("_number", "_values_left", "at", "data", "string_lists")
+
+    def __init__(self, data: bytes | memoryview, at: int) -> None:
         self.data = data
         self.at = at
+        self.string_lists: dict[int, StringList] = {}
+        self._number = 0
         self._values_left = MAX_VALUES
 
     def struct(self, depth: int = 0) -> dict[int, Shape]:
@@ -69,6 +80,8 @@ class StructWalker(ABC):
             if number in fields:
                 raise MalformedError(f"field {number} twice")
             self._count(1)
+            if not depth:
+                self._number = number
             fields[number] = self._field_value(ttype, depth + 1)
         return fields
 
@@ -79,10 +92,14 @@ class StructWalker(ABC):
         if ttype == TType.STRUCT:
             self.struct(depth)
         elif ttype in (TType.LIST, TType.SET):
+            begin = self.at
             element, count = self._list_begin()
             self._count(count)
             if element == TType.STRING and depth < MAX_DEPTH:
+                first = self.at
                 self._strings(count)  # the items of a put
+                if depth == 1:
+                    self.string_lists[self._number] = begin, first, self.at, count
             else:
                 for _ in range(count):
                     self._value(element, depth + 1)
@@ -195,7 +212,7 @@ class CompactWalker(StructWalker):
 
     __slots__ = ("_last_field",)
 
-    def __init__(self, data: bytes, at: int) -> None:
+    def __init__(self, data: bytes | memoryview, at: int) -> None:
         super().__init__(data, at)
         self._last_field = 0
 

@@ -11,12 +11,12 @@ import selectors
 import socket
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.durability import Committable
 from kestrelmq.errors import JournalError
-from kestrelmq.server.replies import OUTPUT_LIMIT, Part, Queues, Replies
+from kestrelmq.server.replies import OUTPUT_LIMIT, LatePart, Part, Queues, Replies
 from kestrelmq.server.turns import TurnConnection, TurnLoop
 
 RECEIVE_SIZE: Final = 65_536
@@ -165,7 +165,7 @@ class Connection(TurnConnection):
         self._chunks: list[bytes] = []
         self._buffered = 0
         self._short = 0
-        self._unsent: Part = b""
+        self._unsent: bytes | memoryview = b""
         self._sent = 0
         self._unsent_later: list[Part] = []
         self._events = 0
@@ -369,7 +369,7 @@ class Connection(TurnConnection):
         A large part is sent as it is: a copy of 100 MiB would hold all others up.
         """
         if size <= OUTPUT_LIMIT:
-            self.push(b"".join(parts), queues)
+            self.push(b"".join(cast(Sequence[bytes], parts)), queues)
             return
         if self._is_closed:
             return
@@ -462,11 +462,16 @@ class Connection(TurnConnection):
     def _keep_unsent(self, data: bytes, sent: int) -> None:
         """Keep the rest of `data` to send later; until then, receive nothing from the client."""
         if sent == len(data):
-            self._unsent, self._sent = self._unsent_later.pop(0), 0
+            self._take_unsent()
         else:
             self._unsent, self._sent = data, sent
         self.paused |= _STALLED
         self._watch(_OUT)
+
+    def _take_unsent(self) -> None:
+        """Begin with the next of the parts to send later."""
+        part = self._unsent_later.pop(0)
+        self._unsent, self._sent = part.made() if isinstance(part, LatePart) else part, 0
 
     def on_events(self, mask: int) -> None:
         """Handle an event other than just input."""
@@ -491,7 +496,7 @@ class Connection(TurnConnection):
         if self._sent < len(self._unsent):
             return
         if self._unsent_later:
-            self._unsent, self._sent = self._unsent_later.pop(0), 0
+            self._take_unsent()
             return
         self._unsent = b""
         if self.closing:

@@ -1,6 +1,6 @@
 """Requests of the memcache protocol about the server or whole queues."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from kestrelmq.config import queue_settings
@@ -8,7 +8,7 @@ from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.searching import Page
 from kestrelmq.engine.stats import sorted_names, stats_of
 from kestrelmq.errors import KestrelError, QueueUnavailable
-from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_expiry
+from kestrelmq.journal.records import ADDX_HEADER, item_times
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.managing import (
     Browse,
@@ -45,6 +45,7 @@ from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import Pieces
 from kestrelmq.server.managing import ManageAnswer, QueueNotFound, manage
 from kestrelmq.server.memcache_reads import error_reply
+from kestrelmq.server.replies import Part, rest_of
 from kestrelmq.server.server_actions import Action, RemoteAdminRefused
 from kestrelmq.server.status import Status, StatusNotSaved
 from kestrelmq.version import VERSION
@@ -88,7 +89,7 @@ def _server_action(request: Request) -> Action | None:
 def _serve_server(context: ServerContext, connection: Connection, request: Request) -> bytes:
     match request:
         case BareCommand("reload"):
-            _answer_later(connection, changes.reload(context), lambda _: RELOADED)
+            _answer_later(connection, changes.reload(context), lambda _: (RELOADED,))
             return b""
         case Browse() | Move() | Declare() | Pause():
             managing = manage(context, request, connection)
@@ -107,32 +108,28 @@ def _serve_server(context: ServerContext, connection: Connection, request: Reque
             raise AssertionError(f"{request} is served elsewhere")
 
 
-def _managed(request: Manage, answer: ManageAnswer) -> bytes:
+def _managed(request: Manage, answer: ManageAnswer) -> Sequence[Part]:
     """Return the reply to a request about queues."""
     match answer:
         case Page():
             return _page(answer)
         case Moved(count, stopped):
             word = b"COPIED" if isinstance(request, Move) and request.copies else b"MOVED"
-            return word + b" " + memcache.line(f"{count} {stopped or ''}")
+            return (word + b" " + memcache.line(f"{count} {stopped or ''}"),)
         case None:
-            return END
+            return (END,)
 
 
-def _page(page: Page) -> bytes:
+def _page(page: Page) -> Sequence[Part]:
     """Return the reply to `browse`."""
-    lines = [
-        memcache.browsed(
-            place,
-            item_add_time(record),
-            item_expiry(record),
-            memoryview(record)[ADDX_HEADER:],
-        )
-        for place, record in page.items
-    ]
+    parts: list[Part] = []
+    for place, record in page.items:
+        data = rest_of(record, ADDX_HEADER)
+        parts += memcache.browsed_parts(place, item_times(record), data)
     if page.next_offset is not None:
-        lines.append(b"NEXT %d\r\n" % page.next_offset)
-    return b"".join(lines) + END
+        parts.append(b"NEXT %d\r\n" % page.next_offset)
+    parts.append(END)
+    return parts
 
 
 def _start_change(context: ServerContext, connection: Connection, request: Change) -> None:
@@ -140,33 +137,34 @@ def _start_change(context: ServerContext, connection: Connection, request: Chang
     match request:
         case Delete(name, noreply):
             deletion = changes.delete(context, name, connection)
-            _answer_later(connection, deletion, lambda _: DELETED, noreply=noreply)
+            _answer_later(connection, deletion, lambda _: (DELETED,), noreply=noreply)
         case Flush(name, noreply):
             flush = changes.flush(context, name, connection)
-            _answer_later(connection, flush, lambda _: END, noreply=noreply)
+            _answer_later(connection, flush, lambda _: (END,), noreply=noreply)
         case FlushAll(noreply):
             done = OK if context.config.memcache_dialect == "memcached" else FLUSHED_ALL
             flush_all = changes.flush_all(context, connection)
-            _answer_later(connection, flush_all, lambda _: done, noreply=noreply)
+            _answer_later(connection, flush_all, lambda _: (done,), noreply=noreply)
         case FlushExpired(None):
             _answer_later(connection, changes.flush_expired(context), _count)
         case FlushExpired(str(name)):
             _answer_later(connection, changes.flush_expired(context, name), _count)
 
 
-def _count(count: int) -> bytes:
-    return memcache.line(str(count))
+def _count(count: int) -> Sequence[Part]:
+    return (memcache.line(str(count)),)
 
 
 def _answer_later(
     connection: Connection,
     change: Coroutine[None, None, Result],
-    reply: Callable[[Result], bytes],
+    reply: Callable[[Result], Sequence[Part]],
     *,
     noreply: bool = False,
 ) -> None:
     def answer(result: Result) -> None:
-        connection.push(b"" if noreply else reply(result))
+        parts = () if noreply else reply(result)
+        connection.push_large(parts, sum(map(len, parts)))
 
     def refuse(error: KestrelError) -> None:
         absent = isinstance(error, QueueNotFound)

@@ -21,7 +21,7 @@ from kestrelmq.protocol.reserving import (
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import Forbidden, ServerContext
 from kestrelmq.server.memcache_reads import error_reply
-from kestrelmq.server.replies import Part, rest_of
+from kestrelmq.server.replies import rest_of
 from kestrelmq.server.reserving import (
     ConnectionOwners,
     Reserved,
@@ -51,7 +51,7 @@ class MemcacheReserve(ReserveHandler):
 
     def answer(self, reserved: Reserved) -> None:
         """Send the items and END."""
-        parts: list[Part] = []
+        parts: list[bytes | memoryview] = []
         size = 0
         for queue, reservation in reserved:
             parts += _reply_parts(queue, reservation)
@@ -71,7 +71,7 @@ class MemcacheReserve(ReserveHandler):
         _refuse(self._connection, error)
 
 
-def _reply_parts(queue: Queue, reservation: Reservation) -> list[Part]:
+def _reply_parts(queue: Queue, reservation: Reservation) -> list[bytes | memoryview]:
     """Return the parts of the reply with the items of a reservation; a line end begins it."""
     xids, items = queue.reserved_reads(reservation)
     before = _LINE_END + ITEM + queue.name.encode() + b" "
@@ -92,7 +92,7 @@ def _reply_parts(queue: Queue, reservation: Reservation) -> list[Part]:
             rest = reserved_rest(reservation.nonce, deliveries, item_times(record), size)
         rests.append(rest)
     # Setting one kind of parts at a time is much faster than appending part by part.
-    parts: list[Part] = [b""] * (4 * len(items))
+    parts: list[bytes | memoryview] = [b""] * (4 * len(items))
     parts[::4] = begins
     parts[1::4] = endings
     parts[2::4] = rests

@@ -295,7 +295,7 @@ class MemcacheSession(Session):
         expiry = request.expiry and self._expiry(request.expiry)
         record = large.record(self._context.turns.clock.now(), expiry)
         if request.size >= WRITE_AHEAD_SIZE and queue.can_write_ahead:
-            self._new_put(request, record).write_ahead(queue, (record,))
+            self._new_put(request, record).write_ahead(queue, record)
             return
         try:
             stored = queue.add_record(record, expiry)

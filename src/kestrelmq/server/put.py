@@ -18,11 +18,10 @@ from kestrelmq.clock import Pause
 from kestrelmq.engine.delayed import concerns_companion
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import KestrelError
-from kestrelmq.journal import records
 from kestrelmq.marks import PutMark
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ItemTimes, ServerContext
-from kestrelmq.server.large_item import WRITE_AHEAD_SIZE
+from kestrelmq.server.large_item import WRITE_AHEAD_SIZE, large_record
 from kestrelmq.server.replies import Queues
 
 SLICE_ITEMS: Final = 500
@@ -37,6 +36,7 @@ class PendingPut(PendingRequest):
     """A request to add items to a queue, or to the queues of an alias."""
 
     __slots__ = (
+        "_added_at",
         "_answer",
         "_connection",
         "_context",
@@ -61,7 +61,7 @@ class PendingPut(PendingRequest):
         connection: Connection,
         context: ServerContext,
         name: str,
-        items: Sequence[bytes],
+        items: Sequence[bytes | memoryview],
         times: ItemTimes,
         answer: Callable[[int, Queues], None],
         refuse: Callable[[KestrelError], None],
@@ -73,7 +73,7 @@ class PendingPut(PendingRequest):
             connection: the connection of the request; its other requests wait for this one.
             context: what the sessions share.
             name: the name of the queue, or of an alias.
-            items: the items, in order.
+            items: the items, in order; large ones may be memoryviews.
             times: when they expire and are due.
             answer: called with the number of items accepted and the queues the reply depends on.
             refuse: called instead, with the error, when no item was accepted.
@@ -91,7 +91,8 @@ class PendingPut(PendingRequest):
         self._turn = -1
         self._is_writing = self._is_cancelled = False
         self._queue: Queue | None = None
-        self._records: Sequence[bytes] = ()
+        self._records: list[bytes] = []
+        self._added_at = 0
         self._files: list[str] = []
 
     @property
@@ -113,26 +114,25 @@ class PendingPut(PendingRequest):
             self._refuse(error)
             return
         if queue is not None and queue.can_write_ahead and not self._times.due:
-            now = context.turns.clock.now()
-            large = [
-                records.item(now, self._times.expiry, data)
-                for data in self._items
-                if len(data) >= WRITE_AHEAD_SIZE
-            ]
+            large = sum(len(data) >= WRITE_AHEAD_SIZE for data in self._items)
             if large:
-                self.write_ahead(queue, large)
+                self._write_large(queue, large)
                 return
         self._add()
 
-    def write_ahead(self, queue: Queue, large: Sequence[bytes]) -> None:
-        """Have a thread write the records of the large items; then add all items.
+    def write_ahead(self, queue: Queue, record: bytes) -> None:
+        """Have a thread write `record`, that of the only item, which is large; then add it.
 
-        Args:
-            queue: the queue of the items; its `can_write_ahead` is true.
-            large: the records of all items of `WRITE_AHEAD_SIZE` bytes or more.
+        The `can_write_ahead` of the queue must be true.
         """
-        self._queue, self._records = queue, large
-        self._files = [queue.new_file_name() for _ in large]
+        self._records.append(record)
+        self._write_large(queue, 1)
+
+    def _write_large(self, queue: Queue, count: int) -> None:
+        """Have a thread write the `count` large items; then add all items."""
+        self._queue = queue
+        self._files = [queue.new_file_name() for _ in range(count)]
+        self._added_at = self._context.turns.clock.now()
         self._is_writing = True
         self._connection.wait_for_work(self)
         self._context.writer.run(self._write_files, self._files_written)
@@ -140,9 +140,12 @@ class PendingPut(PendingRequest):
     def _write_files(self, pause: Pause) -> None:
         """Write the large items; runs in the thread. Raises OSError."""
         assert self._queue is not None  # noqa: S101 # `write_ahead` sets it
-        places = [place for place, data in enumerate(self._items) if len(data) >= WRITE_AHEAD_SIZE]
-        for place, file, record in zip(places, self._files, self._records, strict=True):
-            self._queue.write_ahead(file, record, pause, self._mark_of(place))
+        items, made = self._items, self._records
+        places = [place for place, data in enumerate(items) if len(data) >= WRITE_AHEAD_SIZE]
+        for number, (place, file) in enumerate(zip(places, self._files, strict=True)):
+            if number == len(made):
+                made.append(large_record(self._added_at, self._times.expiry, items[place], pause))
+            self._queue.write_ahead(file, made[number], pause, self._mark_of(place))
 
     def _files_written(self, error: BaseException | None) -> None:
         """Add the items, even when the client is gone."""
@@ -204,7 +207,7 @@ class PendingPut(PendingRequest):
             size += len(data)
         return self._next < len(items)
 
-    def _add_item(self, data: bytes) -> bool:
+    def _add_item(self, data: bytes | memoryview) -> bool:
         """Add an item; return False when it is refused."""
         context = self._context
         context.counters.cmd_set += self._next > 0
@@ -218,7 +221,8 @@ class PendingPut(PendingRequest):
                 self._mark_of(self._next),
             )
         times, mark = self._times, self._mark_of(self._next)
-        return context.collection.add(self._name, data, times.expiry, due=times.due, mark=mark)
+        item = bytes(data)  # no copy, but of a memoryview
+        return context.collection.add(self._name, item, times.expiry, due=times.due, mark=mark)
 
     def _mark_of(self, place: int) -> PutMark | None:
         """Return the mark of the item at `place`, if a producer is named."""

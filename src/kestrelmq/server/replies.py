@@ -13,23 +13,60 @@ from kestrelmq.errors import JournalError
 
 Queues = Committable | tuple[Committable, ...] | None
 """The queues that a reply depends on: one, several, or none."""
-Part = bytes | memoryview
+
+
+class LatePart:
+    """A part of a reply that is made when its turn to be sent has come: making it takes time."""
+
+    __slots__ = ("_data", "_encode")
+
+    def __init__(self, data: memoryview, encode: Callable[[bytes], bytes]) -> None:
+        """Prepare to send what `encode` makes of `data`."""
+        self._data = data
+        self._encode = encode
+
+    def __len__(self) -> int:
+        """Bytes of data, which is not encoded yet."""
+        return len(self._data)
+
+    def made(self) -> bytes:
+        """Return the part."""
+        return self._encode(bytes(self._data))
+
+
+Part = bytes | memoryview | LatePart
 """Part of a reply. A memoryview has more than `OUTPUT_LIMIT` bytes, and is not copied."""
 Extent = tuple[int, int, Queues]
 """A reply: the index of its first part, the index after its last, and the queues it depends on."""
 
 FailureReply = Callable[[JournalError, bytes], bytes]
-"""Returns the error that replaces the given reply when the operation was undone."""
+"""Returns the error that replaces the given reply, of which large parts are missing, when the
+operation was undone."""
 
 OUTPUT_LIMIT: Final = 1 << 20
 """When a connection has more bytes of replies than this, no further request is applied."""
 
 
-def rest_of(record: bytes, begin: int) -> Part:
+_ENCODED_AT_ONCE: Final = 256 << 10
+"""Bytes of a large item that are encoded at once."""
+
+
+def rest_of(record: bytes, begin: int) -> bytes | memoryview:
     """Return what begins at `begin` in a record, as a part of a reply."""
     if len(record) - begin > OUTPUT_LIMIT:
         return memoryview(record)[begin:]
     return record[begin:]
+
+
+def encoded_rest_of(record: bytes, begin: int, encode: Callable[[bytes], bytes]) -> Sequence[Part]:
+    """Return what begins at `begin` in a record, encoded, as parts of a reply."""
+    data = rest_of(record, begin)
+    if isinstance(data, bytes):
+        return (encode(data),)
+    return [
+        LatePart(data[at : at + _ENCODED_AT_ONCE], encode)
+        for at in range(0, len(data), _ENCODED_AT_ONCE)
+    ]
 
 
 class Replies:
@@ -39,7 +76,7 @@ class Replies:
     replaced. So a request that takes several turns has one reply, which depends on all its changes.
 
     A reply may have several parts, which are joined when it is sent; but those that are too large
-    to be copied are sent by themselves.
+    to be copied, or to be made at once, are sent by themselves.
 
     Attributes:
         parts: the parts of this turn's replies.
@@ -112,7 +149,7 @@ class Replies:
         if self._has_large:
             data = self._up_to_large(parts)
         else:
-            data = cast(bytes, parts[0]) if len(parts) == 1 else b"".join(parts)
+            data = cast(bytes, parts[0]) if len(parts) == 1 else b"".join(cast(list[bytes], parts))
         parts.clear()
         extents.clear()
         return data
@@ -120,12 +157,12 @@ class Replies:
     def _up_to_large(self, parts: list[Part]) -> bytes:
         """Return what comes before the first large part, and keep the others as `rest`."""
         count = len(parts)
-        large = [place for place in range(count) if isinstance(parts[place], memoryview)]
+        large = [place for place in range(count) if not isinstance(parts[place], bytes)]
         if not self._held:
             self._has_large = False
         first = large[0] if large else count
         self.rest += parts[first:]
-        return b"".join(parts[:first])
+        return b"".join(cast(list[bytes], parts[:first]))
 
     def synced(
         self,
@@ -139,7 +176,7 @@ class Replies:
             _, parts, extents = self._held.popleft()
             self._replace(parts, extents, failures, failure_reply)
             due += parts
-        return self._up_to_large(due) if self._has_large else b"".join(due)
+        return self._up_to_large(due) if self._has_large else b"".join(cast(list[bytes], due))
 
     def _replace(
         self,
@@ -152,8 +189,11 @@ class Replies:
             for queue in _each(queues):
                 if queue in failures:
                     self.failure = failures[queue]
-            reply = b"" if self.failure is None else b"".join(parts[first:end])
-            if reply and self.failure is not None:
+            if self.failure is None:
+                continue
+            # Who looks at the reply needs its beginning only.
+            reply = b"".join([part for part in parts[first:end] if isinstance(part, bytes)])
+            if reply:
                 parts[first:end] = [failure_reply(self.failure, reply), *[b""] * (end - first - 1)]
                 self.failure = None
 

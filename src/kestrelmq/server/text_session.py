@@ -5,9 +5,9 @@ with open reads of the connection: `get` confirms the one before it, and the rea
 open when the client disconnects are given back.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.queue import Queue
@@ -16,9 +16,7 @@ from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import JournalError, KestrelError
 from kestrelmq.journal.records import (
     ADDX_HEADER,
-    item_add_time,
     item_deliveries,
-    item_expiry,
     item_times,
 )
 from kestrelmq.protocol import text
@@ -69,7 +67,7 @@ from kestrelmq.server.long_reply import LongReply, Pieces
 from kestrelmq.server.managing import ManageAnswer, manage
 from kestrelmq.server.put import PendingPut
 from kestrelmq.server.reads import ConnectionOpenReads, PendingConfirm, PendingRead, ReadHandler
-from kestrelmq.server.replies import Queues, rest_of
+from kestrelmq.server.replies import Part, Queues, encoded_rest_of, rest_of
 from kestrelmq.server.reserving import (
     ConnectionOwners,
     PendingReserve,
@@ -99,7 +97,7 @@ class TextSession(Session):
         self._parser = TextParser(context.collection.max_item_size)
         self._reads = ConnectionOpenReads()
         self._owners = ConnectionOwners(context)
-        # The reply to the last `reserve`.
+        # How the reply to the last `reserve` begins.
         self._reserved = b""
         self.bytes_needed = 0
 
@@ -128,7 +126,7 @@ class TextSession(Session):
     def failure_reply(self, failure: JournalError, reply: bytes) -> bytes:
         """Return the error reply to an operation that was undone."""
         pending = self._connection.pending
-        if isinstance(pending, PendingReserve) and reply == self._reserved:
+        if isinstance(pending, PendingReserve) and reply.startswith(self._reserved):
             pending.is_lost = True
         return text.error_reply(str(failure))
 
@@ -152,10 +150,10 @@ class TextSession(Session):
         self._context.finish_in_slices(self._reads.giving_back())
         self._owners.end()
 
-    def answer_reserve(self, reply: bytes, queues: Queues) -> None:
+    def answer_reserve(self, parts: Sequence[Part], queues: Queues) -> None:
         """Send the reply to a `reserve`."""
-        self._reserved = reply
-        self._connection.push(reply, queues)
+        self._reserved = cast(bytes, parts[0])
+        self._connection.push_large(parts, sum(map(len, parts)), queues)
 
     def _serve(self, command: Command) -> None:
         match command:
@@ -265,32 +263,40 @@ class TextSession(Session):
     def _answer_later(
         self,
         change: Coroutine[None, None, Result],
-        reply: Callable[[Result], bytes] = lambda _: _DONE,
+        reply: Callable[[Result], Sequence[Part]] = lambda _: (_DONE,),
     ) -> None:
-        push = self._connection.push
+        connection = self._connection
+
+        def answer(result: Result) -> None:
+            parts = reply(result)
+            connection.push_large(parts, sum(map(len, parts)))
+
         changes.answer_later(
-            self._connection,
+            connection,
             change,
-            lambda result: push(reply(result)),
-            lambda error: push(text.error_reply(str(error))),
+            answer,
+            lambda error: connection.push(text.error_reply(str(error))),
         )
 
 
-def _managed(answer: ManageAnswer) -> bytes:
+def _managed(answer: ManageAnswer) -> Sequence[Part]:
     """Return the reply to a request about queues."""
     match answer:
         case Page(_, items, next_offset):
-            end = text.NO_ITEM if next_offset is None else text.count_reply(next_offset)
-            return b"".join([*(_browsed(place, record) for place, record in items), end])
+            parts: list[Part] = []
+            for place, record in items:
+                parts += _line(text.browsed_begin(place, item_times(record)), record)
+            parts.append(text.NO_ITEM if next_offset is None else text.count_reply(next_offset))
+            return parts
         case Moved(count, stopped):
-            return text.moved_reply(count, stopped)
+            return (text.moved_reply(count, stopped),)
         case None:
-            return _DONE
+            return (_DONE,)
 
 
-def _browsed(place: int, record: bytes) -> bytes:
-    data = memoryview(record)[ADDX_HEADER:]
-    return text.browsed_reply(place, item_add_time(record), item_expiry(record), data)
+def _line(begin: bytes, record: bytes) -> Sequence[Part]:
+    """Return the parts of a line that ends with an item."""
+    return begin, *encoded_rest_of(record, ADDX_HEADER, text.percent_encoded), b"\n"
 
 
 def _clients(context: ServerContext, offset: int) -> Pieces:
@@ -311,19 +317,14 @@ class _TextReserve(ReserveHandler):
 
     def answer(self, reserved: Reserved) -> None:
         """Send the items."""
-        parts = [
-            text.reserved_reply(
-                queue.name,
-                read_text(xid, reservation.nonce),
-                item_deliveries(record) + 1,
-                item_times(record),
-                record[ADDX_HEADER:],
-            )
-            for queue, reservation in reserved
-            for xid, record in zip(*queue.reserved_reads(reservation), strict=True)
-        ]
+        parts: list[Part] = []
+        for queue, reservation in reserved:
+            for xid, record in zip(*queue.reserved_reads(reservation), strict=True):
+                read, deliveries = read_text(xid, reservation.nonce), item_deliveries(record) + 1
+                times = item_times(record)
+                parts += _line(text.reserved_begin(queue.name, read, deliveries, times), record)
         parts.append(text.NO_ITEM)
-        self._session.answer_reserve(b"".join(parts), tuple(queue for queue, _ in reserved))
+        self._session.answer_reserve(parts, tuple(queue for queue, _ in reserved))
 
     def answer_done(self) -> None:
         """Send that the tag is done."""

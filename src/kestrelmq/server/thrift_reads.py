@@ -19,9 +19,9 @@ from kestrelmq.protocol.thrift_messages import Get, Item, MessageHeader
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.reads import PendingRead, ReadHandler
-from kestrelmq.server.replies import Part, rest_of
+from kestrelmq.server.replies import rest_of
 
-Encoded = tuple[Part, ...]
+Encoded = tuple[bytes | memoryview, ...]
 """The encoding of an item, in parts if it is large; empty if its read has ended."""
 
 MAX_ITEMS: Final = 10_000

@@ -72,7 +72,7 @@ from kestrelmq.server.context import ServerContext
 from kestrelmq.server.managing import ManageAnswer, manage
 from kestrelmq.server.put import PendingPut
 from kestrelmq.server.reads import MOST_READS_COUNTED
-from kestrelmq.server.replies import Part, Queues
+from kestrelmq.server.replies import Part, Queues, rest_of
 from kestrelmq.server.reserving import (
     ConnectionOwners,
     PendingReserve,
@@ -107,9 +107,6 @@ _MOST_CLIENTS: Final = 100
 _NO_QUEUE: Final = QueueInfo(None, 0, 0, 0, 0, 0, 0)
 
 
-_LARGE_FRAME: Final = 256 << 10
-"""Bytes from which on a frame is decoded in a thread; below, that takes a few milliseconds."""
-
 _Decoded = tuple[MessageHeader, Request | RefusedRequest]
 
 
@@ -122,12 +119,12 @@ class _Decoding(PendingRequest):
         self,
         connection: Connection,
         context: ServerContext,
-        frame: bytes,
+        frame: memoryview,
         serve: Callable[[_Decoded | ClientFault], None],
     ) -> None:
         """Begin; `serve` is called with the request, or with why it cannot be answered."""
         self._connection = connection
-        self._frame = frame
+        self._frame: memoryview | None = frame
         self._serve = serve
         self._decoded: _Decoded | ClientFault | None = None
         self._is_cancelled = False
@@ -136,6 +133,7 @@ class _Decoding(PendingRequest):
 
     def _decode(self, _pause: Pause) -> None:
         """Decode the frame; runs in the thread."""
+        assert self._frame is not None  # noqa: S101 # the end has not come
         try:
             self._decoded = thrift.decode(self._frame)
         except ClientFault as fault:
@@ -144,7 +142,7 @@ class _Decoding(PendingRequest):
     def _end(self, error: BaseException | None) -> None:
         if self._is_cancelled:
             return
-        decoded, self._frame = self._decoded, b""
+        decoded, self._frame = self._decoded, None
         if isinstance(error, Exception):
             self._connection.request_failed(error)
         elif decoded is not None:
@@ -177,7 +175,7 @@ class ThriftSession(Session):
         parser.receive(data)
         try:
             while (frame := parser.next_frame()) is not None:
-                if len(frame) >= _LARGE_FRAME:
+                if isinstance(frame, memoryview):
                     _Decoding(self._connection, self._context, frame, self._serve_decoded)
                     self.bytes_needed = 0
                     return parser.take_back()
@@ -255,7 +253,7 @@ class ThriftSession(Session):
                         self._own,
                         header,
                         request,
-                        lambda items, queue: self._send_parts(
+                        lambda items, queue: self._send(
                             header, thrift.encode_items(header, items), queue
                         ),
                         lambda error: self.refuse(header, _internal_error(error)),
@@ -300,13 +298,9 @@ class ThriftSession(Session):
 
     def refuse(self, header: MessageHeader, refused: RefusedRequest) -> None:
         """Answer the request of `header` with an exception."""
-        self._send(header, thrift.encode_refusal(header, refused), None)
+        self._send(header, (thrift.encode_refusal(header, refused),), None)
 
-    def _send(self, header: MessageHeader, frame: bytes, queues: Queues) -> None:
-        if not header.oneway:
-            self._connection.push(frame, queues)
-
-    def _send_parts(self, header: MessageHeader, parts: Sequence[Part], queues: Queues) -> None:
+    def _send(self, header: MessageHeader, parts: Sequence[Part], queues: Queues) -> None:
         if not header.oneway:
             self._connection.push_large(parts, sum(map(len, parts)), queues)
 
@@ -342,7 +336,7 @@ class ThriftSession(Session):
             return _NO_QUEUE
         record = queue.peek()
         return QueueInfo(
-            head_item=None if record is None else record[ADDX_HEADER:],
+            head_item=None if record is None else rest_of(record, ADDX_HEADER),
             items=len(queue),
             bytes=queue.size,
             journal_bytes=queue.journal.size,
@@ -428,7 +422,7 @@ def _managed(answer: ManageAnswer) -> Answer:
 
 
 def _browsed(place: int, record: bytes) -> BrowsedItem:
-    return BrowsedItem(place, *item_times(record), record[ADDX_HEADER:])
+    return BrowsedItem(place, *item_times(record), rest_of(record, ADDX_HEADER))
 
 
 class _ThriftReserve(ReserveHandler):
@@ -453,7 +447,7 @@ class _ThriftReserve(ReserveHandler):
                         item_deliveries(record) + 1,
                         added,
                         expiry,
-                        record[ADDX_HEADER:],
+                        rest_of(record, ADDX_HEADER),
                     )
                 )
         queues = tuple(queue for queue, _ in reserved)

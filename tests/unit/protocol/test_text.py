@@ -29,6 +29,8 @@ from kestrelmq.protocol.text_commands import (
     Version,
 )
 
+LARGE = b"x" * (1 << 20)
+
 COMMANDS: list[tuple[bytes, Command]] = [
     (b"put work:\na\nbb\n\n", Put("work", 0, (b"a", b"bb"))),
     (b"PUT work 500:\r\na\r\nb b\r\n\r\n", Put("work", 500, (b"a", b"b b"))),
@@ -37,6 +39,7 @@ COMMANDS: list[tuple[bytes, Command]] = [
     (b"put work:\n\n", Put("work", 0, ())),
     (b"put work/delay=9 5:\na\n\n", Put("work", 5, (b"a",), PutOptions(delay=9))),
     (b"put caf\xc3\xa9:\n\xff\x00\n\n", Put("caf\u00e9", 0, (b"\xff\x00",))),
+    (b"put work:\n%b\na\r\n%b\r\n\n" % (LARGE, LARGE), Put("work", 0, (LARGE, b"a", LARGE))),
     (b"get work\n", Get("work", 0)),
     (b"  Get   work\t100 \r\n", Get("work", 100)),
     (b"peek work\n", Peek("work", 0)),

@@ -6,7 +6,7 @@ import socket
 import struct
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -298,11 +298,34 @@ def test_every_call_is_understood_and_answered_in_its_dialect(
     header, request = decode(message(dialect, method, arguments))
     assert header == MessageHeader(dialect, method, 77)
     assert request == request_
-    frame = encode(header, answer)
+    assert decode(memoryview(message(dialect, method, arguments))) == (header, request)
+    frame = b"".join(encode(header, answer))
     assert thrift.header_of(frame) == header
     name, message_type, seqid, result = received(dialect, frame)
     assert (name, message_type, seqid) == (method, TMessageType.REPLY, 77)
     assert plain(getattr(result, "success", None)) == plain(answer)
+
+
+LARGE = memoryview(b"0123456789" * 20)
+ANSWERS: dict[str, Callable[[bytes | memoryview], Answer]] = {
+    "peek": lambda data: QueueInfo(data, 1, 2, 3, 4, 5, 6),
+    "reserve": lambda data: ReservedItems(
+        tuple(ReservedItem("q", "1-0", 1, 2, 3, one) for one in (data, b"", data[:9]))
+    ),
+    "browse": lambda data: BrowsedItems(
+        (BrowsedItem(0, 1, 2, b"a"), BrowsedItem(1, 2, 3, data)), 9, 7
+    ),
+}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("method", ANSWERS)
+def test_large_data_is_a_part_of_its_own(dialect: Dialect, method: str) -> None:
+    """The frame is the same as with a copy of the data."""
+    header = MessageHeader(dialect, method, 77)
+    parts = encode(header, ANSWERS[method](LARGE))
+    assert any(part is LARGE for part in parts)
+    assert b"".join(parts) == b"".join(encode(header, ANSWERS[method](bytes(LARGE))))
 
 
 FRAMES = [framed(message(dialect, *call[:2])) for dialect in DIALECTS for call in CALLS]
@@ -315,7 +338,7 @@ def frames(chunks: list[bytes]) -> list[bytes]:
     for chunk in chunks:
         parser.receive(chunk)
         while (frame := parser.next_frame()) is not None:
-            found.append(framed(frame))
+            found.append(framed(bytes(frame)))
     return found
 
 
@@ -546,6 +569,36 @@ def _newer_idl() -> Any:
     return Source()
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_items_of_a_large_frame(dialect: Dialect) -> None:
+    """Large ones are parts of the frame, and the others are as in a small frame."""
+    items = [b"a", b"b" * (1 << 20), b"", b"c" * (2 << 20), b"d" * 300]
+    parser = ThriftParser()
+    behind = framed(message(dialect, "get_version", {}))
+    parser.receive(framed(message(dialect, "put", {"queue_name": "q", "items": items})) + behind)
+    frame = parser.next_frame()
+    assert isinstance(frame, memoryview)
+    assert parser.next_frame() == behind[4:]
+    _, request = decode(frame)
+    assert isinstance(request, Put)
+    assert list(request.items) == items
+    assert [isinstance(item, memoryview) for item in request.items] == [
+        len(item) >= 1 << 20 for item in items
+    ]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("method", ["put", "flush_queue"])
+def test_a_large_frame_of_something_else_than_items(dialect: Dialect, method: str) -> None:
+    """It is refused, because to decode it would keep others waiting."""
+    arguments: dict[str, Any] = {"queue_name": "q" * (5 << 20)}
+    if method == "put":
+        arguments["items"] = [b"a"]
+    _, request = decode(memoryview(message(dialect, method, arguments)))
+    assert isinstance(request, RefusedRequest)
+    assert request.message == "more than 4194304 bytes besides items"
+
+
 @given(st.binary(max_size=300))
 def test_garbage_is_refused_or_closes(content: bytes) -> None:
     """Nothing else comes out of a frame of garbage."""
@@ -568,6 +621,7 @@ def test_a_damaged_request_is_decoded_or_refused_and_can_be_answered(
         header, request = decode(bytes(content))
         if isinstance(request, RefusedRequest):
             encode_refusal(header, request)
+        assert decode(memoryview(bytes(content))) == (header, request)
 
 
 @given(st.binary(max_size=100), st.lists(st.integers(0, 100), max_size=4))
@@ -606,7 +660,7 @@ class Served(threading.Thread):
                 if isinstance(request, RefusedRequest):
                     self._end.sendall(encode_refusal(header, request))
                 else:
-                    self._end.sendall(encode(header, next(self._answers)))
+                    self._end.sendall(b"".join(encode(header, next(self._answers))))
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

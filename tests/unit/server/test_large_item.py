@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kestrelmq.config import AliasConfig, ServerConfig
+from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.journal.records import item, item_data
 from kestrelmq.protocol.memcache import Set
 from kestrelmq.server.large_item import WRITE_AHEAD_SIZE, ArrivingLargeItem
@@ -101,6 +101,46 @@ def test_a_thread_writes_it(tmp_path: Path, protocol: str, *, exists: bool) -> N
     with Turning(tmp_path, writer=worker) as turning:
         turning.run(scenario())
         assert item_data(turning.collection.obtain("work").browse(2)[exists]) == LARGE
+
+
+@pytest.mark.parametrize("protocol", PUTS)
+def test_no_thread_writes_it_if_there_is_no_journal(tmp_path: Path, protocol: str) -> None:
+    """It is added all the same."""
+    request, reply = PUTS[protocol]
+    config = ServerConfig(queue_path=tmp_path, default=QueueConfig(keep_journal=False))
+
+    async def scenario() -> None:
+        client = turning.connect(protocol)
+        await turning.send(client, request)
+        assert (await turning.receive(client, reply)).endswith(reply)
+        await turning.hang_up(client)
+
+    with Turning(tmp_path, config) as turning:
+        turning.run(scenario())
+        (record,) = turning.collection.obtain("work").browse(2)
+        assert type(record) is bytes
+        assert item_data(record) == LARGE
+
+
+@pytest.mark.parametrize("protocol", ["text", "thrift"])
+def test_large_items_among_small_ones(tmp_path: Path, protocol: str) -> None:
+    """They keep their order."""
+    items = [b"a", LARGE, b"b", LARGE[::-1], LARGE[1:], b"c"]
+    lines = b"".join(item + b"\n" for item in items)
+    requests = {"text": b"put work:\n%b\n" % lines, "thrift": thrift_put(b"work", *items)}
+    reply = {"text": b"+6\n", "thrift": struct.pack(">bhix", 8, 0, 6)}[protocol]
+
+    async def scenario() -> None:
+        client = turning.connect(protocol)
+        await turning.send(client, requests[protocol])
+        assert (await turning.receive(client, reply)).endswith(reply)
+        await turning.hang_up(client)
+
+    with Turning(tmp_path) as turning:
+        turning.run(scenario())
+        assert [item_data(one) for one in turning.collection.obtain("work").browse(9)] == items
+    with Turning(tmp_path) as turning:
+        assert [item_data(one) for one in turning.collection.obtain("work").browse(9)] == items
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.journal.records import item_data
 from kestrelmq.server.replies import OUTPUT_LIMIT
 from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.version import VERSION
 from tests.support.turning import Turning
 from tests.unit.server.test_closed_connections import thrift_get
 
@@ -54,30 +55,90 @@ def test_what_memcache_clients_get(tmp_path: Path, kind: str, sync: float | None
         turning.run(scenario())
 
 
-@pytest.mark.parametrize("protocol", ["memcache", "text", "thrift", "reserve"])
-def test_it_is_not_copied(tmp_path: Path, protocol: str) -> None:
+def thrift_call(method: bytes, arguments: bytes) -> bytes:
+    """Return the frame of a call."""
+    name = struct.pack(">HBBi", 0x8001, 0, 1, len(method)) + method
+    message = name + struct.pack(">i", 1) + arguments + b"\0"
+    return struct.pack(">i", len(message)) + message
+
+
+NAME = struct.pack(">bhi", 11, 1, 4) + b"work"
+REQUESTS = {
+    "memcache get": (b"get work\r\n", b"\r\nEND\r\n"),
+    "memcache reserve": (b"reserve work 1 lease=60000\r\n", b"\r\nEND\r\n"),
+    "memcache browse": (b"browse work 0 1\r\n", b"\r\nEND\r\n"),
+    "text get": (b"get work\n", b"\n"),
+    "thrift get": (thrift_get(b"work", 1, 0), struct.pack(">bhqbb", 10, 2, 0, 0, 0)),
+    "thrift peek": (
+        thrift_call(b"peek", NAME),
+        struct.pack(">bhibhib", 8, 6, 0, 8, 7, 0, 0) + b"\0",
+    ),
+    "thrift browse": (
+        thrift_call(b"browse", NAME + struct.pack(">bhqbhi", 10, 2, 0, 8, 3, 1)),
+        struct.pack(">bbhqbb", 0, 10, 2, 1, 0, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_it_is_not_copied(tmp_path: Path, kind: str) -> None:
     """What is left to send of it is in the item's own memory."""
     turning = Turning(tmp_path, config(tmp_path))
     data = DATA.replace(b"\n", b"")
-    requests = {
-        "memcache": b"get work\r\n",
-        "text": b"get work\n",
-        "thrift": thrift_get(b"work", 1, 0),
-        "reserve": b"reserve work 1 lease=60000\r\n",
-    }
-
-    ends = dict.fromkeys(requests, b"\r\nEND\r\n")
-    ends |= {"text": b"\n", "thrift": struct.pack(">bhqbb", 10, 2, 0, 0, 0)}
+    request, end = REQUESTS[kind]
 
     async def scenario() -> None:
         turning.collection.obtain("work").add(data)
         await turning.turn()
-        client = turning.connect("memcache" if protocol == "reserve" else protocol)
-        await turning.send(client, requests[protocol])
+        client = turning.connect(kind.split(maxsplit=1)[0])
+        await turning.send(client, request)
         connection = turning.connections[client.fileno()]
         await turning.until(lambda: isinstance(connection._unsent, memoryview))
-        assert data in await turning.receive(client, data + ends[protocol])
+        assert data in await turning.receive(client, end)
         await turning.hang_up(client)
+
+    with turning:
+        turning.run(scenario())
+
+
+@pytest.mark.parametrize("request_", [b"reserve work 1 lease=60000\n", b"browse work 0 1\n"])
+def test_it_is_encoded_piece_by_piece(tmp_path: Path, request_: bytes) -> None:
+    """A text client gets it percent-encoded, and what is left to send of it is not, yet."""
+    turning = Turning(tmp_path, config(tmp_path))
+    encoded = DATA.replace(b"%", b"%25").replace(b"\r", b"%0D").replace(b"\n", b"%0A")
+
+    async def scenario() -> None:
+        turning.collection.obtain("work").add(DATA)
+        await turning.turn()
+        client = turning.connect("text")
+        await turning.send(client, request_ + b"version\n")
+        connection = turning.connections[client.fileno()]
+        await turning.until(lambda: len(connection._unsent) > 0)
+        assert len(connection._unsent) < OUTPUT_LIMIT
+        reply = await turning.receive(client, b"\n*\n:" + VERSION.encode() + b"\n")
+        assert reply.split(b"\n")[0].endswith(b" " + encoded)
+        await turning.hang_up(client)
+
+    with turning:
+        turning.run(scenario())
+
+
+def test_a_reservation_that_cannot_be_written(tmp_path: Path) -> None:
+    """A text client gets an error, and the item is still there."""
+    disk = CrashingDirectory.within(tmp_path)
+    turning = Turning(disk.path, config(disk.path), directory=disk)
+
+    async def scenario() -> None:
+        queue = turning.collection.obtain("work")
+        queue.add(DATA)
+        await turning.turn()
+        client = turning.connect("text")
+        disk.break_steps("append")
+        await turning.send(client, b"reserve work 1 lease=60000\n")
+        assert (await turning.receive(client, b"\n")).startswith(b"-")
+        disk.mend()
+        await turning.hang_up(client)
+        assert [item_data(record) for record in queue.browse(2)] == [DATA]
 
     with turning:
         turning.run(scenario())
