@@ -254,11 +254,11 @@ def _filled(request: bytes) -> Callable[[Server], Callable[[], object]]:
     return prepare
 
 
-def _large_set(server: Server) -> Callable[[], object]:
+def _large_set(server: Server, key: bytes = b"q") -> Callable[[], object]:
     client = server.client()
 
     def run() -> None:
-        client.send(b"set q 0 0 %d\r\n" % _LARGE)
+        client.send(b"set %b 0 0 %d\r\n" % (key, _LARGE))
         for _ in range(_LARGE >> 20):
             client.send(b"x" * (1 << 20))
         client.send(b"\r\n")
@@ -287,6 +287,16 @@ def _thrift_large_put(server: Server) -> Callable[[], object]:
     )
     request = frame(b"put", CALL, fields + field(I32, 3, LENGTH.pack(0)))
     return lambda: client.call(request)
+
+
+def _large_set_to_children(server: Server) -> Callable[[], object]:
+    for number in range(3):
+        server.fill(f"q+{number}", 1)
+    return _large_set(server)
+
+
+def _large_set_by_producer(server: Server) -> Callable[[], object]:
+    return _large_set(server, b"q/producer=p/seq=1")
 
 
 def _second_large_set(server: Server) -> Callable[[], object]:
@@ -330,6 +340,8 @@ REQUESTS: Final[dict[str, Callable[[Server], Callable[[], object]]]] = {
     "delete": _filled(b"delete q\r\n"),
     "set of 100 MiB": _large_set,
     "set of 100 MiB, old queue": _second_large_set,
+    "set of 100 MiB, 3 children": _large_set_to_children,
+    "set of 100 MiB, producer": _large_set_by_producer,
     "text put of 60 MiB": _text_large_put,
     "thrift put of 60 MiB": _thrift_large_put,
     "get of 100 MiB": _large_read("memcache", b"get q\r\n"),

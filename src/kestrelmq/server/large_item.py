@@ -104,9 +104,9 @@ class ArrivingLargeItem(ArrivingItem):
     def _keep(self, data: bytes, start: int, end: int) -> None:
         self._record.write(memoryview(data)[start:end])
 
-    def data(self) -> bytes:
-        """Return the data; the item must be whole."""
-        return self._record.getvalue()[ADDX_HEADER:]
+    def data(self) -> memoryview:
+        """Return the data, not copied; the item must be whole."""
+        return memoryview(self._record.getvalue())[ADDX_HEADER:]
 
     def record(self, now: int, expiry: int) -> bytes:
         """Return the item as a record, as `records.item` does; the item must be whole."""

@@ -371,7 +371,7 @@ class MemcacheSession(Session):
 
     # --- set and get, in full ---
 
-    def _new_put(self, request: Set, item: bytes) -> PendingPut:
+    def _new_put(self, request: Set, item: bytes | memoryview) -> PendingPut:
         """Return the put for a `set` of an item, given as its data or its record."""
         due = self._context.due_after(request.delay)
         return PendingPut(
