@@ -107,7 +107,7 @@ class Scenario:
         self.queue.write_ahead(file, record, lambda: None, mark)
         self.queue.open_read()
         self.commit()
-        assert self.queue.add_written_ahead(record, file, mark=mark)
+        assert self.queue.accept_written_ahead(record, file, mark=mark)
         self.commit()
 
     def take(self) -> None:

@@ -163,7 +163,7 @@ class QueueMachine(QueuesMachine):
         """Add an item that was written."""
         entry, record, file = self.begun.popleft()
         try:
-            assert self.queue.add_written_ahead(record, file)
+            assert self.queue.accept_written_ahead(record, file)
         except (QueueUnavailable, JournalError):
             assert self.broken
             self.queue.discard_file(file)

@@ -203,7 +203,7 @@ class Run:
         self.queue.write_ahead(file, record, lambda: None)
         self.waiting.append(data)
         self.note()
-        self.queue.add_written_ahead(record, file)
+        self.queue.accept_written_ahead(record, file)
         self.write()
 
     def remove(self) -> None:

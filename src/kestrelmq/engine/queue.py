@@ -703,15 +703,22 @@ class Queue(Committable):
             if self.delayed_items and (full := self._too_full(size)) is not None:
                 self.refusals.count(full)
                 return None
-        max_age = limits.max_age
-        if max_age is not None:
-            added, expiry = item_add_time(record), item_expiry(record)
-            if expiry == 0 or expiry > added + max_age:
-                shortened = item(added, added + max_age, record[ADDX_HEADER:])
+        if limits.max_age is not None:
+            added = item_add_time(record)
+            expiry = self.limited_expiry(added, item_expiry(record))
+            if expiry != item_expiry(record):
+                shortened = item(added, expiry, record[ADDX_HEADER:])
                 record = annotated(shortened, deliveries=item_deliveries(record))
         if record[13:21] != NO_EXPIRY:
             self._expiring = self._needs_checks = self._read_needs_checks = True
         return record
+
+    def limited_expiry(self, added: int, expiry: int) -> int:
+        """Return when an item expires here (ms), if no limit is 0: `max_age` may be earlier."""
+        max_age = self._limits.max_age
+        if max_age is None or 0 < expiry <= added + max_age:
+            return expiry
+        return added + max_age
 
     def has_room(self, size: int) -> bool:
         """Whether an item of `size` bytes would be accepted now."""
@@ -815,7 +822,7 @@ class Queue(Committable):
             self._serve()
         return True
 
-    def _is_next(self, mark: PutMark) -> bool:
+    def is_next(self, mark: PutMark) -> bool:
         """Whether an item with this mark is to be stored, unless the queue is full."""
         last = self.last_number(mark.producer)
         is_full = last < 0 and self.backlog.producers.is_full
@@ -1015,17 +1022,12 @@ class Queue(Committable):
 
     @property
     def can_write_ahead(self) -> bool:
-        """Whether an item may be written by `write_ahead` before `add_written_ahead` adds it.
-
-        Other clients then do not wait while a large item is written.
-        """
+        """Whether an item may be written by `write_ahead` before it is added (`WrittenAhead`)."""
         return (
             isinstance(self.journal, FileJournal)
-            and not self.children
             and not self._closed
             and not self.journal.is_ending
             and not self.journal.suspect
-            and self._limits.max_age is None
             and not self._limits.fanout_only
             and not self._limits.writes_paused
         )
@@ -1041,8 +1043,8 @@ class Queue(Committable):
         """Write the record of a large item to a file before it is added; from any thread.
 
         Args:
-            file: the file's name; pass it to `add_written_ahead` or `discard_file`.
-            record: the item.
+            file: the file's name; pass it to `accept_written_ahead` or `discard_file`.
+            record: the item; its expiry is within `limited_expiry`.
             pause: called after each short piece.
             mark: that of its producer, if it has one.
 
@@ -1064,25 +1066,31 @@ class Queue(Committable):
         with contextlib.suppress(OSError):
             directory.remove(file)
 
-    def add_written_ahead(
+    def _takes_file(self, record: bytes, mark: PutMark | None) -> bool:
+        """Whether a record that was written ahead may be added with its file, as things are now."""
+        expiry = item_expiry(record)
+        return (
+            self.can_write_ahead
+            and (mark is None or self.is_next(mark))
+            and self.limited_expiry(item_add_time(record), expiry) == expiry
+        )
+
+    def accept_written_ahead(
         self, record: bytes, file: str, expiry: int = 0, mark: PutMark | None = None
     ) -> bool:
-        """Do what `add_record` does, for a record that `write_ahead` wrote to `file`.
+        """Do what `accept` does, for a record that `write_ahead` wrote to `file`.
 
         The file becomes the journal's current one. If the item is not added, call `discard_file`.
-        With a `mark`, do what `add_record_once` does.
+        With a `mark`, do what `accept_once` does.
 
         Raises:
             JournalError: the journal could not be written; the item was not added.
         """
-        if not self.can_write_ahead:
+        if not self._takes_file(record, mark):
             self.discard_file(file)
             if mark is not None:
-                return self.add_record_once(record, mark)
-            return self.add_record(record, expiry)
-        if mark is not None and not self._is_next(mark):
-            self.discard_file(file)
-            return self.add_record_once(record, mark)
+                return self.accept_once(record, mark, is_delayed=False)
+            return self.accept(record, expiry)
         size = len(record) - ADDX_HEADER
         if (self._needs_checks or expiry) and self._admit(record, size) is None:
             return False

@@ -22,10 +22,13 @@ In memory, an item is its ADDX record: one `bytes` object, exactly as it is writ
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import repeat
 from mmap import mmap
 from struct import Struct
 from typing import Final
+
+from kestrelmq.clock import Pause
 
 ADD: Final = 0
 REMOVE: Final = 1
@@ -48,6 +51,7 @@ _STATE_DUMP: Final = Struct("<Bii")
 _TIMES: Final = Struct("<qq")
 _I32: Final = Struct("<i")
 _I64: Final = Struct("<q")
+_PIECE: Final = 1 << 20
 
 # Literals, because mypyc compiles those to constants.
 ADDX_HEADER: Final = 21
@@ -217,6 +221,20 @@ def encode(record: Record) -> bytes:  # one case for each opcode
 def item(add_time: int, expiry: int, data: bytes) -> bytes:
     """Return an item: its ADDX record."""
     return _ADDX.pack(ADDX, len(data) + 16, add_time, expiry) + data
+
+
+def item_in_pieces(add_time: int, expiry: int, data: bytes | memoryview, pause: Pause) -> bytes:
+    """Return what `item` does; from any thread. Others may run between pieces of 1 MiB.
+
+    `pause` is called after each piece.
+    """
+    record = BytesIO()
+    record.write(_ADDX.pack(ADDX, len(data) + 16, add_time, expiry))
+    whole = memoryview(data)
+    for start in range(0, len(data), _PIECE):
+        record.write(whole[start : start + _PIECE])
+        pause()
+    return record.getvalue()
 
 
 def item_data(record: bytes) -> bytes:

@@ -7,7 +7,6 @@ other clients wait: into one buffer of input, out of that buffer, and behind its
 from io import BytesIO
 from typing import Final
 
-from kestrelmq.clock import Pause
 from kestrelmq.journal.records import ADDX, ADDX_HEADER, TIMES_SIZE, pack_header
 from kestrelmq.protocol.memcache import Set
 
@@ -15,8 +14,6 @@ LARGE_ITEM: Final = 256 << 10
 """An item with so many bytes of data, or more, is a large one."""
 WRITE_AHEAD_SIZE: Final = 1 << 20
 """An item with so many bytes of data, or more, is written in a thread, as that takes long."""
-_PIECE: Final = 1 << 20
-"""Bytes that are copied at once."""
 
 
 class ArrivingItem:
@@ -56,17 +53,6 @@ class ArrivingItem:
     def _keep(self, data: bytes, start: int, end: int) -> None:
         """Keep or drop the bytes of the item in `data`, from `start` to `end`."""
         raise NotImplementedError
-
-
-def large_record(now: int, expiry: int, data: bytes | memoryview, pause: Pause) -> bytes:
-    """Return what `records.item` does; from any thread, with others let run between pieces."""
-    record = BytesIO()
-    record.write(pack_header(ADDX, len(data) + TIMES_SIZE, now, expiry))
-    whole = memoryview(data)
-    for start in range(0, len(data), _PIECE):
-        record.write(whole[start : start + _PIECE])
-        pause()
-    return record.getvalue()
 
 
 class SkippedItem(ArrivingItem):

@@ -294,8 +294,8 @@ class MemcacheSession(Session):
         self._counters.cmd_set += 1
         expiry = request.expiry and self._expiry(request.expiry)
         record = large.record(self._context.turns.clock.now(), expiry)
-        if request.size >= WRITE_AHEAD_SIZE and queue.can_write_ahead:
-            self._new_put(request, record).write_ahead(queue, record)
+        is_large = request.size >= WRITE_AHEAD_SIZE
+        if is_large and self._new_put(request, record).write_ahead(queue, record):
             return
         try:
             stored = queue.add_record(record, expiry)

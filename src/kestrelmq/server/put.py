@@ -1,13 +1,10 @@
 """Adding items, for every protocol, except the small memcache `set` of the hot path.
 
-A thread writes large items first, so that other clients need not wait. It writes each to a file
-that is not yet part of the queue's journal (`Queue.begin`); adding the item makes the file a part
-of it. A crash in between leaves the file, which replay ignores; its item was not acknowledged.
-
-Then the items are added, one slice per turn, until one is refused. A slice is written to the
-journal before the next one begins. If a later slice cannot be written, the earlier ones stay and
-the answer counts them; if the first cannot, the answer is the error and nothing was added. A crash
-leaves the slices that were written, none of them acknowledged.
+A thread writes large items first, so that other clients need not wait (`WrittenAhead`). Then the
+items are added, one slice per turn, until one is refused. A slice is written to the journal before
+the next one begins. If a later slice cannot be written, the earlier ones stay and the answer counts
+them; if the first cannot, the answer is the error and nothing was added. A crash leaves the slices
+that were written, none of them acknowledged.
 """
 
 import logging
@@ -17,11 +14,12 @@ from typing import Final
 from kestrelmq.clock import Pause
 from kestrelmq.engine.delayed import concerns_companion
 from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import KestrelError
 from kestrelmq.marks import PutMark
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ItemTimes, ServerContext
-from kestrelmq.server.large_item import WRITE_AHEAD_SIZE, large_record
+from kestrelmq.server.large_item import WRITE_AHEAD_SIZE
 from kestrelmq.server.replies import Queues
 
 SLICE_ITEMS: Final = 500
@@ -36,20 +34,18 @@ class PendingPut(PendingRequest):
     """A request to add items to a queue, or to the queues of an alias."""
 
     __slots__ = (
-        "_added_at",
         "_answer",
         "_connection",
         "_context",
-        "_files",
         "_is_cancelled",
         "_is_writing",
         "_items",
-        "_large_added",
+        "_large",
         "_mark",
         "_name",
         "_next",
         "_queue",
-        "_records",
+        "_record",
         "_refuse",
         "_times",
         "_turn",
@@ -87,13 +83,12 @@ class PendingPut(PendingRequest):
         self._times = times
         self._answer = answer
         self._refuse = refuse
-        self._next = self._written = self._large_added = 0
+        self._next = self._written = 0
         self._turn = -1
         self._is_writing = self._is_cancelled = False
         self._queue: Queue | None = None
-        self._records: list[bytes] = []
-        self._added_at = 0
-        self._files: list[str] = []
+        self._record: bytes | None = None
+        self._large: dict[int, WrittenAhead] = {}
 
     @property
     def queue_name(self) -> str:
@@ -113,39 +108,45 @@ class PendingPut(PendingRequest):
         except KestrelError as error:
             self._refuse(error)
             return
-        if queue is not None and queue.can_write_ahead and not self._times.due:
-            large = sum(len(data) >= WRITE_AHEAD_SIZE for data in self._items)
-            if large:
-                self._write_large(queue, large)
+        if queue is not None and not self._times.due:
+            places = [
+                place for place, data in enumerate(self._items) if len(data) >= WRITE_AHEAD_SIZE
+            ]
+            if places and self._write_large(queue, places):
                 return
         self._add()
 
-    def write_ahead(self, queue: Queue, record: bytes) -> None:
+    def write_ahead(self, queue: Queue, record: bytes) -> bool:
         """Have a thread write `record`, that of the only item, which is large; then add it.
 
-        The `can_write_ahead` of the queue must be true.
+        Returns:
+            False if the queues that get it must write it themselves.
         """
-        self._records.append(record)
-        self._write_large(queue, 1)
+        self._record = record
+        return self._write_large(queue, [0])
 
-    def _write_large(self, queue: Queue, count: int) -> None:
-        """Have a thread write the `count` large items; then add all items."""
+    def _write_large(self, queue: Queue, places: list[int]) -> bool:
+        """Have a thread write the large items, at these places; then add all items."""
+        now = self._context.turns.clock.now()
+        for place in places:
+            mark = self._mark_of(place)
+            self._large[place] = WrittenAhead(queue, now, self._times.expiry, mark)
+        if not self._large[places[0]].is_useful:
+            self._large.clear()
+            return False
         self._queue = queue
-        self._files = [queue.new_file_name() for _ in range(count)]
-        self._added_at = self._context.turns.clock.now()
         self._is_writing = True
         self._connection.wait_for_work(self)
         self._context.writer.run(self._write_files, self._files_written)
+        return True
 
     def _write_files(self, pause: Pause) -> None:
         """Write the large items; runs in the thread. Raises OSError."""
-        assert self._queue is not None  # noqa: S101 # `write_ahead` sets it
-        items, made = self._items, self._records
-        places = [place for place, data in enumerate(items) if len(data) >= WRITE_AHEAD_SIZE]
-        for number, (place, file) in enumerate(zip(places, self._files, strict=True)):
-            if number == len(made):
-                made.append(large_record(self._added_at, self._times.expiry, items[place], pause))
-            self._queue.write_ahead(file, made[number], pause, self._mark_of(place))
+        for place, large in self._large.items():
+            if self._record is None:
+                large.write(self._items[place], pause)
+            else:
+                large.write_record(self._record, pause)
 
     def _files_written(self, error: BaseException | None) -> None:
         """Add the items, even when the client is gone."""
@@ -211,15 +212,9 @@ class PendingPut(PendingRequest):
         """Add an item; return False when it is refused."""
         context = self._context
         context.counters.cmd_set += self._next > 0
-        if self._queue is not None and len(data) >= WRITE_AHEAD_SIZE:
-            place = self._large_added
-            self._large_added += 1
-            return self._queue.add_written_ahead(
-                self._records[place],
-                self._files[place],
-                self._times.expiry,
-                self._mark_of(self._next),
-            )
+        large = self._large.get(self._next)
+        if large is not None:
+            return large.add()
         times, mark = self._times, self._mark_of(self._next)
         item = bytes(data)  # no copy, but of a memoryview
         return context.collection.add(self._name, item, times.expiry, due=times.due, mark=mark)
@@ -247,7 +242,6 @@ class PendingPut(PendingRequest):
             self._finish()
 
     def _finish(self) -> None:
-        if self._queue is not None:
-            for file in self._files:
-                self._queue.discard_file(file)  # the file of an item that was added has a new name
+        for large in self._large.values():
+            large.discard()
         self._connection.request_done()

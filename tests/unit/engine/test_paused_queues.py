@@ -8,8 +8,9 @@ import pytest
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.waiters import ReadMode, Waiter
+from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.journal.records import item, item_data
+from kestrelmq.journal.records import item_data
 from kestrelmq.testing.queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
@@ -71,12 +72,13 @@ def test_adding_to_a_queue_whose_writes_are_paused_is_refused(spool: LocalQueues
 def test_an_item_that_is_being_written_ahead_is_refused(spool: LocalQueues) -> None:
     """Its file is removed."""
     queue = spool.queue()
-    file, record = queue.new_file_name(), item(spool.clock.now(), 0, b"large")
-    queue.write_ahead(file, record, lambda: None)
+    large = WrittenAhead(queue, spool.clock.now(), 0)
+    large.write(b"large", lambda: None)
     spool.collection.pause("jobs", Paused.WRITES)
     with pytest.raises(QueueUnavailable, match="paused for writes"):
-        queue.add_written_ahead(record, file)
-    assert not (spool.config.queue_path / file).exists()
+        large.add()
+    large.discard()
+    assert not list(spool.config.queue_path.glob("jobs~~*"))
     assert spool.items() == [b"one", b"two"]
 
 

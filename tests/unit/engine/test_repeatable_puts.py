@@ -9,6 +9,7 @@ from kestrelmq.config import ServerConfig
 from kestrelmq.engine.durability import sync_now
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.waiters import ReadMode, Waiter
+from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.pack import pack
@@ -337,7 +338,7 @@ def test_a_large_item_is_written_ahead(tmp_path: Path) -> None:
     assert queues.open_read() == 1
     assert queue.confirm(1)
     for file in files:
-        assert queue.add_written_ahead(record, file, mark=mark)
+        assert queue.accept_written_ahead(record, file, mark=mark)
     queues.commit()
     assert queues.open_read() == 2
     assert queue.confirm(2)
@@ -357,11 +358,10 @@ def test_a_written_ahead_item_may_be_refused(tmp_path: Path) -> None:
     """If what it comes after is missing; its file is removed."""
     queues = spool(tmp_path)
     queue = queues.queue()
-    record, mark = item(queues.clock.now(), 0, b"large"), PutMark(b"p", 2, 1)
     for accepted in (False, True):
-        file = queue.new_file_name()
-        queue.write_ahead(file, record, lambda: None, mark)
-        assert queue.add_written_ahead(record, file, mark=mark) is accepted
+        large = WrittenAhead(queue, queues.clock.now(), 0, PutMark(b"p", 2, 1))
+        large.write(b"large", lambda: None)
+        assert large.add() is accepted
         queues.once(b"small", 1)
     queues.restart()
     assert queues.items() == [b"small", b"large"]

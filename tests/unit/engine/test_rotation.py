@@ -113,7 +113,7 @@ def test_a_large_item_is_synced_before_it_is_added(directory: RecordingDirectory
         record, file = item(1000, 0, bytes(5000)), queue.new_file_name()
         queue.write_ahead(file, record, lambda: None)
         queue.add(b"%d between" % number)
-        assert queue.add_written_ahead(record, file)
+        assert queue.accept_written_ahead(record, file)
         assert not collection.commits.commit()
     collection.close()
     assert in_rotations(directory) == [30, 30, 30]

@@ -63,7 +63,7 @@ def test_what_is_written_in_its_own_way_is_logged(
     queue = collection.obtain("jobs")
     record, file = item(1000, 0, b"large"), queue.new_file_name()
     queue.write_ahead(file, record, lambda: None)
-    assert queue.add_written_ahead(record, file)
+    assert queue.accept_written_ahead(record, file)
     queue.add(b"")
     assert queue.flush() == 2
     collection.close()

@@ -9,8 +9,9 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
+from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.journal.records import item, item_data
+from kestrelmq.journal.records import item_data, item_expiry
 from kestrelmq.marks import PutMark
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
@@ -43,11 +44,11 @@ def collection(directory: CrashingDirectory) -> Iterator[QueueCollection]:
     opened.close()
 
 
-def begin(queue: Queue, data: bytes) -> tuple[bytes, str]:
-    """Write an item; return its record and file."""
-    record, file = item(1000, 0, data), queue.new_file_name()
-    queue.write_ahead(file, record, lambda: None)
-    return record, file
+def begin(queue: Queue, data: bytes, mark: PutMark | None = None, expiry: int = 0) -> WrittenAhead:
+    """Write an item; return it, to be added."""
+    large = WrittenAhead(queue, 1000, expiry, mark)
+    large.write(data, lambda: None)
+    return large
 
 
 def files(directory: CrashingDirectory) -> list[str]:
@@ -60,16 +61,16 @@ def test_the_file_becomes_the_journals_current_one(
 ) -> None:
     """After what was collected, and before what comes; a restart finds all in order."""
     queue = collection.obtain("jobs")
-    record, file = begin(queue, b"large")
-    assert files(directory) == ["jobs", file]
+    large = begin(queue, b"large")
+    assert len(files(directory)) == 2
     queue.add(b"before")
-    assert queue.add_written_ahead(record, file)
+    assert large.add()
     queue.add(b"after")
     assert not collection.commits.commit()
     (rotated,) = queue.journal.sizes  # type: ignore[union-attr]
     assert files(directory) == ["jobs", rotated]
     found = (directory.path / "jobs").read_bytes()
-    assert found.startswith(record)
+    assert found.startswith(large.record)
     assert queue.journal.size == sum(
         (directory.path / name).stat().st_size for name in files(directory)
     )
@@ -87,9 +88,9 @@ def test_a_refused_item_leaves_its_file_to_be_forgotten(
     """And the queue as it was."""
     queue = collection.obtain("full")
     queue.add(b"one")
-    record, file = begin(queue, b"two")
-    assert not queue.add_written_ahead(record, file)
-    queue.discard_file(file)
+    large = begin(queue, b"two")
+    assert not large.add()
+    large.discard()
     assert not collection.commits.commit()
     assert (files(directory), len(queue)) == (["full"], 1)
 
@@ -100,15 +101,15 @@ def test_a_failure_changes_nothing(
 ) -> None:
     """The item is not added, the failure shows, and the queue goes on when the disk does."""
     queue = collection.obtain("jobs")
-    record, file = begin(queue, b"large")
+    large = begin(queue, b"large")
     queue.add(b"before")
     directory.break_steps(step)
     with pytest.raises(JournalError):
-        queue.add_written_ahead(record, file)
+        large.add()
     assert step in str(queue.failure)
     assert (len(queue), queue.total_items) == (1, 1)
     directory.mend()
-    queue.discard_file(file)
+    large.discard()
     queue.add(b"after")
     assert not collection.commits.commit()
     assert queue.failure is None
@@ -121,17 +122,17 @@ def test_an_interruption_changes_nothing(
 ) -> None:
     """An item that is not in the journal is not in the queue, either."""
     queue = collection.obtain("jobs")
-    record, file = begin(queue, b"large")
+    large = begin(queue, b"large")
 
     def interrupt(_point: str) -> bool:
         raise KeyboardInterrupt
 
     directory.fail = interrupt
     with pytest.raises(KeyboardInterrupt):
-        queue.add_written_ahead(record, file)
+        large.add()
     directory.mend()
     assert (len(queue), queue.total_items) == (0, 0)
-    queue.discard_file(file)
+    large.discard()
     assert files(directory) == ["jobs"]
 
 
@@ -149,14 +150,124 @@ def test_a_disk_that_is_full_leaves_no_file(
 def test_a_queue_that_got_fanout_children_meanwhile(
     collection: QueueCollection, directory: CrashingDirectory
 ) -> None:
-    """They get the item too, each in its own journal, and the file goes."""
+    """They get the item too, each in its own journal."""
     queue = collection.obtain("jobs")
-    record, file = begin(queue, b"large")
+    large = begin(queue, b"large")
     child = collection.obtain("jobs+copy")
-    assert queue.add_written_ahead(record, file)
+    assert large.add()
     assert not collection.commits.commit()
     assert (len(queue), len(child)) == (1, 1)
-    assert files(directory) == ["jobs", "jobs+copy"]
+    (rotated,) = queue.journal.sizes  # type: ignore[union-attr]
+    assert files(directory) == ["jobs", "jobs+copy", rotated]
+
+
+def restarted(directory: CrashingDirectory) -> dict[str, list[tuple[bytes, int]]]:
+    """Return the items of all queues after a restart, with their expiries."""
+    again = QueueCollection(ServerConfig(queue_path=directory.path), FakeClock())
+    again.open()
+    found = {
+        name: [(item_data(one), item_expiry(one)) for one in queue.browse(9)]
+        for name, queue in again.queues.items()
+    }
+    again.close()
+    return found
+
+
+def test_each_child_has_a_file_of_its_own(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """With the expiry that the item has there; a full child does not stop the others."""
+    aged = QueueConfig(max_age=60)
+    full = QueueConfig(max_items=1)
+    config = collection.config
+    queues = {**config.queues, "jobs+aged": aged, "jobs+full": full}
+    assert collection.reload(config.model_copy(update={"queues": queues})) == []
+    for name in ("jobs", "jobs+aged", "jobs+copy", "jobs+full"):
+        collection.obtain(name)
+    collection.obtain("jobs+full").add(b"one")
+    large = begin(collection.obtain("jobs"), b"large", expiry=2_000_000)
+    assert len([name for name in files(directory) if "~~" in name]) == 4
+    assert large.add()
+    large.discard()
+    assert not collection.commits.commit()
+    assert not [name for name in files(directory) if "~~" in name]
+    collection.close()
+    assert restarted(directory) == {
+        "jobs": [(b"large", 2_000_000)],
+        "jobs+aged": [(b"large", 61_000)],
+        "jobs+copy": [(b"large", 2_000_000)],
+        "jobs+full": [(b"one", 0)],
+    }
+
+
+def test_only_the_children_have_files_if_the_queue_keeps_nothing(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """A queue that is fanout_only hands the item on."""
+    config = collection.config
+    queues = {**config.queues, "jobs": QueueConfig(fanout_only=True)}
+    assert collection.reload(config.model_copy(update={"queues": queues})) == []
+    queue, child = collection.obtain("jobs"), collection.obtain("jobs+copy")
+    large = WrittenAhead(queue, 1000, 0)
+    assert large.is_useful
+    large.write(b"large", lambda: None)
+    assert large.add()
+    assert not collection.commits.commit()
+    assert (len(queue), [item_data(one) for one in child.browse(9)]) == (0, [b"large"])
+
+
+def test_a_child_whose_file_cannot_be_written(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """It gets the item as any other."""
+    queue, child = collection.obtain("jobs"), collection.obtain("jobs+copy")
+    large = WrittenAhead(queue, 1000, 0)
+    config = collection.config
+    queues = {**config.queues, "jobs+copy": QueueConfig(keep_journal=False)}
+    assert collection.reload(config.model_copy(update={"queues": queues})) == []
+    large.write(b"large", lambda: None)
+    assert large.add()
+    assert not collection.commits.commit()
+    assert (len(queue), [item_data(one) for one in child.browse(9)]) == (1, [b"large"])
+
+
+def test_a_child_that_cannot_add_it(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """The others and the queue get it all the same, and the client an error."""
+    queue, child = collection.obtain("jobs"), collection.obtain("jobs+copy")
+    last = collection.obtain("jobs+last")
+    large = begin(queue, b"large")
+    left = ["rename"]
+
+    def is_first_rename(point: str) -> bool:
+        return point.startswith("rename") and bool(left) and bool(left.pop())
+
+    directory.fail = is_first_rename
+    with pytest.raises(JournalError, match="jobs"):
+        large.add()
+    large.discard()
+    assert not collection.commits.commit()
+    assert (len(child), len(last), len(queue)) == (0, 1, 1)
+    collection.close()
+    found = restarted(directory)
+    assert [len(found[name]) for name in ("jobs+copy", "jobs+last", "jobs")] == [0, 1, 1]
+
+
+def test_a_shorter_max_age_meanwhile(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """It counts, and the file goes."""
+    queue = collection.obtain("jobs")
+    large = begin(queue, b"large")
+    config = collection.config
+    queues = {**config.queues, "jobs": QueueConfig(max_age=5)}
+    assert collection.reload(config.model_copy(update={"queues": queues})) == []
+    assert large.add()
+    assert not collection.commits.commit()
+    assert files(directory) == ["jobs"]
+    collection.close()
+    assert restarted(directory) == {"jobs": [(b"large", 6000)]}
 
 
 def test_a_producers_item_for_a_queue_that_got_fanout_children_meanwhile(
@@ -164,13 +275,14 @@ def test_a_producers_item_for_a_queue_that_got_fanout_children_meanwhile(
 ) -> None:
     """They get it too, each once, however often the producer repeats the add."""
     queue, mark = collection.obtain("jobs"), PutMark(b"p", 1)
-    record, file = begin(queue, b"large")
+    large = begin(queue, b"large", mark)
     child = collection.obtain("jobs+copy")
-    assert queue.add_written_ahead(record, file, mark=mark)
+    assert large.add()
     assert queue.add_once(b"large", mark)
     assert not collection.commits.commit()
     assert (len(queue), len(child)) == (1, 1)
-    assert files(directory) == ["jobs", "jobs+copy"]
+    large.discard()
+    assert not [name for name in files(directory) if "~~" in name]
 
 
 def test_a_queue_that_was_deleted_meanwhile(
@@ -178,10 +290,10 @@ def test_a_queue_that_was_deleted_meanwhile(
 ) -> None:
     """It refuses the item, and the file goes."""
     queue = collection.obtain("jobs")
-    record, file = begin(queue, b"large")
+    large = begin(queue, b"large")
     collection.delete("jobs")
     with pytest.raises(QueueUnavailable):
-        queue.add_written_ahead(record, file)
+        large.add()
     assert files(directory) == []
 
 
@@ -190,12 +302,12 @@ def test_a_queue_whose_journal_was_turned_off_meanwhile(
 ) -> None:
     """It takes the item in memory, and no file is left; a new one is not written."""
     queue = collection.obtain("jobs")
-    record, file = begin(queue, b"large")
+    large, another = begin(queue, b"large"), WrittenAhead(queue, 1000, 0)
     default = QueueConfig(keep_journal=False)
     assert collection.reload(collection.config.model_copy(update={"default": default})) == []
     with pytest.raises(OSError, match="queue jobs keeps no journal any more"):
-        begin(queue, b"another")
-    assert queue.add_written_ahead(record, file)
+        another.write(b"another", lambda: None)
+    assert large.add()
     assert not collection.commits.commit()
     assert [item_data(record) for record in queue.browse(9)] == [b"large"]
     assert files(directory) == []
@@ -208,10 +320,10 @@ def test_a_waiting_reader_gets_it(
     queue = collection.obtain("jobs")
     told: list[bytes | None] = []
     queue.wait(Waiter(ReadMode.REMOVE, lambda record, _: told.append(record), _unexpected))
-    record, file = begin(queue, b"large")
-    assert queue.add_written_ahead(record, file)
+    large = begin(queue, b"large")
+    assert large.add()
     assert not collection.commits.commit()
-    assert (told, len(queue)) == ([record], 0)
+    assert (told, len(queue)) == ([large.record], 0)
 
 
 def _unexpected(error: Exception) -> None:
@@ -221,9 +333,12 @@ def _unexpected(error: Exception) -> None:
 def test_which_queues_take_no_such_item(
     collection: QueueCollection, directory: CrashingDirectory
 ) -> None:
-    """Those that may have to change its expiry."""
-    assert collection.obtain("jobs").can_write_ahead
-    assert not collection.obtain("aged").can_write_ahead
+    """Those without a journal."""
+    config = collection.config
+    queues = {**config.queues, "jobs": QueueConfig(keep_journal=False)}
+    assert WrittenAhead(collection.obtain("jobs"), 1000, 0).is_useful
+    assert collection.reload(config.model_copy(update={"queues": queues})) == []
+    assert not WrittenAhead(collection.obtain("jobs"), 1000, 0).is_useful
 
 
 def test_its_reply_waits_for_a_sync(
@@ -231,7 +346,7 @@ def test_its_reply_waits_for_a_sync(
 ) -> None:
     """When the settings say that replies do."""
     queue = collection.obtain("synced")
-    assert queue.add_written_ahead(*begin(queue, b"large"))
+    assert begin(queue, b"large").add()
     assert not collection.commits.commit()
     assert collection.commits.syncs.take_unsynced() == {queue}
 
@@ -254,7 +369,7 @@ def test_behind_a_sync_that_failed_nothing_is_in_another_file(
     queue.add(b"first")
     assert not collection.commits.commit()
     queue.sync()
-    record, file = begin(queue, b"large")
+    large = begin(queue, b"large")
     for data in (b"second", b"third"):
         queue.add(data)
         assert not collection.commits.commit()
@@ -263,7 +378,7 @@ def test_behind_a_sync_that_failed_nothing_is_in_another_file(
         queue.sync()
     directory.mend()
     assert not queue.can_write_ahead
-    assert queue.add_written_ahead(record, file)
+    assert large.add()
     assert not collection.commits.commit()
     assert [item_data(one) for one in queue.browse(9)] == [b"first", b"second", b"third", b"large"]
     directory.survive(loss, tmp_path / "survived")

@@ -345,7 +345,7 @@ ONE_PLACE: Final = {
     "waits for an item of one queue": (r"\bWaiter\(self\._mode", "reads.py"),
     "waits for an item of several queues": (r"\bWaiter\((?!self\._mode)", "reserving.py"),
     "decides how much a client may have to read": (r"produced\s*[+>]", "connection.py"),
-    "adds what was written ahead": (r"\.add_written_ahead\(", "put.py"),
+    "adds what was written ahead": (r"\bWrittenAhead\(", "put.py"),
 }
 
 
