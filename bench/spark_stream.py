@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
 from kestrelmq.clock import SystemClock
-from kestrelmq.spark.server_reads import ServerReads
+from kestrelmq.spark.server_reads import TaggedReads
 from kestrelmq.spark.session import local_session, start_query
 from kestrelmq.spark.staging import PartitionShare, Staging
 from tests.support.server import running_server
@@ -61,7 +61,9 @@ def stage_alone(address: str, scratch: Path, per_batch: int) -> int:
     total, epoch = 0, 1
     while True:
         share = PartitionShare(address, per_batch, 128 << 20)
-        parts = staging.read(epoch, 0, share, lambda: ServerReads(address, QUEUE), SystemClock())
+        parts = staging.read(
+            epoch, 0, share, lambda: TaggedReads(address, QUEUE, "bench", 600.0), SystemClock()
+        )
         found = sum(part.items for part in parts)
         staging.commit(epoch)
         if not found:

@@ -3,8 +3,11 @@
 import multiprocessing
 import os
 import signal
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,13 +17,23 @@ from kestrelmq.client.cluster import membership_of
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import ServerUnavailable
 from kestrelmq.spark.server_probe import ServerProbe
-from kestrelmq.spark.server_reads import MAX_CONNECTIONS, ServerReads
-from kestrelmq.spark.staging import OpenedItems, PartitionShare, Staging
+from kestrelmq.spark.server_reads import MAX_CONNECTIONS, MonitoredReads, TaggedReads
+from kestrelmq.spark.staging import (
+    OpenedItems,
+    PartId,
+    PartitionShare,
+    QueueReads,
+    StagedPart,
+    Staging,
+)
+from kestrelmq.spark.stream_driver import BatchLimits, StreamDriver
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 
 QUEUE = "work"
 SHARE_ITEMS = 100_000
+PART = PartId(1, 0, 0)
+NO_PART = StagedPart(PART, "", 0, is_last=True, batches=())
 
 
 @pytest.fixture
@@ -51,12 +64,12 @@ def counts(client: Client) -> tuple[int, int]:
 def test_reads_are_in_order_over_many_connections(server: ServerProcess, client: Client) -> None:
     """A connection holds 100 reads; more need more of them, and a confirm ends them all."""
     client.put_many(QUEUE, numbered(350))
-    reads = ServerReads(server.address, QUEUE)
+    reads = MonitoredReads(server.address, QUEUE)
 
-    assert reads.open(330, 1 << 20) == OpenedItems(numbered(350)[:330], exhausted=False)
+    assert reads.open(PART, 330, 1 << 20) == OpenedItems(numbered(350)[:330], exhausted=False)
     assert counts(client) == (20, 330)
-    reads.confirm()
-    assert reads.open(330, 1 << 20) == OpenedItems(numbered(350)[330:], exhausted=True)
+    reads.confirm(NO_PART)
+    assert reads.open(PART, 330, 1 << 20) == OpenedItems(numbered(350)[330:], exhausted=True)
     assert counts(client) == (0, 20)
     reads.give_back()
 
@@ -64,12 +77,12 @@ def test_reads_are_in_order_over_many_connections(server: ServerProcess, client:
 def test_a_part_is_as_large_as_its_connections_hold(server: ServerProcess, client: Client) -> None:
     """That is no end of the queue: the next part goes on."""
     client.put_many(QUEUE, numbered(100 * MAX_CONNECTIONS + 5))
-    reads = ServerReads(server.address, QUEUE)
+    reads = MonitoredReads(server.address, QUEUE)
 
-    first = reads.open(SHARE_ITEMS, 1 << 20)
-    reads.confirm()
-    second = reads.open(SHARE_ITEMS, 1 << 20)
-    reads.confirm()
+    first = reads.open(PART, SHARE_ITEMS, 1 << 20)
+    reads.confirm(NO_PART)
+    second = reads.open(PART, SHARE_ITEMS, 1 << 20)
+    reads.confirm(NO_PART)
     reads.give_back()
 
     assert (len(first.items), first.exhausted) == (100 * MAX_CONNECTIONS, False)
@@ -79,13 +92,13 @@ def test_a_part_is_as_large_as_its_connections_hold(server: ServerProcess, clien
 def test_what_is_given_back_comes_again_in_order(server: ServerProcess, client: Client) -> None:
     """Closing the connections is all it takes."""
     client.put_many(QUEUE, numbered(250))
-    reads = ServerReads(server.address, QUEUE)
-    reads.open(SHARE_ITEMS, 1 << 20)
+    reads = MonitoredReads(server.address, QUEUE)
+    reads.open(PART, SHARE_ITEMS, 1 << 20)
     reads.give_back()
     _until(lambda: counts(client) == (250, 0))
 
-    again = ServerReads(server.address, QUEUE)
-    assert sorted(again.open(SHARE_ITEMS, 1 << 20).items) == sorted(numbered(250))
+    again = MonitoredReads(server.address, QUEUE)
+    assert sorted(again.open(PART, SHARE_ITEMS, 1 << 20).items) == sorted(numbered(250))
     again.give_back()
 
 
@@ -94,9 +107,9 @@ def test_bytes_are_limited_to_about_what_was_asked_for(
 ) -> None:
     """No request asks for more items than would fit if they were as large as the largest."""
     client.put_many(QUEUE, [b"x" * 1000] * 50)
-    reads = ServerReads(server.address, QUEUE)
+    reads = MonitoredReads(server.address, QUEUE)
 
-    assert len(reads.open(SHARE_ITEMS, 10_500).items) == 11
+    assert len(reads.open(PART, SHARE_ITEMS, 10_500).items) == 11
     reads.give_back()
 
 
@@ -105,14 +118,18 @@ def test_a_server_that_is_away_is_an_error(server: ServerProcess) -> None:
     server.stop()
 
     with pytest.raises(ServerUnavailable):
-        ServerReads(server.address, QUEUE).open(1, 1)
+        MonitoredReads(server.address, QUEUE).open(PART, 1, 1)
 
 
+@pytest.mark.parametrize("reserves", [False, True])
 @pytest.mark.parametrize("step", ["opened", "written", "synced", "linked", "durable", "confirmed"])
 def test_a_task_killed_at_a_step_loses_nothing(
-    server: ServerProcess, client: Client, tmp_path: Path, step: str
+    server: ServerProcess, client: Client, tmp_path: Path, step: str, *, reserves: bool
 ) -> None:
-    """The next tasks find every item, staged or back on the server."""
+    """The next tasks find every item, staged, reserved or back on the server.
+
+    With reserved reads each item comes once.
+    """
     items = numbered(300)
     client.put_many(QUEUE, items)
     location = tmp_path / "staging"
@@ -123,17 +140,20 @@ def test_a_task_killed_at_a_step_loses_nothing(
             os.kill(os.getpid(), signal.SIGKILL)
 
     task = multiprocessing.get_context("fork").Process(
-        target=lambda: _read(Staging(location, kill), 1, server)
+        target=lambda: _read(Staging(location, kill), 1, server, reserves=reserves)
     )
     task.start()
     task.join()
     assert task.exitcode == -signal.SIGKILL
-    _until(lambda: counts(client)[1] == 0)
+    if not reserves:
+        _until(lambda: counts(client)[1] == 0)
 
-    got = _read(Staging(location), 1, server) + _read(Staging(location), 2, server)
+    got = _read(Staging(location), 1, server, reserves=reserves)
+    got += _read(Staging(location), 2, server, reserves=reserves)
 
     assert sorted(set(got)) == sorted(items)
-    assert len(got) == (600 if step in {"linked", "durable"} else 300)
+    is_doubled = not reserves and step in {"linked", "durable"}
+    assert len(got) == (600 if is_doubled else 300)
     assert counts(client) == (0, 0)
 
 
@@ -155,6 +175,86 @@ def test_a_server_killed_before_the_confirm_repeats_its_part_only(
 
     assert first == numbered(50)
     assert _read(Staging(location), 3, server) == numbered(50)
+
+
+def test_a_server_killed_before_its_reads_are_finished_is_told_later(
+    server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """Its reads stay reserved over the restart, and the driver finishes them: none comes twice."""
+    client.put_many(QUEUE, numbered(50))
+    location = tmp_path / "staging"
+    Staging(location).identity()
+
+    def kill(point: str) -> None:
+        if point == "durable":
+            server.kill9()
+
+    first = _read(Staging(location, kill), 1, server, reserves=True)
+    assert first == numbered(50)
+    driver = StreamDriver(
+        Staging(location), ServerProbe(membership_of(server.address), QUEUE), QUEUE
+    )
+    start = {**driver.initial_offset(), "epoch": 1}
+    server.start()
+    assert counts(client) == (0, 50)
+
+    assert driver.latest_offset(start, BatchLimits(100, 1000)) == start
+    driver.close()
+    assert counts(client) == (0, 0)
+
+
+def test_items_come_again_only_after_their_lease(
+    server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """A task that failed before it had staged them keeps them so long, and no longer."""
+    client.put_many(QUEUE, numbered(3))
+    reads = TaggedReads(server.address, QUEUE, "name", 1.0)
+    assert list(reads.open(PART, 3, 1 << 20).items) == numbered(3)
+    reads.close()
+
+    _until(lambda: counts(client) == (3, 0))
+    assert sorted(_read(Staging(tmp_path), 2, server, reserves=True)) == numbered(3)
+
+
+def test_an_answer_that_is_lost_reserves_nothing_for_long(
+    server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """The part names the tag, and what the server reserved under it is released."""
+    client.put_many(QUEUE, numbered(5))
+    part = StagedPart(PART, server.address, 0, is_last=True, batches=(), unsure="name:1:0.0.0")
+    client.reserve_many(QUEUE, 5, 600.0, tag="name:1:0.0.0")
+    assert counts(client) == (0, 5)
+
+    probe = ServerProbe(membership_of(server.address), QUEUE)
+    assert probe.settle(part)
+    probe.close()
+    assert counts(client) == (5, 0)
+
+
+def test_a_server_without_reserved_reads_is_found_out(server: ServerProcess) -> None:
+    """Servers that do not answer are left out."""
+    with foreign_server() as foreign:
+        probe = ServerProbe(membership_of(f"{server.address},{foreign}"), QUEUE)
+        asked = [server.address, foreign, "127.0.0.1:1"]
+        assert probe.reserving(asked) == {server.address: True, foreign: False}
+        probe.close()
+
+
+@contextmanager
+def foreign_server() -> Iterator[str]:
+    """Answer as Kestrel does to a command that it does not know, and close."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"CLIENT_ERROR\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        thread.join()
 
 
 def test_the_probe_waits_for_an_item_on_any_server(
@@ -191,9 +291,17 @@ def _put_later(server: ServerProcess) -> None:
         client.put(QUEUE, b"an item")
 
 
-def _read(staging: Staging, epoch: int, server: ServerProcess) -> list[bytes]:
-    share = PartitionShare(server.address, SHARE_ITEMS, 1 << 30)
-    parts = staging.read(epoch, 0, share, lambda: ServerReads(server.address, QUEUE), SystemClock())
+def _read(
+    staging: Staging, epoch: int, server: ServerProcess, *, reserves: bool = False
+) -> list[bytes]:
+    share = PartitionShare(server.address, SHARE_ITEMS, 1 << 30, reserves)
+
+    def connect() -> QueueReads:
+        if reserves:
+            return TaggedReads(server.address, QUEUE, "name", 600.0)
+        return MonitoredReads(server.address, QUEUE)
+
+    parts = staging.read(epoch, 0, share, connect, SystemClock())
     return [
         item for part in parts for batch in part.batches for item in batch.column(0).to_pylist()
     ]

@@ -14,6 +14,7 @@ from threading import Thread
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
 
 from kestrelmq.client import Client
 from kestrelmq.errors import ConfigError
@@ -27,6 +28,7 @@ from kestrelmq.spark.pipelines import (
     restore_live,
 )
 from kestrelmq.spark.pipelines.archive import ArchivedQueue
+from kestrelmq.spark.pipelines.restore import in_time_range
 from tests.spark.spools import load
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
@@ -90,7 +92,7 @@ def test_archive_drains_queues_and_restore_brings_them_back(
 def test_restore_of_a_time_range_to_another_queue(
     spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:
-    """Of an archive, the time at which an item was read counts."""
+    """The time at which an item was added counts, or, if that is not known, read."""
     cluster = ClusterOptions(server.address)
     options = ArchiveOptions(cluster, ["work"], str(tmp_path / "table"))
     client.put("work", b"early")
@@ -104,6 +106,8 @@ def test_restore_of_a_time_range_to_another_queue(
     assert list(client.consume("back", idle_timeout=0)) == [b"late"]
     assert restore_live(spark, options.output, cluster, queue="back", until=between) == 1
     assert list(client.consume("back", idle_timeout=0)) == [b"early"]
+    untold = read_archive(spark, options.output).withColumn("add_time", f.lit(None).cast("long"))
+    assert in_time_range(untold, between, None).count() == 1
 
 
 def test_archive_copies_through_a_fanout_child(

@@ -1,5 +1,6 @@
 """`kestrel`: live servers as streams and tables, and as their sink, end to end."""
 
+import json
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -11,10 +12,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
+from kestrelmq.spark.batch_plan import BatchPlan
 from kestrelmq.spark.kestrel_options import ClusterOptions
 from kestrelmq.spark.kestrel_source import KestrelSource
 from kestrelmq.spark.pipelines import ArchiveOptions, archive
 from kestrelmq.spark.session import start_query
+from kestrelmq.spark.staging import PartitionShare
 from tests.spark.spools import adds, write
 from tests.spark.streams import QUEUE, drain, items_in, numbered, stream
 from tests.support.patience import PATIENCE, until
@@ -61,6 +64,8 @@ def test_a_cluster_is_drained_in_batches(
         server.address for server in servers
     }
     assert sizes.select("position").distinct().count() == 3010
+    told = table.where("deliveries = 1 AND expiry = 0 AND add_time BETWEEN 1.7e12 AND read_time")
+    assert told.count() == 3010
 
 
 def test_one_server_keeps_its_order(
@@ -189,6 +194,23 @@ def test_a_table_is_read_once_and_can_be_read_again(
     assert reader.option("batch", batch.name).load().count() == 500
     with pytest.raises(PySparkException, match="'nothing' is not allowed"):
         reader.option("batch", "nothing").load().count()
+
+
+def test_a_server_without_reserved_reads_tells_less(
+    spark: SparkSession, servers: list[ServerProcess], tmp_path: Path
+) -> None:
+    """Its items come by way of open reads; what it does not tell is null."""
+    address = servers[0].address
+    with Client(address) as client:
+        client.put_many(QUEUE, numbered(150))
+    (tmp_path / "staging" / "old").mkdir(parents=True)
+    plan = BatchPlan(1, "old", QUEUE, (PartitionShare(address, 150, 1 << 20),))
+    (tmp_path / "staging" / "old" / "plan.json").write_text(json.dumps(plan.to_offset()))
+    reader = spark.read.format("kestrel").options(servers=address, queue=QUEUE, batch="old")
+    table = reader.option("staging_location", str(tmp_path / "staging")).load()
+
+    assert sorted(int(row.data) for row in table.collect()) == list(range(150))
+    assert table.where("add_time IS NULL AND expiry IS NULL AND deliveries IS NULL").count() == 150
 
 
 def test_one_dataframe_is_one_batch(

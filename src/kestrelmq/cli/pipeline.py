@@ -222,7 +222,8 @@ def restore(  # noqa: PLR0913 # one for each flag
     kestrelmq pipeline restore contents --output spool
     kestrelmq pipeline restore archive --live --since 2026-01-31T10:00 --until 2026-01-31T11:00
 
-    A time without a zone is UTC. For an archive, items are selected by the time they were read.
+    A time without a zone is UTC. Of an archive of other servers than kestrelmq's, which do not
+    tell when items were added, items are selected by the time they were read.
     """  # noqa: D301 # \b is for the help
     if live == (output is not None):
         raise typer.BadParameter("give either --output DIR or --live")

@@ -16,6 +16,7 @@ from kestrelmq.errors import ConnectionLost, InvalidRequest, ProtocolError, Serv
 from kestrelmq.marks import PutMark
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import memcache_client as wire
+from kestrelmq.protocol.reserving import MAX_RESERVED
 
 _MOVE_WAIT: Final = 600.0
 """Seconds that a move or a copy may take besides the usual time-out."""
@@ -214,13 +215,15 @@ def reserve(
     queues: Sequence[bytes], count: int, terms: wire.ReserveTerms, wait: float
 ) -> Command[list[ReservedRead] | None]:
     """Reserve at most `count` items of the queues; None if the tag is done."""
+    # An open tag gives its items again, however many this request is for.
+    most = MAX_RESERVED if terms.tag else count
 
     def read() -> Reading[list[ReservedRead] | None]:
         found: list[ReservedRead] = []
         while not isinstance(reply := (yield), wire.EndOfList):
             if terms.tag and not found and reply == wire.Line("DONE"):
                 return None
-            if not isinstance(reply, wire.ItemReply) or len(found) == count:
+            if not isinstance(reply, wire.ItemReply) or len(found) == most:
                 _unexpected(reply)
             found.append(_reserved(reply, queues))
         return found

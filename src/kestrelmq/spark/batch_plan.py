@@ -6,7 +6,7 @@ that reads the batch again: so the same partitions are read, even if the set of 
 This module does no I/O.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -37,7 +37,12 @@ class BatchPlan:
     def to_offset(self) -> dict[str, Any]:
         """Return the offset that Spark logs."""
         shares = {
-            str(place): {"server": share.server, "items": share.items, "bytes": share.bytes}
+            str(place): {
+                "server": share.server,
+                "items": share.items,
+                "bytes": share.bytes,
+                "reserves": share.reserves,
+            }
             for place, share in enumerate(self.shares)
         }
         return {
@@ -55,12 +60,22 @@ def from_offset(offset: Mapping[str, Any]) -> BatchPlan:
         offset["epoch"],
         offset["staging"],
         offset.get("queue"),
-        tuple(PartitionShare(share["server"], share["items"], share["bytes"]) for share in shares),
+        tuple(
+            # Offsets of earlier versions do not say whether a server reserves.
+            PartitionShare(
+                share["server"], share["items"], share["bytes"], share.get("reserves", False)
+            )
+            for share in shares
+        ),
     )
 
 
 def share_out(
-    servers: Mapping[str, int | None], items: int | None, size: int, partitions: int
+    servers: Mapping[str, int | None],
+    items: int | None,
+    size: int,
+    partitions: int,
+    reserving: Collection[str] = (),
 ) -> tuple[PartitionShare, ...]:
     """Divide a batch into partitions, each of which reads one server.
 
@@ -71,6 +86,7 @@ def share_out(
         size: approximate maximum of bytes of items in the batch.
         partitions: minimum number of partitions; if there are fewer servers, several partitions
             read the same one.
+        reserving: the servers that have reserved reads.
 
     Returns:
         The shares: each of at least one item, and of at most `items` together.
@@ -88,7 +104,8 @@ def share_out(
             most = min(most, _part(allowed, len(mine), mine.index(place)))
         if most > 0:
             limited = min(most, MAX_PARTITION_ITEMS)
-            shares.append(PartitionShare(server, limited, max(1, size // len(readers))))
+            most_bytes = max(1, size // len(readers))
+            shares.append(PartitionShare(server, limited, most_bytes, server in reserving))
     return tuple(shares)
 
 

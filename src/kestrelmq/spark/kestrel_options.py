@@ -7,6 +7,7 @@ from typing import Final
 
 from kestrelmq.client.address import parse_addresses
 from kestrelmq.client.cluster import FixedMembership, Membership
+from kestrelmq.client.options import LONGEST_LEASE
 from kestrelmq.errors import ConfigError, InvalidRequest
 from kestrelmq.names import queue_name_error
 from kestrelmq.spark.batch_plan import MAX_PARTITION_ITEMS, MAX_PARTITIONS
@@ -18,6 +19,8 @@ DEFAULT_BYTES: Final = 128 << 20
 DEFAULT_WAIT: Final = 1.0
 DEFAULT_PATIENCE: Final = 600.0
 DEFAULT_LOADING_PATIENCE: Final = 60.0
+DEFAULT_STREAM_LEASE: Final = 86_400.0
+DEFAULT_TABLE_LEASE: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class KestrelReadOptions:
         batch: name of an earlier batch to read again; only for `spark.read`.
         patience: seconds that a batch read, or a query that ends by itself, waits for a queue that
             is still loading.
+        lease: seconds for which items are reserved, at most; None for the default.
     """
 
     cluster: ClusterOptions
@@ -79,6 +83,7 @@ class KestrelReadOptions:
     wait: float = DEFAULT_WAIT
     batch: str | None = None
     patience: float = DEFAULT_LOADING_PATIENCE
+    lease: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,7 @@ def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
             options.take("wait", DEFAULT_WAIT, a_time),
             options.take("batch", None, _batch),
             options.take("patience", DEFAULT_LOADING_PATIENCE, a_time),
+            options.take("lease", None, _lease),
         )
     )
 
@@ -176,6 +182,13 @@ def _servers(value: str) -> str:
 def _staging_location(value: str) -> str:
     # Executors may have another working directory than the driver.
     return str(Path(local_path(value, "staging_location")).absolute()) if value else value
+
+
+def _lease(value: str) -> float:
+    lease = a_time(value)
+    if not 1 <= lease <= LONGEST_LEASE:
+        raise ValueError("a time from '1s' to '11d'")
+    return lease
 
 
 def _batch(value: str) -> str:

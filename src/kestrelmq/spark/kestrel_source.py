@@ -14,6 +14,7 @@ table is no longer used. The option `batch` reads it again.
 
 import json
 from collections.abc import Iterator, MutableMapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -49,14 +50,16 @@ from kestrelmq.errors import ConfigError, ServerUnavailable
 from kestrelmq.spark import columns
 from kestrelmq.spark.batch_plan import BatchPlan, first_position, from_offset, share_out
 from kestrelmq.spark.kestrel_options import (
+    DEFAULT_STREAM_LEASE,
+    DEFAULT_TABLE_LEASE,
     KestrelReadOptions,
     kestrel_read_options,
     kestrel_write_options,
 )
 from kestrelmq.spark.kestrel_writer import KestrelStreamWriter, KestrelWriter
 from kestrelmq.spark.server_probe import ServerProbe
-from kestrelmq.spark.server_reads import ServerReads
-from kestrelmq.spark.staging import Reached, StagedPart, Staging
+from kestrelmq.spark.server_reads import MonitoredReads, TaggedReads
+from kestrelmq.spark.staging import QueueReads, Reached, StagedPart, Staging
 from kestrelmq.spark.stream_driver import BatchLimits, StreamDriver
 from kestrelmq.spark.tables import TableSource, arrow_schema, rows
 
@@ -67,26 +70,45 @@ KESTREL_SCHEMA: Final = StructType(
         StructField("server", StringType(), nullable=False),
         StructField("position", LongType(), nullable=False),
         StructField("read_time", LongType(), nullable=False),
+        StructField("add_time", LongType(), nullable=True),
+        StructField("expiry", LongType(), nullable=True),
+        StructField("deliveries", IntegerType(), nullable=True),
         StructField("size", IntegerType(), nullable=False),
         StructField("data", BinaryType(), nullable=False),
     ]
 )
 _PLAN: Final = "plan.json"
+_TOLD: Final = {"add_time": pa.int64(), "expiry": pa.int64(), "deliveries": pa.int32()}
+"""Columns of what only servers with reserved reads tell."""
 
 
 class KestrelPartition(InputPartition):
     """What one task reads: a partition of a batch, with the staging location `staging`."""
 
     def __init__(
-        self, staging: str, plan: BatchPlan, partition: int, patience: float | None
+        self,
+        staging: str,
+        plan: BatchPlan,
+        partition: int,
+        patience: float | None,
+        lease: float,
     ) -> None:
-        """Describe partition number `partition` of `plan`; `patience` is as in `ServerReads`."""
+        """Describe partition number `partition` of `plan`; the rest is as in `TaggedReads`."""
         super().__init__(None)
         self.staging = staging
         self.epoch = plan.epoch
         self.partition = partition
         self.share = plan.shares[partition]
         self.patience = patience
+        self.lease = lease
+        self.name = plan.staging
+
+    def reads(self, queue: str) -> QueueReads:
+        """Return the reads of its server, none of them open yet."""
+        server = self.share.server
+        if self.share.reserves:
+            return TaggedReads(server, queue, self.name, self.lease, patience=self.patience)
+        return MonitoredReads(server, queue, patience=self.patience)
 
 
 class KestrelSource(TableSource):
@@ -147,14 +169,13 @@ class _PartitionReader:
         """Yield a partition's items: those staged already, then new ones, which it stages first."""
         if not isinstance(partition, KestrelPartition):
             return
-        server, queue = partition.share.server, self._options.queue
         staging = Staging(Path(partition.staging), self._reached)
         position = first_position(partition.epoch, partition.partition)
         for part in staging.read(
             partition.epoch,
             partition.partition,
             partition.share,
-            lambda: ServerReads(server, queue, patience=partition.patience),
+            lambda: partition.reads(self._options.queue),
             SystemClock(),
         ):
             for batch in part.batches:
@@ -170,6 +191,7 @@ class _PartitionReader:
                 "server": lambda: columns.constant(part.server, count),
                 "position": lambda: pa.array(np.arange(position, position + count)),
                 "read_time": lambda: pa.array(np.full(count, part.read_time, dtype=np.int64)),
+                **{name: partial(_column, batch, name, kind) for name, kind in _TOLD.items()},
                 "size": lambda: pc.binary_length(data),
                 "data": lambda: data,
             },
@@ -206,7 +228,8 @@ class KestrelStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrig
             return []
         driver = self._stream_driver()
         patience = self._options.patience if driver.is_limited else None
-        return _partitions(self._options.staging_location, driver.plan_of(end), patience)
+        lease = self._options.lease or DEFAULT_STREAM_LEASE
+        return _partitions(self._options.staging_location, driver.plan_of(end), patience, lease)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Delete the parts of all batches up to `end`."""
@@ -263,7 +286,8 @@ class KestrelSourceReader(_PartitionReader, DataSourceReader):
                 raise self._not_allowed(error) from None
             # If two processes plan at the same time, the plan of the first is kept; both use it.
             text = Staging(directory).keep_first(_PLAN, json.dumps(self._plan().to_offset()))
-        return _partitions(str(directory), self._parsed(text), self._options.patience)
+        lease = self._options.lease or DEFAULT_TABLE_LEASE
+        return _partitions(str(directory), self._parsed(text), self._options.patience, lease)
 
     def _plan(self) -> BatchPlan:
         options = self._options
@@ -271,15 +295,17 @@ class KestrelSourceReader(_PartitionReader, DataSourceReader):
         try:
             probe.check_readable(options.patience)
             counts = probe.counts()
+            reserving = probe.reserving(counts)
         finally:
             probe.close()
-        if not counts:
+        if not reserving:
             raise ServerUnavailable("no server can be asked what is in the queue")
         shares = share_out(
-            {server: items for server, items in counts.items() if items},
+            {server: counts[server] for server in reserving if counts[server]},
             options.max_items_per_batch,
             options.max_bytes_per_batch,
             options.min_partitions,
+            [server for server, reserves in reserving.items() if reserves],
         )
         return BatchPlan(1, self._batch, options.queue, shares)
 
@@ -302,5 +328,16 @@ class KestrelSourceReader(_PartitionReader, DataSourceReader):
         )
 
 
-def _partitions(staging: str, plan: BatchPlan, patience: float | None) -> list[InputPartition]:
-    return [KestrelPartition(staging, plan, place, patience) for place in range(len(plan.shares))]
+def _partitions(
+    staging: str, plan: BatchPlan, patience: float | None, lease: float
+) -> list[InputPartition]:
+    return [
+        KestrelPartition(staging, plan, place, patience, lease) for place in range(len(plan.shares))
+    ]
+
+
+def _column(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
+    """Return a column of a part; it has none if its server did not tell."""
+    if name in batch.schema.names:
+        return batch.column(name)
+    return pa.nulls(batch.num_rows, kind)

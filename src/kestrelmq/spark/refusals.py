@@ -13,7 +13,8 @@ from kestrelmq.errors import KestrelError, ServerRefused
 
 T = TypeVar("T")
 
-_LOADING: Final = "is still loading"
+_PASSING: Final = ("is still loading", "the reserved items of queue")
+"""What refusals say that end by themselves: the second when other readers finish theirs."""
 _PAUSE: Final = 0.1
 
 
@@ -49,7 +50,8 @@ def ask_when_loaded(
         except ServerRefused as error:
             if not is_refusal(error):
                 raise
-            if _LOADING not in str(error) or clock.monotonic() >= deadline:
+            passing = any(reason in str(error) for reason in _PASSING)
+            if not passing or clock.monotonic() >= deadline:
                 raise QueueCannotBeRead(
                     f"queue {queue!r} on {server} cannot be read: {error}"
                 ) from error

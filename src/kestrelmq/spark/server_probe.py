@@ -5,13 +5,13 @@ A server that cannot be asked counts as one without items, and is not asked for 
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from random import Random
 from typing import Final, TypeVar
 
 from kestrelmq.client import commands
-from kestrelmq.client.address import Address
+from kestrelmq.client.address import Address, parse_address
 from kestrelmq.client.blocking import Connection
 from kestrelmq.client.cluster import Membership, ServerSet
 from kestrelmq.client.commands import Command
@@ -19,10 +19,14 @@ from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.statistics import queue_stats
 from kestrelmq.errors import ClientError, ServerRefused
 from kestrelmq.spark.refusals import ask_when_loaded, is_refusal
+from kestrelmq.spark.server_reads import settling
+from kestrelmq.spark.staging import StagedPart
 
 T = TypeVar("T")
 
 _MAX_THREADS: Final = 64
+_NOBODY: Final = "kestrelmq.spark"
+"""An owner that never reserves anything."""
 
 _log: Final = logging.getLogger("kestrelmq.spark")
 
@@ -92,6 +96,32 @@ class ServerProbe:
             )
             for server, pairs in answers.items()
         }
+
+    def reserving(self, servers: Iterable[str]) -> dict[str, bool]:
+        """Return which of the servers have reserved reads; without those that do not answer.
+
+        They are asked to extend the leases of an owner that has none, which changes nothing.
+        """
+        found = {}
+        for server in servers:
+            try:
+                self._run(parse_address(server), commands.extend_owner(_NOBODY, 1.0))
+                found[server] = True
+            except ServerRefused:
+                found[server] = False
+            except ClientError as error:
+                self._set_aside(parse_address(server), error)
+        return found
+
+    def settle(self, part: StagedPart) -> bool:
+        """Tell the server of a part about it; return whether that was possible."""
+        try:
+            for command in settling(self._name, part):
+                self._run(parse_address(part.server), command)
+        except ClientError as error:
+            _log.info("%s: cannot be told yet what was read: %s", part.server, error)
+            return False
+        return True
 
     def close(self) -> None:
         """Close every connection."""

@@ -5,14 +5,26 @@ only once. So a task that reads a server's items first writes them to a part, a 
 changes, and only then confirms the reads:
 
     step                                       what a crash during the step leaves
-    1  open reads on the server                the server puts the items back
+    1  open reads on the server                no part; see below
     2  write a temporary file and sync it      the same, and the temporary is garbage
     3  link it into place, sync the directory  the same, or the part is in place
-    4  confirm the reads                       the part is in place; unconfirmed items come again
+    4  confirm the reads                       the part is in place, but not settled
     5  yield the rows of the part              the part is in place, and is read again
 
-A task that finds the part in place goes straight to step 5. If two tasks make the same part, the
-one that links first wins; the other gives its items back and reads the winner's part.
+What becomes of the reads depends on the server. One that has reserved reads keeps them over a
+crash: they are reserved under a tag that names the part, so the next task that makes the part gets
+the same items, and the part has the names of its reads, so whoever finds it in place can confirm
+them. Each item comes once. At any other server open reads end with their connections: items that
+were not confirmed come again.
+
+A part is settled once the server has been told; a file beside it, `NAME.settled`, says so. It need
+not be on disk, because telling the server again does no harm. If the server cannot be told, the
+rows are yielded nevertheless; the driver tells it later. For that the driver keeps a second name of
+the part, `late-NAME`, when the part itself is deleted.
+
+A task that finds the part in place goes straight to step 5, by way of step 4 if it is not settled.
+If two tasks make the same part, the one that links first wins; the other gives back what is not in
+the winner's part, and reads that.
 
 Parts are kept until Spark has logged the next batch. The driver writes the mark `committed` before
 it deletes them, and a task reads that mark between steps 3 and 4. A task that was stopped for so
@@ -25,7 +37,8 @@ the query's driver keeps it locked while the query runs.
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
@@ -33,6 +46,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from kestrelmq.client.commands import ReservedRead
 from kestrelmq.clock import Clock
 from kestrelmq.errors import ClientError, KestrelError, ServerRefused
 from kestrelmq.journal.files import (
@@ -51,10 +65,20 @@ _BATCH_BYTES: Final = 64 << 20
 _BATCH_ROWS: Final = 10_000
 
 _PART_NAME: Final = re.compile(r"(\d{10})-(\d{5})-(\d{5})\.arrow")
+_SETTLED_NAME: Final = re.compile(r"(\d{10})-\d{5}-\d{5}\.arrow\.settled")
+_SETTLED: Final = ".settled"
+_LATE: Final = "late-"
 _IDENTITY: Final = "identity"
 _COMMITTED: Final = "committed"
 _LOCK: Final = "lock"
-_DATA_FIELD: Final = pa.field("data", pa.binary(), nullable=False)
+_DATA_FIELDS: Final = (pa.field("data", pa.binary(), nullable=False),)
+_RESERVED_FIELDS: Final = (
+    pa.field("add_time", pa.int64(), nullable=False),
+    pa.field("expiry", pa.int64(), nullable=False),
+    pa.field("deliveries", pa.int32(), nullable=False),
+    pa.field("read", pa.string(), nullable=False),
+)
+"""What only a server with reserved reads tells."""
 
 Reached = Callable[[str], None]
 """Called between two steps with the name of that point; crash tests stop there."""
@@ -84,36 +108,55 @@ class PartId:
 
 @dataclass(frozen=True, slots=True)
 class OpenedItems:
-    """Items of open reads; `exhausted` if the server has, or gives, no more items."""
+    """Items of open reads.
+
+    Attributes:
+        items: their data.
+        exhausted: whether the server has, or gives, no more items.
+        reserved: the reads, if they are reserved, one for each item.
+        unsure: a tag under which the server may have reserved more: its answer was lost.
+    """
 
     items: Sequence[bytes]
     exhausted: bool
+    reserved: Sequence[ReservedRead] = ()
+    unsure: str = ""
 
 
 class QueueReads(Protocol):
     """The open reads of a queue on one server, until they are confirmed or given back."""
 
-    def open(self, items: int, size: int) -> OpenedItems:
-        """Open up to `items` reads, of about `size` bytes.
+    def open(self, part: PartId, items: int, size: int) -> OpenedItems:
+        """Open up to `items` reads for a part, of about `size` bytes.
 
         Raises:
             ClientError: the server cannot be read; `give_back` is called next.
         """
 
-    def confirm(self) -> None:
-        """Confirm the open reads. Items whose confirmation fails come again; that is no error."""
+    def confirm(self, part: "StagedPart") -> bool:
+        """Confirm the open reads, which are those of `part`; return whether it is settled."""
 
-    def give_back(self) -> None:
-        """End the reads without confirming them."""
+    def settle(self, part: "StagedPart") -> bool:
+        """Tell the server about a part that was found in place; return whether it is settled."""
+
+    def give_back(self, *, but: Collection[str] = ()) -> None:
+        """End the reads without confirming them, but leave those named `but`; then close."""
+
+    def close(self) -> None:
+        """Close the connections. Reads that end with those end; reserved ones stay reserved."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionShare:
-    """What one partition of a batch may take: the server, and the maximum of items and bytes."""
+    """What one partition of a batch may take: the server, and the maximum of items and bytes.
+
+    `reserves` says whether the server has reserved reads.
+    """
 
     server: str
     items: int
     bytes: int
+    reserves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +168,9 @@ class StagedPart:
         server: the server that its items came from.
         read_time: when they were read (ms).
         is_last: whether it is the last part of its partition.
-        batches: the items, in the server's order; one column, `data`.
+        batches: the items, in the server's order: a column `data` and, if their reads were
+            reserved, `add_time`, `expiry`, `deliveries` and `read`, the names of the reads.
+        unsure: as in `OpenedItems`.
     """
 
     id: PartId
@@ -133,6 +178,17 @@ class StagedPart:
     read_time: int
     is_last: bool
     batches: tuple[pa.RecordBatch, ...]
+    unsure: str = ""
+
+    @property
+    def reads(self) -> list[str]:
+        """The names of its reads; none if they were not reserved."""
+        return [
+            read
+            for batch in self.batches
+            if "read" in batch.schema.names
+            for read in batch.column("read").to_pylist()
+        ]
 
     @property
     def items(self) -> int:
@@ -180,6 +236,10 @@ class Staging:
                     reads = reads or connect()
                     rest = PartitionShare(share.server, items, size)
                     part = self._stage(part_id, rest, reads, clock)
+                elif not self._is_settled(part_id.name):
+                    reads = reads or connect()
+                    if reads.settle(part):
+                        self.mark_settled(part_id.name)
                 self._reached("yielding")
                 yield part
                 if part.is_last:
@@ -187,12 +247,27 @@ class Staging:
                 items, size, number = items - part.items, size - part.bytes, number + 1
         finally:
             if reads is not None:
-                reads.give_back()
+                reads.close()
 
     def find(self, part_id: PartId) -> StagedPart | None:
         """Return a part, or None if it is not in place."""
+        return self._load(part_id, part_id.name)
+
+    def mark_settled(self, name: str) -> None:
+        """Take note that the server was told about the part in a file."""
+        if name.startswith(_LATE):
+            (self.path / name).unlink(missing_ok=True)
+        else:
+            # Mode x: follow no symbolic link.
+            with suppress(FileExistsError), (self.path / f"{name}{_SETTLED}").open("xb"):
+                pass
+
+    def _is_settled(self, name: str) -> bool:
+        return (self.path / f"{name}{_SETTLED}").exists()
+
+    def _load(self, part_id: PartId, name: str) -> StagedPart | None:
         try:
-            source = pa.memory_map(str(self.path / part_id.name))
+            source = pa.memory_map(str(self.path / name))
         except FileNotFoundError:
             return None
         reader = pa.ipc.open_file(source)
@@ -203,13 +278,14 @@ class Staging:
             int(metadata[b"read_time"]),
             metadata[b"is_last"] == b"1",
             tuple(reader.get_batch(place) for place in range(reader.num_record_batches)),
+            metadata.get(b"unsure", b"").decode(),
         )
 
     def _stage(
         self, part_id: PartId, share: PartitionShare, reads: QueueReads, clock: Clock
     ) -> StagedPart:
         try:
-            opened = reads.open(share.items, min(share.bytes, PART_BYTES))
+            opened = reads.open(part_id, share.items, min(share.bytes, PART_BYTES))
         except ClientError as error:
             reads.give_back()
             if isinstance(error, ServerRefused) and error.kind != "SERVER_ERROR":
@@ -223,30 +299,33 @@ class Staging:
             "server": share.server,
             "read_time": str(clock.now()),
             "is_last": f"{is_last:d}",
+            "unsure": opened.unsure,
         }
-        if self._write_part(part_id, opened.items, metadata):
-            if self.committed() >= part_id.epoch:
-                reads.give_back()
-                (self.path / part_id.name).unlink(missing_ok=True)
-            self._check_not_over(part_id.epoch)
-            reads.confirm()
-            self._reached("confirmed")
-        else:
+        is_ours = self._write_part(part_id, opened, metadata)
+        if is_ours and self.committed() >= part_id.epoch:
             reads.give_back()
+            (self.path / part_id.name).unlink(missing_ok=True)
+            self._check_not_over(part_id.epoch)
         part = self.find(part_id)
         if part is None:
+            reads.give_back()
             raise BatchIsOver(f"{self.path}: {part_id.name} is gone: its batch is over")
+        if is_ours:
+            if reads.confirm(part):
+                self.mark_settled(part_id.name)
+            self._reached("confirmed")
+        else:
+            reads.give_back(but=part.reads)
         return part
 
-    def _write_part(
-        self, part_id: PartId, items: Sequence[bytes], metadata: dict[str, str]
-    ) -> bool:
+    def _write_part(self, part_id: PartId, opened: OpenedItems, metadata: dict[str, str]) -> bool:
         """Write a part; return False if it exists already."""
-        schema = pa.schema([_DATA_FIELD], metadata=metadata)
+        fields = [*_DATA_FIELDS, *(_RESERVED_FIELDS if opened.reserved else ())]
+        schema = pa.schema(fields, metadata=metadata)
 
         def write(file: BinaryIO) -> None:
             with pa.ipc.new_file(file, schema) as writer:
-                for batch in _record_batches(items):
+                for batch in _record_batches(opened, schema):
                     writer.write_batch(batch)
 
         return self._write_once(part_id.name, write)
@@ -326,14 +405,51 @@ class Staging:
             return 0
 
     def commit(self, epoch: int) -> None:
-        """Delete the parts of this and all earlier epochs, which are not needed any more."""
-        if epoch > self.committed():
+        """Delete the parts of this and all earlier epochs, which are not needed any more.
+
+        Parts that are not settled get their second names first: until the mark is written, no task
+        that comes too late can put a part in place that looks like one of these.
+        """
+        committed = self.committed()
+        if epoch > committed:
+            for part_id in self._unsettled_parts(committed, epoch):
+                link_new(self.path / part_id.name, self.path / f"{_LATE}{part_id.name}")
             replace_file(DiskDirectory(self.path), _COMMITTED, b"%d" % epoch)
         self._reached("marked")
         for part_id in self.parts():
             if part_id.epoch <= epoch:
                 (self.path / part_id.name).unlink(missing_ok=True)
                 self._reached("deleting")
+        for file in self.path.iterdir():
+            match = _SETTLED_NAME.fullmatch(file.name)
+            if match is not None and int(match[1]) <= epoch:
+                file.unlink(missing_ok=True)
+
+    def unsettled(self, epoch: int) -> list[tuple[str, StagedPart]]:
+        """Return the parts of epochs up to `epoch` that are not settled, with their file names.
+
+        Call it when the batches up to `epoch` are over.
+        """
+        names = [
+            (file.name, match)
+            for file in self.path.iterdir()
+            if file.name.startswith(_LATE)
+            and (match := _PART_NAME.fullmatch(file.name.removeprefix(_LATE))) is not None
+        ]
+        found = [(name, PartId(*map(int, match.groups()))) for name, match in sorted(names)]
+        found += [
+            (part_id.name, part_id) for part_id in self._unsettled_parts(self.committed(), epoch)
+        ]
+        loaded = ((name, self._load(part_id, name)) for name, part_id in found)
+        return [(name, part) for name, part in loaded if part is not None]
+
+    def _unsettled_parts(self, committed: int, epoch: int) -> list[PartId]:
+        """Return the parts after epoch `committed`, up to `epoch`, that are not settled."""
+        return [
+            part_id
+            for part_id in self.parts()
+            if committed < part_id.epoch <= epoch and not self._is_settled(part_id.name)
+        ]
 
     def collect_garbage(self) -> None:
         """Delete what crashes left: temporaries, and parts of committed epochs.
@@ -350,21 +466,26 @@ class Staging:
         return self.path / f"{TEMPORARY_MARK}{name}~{uuid4().hex[:12]}"
 
 
-def _record_batches(items: Sequence[bytes]) -> Iterator[pa.RecordBatch]:
+def _record_batches(opened: OpenedItems, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Split items into record batches that Arrow can address."""
+    items = opened.items
     start, size = 0, 0
     for place, item in enumerate(items):
         if place > start and (place - start == _BATCH_ROWS or size + len(item) > _BATCH_BYTES):
-            yield _record_batch(items[start:place])
+            yield _record_batch(opened, start, place, schema)
             start, size = place, 0
         size += len(item)
     if start < len(items):
-        yield _record_batch(items[start:])
+        yield _record_batch(opened, start, len(items), schema)
 
 
-def _record_batch(items: Sequence[bytes]) -> pa.RecordBatch:
-    array = pa.array(items, pa.binary())
-    return pa.RecordBatch.from_arrays([array], schema=pa.schema([_DATA_FIELD]))
+def _record_batch(opened: OpenedItems, start: int, end: int, schema: pa.Schema) -> pa.RecordBatch:
+    columns: list[Sequence[object]] = [opened.items[start:end]]
+    if opened.reserved:
+        reads = opened.reserved[start:end]
+        columns += [[getattr(read, field.name) for read in reads] for field in _RESERVED_FIELDS]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _data_bytes(batch: pa.RecordBatch) -> int:

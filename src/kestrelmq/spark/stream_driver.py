@@ -1,11 +1,12 @@
 """The driver's side of a stream: plan the next batch, and delete parts that are done.
 
-It holds the lock of the staging location from its first call on. It confirms no items: the tasks
-do. This module does not need Spark; `kestrel_source` connects it to Spark's interface.
+It holds the lock of the staging location from its first call on. The tasks confirm the items; it
+only tells a server that they could not reach, when that is back. This module does not need Spark;
+`kestrel_source` connects it to Spark's interface.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -13,11 +14,15 @@ from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import ConfigError, ServerUnavailable
 from kestrelmq.journal.files import FileLock
 from kestrelmq.spark.batch_plan import BatchPlan, from_offset, share_out, taken_by_server
-from kestrelmq.spark.staging import PartId, Staging, StagingInUse
+from kestrelmq.spark.staging import PartId, StagedPart, Staging, StagingInUse
 
 LOCK_PATIENCE: Final = 15.0
 """Seconds that a new query waits for the lock. If a driver was killed, its Python process keeps the
 lock for as long as its option `wait`."""
+
+
+SETTLE_PAUSE: Final = 5.0
+"""Seconds before a server that could not be told about parts is asked again."""
 
 
 class QueueServers(Protocol):
@@ -31,6 +36,12 @@ class QueueServers(Protocol):
 
     def counts(self) -> dict[str, int]:
         """Return the number of items on each server that can be asked."""
+
+    def reserving(self, servers: Iterable[str]) -> dict[str, bool]:
+        """Return which of the servers have reserved reads; without those that do not answer."""
+
+    def settle(self, part: StagedPart) -> bool:
+        """Tell the server of a part about it; return whether that was possible."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -83,6 +94,7 @@ class StreamDriver:
         self._identity: str | None = None
         self._remaining: dict[str, int] | None = None
         self._counted: set[PartId] = set()
+        self._settle_at = 0.0
 
     def lock_staging(self) -> str:
         """Lock the staging location unless that is done; return its identity.
@@ -127,6 +139,7 @@ class StreamDriver:
         """
         before = from_offset(start)
         self._check(before)
+        self._settle(before.epoch)
         if self.is_limited:
             self._servers.check_readable(self._patience)
         allowed = self._items_left(limits)
@@ -135,7 +148,14 @@ class StreamDriver:
         else:
             having = self._servers.with_items(0.0) if allowed else []
             found = {server: allowed[server] for server in having if allowed.get(server)}
-        shares = share_out(found, limits.items, limits.bytes, self._partitions)
+        reserving = self._servers.reserving(found) if found else {}
+        shares = share_out(
+            {server: items for server, items in found.items() if server in reserving},
+            limits.items,
+            limits.bytes,
+            self._partitions,
+            [server for server, reserves in reserving.items() if reserves],
+        )
         if not shares:
             return dict(start)
         return BatchPlan(before.epoch + 1, before.staging, self._queue, shares).to_offset()
@@ -167,6 +187,19 @@ class StreamDriver:
         if self._lock is not None:
             self._lock.release()
         self._identity = None
+
+    def _settle(self, epoch: int) -> None:
+        """Tell servers what was read of them in the batches up to `epoch`, if tasks could not."""
+        if self._clock.monotonic() < self._settle_at:
+            return
+        failed: set[str] = set()
+        for name, part in self._staging.unsettled(epoch):
+            if part.server not in failed and self._servers.settle(part):
+                self._staging.mark_settled(name)
+            else:
+                failed.add(part.server)
+        if failed:
+            self._settle_at = self._clock.monotonic() + SETTLE_PAUSE
 
     def _items_left(self, limits: BatchLimits) -> dict[str, int] | None:
         """Return how many items may be taken from each server, or None for no limit."""

@@ -30,6 +30,7 @@ def test_options_are_parsed() -> None:
     assert kestrel_read_options(given) == KestrelReadOptions(
         cluster, "work+copy", "/s", 5, 1 << 20, 3, 0.5
     )
+    assert kestrel_read_options(READ | {"lease": "1 hour"}).lease == 3600.0
     assert kestrel_read_options(READ) == KestrelReadOptions(ClusterOptions("a:1"), "q", "/s")
     assert kestrel_write_options(
         {"servers": "a:1", "checkpointLocation": "/c"}
@@ -55,6 +56,8 @@ def test_options_are_parsed() -> None:
         ({"min_partitions": "2000"}, "a whole number from 1 to 1024"),
         ({"max_bytes_per_batch": "much"}, "a size above 0"),
         ({"wait": "long"}, "a time such as '1s'"),
+        ({"lease": "0s"}, "a time from '1s' to '11d'"),
+        ({"lease": "12d"}, "a time from '1s' to '11d'"),
         ({"queues": "q"}, "option 'queues' = 'q' of reading kestrel is unknown"),
     ],
 )

@@ -3,12 +3,13 @@
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from kestrelmq.client.commands import ReservedRead
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import ConnectionLost, ServerRefused, ServerUnavailable
 from kestrelmq.spark.staging import (
@@ -51,7 +52,7 @@ class QueueReads:
         self._at_once = at_once
         self._open: list[bytes] = []
 
-    def open(self, items: int, size: int) -> OpenedItems:
+    def open(self, part: PartId, items: int, size: int) -> OpenedItems:  # noqa: ARG002 # no tags
         """Open reads until one limit is reached."""
         before = len(self._open)
         taken = 0
@@ -62,15 +63,81 @@ class QueueReads:
             self._open.append(self._queue.waiting.pop(0))
         return OpenedItems(self._open[before:], exhausted=not self._queue.waiting)
 
-    def confirm(self) -> None:
+    def confirm(self, part: StagedPart) -> bool:  # noqa: ARG002 # no tags
         """The items are gone."""
         self._queue.confirmed += self._open
         self._open = []
+        return True
 
-    def give_back(self) -> None:
+    def settle(self, part: StagedPart) -> bool:  # noqa: ARG002 # no tags
+        """Nothing is to be said."""
+        return True
+
+    def give_back(self, *, but: Collection[str] = ()) -> None:  # noqa: ARG002 # no tags
         """The items wait again, at the head."""
         self._queue.waiting[:0] = self._open
         self._open = []
+
+    def close(self) -> None:
+        """The items wait again."""
+        self.give_back()
+
+
+class TaggingQueue:
+    """A server's queue with reserved reads: they outlive the task, under the tag of their part."""
+
+    def __init__(self, items: Sequence[bytes]) -> None:
+        self.waiting = list(items)
+        self.reserved: dict[PartId, list[ReservedRead]] = {}
+        self.confirmed: list[bytes] = []
+        self.is_away = False
+
+    def connect(self) -> "TaggedReads":
+        """Return reads of it."""
+        return TaggedReads(self)
+
+
+class TaggedReads:
+    """Reads of a `TaggingQueue`, 10 items for each part."""
+
+    def __init__(self, queue: TaggingQueue) -> None:
+        self._queue = queue
+        self._held: list[ReservedRead] = []
+
+    def open(self, part: PartId, items: int, size: int) -> OpenedItems:  # noqa: ARG002 # always 10
+        """Reserve items, or what is reserved already."""
+        queue = self._queue
+        if not queue.reserved.get(part):
+            taken = [queue.waiting.pop(0) for _ in range(min(items, 10, len(queue.waiting)))]
+            queue.reserved[part] = [
+                ReservedRead("q", f"{part.name} {item!r}", item, 1, 7, 0) for item in taken
+            ]
+        self._held = queue.reserved[part]
+        items_held = [read.data for read in self._held]
+        return OpenedItems(items_held, not queue.waiting, tuple(self._held))
+
+    def confirm(self, part: StagedPart) -> bool:
+        """As settle."""
+        self._held = []
+        return self.settle(part)
+
+    def settle(self, part: StagedPart) -> bool:
+        """Those that are reserved still are gone, unless the server is away."""
+        if not self._queue.is_away:
+            self._end(part.reads, self._queue.confirmed)
+        return not self._queue.is_away
+
+    def give_back(self, *, but: Collection[str] = ()) -> None:
+        """The others wait again."""
+        self._end([one.read for one in self._held if one.read not in but], self._queue.waiting)
+
+    def close(self) -> None:
+        """They stay reserved."""
+
+    def _end(self, names: Collection[str], to: list[bytes]) -> None:
+        for part, reads in self._queue.reserved.items():
+            to += [one.data for one in reads if one.read in names]
+            self._queue.reserved[part] = [one for one in reads if one.read not in names]
 
 
 class BrokenReads(QueueReads):
@@ -78,9 +145,9 @@ class BrokenReads(QueueReads):
 
     error: Exception = ConnectionLost("a:1: gone")
 
-    def open(self, items: int, size: int) -> OpenedItems:
+    def open(self, part: PartId, items: int, size: int) -> OpenedItems:
         """Open reads, and fail."""
-        super().open(items, size)
+        super().open(part, items, size)
         raise self.error
 
 
@@ -105,7 +172,7 @@ def location(tmp_path: Path) -> Path:
 
 def read(
     location: Path,
-    queue: Queue,
+    queue: Queue | TaggingQueue,
     share: PartitionShare = SHARE,
     *,
     epoch: int = 1,
@@ -176,6 +243,92 @@ def test_a_crash_at_any_step_loses_nothing(location: Path, step: str, nth: int) 
     may_be_twice = step in {"linked", "durable"}
     assert len(twice) == (10 if may_be_twice else 0)
     assert queue.waiting == []
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("nth", [1, 3])
+def test_a_crash_at_any_step_repeats_nothing_that_is_reserved(
+    location: Path, step: str, nth: int
+) -> None:
+    """What a task that died had reserved is the next one's, and each item comes once, in order."""
+    queue = TaggingQueue(numbered(35))
+    left = nth
+
+    def crash(point: str) -> None:
+        nonlocal left
+        left -= point == step
+        if point == step and left == 0:
+            raise Crash
+
+    with suppress(Crash):
+        read(location, queue, reached=crash)
+
+    assert read(location, queue) + read(location, queue, epoch=2) == numbered(35)
+    assert queue.confirmed == numbered(35)
+
+
+def test_a_server_that_is_away_is_told_later(location: Path) -> None:
+    """The rows are yielded; what was read is kept until the server was told, over a commit too."""
+    queue, staging = TaggingQueue(numbered(15)), Staging(location)
+    queue.is_away = True
+    assert read(location, queue) == numbered(15)
+    assert len(staging.unsettled(0)) == 0
+    assert len(staging.unsettled(1)) == 2
+    staging.commit(1)
+    staging.collect_garbage()
+
+    assert staging.parts() == []
+    queue.is_away = False
+    for name, part in staging.unsettled(1):
+        assert queue.connect().settle(part)
+        staging.mark_settled(name)
+
+    assert queue.confirmed == numbered(15)
+    assert staging.unsettled(1) == []
+    assert sorted(file.name for file in location.iterdir()) == ["committed", "identity"]
+
+
+def test_a_task_that_finds_a_part_tells_the_server(location: Path) -> None:
+    """It does so once: what is settled needs no server."""
+    queue = TaggingQueue(numbered(5))
+    queue.is_away = True
+    read(location, queue)
+    queue.is_away = False
+
+    assert read(location, queue) == numbered(5)
+    assert queue.confirmed == numbered(5)
+    queue.is_away = True
+    assert read(location, queue) == numbered(5)
+    assert Staging(location).unsettled(1) == []
+
+
+def test_the_loser_of_a_race_releases_only_what_the_winner_has_not(location: Path) -> None:
+    """Both have the reads of the same tag; those of the winner's part are confirmed."""
+    queue = TaggingQueue(numbered(20))
+
+    def race(point: str) -> None:
+        if point == "synced" and not Staging(location).parts():
+            assert read(location, queue) == numbered(20)
+
+    assert read(location, queue, reached=race) == numbered(20)
+    assert queue.confirmed == numbered(20)
+    assert queue.waiting == []
+
+
+def test_a_tagged_task_whose_batch_is_over_confirms_nothing(location: Path) -> None:
+    """It releases what it has: nobody would read its part."""
+    queue = TaggingQueue(numbered(5))
+
+    def sleep(point: str) -> None:
+        if point == "written":
+            read(location, Queue([b"other"]))
+            Staging(location).commit(1)
+
+    with pytest.raises(BatchIsOver):
+        read(location, queue, reached=sleep)
+
+    assert queue.waiting == numbered(5)
+    assert Staging(location).unsettled(1) == []
 
 
 @pytest.mark.parametrize("step", STEPS)

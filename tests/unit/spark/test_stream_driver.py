@@ -1,6 +1,6 @@
 """The driver of a stream: which batches it opens, and what its staging location keeps."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -9,8 +9,8 @@ import pytest
 from kestrelmq.errors import ConfigError, ServerRefused, ServerUnavailable
 from kestrelmq.spark.batch_plan import from_offset
 from kestrelmq.spark.refusals import QueueCannotBeRead, ask_when_loaded
-from kestrelmq.spark.staging import OpenedItems, Staging, StagingInUse
-from kestrelmq.spark.stream_driver import BatchLimits, StreamDriver
+from kestrelmq.spark.staging import OpenedItems, PartId, StagedPart, Staging, StagingInUse
+from kestrelmq.spark.stream_driver import SETTLE_PAUSE, BatchLimits, StreamDriver
 from kestrelmq.testing.clock import FakeClock
 
 LIMITS = BatchLimits(100, 1000)
@@ -22,6 +22,8 @@ class Cluster:
     def __init__(self, items: Mapping[str, int]) -> None:
         self.items = dict(items)
         self.refusing: str | None = None
+        self.away: set[str] = set()
+        self.settled: list[PartId] = []
 
     def check_readable(self, patience: float) -> None:
         """Refuse while one does not give its queue."""
@@ -36,6 +38,17 @@ class Cluster:
         """All of them."""
         return dict(self.items)
 
+    def reserving(self, servers: Iterable[str]) -> dict[str, bool]:
+        """All that answer have reserved reads."""
+        return {server: True for server in servers if server not in self.away}
+
+    def settle(self, part: StagedPart) -> bool:
+        """Take note of it."""
+        if part.server in self.away:
+            return False
+        self.settled.append(part.id)
+        return True
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -47,16 +60,24 @@ class Reads:
         self._cluster = cluster
         self._server = server
 
-    def open(self, items: int, size: int) -> OpenedItems:  # noqa: ARG002 # no limit
+    def open(self, part: PartId, items: int, size: int) -> OpenedItems:  # noqa: ARG002 # no limit
         """Take as many as there are."""
         taken = min(items, self._cluster.items[self._server])
         self._cluster.items[self._server] -= taken
         return OpenedItems([b"x"] * taken, exhausted=True)
 
-    def confirm(self) -> None:
-        """They are gone already."""
+    def confirm(self, part: StagedPart) -> bool:
+        """They are gone already, but the server may be away."""
+        return self.settle(part)
 
-    def give_back(self) -> None:
+    def settle(self, part: StagedPart) -> bool:
+        """Tell the server, if it is there."""
+        return part.server not in self._cluster.away
+
+    def give_back(self, *, but: Collection[str] = ()) -> None:
+        """Nothing is open."""
+
+    def close(self) -> None:
         """Nothing is open."""
 
 
@@ -236,3 +257,33 @@ def test_a_second_query_is_refused(tmp_path: Path) -> None:
         second.latest_offset({**offset, "staging": "other"}, LIMITS)
     assert second.latest_offset(offset, LIMITS) == offset
     second.close()
+
+
+def test_a_server_that_went_away_meanwhile_is_not_in_the_batch(tmp_path: Path) -> None:
+    """Whether it has reserved reads is not known; the others' offset says that they do."""
+    cluster = Cluster({"a:1": 5, "b:1": 5})
+    cluster.away.add("b:1")
+    driver = driver_of(tmp_path / "staging", cluster)
+    plan = from_offset(driver.latest_offset(driver.initial_offset(), LIMITS))
+    driver.close()
+
+    assert [(share.server, share.reserves) for share in plan.shares] == [("a:1", True)]
+
+
+def test_a_server_is_told_of_its_parts_when_it_is_back(tmp_path: Path) -> None:
+    """The driver tries again after a pause, and tells it once."""
+    location, cluster, clock = tmp_path / "staging", Cluster({"a:1": 5}), FakeClock()
+    driver = StreamDriver(Staging(location), cluster, "q", clock=clock, pause=clock.advance)
+    end = driver.latest_offset(driver.initial_offset(), LIMITS)
+    cluster.away.add("a:1")
+    read_batch(location, cluster, end)
+
+    assert driver.latest_offset(end, LIMITS) == end
+    cluster.away.clear()
+    assert driver.latest_offset(end, LIMITS) == end
+    assert cluster.settled == []
+    clock.advance(SETTLE_PAUSE)
+    for _ in range(2):
+        assert driver.latest_offset(end, LIMITS) == end
+    driver.close()
+    assert cluster.settled == [PartId(1, 0, 0)]

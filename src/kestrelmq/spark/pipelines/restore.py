@@ -57,14 +57,15 @@ def restore(
 def in_time_range(rows: DataFrame, since: datetime | None, until: datetime | None) -> DataFrame:
     """Return the rows whose time (ms) is at or after `since` and before `until`.
 
-    The time of a row is its add time, or, in a table of `archive`, which has no add times, its read
-    time.
+    The time of a row is its add time. `archive` has none of items of a server that does not tell
+    it; then the time at which the item was read counts.
     """
-    time = "add_time" if "add_time" in rows.columns else "read_time"
+    times = [f.col(name) for name in ("add_time", "read_time") if name in rows.columns]
+    time = f.coalesce(*times)
     if since is not None:
-        rows = rows.where(f.col(time) >= milliseconds(since))
+        rows = rows.where(time >= milliseconds(since))
     if until is not None:
-        rows = rows.where(f.col(time) < milliseconds(until))
+        rows = rows.where(time < milliseconds(until))
     return rows
 
 

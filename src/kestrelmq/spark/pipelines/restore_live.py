@@ -35,9 +35,8 @@ def restore_live(
         source: a Parquet table as `replay`, `history` and `archive` write it.
         cluster: the servers.
         queue: add all items to this queue; None adds each item to the queue that it is from.
-        since: restore only items added (for an archive: read) at this time or later; a time without
-            a zone is UTC.
-        until: restore only items added (or read) before this time.
+        since: restore only items added at this time or later; see `in_time_range`.
+        until: restore only items added before this time.
         patience: seconds to wait for room in a full queue.
 
     Returns:
