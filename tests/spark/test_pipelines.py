@@ -98,13 +98,19 @@ def test_an_empty_spool_goes_through_the_pipelines(spark: SparkSession, tmp_path
 
 
 def test_verify_names_damage_by_file_and_position(spark: SparkSession, tmp_path: Path) -> None:
-    """Good files, damaged files, and a torn tail, which is good at the end of the last file."""
+    """Good files, damaged files, and a torn tail, which is good at the end of the last file.
+
+    The journals of delayed items are checked, too.
+    """
     torn = encode(AddX(NOW, 0, b"torn"))[:-1]
     write(tmp_path / "a.1", adds([b"x"] * 2), tail=b"\x63")
     write(tmp_path / "a", [Remove()], tail=torn)
     write(tmp_path / "b.1", [Remove()], tail=torn)
     write(tmp_path / "b", [])
     write(tmp_path / "c", [Remove()], tail=bytes(5000))
+    write(tmp_path / "c~~delayed.1", [*adds([b"x"]), RemoveTentative()], tail=b"\x63")
+    write(tmp_path / "c~~delayed", [], tail=torn)
+    write(tmp_path / "c~~torn-1", [], tail=torn)
 
     found = {Path(one.file).name: one for one in verify(spark, str(tmp_path))}
 
@@ -114,8 +120,13 @@ def test_verify_names_damage_by_file_and_position(spark: SparkSession, tmp_path:
         "b.1": (1, 1, None),
         "b": (0, None, None),
         "c": (1, None, 1),
+        "c~~delayed.1": (2, 23, None),
+        "c~~delayed": (0, None, 0),
     }
-    assert [name for name, one in found.items() if not one.is_good] == ["a.1", "b.1"]
+    damaged = [name for name, one in found.items() if not one.is_good]
+    assert damaged == ["a.1", "b.1", "c~~delayed.1"]
+    (one,) = verify(spark, str(tmp_path / "c~~delayed.1"))
+    assert (one.queue, one.damaged_at) == ("c~~delayed", 23)
     assert found["a.1"].reason == "unknown opcode 99"
 
 

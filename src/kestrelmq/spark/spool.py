@@ -76,8 +76,10 @@ def is_pattern(path: str) -> bool:
     return glob.has_magic(path) and not Path(path).exists()
 
 
-def list_files(pattern: str) -> list[SpoolFile]:
+def list_files(pattern: str, *, delayed: bool = False) -> list[SpoolFile]:
     """Return the journal files that `pattern` means; within a queue, in replay order.
+
+    With `delayed`, the journals of delayed items are among them, as those of other queues.
 
     Raises:
         FileNotFoundError: nothing matches.
@@ -85,26 +87,21 @@ def list_files(pattern: str) -> list[SpoolFile]:
     """
     pattern = local_path(pattern)
     is_glob = is_pattern(pattern)
-    # Path.glob takes no absolute patterns.
-    matches = sorted(glob.glob(pattern)) if is_glob else [pattern]  # noqa: PTH207
-    paths = [path for path in matches if not (is_glob and TEMPORARY_MARK in Path(path).name)]
-    found = [path for path in paths if Path(path).exists()]
-    if not found:
-        raise FileNotFoundError(f"option 'path': no file or directory matches {pattern!r}")
+    found = _matches(pattern, delayed=delayed)
     files: list[SpoolFile] = []
     root = _fixed_part(pattern)
     single: dict[str, list[str]] = {}
     for path in found:
         absolute = os.path.abspath(path)  # noqa: PTH100 # does not resolve links: names matter
         if Path(absolute).is_dir():
-            files.extend(_files_in(absolute, None, root))
+            files.extend(_files_in(absolute, None, root, delayed))
         else:
             spool, name = os.path.split(absolute)
             single.setdefault(spool, []).append(name)
     for spool, names in single.items():
-        if not is_glob and (parse_name(names[0]) is None or TEMPORARY_MARK in names[0]):
+        if not is_glob and (parse_name(names[0]) is None or _is_side_file(names[0], delayed)):
             raise FileNotFoundError(f"option 'path': {pattern!r} does not have a journal's name")
-        files.extend(_files_in(spool, frozenset(names), root))
+        files.extend(_files_in(spool, frozenset(names), root, delayed))
     return files
 
 
@@ -119,7 +116,7 @@ def has_several_spools(pattern: str) -> bool:
 
 def list_spool(spool: str) -> list[SpoolFile]:
     """Return all journal files of one queue path; `spool` is never taken as a glob."""
-    return list(_files_in(spool, None, spool))
+    return list(_files_in(spool, None, spool, delayed=False))
 
 
 def by_queue(files: Iterable[SpoolFile]) -> Iterator[list[SpoolFile]]:
@@ -138,9 +135,36 @@ def _fixed_part(pattern: str) -> str:
     return absolute if Path(absolute).is_dir() else os.path.dirname(absolute)  # noqa: PTH120
 
 
-def _files_in(spool: str, only: frozenset[str] | None, root: str) -> Iterator[SpoolFile]:
-    listed = _listed(spool)
-    for queue in group_files(listed).queues.values():
+def _matches(pattern: str, *, delayed: bool = False) -> list[str]:
+    """Return the directories and files that `pattern`, a local path, means.
+
+    Raises:
+        FileNotFoundError: nothing matches.
+    """
+    is_glob = is_pattern(pattern)
+    # Path.glob takes no absolute patterns.
+    matches = sorted(glob.glob(pattern)) if is_glob else [pattern]  # noqa: PTH207
+    paths = [path for path in matches if not (is_glob and _is_side_file(Path(path).name, delayed))]
+    found = [path for path in paths if Path(path).exists()]
+    if not found:
+        raise FileNotFoundError(f"option 'path': no file or directory matches {pattern!r}")
+    return found
+
+
+def _is_side_file(name: str, delayed: bool) -> bool:  # noqa: FBT001 # as `list_files` has it
+    """Whether a file is of none of the queues asked for."""
+    return TEMPORARY_MARK in name and not (delayed and parse_name(name) is not None)
+
+
+def _files_in(
+    spool: str,
+    only: frozenset[str] | None,
+    root: str,
+    delayed: bool,  # noqa: FBT001 # as `list_files` has it
+) -> Iterator[SpoolFile]:
+    listed = _listed(spool, delayed)
+    grouped = group_files(listed).queues.values()
+    for queue in (one for files in grouped for one in (files, files.delayed) if one is not None):
         names = _names_on_disk(queue)
         for name in names:
             if only is None or name in only:
@@ -151,25 +175,26 @@ def _files_in(spool: str, only: frozenset[str] | None, root: str) -> Iterator[Sp
                 yield SpoolFile(queue.queue, path, short, size, last, spool, inode)
 
 
-def _listed(spool: str) -> dict[str, os.stat_result]:
+def _listed(spool: str, delayed: bool) -> dict[str, os.stat_result]:  # noqa: FBT001 # as above
     """Return the files in a queue path, with their status.
 
     While a server renames and deletes files, one listing may miss a file under both its old and
     its new name. So a listing is valid only if a second one finds the same names.
     """
     for _ in range(_LISTINGS):
-        before = _names_in(spool)
+        before = _names_in(spool, delayed)
         found = {}
         for name in before:
             with contextlib.suppress(FileNotFoundError):
                 found[name] = os.lstat(f"{spool}/{name}")
-        if _names_in(spool) == before:
+        if _names_in(spool, delayed) == before:
             return {name: status for name, status in found.items() if not S_ISDIR(status.st_mode)}
     raise JournalError(f"{spool}: its files change too fast to be listed")
 
 
-def _names_in(spool: str) -> set[str]:
-    return {name for name in os.listdir(spool) if TEMPORARY_MARK not in name}  # noqa: PTH208
+def _names_in(spool: str, delayed: bool) -> set[str]:  # noqa: FBT001 # as above
+    names = os.listdir(spool)  # noqa: PTH208
+    return {name for name in names if not _is_side_file(name, delayed)}
 
 
 def _names_on_disk(queue: QueueFiles) -> list[str]:

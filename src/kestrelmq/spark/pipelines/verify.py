@@ -40,8 +40,13 @@ class FileCheck:
 
 
 def verify(spark: SparkSession, path: str) -> list[FileCheck]:
-    """Check every journal file of `path`; return the results in replay order."""
-    return map_on(spark, check, list_files(path))
+    """Check every journal file of `path`, those of delayed items, too.
+
+    Returns:
+        The results in replay order; the journal of a queue's delayed items is that of another
+        queue, as in `journal verify`.
+    """
+    return map_on(spark, check, list_files(path, delayed=True))
 
 
 def check(file: SpoolFile) -> FileCheck:
