@@ -70,6 +70,21 @@ def test_history_says_what_became_of_items(
     assert "items without their data" in restored.errors
 
 
+@pytest.mark.parametrize("command", ["replay", "history", "report"])
+def test_no_output_replaces_journals(terminal: Terminal, tmp_path: Path, command: str) -> None:
+    """Spark would delete them before it reads them: the queue path, one above it, a journal."""
+    spool = small_spool(tmp_path / "spool")
+    (tmp_path / "link").symlink_to(spool)
+    before = load(spool)
+
+    for output in (spool, tmp_path, spool / "a", tmp_path / "link" / "b"):
+        ended = terminal.run(command, spool, "-o", output, "--overwrite")
+        assert ended.status == 1
+        assert f"it must be apart from the journals in {spool}" in ended.errors
+    assert terminal.run(command, f"{spool}/a*", "-o", spool / "out").status == 1
+    assert load(spool) == before
+
+
 def test_report_prints_totals_and_where_the_page_is(terminal: Terminal, tmp_path: Path) -> None:
     """One line a queue, the sums, and the path of a page that is there."""
     output = tmp_path / "report"

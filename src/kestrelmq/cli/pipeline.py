@@ -106,7 +106,9 @@ def history(
     with spark_session(master, "history") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
         from kestrelmq.spark.reading import read_parquet  # noqa: PLC0415 # as above
+        from kestrelmq.spark.spool import check_apart  # noqa: PLC0415 # as above
 
+        check_apart(path, output)
         items = pipelines.history(spark, path, with_data=with_data)
         items.write.mode(_mode(overwrite=overwrite)).parquet(output)
         counted = read_parquet(spark, output).groupBy("queue", "fate").count()

@@ -114,6 +114,24 @@ def has_several_spools(pattern: str) -> bool:
     return len({file.spool for file in list_files(pattern)}) > 1
 
 
+def check_apart(pattern: str, output: str) -> None:
+    """Check that what is written to `output` replaces no journal, and is not among them.
+
+    Spark deletes what it overwrites before it reads.
+
+    Raises:
+        ConfigError: `output` is a queue path that `pattern` means, or in one, or has one in it.
+        FileNotFoundError: nothing matches `pattern`.
+    """
+    target = Path(local_path(output, "output")).resolve()
+    for spool in {Path(one).resolve() for one in _spools(pattern)}:
+        if spool == target or spool in target.parents or target in spool.parents:
+            raise ConfigError(
+                f"option 'output': {output!r} is not allowed: it must be apart from the journals "
+                f"in {spool}"
+            )
+
+
 def list_spool(spool: str) -> list[SpoolFile]:
     """Return all journal files of one queue path; `spool` is never taken as a glob."""
     return list(_files_in(spool, None, spool, delayed=False))
@@ -149,6 +167,12 @@ def _matches(pattern: str, *, delayed: bool = False) -> list[str]:
     if not found:
         raise FileNotFoundError(f"option 'path': no file or directory matches {pattern!r}")
     return found
+
+
+def _spools(pattern: str) -> Iterator[str]:
+    """Yield the queue paths that `pattern` means, or that have files that it means."""
+    for path in _matches(local_path(pattern)):
+        yield path if Path(path).is_dir() else str(Path(path).parent)
 
 
 def _is_side_file(name: str, delayed: bool) -> bool:  # noqa: FBT001 # as `list_files` has it

@@ -7,6 +7,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from kestrelmq.spark.reading import read_partitioned, read_queues
+from kestrelmq.spark.spool import check_apart
 
 WriteMode = Literal["error", "overwrite", "append"]
 
@@ -36,7 +37,11 @@ def replay(
 
     Returns:
         A summary for each queue that has items, sorted by name.
+
+    Raises:
+        ConfigError: `output` is not apart from the journals.
     """
+    check_apart(path, output)
     contents = read_queues(spark, path)
     contents.write.mode(mode).partitionBy("queue").parquet(output)
     written = read_partitioned(spark, output, contents.schema)

@@ -24,7 +24,7 @@ from kestrelmq.spark.pipelines.report_page import (
     page,
 )
 from kestrelmq.spark.reading import read_parquet
-from kestrelmq.spark.spool import local_path
+from kestrelmq.spark.spool import check_apart, local_path
 
 _PERCENTILES = (50, 95, 99)
 _LARGEST = 10
@@ -48,8 +48,12 @@ def report(
         path: a queue path, or a glob of queue paths.
         output: a directory, on a file system that the driver sees.
         mode: what to do if there is something at `output` already.
+
+    Raises:
+        ConfigError: `output` is not apart from the journals.
     """
     output = local_path(output, "output")
+    check_apart(path, output)
     items = history(spark, path).drop("data").persist()
     try:
         by_hour(items).write.mode(mode).parquet(f"{output}/hours")
