@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -16,6 +17,7 @@ from kestrelmq.client import Client
 from kestrelmq.client.cluster import membership_of
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import ServerUnavailable
+from kestrelmq.spark.refusals import QueueCannotBeRead
 from kestrelmq.spark.server_probe import ServerProbe
 from kestrelmq.spark.server_reads import MAX_CONNECTIONS, MonitoredReads, TaggedReads
 from kestrelmq.spark.staging import (
@@ -201,6 +203,26 @@ def test_a_server_killed_before_its_reads_are_finished_is_told_later(
     assert driver.latest_offset(start, BatchLimits(100, 1000)) == start
     driver.close()
     assert counts(client) == (0, 0)
+
+
+@pytest.mark.parametrize("operations", ["reads", "all"])
+def test_a_paused_queue_is_not_empty(
+    server: ServerProcess, client: Client, operations: Literal["reads", "all"]
+) -> None:
+    """A server answers its readers as if it were; but it has items."""
+    client.put(QUEUE, b"an item")
+    probe = ServerProbe(membership_of(server.address), QUEUE)
+    client.pause(QUEUE, operations)
+    assert probe.with_items(0.0) == []
+
+    with pytest.raises(QueueCannotBeRead, match=r"'work' on .* cannot be read: it is paused"):
+        probe.counts()
+    client.resume(QUEUE)
+    assert probe.counts() == {server.address: 1}
+    client.get(QUEUE)
+    client.pause(QUEUE, operations)
+    assert probe.counts() == {server.address: 0}
+    probe.close()
 
 
 def test_items_come_again_only_after_their_lease(

@@ -18,13 +18,14 @@ from kestrelmq.client.commands import Command
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.statistics import queue_stats
 from kestrelmq.errors import ClientError, ServerRefused
-from kestrelmq.spark.refusals import ask_when_loaded, is_refusal
+from kestrelmq.spark.refusals import QueueCannotBeRead, ask_when_loaded, is_refusal
 from kestrelmq.spark.server_reads import settling
 from kestrelmq.spark.staging import StagedPart
 
 T = TypeVar("T")
 
 _MAX_THREADS: Final = 64
+_READS_PAUSED: Final = frozenset({"reads", "all"})
 _NOBODY: Final = "kestrelmq.spark"
 """An owner that never reserves anything."""
 
@@ -86,16 +87,24 @@ class ServerProbe:
                 list(threads.map(lambda server: self._check_readable(server, patience), servers))
 
     def counts(self) -> dict[str, int]:
-        """Return the number of items in the queue on each server that can be asked."""
-        answers = self._ask_all(commands.stats())
-        return {
-            str(server): sum(
-                queue.items
-                for queue in queue_stats(str(server), pairs)
-                if queue.name == self._queue
-            )
-            for server, pairs in answers.items()
-        }
+        """Return the number of items in the queue on each server that can be asked.
+
+        Raises:
+            QueueCannotBeRead: a server has items, but reading them is paused: it would answer as
+                for an empty queue.
+        """
+        found = {}
+        for server, pairs in self._ask_all(commands.stats()).items():
+            items = 0
+            for queue in queue_stats(str(server), pairs):
+                if queue.name == self._queue:
+                    items = queue.items
+                    if items and queue.paused in _READS_PAUSED:
+                        raise QueueCannotBeRead(
+                            f"queue {self._queue!r} on {server} cannot be read: it is paused"
+                        )
+            found[str(server)] = items
+        return found
 
     def reserving(self, servers: Iterable[str]) -> dict[str, bool]:
         """Return which of the servers have reserved reads; without those that do not answer.

@@ -35,7 +35,10 @@ class QueueServers(Protocol):
         """Return the servers that have items; wait up to `wait` seconds for one."""
 
     def counts(self) -> dict[str, int]:
-        """Return the number of items on each server that can be asked."""
+        """Return the number of items on each server that can be asked.
+
+        Raise QueueCannotBeRead if the queue is paused on one that has any.
+        """
 
     def reserving(self, servers: Iterable[str]) -> dict[str, bool]:
         """Return which of the servers have reserved reads; without those that do not answer."""
@@ -135,7 +138,7 @@ class StreamDriver:
             StagingInUse: the staging location belongs to another query or another checkpoint.
             ConfigError: the checkpoint is of another queue.
             QueueCannotBeRead: the query ends once it has read what was there, and a server has the
-                queue but refuses to let it be read.
+                queue but refuses to let it be read, or it is paused.
         """
         before = from_offset(start)
         self._check(before)
@@ -157,6 +160,9 @@ class StreamDriver:
             [server for server, reserves in reserving.items() if reserves],
         )
         if not shares:
+            if self._remaining is not None and any(self._remaining.values()):
+                # Other readers took the rest, or somebody paused the queue: then this raises.
+                self._servers.counts()
             return dict(start)
         return BatchPlan(before.epoch + 1, before.staging, self._queue, shares).to_offset()
 

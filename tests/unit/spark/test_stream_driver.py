@@ -23,6 +23,7 @@ class Cluster:
         self.items = dict(items)
         self.refusing: str | None = None
         self.away: set[str] = set()
+        self.paused: str | None = None
         self.settled: list[PartId] = []
 
     def check_readable(self, patience: float) -> None:
@@ -35,7 +36,9 @@ class Cluster:
         return [server for server, items in self.items.items() if items]
 
     def counts(self) -> dict[str, int]:
-        """All of them."""
+        """All of them, unless one is paused."""
+        if self.paused is not None:
+            raise QueueCannotBeRead(f"{self.paused} is paused")
         return dict(self.items)
 
     def reserving(self, servers: Iterable[str]) -> dict[str, bool]:
@@ -287,3 +290,18 @@ def test_a_server_is_told_of_its_parts_when_it_is_back(tmp_path: Path) -> None:
         assert driver.latest_offset(end, LIMITS) == end
     driver.close()
     assert cluster.settled == [PartId(1, 0, 0)]
+
+
+def test_a_queue_that_is_paused_midway_does_not_end_a_limited_query(tmp_path: Path) -> None:
+    """It looks empty, but not all that was there has come; items that others took are no error."""
+    cluster = Cluster({"a:1": 9})
+    driver = driver_of(tmp_path / "staging", cluster)
+    start = driver.initial_offset()
+    driver.limit_to_present_items()
+    cluster.items["a:1"] = 0
+
+    assert driver.latest_offset(start, LIMITS) == start
+    cluster.paused = "a:1"
+    with pytest.raises(QueueCannotBeRead, match="a:1 is paused"):
+        driver.latest_offset(start, LIMITS)
+    driver.close()
