@@ -300,6 +300,12 @@ def test_the_probe_waits_for_an_item_on_any_server(
         client.put_many(QUEUE, numbered(3))
         assert probe.with_items(20.0) == sorted([server.address, other.address])
         assert probe.counts() == {server.address: 3, other.address: 1}
+        assert probe.backlog()[server.address] == {
+            "items": 3,
+            "bytes": sum(map(len, numbered(3))),
+            "open_reads": 0,
+            "age_ms": 0,
+        }
         dead.start()
         with Client(dead.address) as late:
             late.put(QUEUE, b"late")

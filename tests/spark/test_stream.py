@@ -68,6 +68,30 @@ def test_a_cluster_is_drained_in_batches(
     assert told.count() == 3010
 
 
+def test_a_rate_and_the_backlog_in_the_progress(
+    spark: SparkSession, servers: list[ServerProcess], tmp_path: Path
+) -> None:
+    """No batch takes more than the time before it allows; the progress says what waits."""
+    address = servers[0].address
+    with Client(address) as client:
+        client.put_many(QUEUE, numbered(20))
+    rows = stream(spark, address, tmp_path, max_items_per_second="10")
+    writer = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "check"))
+    query = start_query(writer.trigger(availableNow=True))
+    assert query.awaitTermination(PATIENCE)
+
+    batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
+    assert batches[0]["numInputRows"] == 10
+    assert sum(progress["numInputRows"] for progress in batches) == 20
+    backlog = json.loads(batches[0]["sources"][0]["latestOffset"])
+    assert set(backlog) == {address}
+    assert backlog[address]["items"] in {10, 20}
+    with pytest.raises(PySparkException, match=r"is for spark\.readStream only"):
+        spark.read.format("kestrel").options(
+            servers=address, queue=QUEUE, staging_location="/s", max_items_per_second="1"
+        ).load().count()
+
+
 def test_one_server_keeps_its_order(
     spark: SparkSession, servers: list[ServerProcess], tmp_path: Path
 ) -> None:

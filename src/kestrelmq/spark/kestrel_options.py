@@ -17,6 +17,7 @@ from kestrelmq.spark.spool import local_path
 DEFAULT_ITEMS: Final = 100_000
 DEFAULT_BYTES: Final = 128 << 20
 DEFAULT_WAIT: Final = 1.0
+_MOST_PER_SECOND: Final = 1_000_000_000
 DEFAULT_PATIENCE: Final = 600.0
 DEFAULT_LOADING_PATIENCE: Final = 60.0
 DEFAULT_STREAM_LEASE: Final = 86_400.0
@@ -72,6 +73,7 @@ class KestrelReadOptions:
         patience: seconds that a batch read, or a query that ends by itself, waits for a queue that
             is still loading.
         lease: seconds for which items are reserved, at most; None for the default.
+        max_items_per_second: most items that a stream takes in a second; None for any number.
     """
 
     cluster: ClusterOptions
@@ -84,6 +86,7 @@ class KestrelReadOptions:
     batch: str | None = None
     patience: float = DEFAULT_LOADING_PATIENCE
     lease: float | None = None
+    max_items_per_second: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,7 @@ def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
             options.take("batch", None, _batch),
             options.take("patience", DEFAULT_LOADING_PATIENCE, a_time),
             options.take("lease", None, _lease),
+            options.take("max_items_per_second", None, a_whole_number(_MOST_PER_SECOND)),
         )
     )
 

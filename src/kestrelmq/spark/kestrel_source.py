@@ -134,9 +134,12 @@ class KestrelSource(TableSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of one batch."""
         self.check_asked(schema)
-        return KestrelSourceReader(
-            kestrel_read_options(self.options), schema, self.reached, self._batch
-        )
+        options = kestrel_read_options(self.options)
+        if options.max_items_per_second is not None:
+            raise ConfigError(
+                "option 'max_items_per_second' of reading kestrel is for spark.readStream only"
+            )
+        return KestrelSourceReader(options, schema, self.reached, self._batch)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 # Spark's
         """Return a writer of a table."""
@@ -218,6 +221,10 @@ class KestrelStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrig
         """Return the offset of the next batch, or `start` if no item comes for a while."""
         return self._stream_driver().latest_offset(start, self._limits(limit))
 
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 # Spark's
+        """Return the backlog, which the query's progress shows as the source's latest offset."""
+        return self._stream_driver().backlog()
+
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 # Spark's
         """Record how many items there are now; the query ends once it has read them."""
         self._stream_driver().limit_to_present_items()
@@ -251,6 +258,7 @@ class KestrelStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrig
                 wait=options.wait,
                 patience=options.patience,
                 partitions=options.min_partitions,
+                rate=options.max_items_per_second,
             )
         return self._driver
 

@@ -25,6 +25,12 @@ from kestrelmq.spark.staging import StagedPart
 T = TypeVar("T")
 
 _MAX_THREADS: Final = 64
+_BACKLOG: Final = {
+    "items": "items",
+    "bytes": "bytes",
+    "open_reads": "open_transactions",
+    "age_ms": "age_msec",
+}
 _READS_PAUSED: Final = frozenset({"reads", "all"})
 _NOBODY: Final = "kestrelmq.spark"
 """An owner that never reserves anything."""
@@ -104,6 +110,21 @@ class ServerProbe:
                             f"queue {self._queue!r} on {server} cannot be read: it is paused"
                         )
             found[str(server)] = items
+        return found
+
+    def backlog(self) -> dict[str, dict[str, int]]:
+        """Return how much waits on each server that can be asked.
+
+        Returns:
+            For each server its waiting `items`, their `bytes`, its `open_reads`, and `age_ms`: how
+            long the item that was read last had waited.
+        """
+        found = {}
+        for server, pairs in self._ask_all(commands.stats()).items():
+            stats = [one for one in queue_stats(str(server), pairs) if one.name == self._queue]
+            found[str(server)] = {
+                name: sum(one.number(stat) for one in stats) for name, stat in _BACKLOG.items()
+            }
         return found
 
     def reserving(self, servers: Iterable[str]) -> dict[str, bool]:

@@ -25,6 +25,10 @@ SETTLE_PAUSE: Final = 5.0
 """Seconds before a server that could not be told about parts is asked again."""
 
 
+BACKLOG_PAUSE: Final = 10.0
+"""Seconds for which the backlog is not asked for again."""
+
+
 class QueueServers(Protocol):
     """What the driver asks about the servers; `server_probe.ServerProbe` implements it."""
 
@@ -39,6 +43,9 @@ class QueueServers(Protocol):
 
         Raise QueueCannotBeRead if the queue is paused on one that has any.
         """
+
+    def backlog(self) -> dict[str, dict[str, int]]:
+        """Return how much waits on each server that can be asked."""
 
     def reserving(self, servers: Iterable[str]) -> dict[str, bool]:
         """Return which of the servers have reserved reads; without those that do not answer."""
@@ -61,7 +68,7 @@ class BatchLimits:
 class StreamDriver:
     """Plans the batches of one query."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # one for each option
         self,
         staging: Staging,
         servers: QueueServers,
@@ -70,6 +77,7 @@ class StreamDriver:
         wait: float = 1.0,
         patience: float = 0.0,
         partitions: int = 1,
+        rate: int | None = None,
         clock: Clock | None = None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -82,8 +90,9 @@ class StreamDriver:
             wait: seconds that `latest_offset` waits for an item.
             patience: seconds that a query that ends by itself waits for a queue that is loading.
             partitions: minimum number of partitions in a batch.
-            clock: measures how long to wait for the lock.
-            pause: sleeps between two attempts to take the lock.
+            rate: most items in a second; None for any number.
+            clock: measures how long to wait for the lock, and what `rate` allows.
+            pause: sleeps between two attempts to take the lock, and until `rate` allows an item.
         """
         self._staging = staging
         self._servers = servers
@@ -98,6 +107,11 @@ class StreamDriver:
         self._remaining: dict[str, int] | None = None
         self._counted: set[PartId] = set()
         self._settle_at = 0.0
+        self._rate = rate
+        self._asked_at: float | None = None
+        self._fraction = 0.0
+        self._backlog: dict[str, dict[str, int]] | None = None
+        self._backlog_until = 0.0
 
     def lock_staging(self) -> str:
         """Lock the staging location unless that is done; return its identity.
@@ -145,6 +159,7 @@ class StreamDriver:
         self._settle(before.epoch)
         if self.is_limited:
             self._servers.check_readable(self._patience)
+        limits = self._rated(limits)
         allowed = self._items_left(limits)
         if allowed is None:
             found: dict[str, int | None] = dict.fromkeys(self._servers.with_items(self._wait))
@@ -181,6 +196,17 @@ class StreamDriver:
         # Items of a batch that was started earlier are not among those on the servers now.
         self._counted = set(self._staging.parts())
 
+    def backlog(self) -> dict[str, dict[str, int]] | None:
+        """Return how much waits on each server that can be asked; None if that is none.
+
+        What is returned may be some seconds old: a server with very many queues needs a while.
+        """
+        now = self._clock.monotonic()
+        if now >= self._backlog_until:
+            self._backlog = self._servers.backlog() or None
+            self._backlog_until = self._clock.monotonic() + BACKLOG_PAUSE
+        return self._backlog
+
     def commit(self, end: Mapping[str, Any]) -> None:
         """Delete the parts of all batches up to `end`."""
         plan = from_offset(end)
@@ -193,6 +219,22 @@ class StreamDriver:
         if self._lock is not None:
             self._lock.release()
         self._identity = None
+
+    def _rated(self, limits: BatchLimits) -> BatchLimits:
+        """Return the limits of a batch that takes what `rate` allows since the last call."""
+        if self._rate is None:
+            return limits
+        now = self._clock.monotonic()
+        passed = 1.0 if self._asked_at is None else now - self._asked_at
+        self._asked_at = now
+        allowed = self._fraction + passed * self._rate
+        if allowed < 1:
+            self._pause((1 - allowed) / self._rate)
+            self._asked_at, allowed = self._clock.monotonic(), 1.0
+        items = int(allowed)
+        self._fraction = allowed - items
+        most = items if limits.items is None else min(items, limits.items)
+        return BatchLimits(most, limits.bytes)
 
     def _settle(self, epoch: int) -> None:
         """Tell servers what was read of them in the batches up to `epoch`, if tasks could not."""

@@ -56,6 +56,7 @@ def test_options_are_parsed() -> None:
         ({"min_partitions": "2000"}, "a whole number from 1 to 1024"),
         ({"max_bytes_per_batch": "much"}, "a size above 0"),
         ({"wait": "long"}, "a time such as '1s'"),
+        ({"max_items_per_second": "0"}, "a whole number from 1 to 1000000000"),
         ({"lease": "0s"}, "a time from '1s' to '11d'"),
         ({"lease": "12d"}, "a time from '1s' to '11d'"),
         ({"queues": "q"}, "option 'queues' = 'q' of reading kestrel is unknown"),

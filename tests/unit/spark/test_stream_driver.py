@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from kestrelmq.errors import ConfigError, ServerRefused, ServerUnavailable
 from kestrelmq.spark.batch_plan import from_offset
 from kestrelmq.spark.refusals import QueueCannotBeRead, ask_when_loaded
 from kestrelmq.spark.staging import OpenedItems, PartId, StagedPart, Staging, StagingInUse
-from kestrelmq.spark.stream_driver import SETTLE_PAUSE, BatchLimits, StreamDriver
+from kestrelmq.spark.stream_driver import BACKLOG_PAUSE, SETTLE_PAUSE, BatchLimits, StreamDriver
 from kestrelmq.testing.clock import FakeClock
 
 LIMITS = BatchLimits(100, 1000)
@@ -40,6 +41,10 @@ class Cluster:
         if self.paused is not None:
             raise QueueCannotBeRead(f"{self.paused} is paused")
         return dict(self.items)
+
+    def backlog(self) -> dict[str, dict[str, int]]:
+        """The items."""
+        return {server: {"items": items} for server, items in self.items.items()}
 
     def reserving(self, servers: Iterable[str]) -> dict[str, bool]:
         """All that answer have reserved reads."""
@@ -305,3 +310,41 @@ def test_a_queue_that_is_paused_midway_does_not_end_a_limited_query(tmp_path: Pa
     with pytest.raises(QueueCannotBeRead, match="a:1 is paused"):
         driver.latest_offset(start, LIMITS)
     driver.close()
+
+
+@pytest.mark.parametrize("limit", [None, 1000])
+def test_a_rate_limits_batches(tmp_path: Path, limit: int | None) -> None:
+    """A batch has what the time since the last one allows; no credit is saved up while idle."""
+    location, cluster, clock = tmp_path / "staging", Cluster({"a:1": 10_000}), FakeClock()
+    driver = StreamDriver(Staging(location), cluster, "q", rate=5, clock=clock, pause=clock.advance)
+    limits = BatchLimits(limit, 1000)
+
+    def planned(offset: dict[str, Any]) -> int:
+        return sum(share.items for share in from_offset(offset).shares)
+
+    first = driver.latest_offset(driver.initial_offset(), limits)
+    clock.advance(10.1)
+    second = driver.latest_offset(first, limits)
+    clock.advance(0.3)
+    third = driver.latest_offset(second, limits)
+    begun = clock.monotonic()
+    fourth = driver.latest_offset(third, limits)
+    driver.close()
+
+    assert [planned(one) for one in (first, second, third, fourth)] == [5, 50, 2, 1]
+    assert clock.monotonic() - begun == pytest.approx(0.2)
+
+
+def test_the_backlog_is_asked_for_now_and_then(tmp_path: Path) -> None:
+    """It is what waits on each server; if none can be asked, nothing is known."""
+    cluster, clock = Cluster({"a:1": 7}), FakeClock()
+    driver = StreamDriver(Staging(tmp_path), cluster, "q", clock=clock, pause=clock.advance)
+
+    assert driver.backlog() == {"a:1": {"items": 7}}
+    cluster.items["a:1"] = 9
+    assert driver.backlog() == {"a:1": {"items": 7}}
+    clock.advance(BACKLOG_PAUSE)
+    assert driver.backlog() == {"a:1": {"items": 9}}
+    cluster.items.clear()
+    clock.advance(BACKLOG_PAUSE)
+    assert driver.backlog() is None
