@@ -238,6 +238,21 @@ def test_items_come_again_only_after_their_lease(
     assert sorted(_read(Staging(tmp_path), 2, server, reserves=True)) == numbered(3)
 
 
+def test_parts_are_smaller_where_the_server_holds_little(tmp_path: Path) -> None:
+    """It reserves no more until some are finished; nobody waits for that in vain."""
+    items = [b"%d" % number * (1 << 20) for number in range(9)]
+    config = f'[queues.{QUEUE}]\nmax_memory_size = "1 MiB"\n'
+    with running_server(tmp_path, config=config) as server, Client(server.address) as client:
+        client.put_many(QUEUE, items)
+        staging = Staging(tmp_path / "staging")
+        staging.identity()
+        assert _read(staging, 1, server, reserves=True, patience=1e6) == items
+
+        assert len(staging.parts()) > 1
+        other = client.reserve_many(QUEUE, 1, 600.0)
+        assert other == []
+
+
 def test_an_answer_that_is_lost_reserves_nothing_for_long(
     server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:
@@ -320,13 +335,18 @@ def _put_later(server: ServerProcess) -> None:
 
 
 def _read(
-    staging: Staging, epoch: int, server: ServerProcess, *, reserves: bool = False
+    staging: Staging,
+    epoch: int,
+    server: ServerProcess,
+    *,
+    reserves: bool = False,
+    patience: float | None = None,
 ) -> list[bytes]:
     share = PartitionShare(server.address, SHARE_ITEMS, 1 << 30, reserves)
 
     def connect() -> QueueReads:
         if reserves:
-            return TaggedReads(server.address, QUEUE, "name", 600.0)
+            return TaggedReads(server.address, QUEUE, "name", 600.0, patience=patience)
         return MonitoredReads(server.address, QUEUE)
 
     parts = staging.read(epoch, 0, share, connect, SystemClock())

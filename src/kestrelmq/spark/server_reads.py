@@ -154,11 +154,13 @@ class TaggedReads:
             raise lost from None
 
     def _run(self, command: Command[T]) -> T:
+        # Not while items are held: the server may want those to be finished first.
+        patience = 0.0 if self._held and self._patience is not None else self._patience
         return _run_when_loaded(
             self._queue.decode(),
             str(self._address),
             lambda: self._connected().run(command),
-            self._patience,
+            patience,
         )
 
     def _connected(self) -> Connection:
