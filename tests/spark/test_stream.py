@@ -415,6 +415,41 @@ def test_a_queue_that_stays_full_fails_the_write(spark: SparkSession, tmp_path: 
             writer.option("patience", "300ms").mode("append").save()
 
 
+def test_rows_that_can_never_be_items_are_dead_letters(spark: SparkSession, tmp_path: Path) -> None:
+    """The others are stored, once; without a place for dead letters the write fails at once."""
+    rows = spark.createDataFrame(
+        [
+            ("small", b"x" * 101),
+            ("small", b"fits"),
+            ("new", b"x" * 201),
+            ("a/b", b"1"),
+            ("q", None),
+        ],
+        "queue string, data binary",
+    ).coalesce(1)
+    config = "[default]\nmax_item_size = 200\n[queues.small]\nmax_item_size = 100\n"
+    with running_server(tmp_path, config=config) as server, Client(server.address) as client:
+        writer = rows.write.format("kestrel").options(servers=server.address).mode("append")
+        writer.option("dead_letter_path", str(tmp_path / "dead")).save()
+        assert list(client.consume("small", idle_timeout=0)) == [b"fits"]
+        for queue, reason in (
+            ("small", "has 101 bytes, and the servers take at most 100"),
+            ("q", "'data' must not be null"),
+        ):
+            with pytest.raises(PySparkException, match=reason):
+                rows.where(f"queue = '{queue}'").write.format("kestrel").options(
+                    servers=server.address
+                ).mode("append").save()
+
+    dead = spark.read.parquet(str(tmp_path / "dead")).orderBy("queue").collect()
+    assert [(row.queue, row.data and len(row.data)) for row in dead] == [
+        ("a/b", 1),
+        ("new", 201),
+        ("q", None),
+        ("small", 101),
+    ]
+
+
 def test_a_stream_from_queue_to_queue(spark: SparkSession, tmp_path: Path) -> None:
     """Source and sink together: every item moves once. One server is on a Unix socket."""
     with (

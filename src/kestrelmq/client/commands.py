@@ -7,6 +7,7 @@ thrown into it.
 
 import math
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
@@ -17,6 +18,7 @@ from kestrelmq.marks import PutMark
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import memcache_client as wire
 from kestrelmq.protocol.reserving import MAX_RESERVED
+from kestrelmq.units import parse_size
 
 _MOVE_WAIT: Final = 600.0
 """Seconds that a move or a copy may take besides the usual time-out."""
@@ -503,6 +505,23 @@ def version() -> Command[str]:
 def stats() -> Command[list[tuple[str, str]]]:
     """Ask for the server's statistics, in the order in which it sends them."""
     return Command(wire.plain_request("stats"), _read_stats)
+
+
+def item_limit(queue: bytes) -> Command[int | None]:
+    """Ask for the most bytes of an item of a queue; None if there is no limit, or no such queue."""
+
+    def read() -> Reading[int | None]:
+        limit = None
+        while not isinstance(reply := (yield), wire.EndOfList):
+            if not isinstance(reply, wire.Line):
+                _unexpected(reply)
+            name, _, value = reply.text.strip().partition("=")
+            if name == "max_item_size":
+                with suppress(ValueError):
+                    limit = parse_size(int(value) if value.isdecimal() else value)
+        return limit
+
+    return Command(wire.queue_request("dump_config", queue), read)
 
 
 def exists(queue: bytes) -> Command[bool]:

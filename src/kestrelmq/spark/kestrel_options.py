@@ -98,12 +98,14 @@ class KestrelWriteOptions:
         queue: the queue to add to; None takes it from the column `queue`.
         patience: seconds without any item stored after which a task fails.
         delay: seconds for which each item waits before it may be read; None for none.
+        dead_letter_path: a directory for rows that can never become items; None fails the query.
     """
 
     cluster: ClusterOptions
     queue: str | None = None
     patience: float = DEFAULT_PATIENCE
     delay: float | None = None
+    dead_letter_path: str | None = None
 
 
 def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
@@ -156,6 +158,7 @@ def kestrel_write_options(given: Mapping[str, str]) -> KestrelWriteOptions:
             options.take("queue", None, _queue),
             options.take("patience", DEFAULT_PATIENCE, a_time),
             options.take("delay", None, a_time),
+            options.take("dead_letter_path", None, _dead_letter_path),
         )
     )
 
@@ -184,8 +187,18 @@ def _servers(value: str) -> str:
 
 
 def _staging_location(value: str) -> str:
+    return _shared_directory(value, "staging_location") if value else value
+
+
+def _shared_directory(value: str, option: str) -> str:
     # Executors may have another working directory than the driver.
-    return str(Path(local_path(value, "staging_location")).absolute()) if value else value
+    return str(Path(local_path(value, option)).absolute())
+
+
+def _dead_letter_path(value: str) -> str:
+    if not value:
+        raise ValueError("a directory that every executor sees")
+    return _shared_directory(value, "dead_letter_path")
 
 
 def _lease(value: str) -> float:

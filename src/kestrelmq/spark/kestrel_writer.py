@@ -4,6 +4,9 @@ Items are written at least once: a failed task is run again from its beginning, 
 reply was lost is sent again. A full queue is not a failure: the task waits for room, and so does
 everything after it. If no item was stored for the time that the option `patience` gives, the task
 fails, and with it the query; when the query is started again, it sends the batch again.
+
+A row that can never become an item, because it is larger than any server takes, has no data or
+names no queue, is a dead letter: see `dead_letters`.
 """
 
 import logging
@@ -11,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby
 from typing import Final, Protocol
 
@@ -22,24 +26,29 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from kestrelmq.client import Client
-from kestrelmq.client.options import Expiry
+from kestrelmq.client import Client, commands
+from kestrelmq.client.blocking import Connection
+from kestrelmq.client.cluster import Membership
+from kestrelmq.client.options import ClientOptions, Expiry
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import (
     ClientError,
     ConfigError,
-    InvalidQueueName,
     InvalidRequest,
     KestrelError,
     ServerRefused,
 )
 from kestrelmq.names import queue_name_error
 from kestrelmq.spark import written_columns
+from kestrelmq.spark.dead_letters import DeadLetter, DeadLetters
 from kestrelmq.spark.kestrel_options import KestrelWriteOptions
 
 _COLUMNS: Final = ("queue", "data", "expiry")
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
+
+Reject = Callable[[DeadLetter], None]
+"""Takes a row that can never become an item, or raises `CannotBeStored`."""
 
 _log: Final = logging.getLogger("kestrelmq.spark")
 
@@ -81,9 +90,24 @@ class ItemSender:
         pause: Callable[[float], None] = time.sleep,
         *,
         delay: float | None = None,
+        largest: Callable[[str], int | None] = lambda _queue: None,
+        reject: Reject | None = None,
     ) -> None:
-        """Send to `client`; each item is to wait for `delay` seconds."""
+        """Prepare to send.
+
+        Args:
+            client: what puts the items.
+            patience: seconds without any item stored, after which it gives up.
+            clock: measures that.
+            pause: sleeps between two attempts.
+            delay: seconds for which each item is to wait in its queue.
+            largest: asks for the most bytes of an item of a queue that a server takes; None if that
+                is not limited, or not known.
+            reject: takes items that are larger; None fails.
+        """
         self._client = client
+        self._largest = largest
+        self._reject = reject or DeadLetters(None).add
         self._delay = delay
         self._patience = patience
         self._clock = clock or SystemClock()
@@ -94,10 +118,11 @@ class ItemSender:
 
         Raises:
             QueueStaysFull: no item was stored for `patience` seconds.
+            CannotBeStored: an item is larger than any server takes.
             InvalidRequest: an item cannot be sent.
             ServerRefused: no server would ever accept an item.
         """
-        left = list(items)
+        left, are_checked = list(items), False
         pause = _FIRST_PAUSE
         deadline = self._clock.monotonic() + self._patience
         while left:
@@ -121,6 +146,8 @@ class ItemSender:
                     if place >= len(stored) or stored[place] is not True
                 ]
                 pause, deadline = _FIRST_PAUSE, self._clock.monotonic() + self._patience
+            if left and not are_checked:
+                left, are_checked = self._without_too_large(queue, left, expiry), True
             if not left:
                 return
             if self._clock.monotonic() >= deadline:
@@ -131,6 +158,42 @@ class ItemSender:
             _log.info("%d items of %r wait: %s", len(left), queue, reason)
             self._pause(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _without_too_large(self, queue: str, items: list[bytes], expiry: Expiry) -> list[bytes]:
+        """Reject the items that no server would ever take; return the others."""
+        largest = self._largest(queue)
+        if largest is None:
+            return items
+        for item in items:
+            if len(item) > largest:
+                self._reject(
+                    DeadLetter(
+                        queue,
+                        item,
+                        int(expiry.timestamp() * 1000) if isinstance(expiry, datetime) else 0,
+                        f"an item of queue {queue!r} has {len(item)} bytes, and the servers take "
+                        f"at most {largest}",
+                    )
+                )
+        return [item for item in items if len(item) <= largest]
+
+
+def largest_item(membership: Membership, queue: str) -> int | None:
+    """Return the most bytes of an item that any server takes; None if not limited or not known."""
+    name = commands.checked_queue(queue)
+    limits = []
+    for server in membership.writes():
+        connection = Connection(server, ClientOptions())
+        try:
+            connection.open()
+            connection.run(commands.peek(name))  # only queues that exist have settings
+            limits.append(connection.run(commands.item_limit(name)))
+        except ClientError:
+            return None
+        finally:
+            connection.close()
+    known = [limit for limit in limits if limit is not None]
+    return max(known) if known and len(known) == len(limits) else None
 
 
 class _RowWriter:
@@ -148,13 +211,24 @@ class _RowWriter:
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Add the rows of one task."""
         items = 0
-        with Client(self._options.cluster.membership()) as client:
-            sender = ItemSender(client, self._options.patience, delay=self._options.delay)
+        membership = self._options.cluster.membership()
+        dead_letters = DeadLetters(self._options.dead_letter_path)
+        with Client(membership) as client:
+            sender = ItemSender(
+                client,
+                self._options.patience,
+                delay=self._options.delay,
+                largest=partial(largest_item, membership),
+                reject=dead_letters.add,
+            )
             zone = written_columns.session_zone()
             for batch in iterator:
-                for queue, expiry, data in grouped(batch, self._options.queue, zone):
+                for queue, expiry, data in grouped(
+                    batch, self._options.queue, zone, dead_letters.add
+                ):
                     sender.send(queue, data, expiry)
                 items += batch.num_rows
+        dead_letters.flush()
         return ItemsWritten(items)
 
 
@@ -180,7 +254,7 @@ def check_columns(schema: StructType, *, queue_given: bool) -> None:
 
 
 def grouped(
-    batch: pa.RecordBatch, queue: str | None, zone: str = "UTC"
+    batch: pa.RecordBatch, queue: str | None, zone: str = "UTC", reject: Reject | None = None
 ) -> Iterator[tuple[str, datetime | None, list[bytes]]]:
     """Yield a batch's items by queue and expiry, in the batch's order within each queue.
 
@@ -188,32 +262,35 @@ def grouped(
         batch: rows of a schema that passed `check_columns`.
         queue: the queue of all rows; None takes it from the column.
         zone: the time zone of dates, and of times without one.
+        reject: takes rows that have no data, or no name of a queue; None fails.
 
     Raises:
-        ValueError: a row has no queue or no data.
-        InvalidQueueName: no queue can have that name.
+        CannotBeStored: a row cannot become an item.
     """
+    reject = reject or DeadLetters(None).add
     batch = written_columns.cast(batch, zone)
     names = batch.schema.names
     data = batch.column("data").to_pylist()
     queues = [queue] * len(data) if queue else batch.column("queue").to_pylist()
-    expiries = _expiries(batch.column("expiry")) if "expiry" in names else [None] * len(data)
-    rows: dict[str, list[tuple[datetime | None, bytes]]] = {}
+    expiries = batch.column("expiry").to_pylist() if "expiry" in names else [None] * len(data)
+    rows: dict[str, list[tuple[int, bytes]]] = {}
     for name, expiry, item in zip(queues, expiries, data, strict=True):
         if name is None or item is None:
-            raise ValueError(f"column {'queue' if name is None else 'data'!r} must not be null")
-        rows.setdefault(name, []).append((expiry, item))
+            missing = "queue" if name is None else "data"
+            reject(DeadLetter(name, item, expiry or 0, f"column {missing!r} must not be null"))
+        else:
+            rows.setdefault(name, []).append((expiry or 0, item))
     for name, found in rows.items():
         error = queue_name_error(name)
         if error is not None:
-            raise InvalidQueueName(f"column 'queue': {name!r} is not allowed: {error}")
+            reason = f"column 'queue': {name!r} is not allowed: {error}"
+            for expiry, item in found:
+                reject(DeadLetter(name, item, expiry, reason))
+            continue
         for expiry, same in groupby(found, key=lambda row: row[0]):
-            yield name, expiry, [item for _, item in same]
+            yield name, _expiry(expiry), [item for _, item in same]
 
 
-def _expiries(column: pa.Array) -> list[datetime | None]:
-    """Return when items expire, from ms since the epoch; 0 and null mean never."""
-    return [
-        datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms else None
-        for time_ms in column.to_pylist()
-    ]
+def _expiry(time_ms: int) -> datetime | None:
+    """Return when an item expires, from ms since the epoch; 0 means never."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms else None

@@ -204,6 +204,20 @@ def test_what_is_no_reply_to_a_reserve_is_an_error(data: bytes) -> None:
 SOME = commands.Reads(["7-ab", "8-ab"])
 
 
+def test_the_limit_of_items_is_read_from_the_settings() -> None:
+    """None if it is unlimited, if the server names none, or has no such queue."""
+    command = commands.item_limit(b"q")
+    assert command.request == b"dump_config q\r\n"
+    shown = b"queue 'q' {\r\n  max_items=7\r\n  max_item_size=%s\r\n}\r\nEND\r\n"
+    assert result(command, shown % b"100 B") == 100
+    assert result(command, shown % b"1 MiB") == 1 << 20
+    assert result(command, shown % b"2048") == 2048
+    assert result(command, shown % b"unlimited") is None
+    assert result(command, b"END\r\n") is None
+    with pytest.raises(ProtocolError):
+        result(command, b"VALUE q 0 1\r\na\r\nEND\r\n")
+
+
 def test_reserved_reads_are_ended_and_extended() -> None:
     """The reply says how many there were."""
     for command, verb in (

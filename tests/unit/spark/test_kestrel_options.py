@@ -38,6 +38,8 @@ def test_options_are_parsed() -> None:
     found = kestrel_write_options(
         {"zookeeper": "z:1", "path_prefix": "/p", "patience": "5", "delay": "500ms"}
     )
+    dead = kestrel_write_options({"servers": "a:1", "dead_letter_path": "file:///d"})
+    assert dead.dead_letter_path == "/d"
     assert found == KestrelWriteOptions(ClusterOptions(None, "z:1", "/p"), None, 5.0, 0.5)
 
 

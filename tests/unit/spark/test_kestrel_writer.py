@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from kestrelmq.client.options import Expiry
-from kestrelmq.errors import ConnectionLost, InvalidQueueName, InvalidRequest, ServerUnavailable
+from kestrelmq.errors import ConnectionLost, InvalidRequest, ServerUnavailable
+from kestrelmq.spark.dead_letters import CannotBeStored, DeadLetter, DeadLetters
 from kestrelmq.spark.kestrel_writer import ItemSender, QueueStaysFull, grouped
 from kestrelmq.testing.clock import FakeClock
 
@@ -92,6 +95,42 @@ def test_what_no_server_would_take_fails_at_once() -> None:
     assert clock.monotonic() == 0.0
 
 
+def test_an_item_that_no_server_takes_does_not_hold_up_the_others() -> None:
+    """It is rejected once it was refused; without a place for it, that fails at once."""
+    clock = FakeClock()
+    rejected: list[DeadLetter] = []
+    store = Store([1, 5])
+    expiry = datetime.fromtimestamp(2, UTC)
+    sender = ItemSender(
+        store, 3.0, clock, clock.advance, largest=lambda _queue: 2, reject=rejected.append
+    )
+
+    sender.send("q", [b"0", b"123", b"2"], expiry)
+
+    assert store.items == [b"0", b"2"]
+    reason = "an item of queue 'q' has 3 bytes, and the servers take at most 2"
+    assert rejected == [DeadLetter("q", b"123", 2000, reason)]
+    with pytest.raises(CannotBeStored, match=r"has 3 bytes.* 'dead_letter_path' keeps such rows"):
+        ItemSender(Store([0]), 3.0, clock, clock.advance, largest=lambda _queue: 2).send(
+            "q", [b"123"]
+        )
+
+
+def test_dead_letters_are_a_table(tmp_path: Path) -> None:
+    """Several files if they are many; no file if there are none."""
+    letters = DeadLetters(str(tmp_path / "dead"), FakeClock())
+    letters.flush()
+    assert not (tmp_path / "dead").exists()
+    letters.add(DeadLetter("q", b"x" * (17 << 20), 0, "too large"))
+    letters.add(DeadLetter(None, None, 7, "nothing"))
+    letters.flush()
+
+    assert len(list((tmp_path / "dead").iterdir())) == 2
+    rows = pq.read_table(tmp_path / "dead").to_pylist()
+    found = {(row["queue"], len(row["data"] or b""), row["expiry"], row["reason"]) for row in rows}
+    assert found == {("q", 17 << 20, 0, "too large"), (None, 0, 7, "nothing")}
+
+
 def test_rows_are_grouped_by_queue_and_expiry_in_order() -> None:
     """Text is UTF-8; an expiry of 0 or null is never."""
     batch = pa.RecordBatch.from_pydict(
@@ -109,7 +148,11 @@ def test_rows_are_grouped_by_queue_and_expiry_in_order() -> None:
     ]
     upper = pa.RecordBatch.from_pydict({"DATA": ["1"], "Queue": pa.array([7])})
     assert list(grouped(upper, None)) == [("7", None, [b"1"])]
-    with pytest.raises(InvalidQueueName):
+    with pytest.raises(CannotBeStored, match="'a/b' is not allowed"):
         list(grouped(pa.RecordBatch.from_pydict({"queue": ["a/b"], "data": [b""]}), None))
-    with pytest.raises(ValueError, match="'data' must not be null"):
+    with pytest.raises(CannotBeStored, match="'data' must not be null"):
         list(grouped(pa.RecordBatch.from_pydict({"data": pa.array([None], pa.binary())}), "q"))
+    rejected: list[DeadLetter] = []
+    mixed = pa.RecordBatch.from_pydict({"queue": ["a/b", None, "c"], "data": [b"1", b"2", b"3"]})
+    assert list(grouped(mixed, None, reject=rejected.append)) == [("c", None, [b"3"])]
+    assert [(letter.queue, letter.data) for letter in rejected] == [(None, b"2"), ("a/b", b"1")]

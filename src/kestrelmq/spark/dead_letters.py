@@ -1,0 +1,88 @@
+"""Rows that can never become items: they fail the query, or are kept in a table of their own.
+
+With the option `dead_letter_path`, a task writes them to a Parquet file in that directory, once
+it is on disk; the columns are `queue`, `data`, `expiry` (ms), `reason` and `time` (ms), so that
+`restore` can read it. A task that is run again writes them again.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kestrelmq.clock import Clock, SystemClock
+from kestrelmq.errors import KestrelError
+from kestrelmq.journal.files import make_directory, rename_durably, sync_path
+
+_SCHEMA: Final = pa.schema(
+    [
+        ("queue", pa.string()),
+        ("data", pa.binary()),
+        ("expiry", pa.int64()),
+        ("reason", pa.string()),
+        ("time", pa.int64()),
+    ]
+)
+_MOST_BYTES: Final = 16 << 20
+"""Bytes of data that are kept in memory, besides one item."""
+
+
+class CannotBeStored(KestrelError, ValueError):  # noqa: N818 # says what it is
+    """A row that can never become an item."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A row that can never become an item; `expiry` is in ms, 0 for never."""
+
+    queue: str | None
+    data: bytes | None
+    expiry: int
+    reason: str
+
+
+class DeadLetters:
+    """The dead letters of one task."""
+
+    def __init__(self, path: str | None, clock: Clock | None = None) -> None:
+        """Prepare to write to the directory `path`; with None, a dead letter is an error."""
+        self._path = None if path is None else Path(path)
+        self._clock = clock or SystemClock()
+        self._letters: list[DeadLetter] = []
+        self._size = 0
+
+    def add(self, letter: DeadLetter) -> None:
+        """Keep a row.
+
+        Raises:
+            CannotBeStored: there is no directory for it.
+            OSError: the file cannot be written.
+        """
+        if self._path is None:
+            raise CannotBeStored(f"{letter.reason} (option 'dead_letter_path' keeps such rows)")
+        self._letters.append(letter)
+        self._size += len(letter.data or b"")
+        if self._size > _MOST_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was added to a file, durably; do nothing if that is nothing."""
+        if self._path is None or not self._letters:
+            return
+        now = self._clock.now()
+        columns = [
+            [getattr(letter, name) for letter in self._letters] for name in _SCHEMA.names[:-1]
+        ]
+        table = pa.table([*columns, [now] * len(self._letters)], schema=_SCHEMA)
+        name = f"part-{now}-{uuid4().hex}.parquet"
+        # Readers of a table ignore names that begin with an underscore.
+        unfinished = self._path / f"_{name}"
+        make_directory(self._path)
+        with unfinished.open("xb") as file:
+            pq.write_table(table, file)
+        sync_path(unfinished)
+        rename_durably(unfinished, self._path / name)
+        self._letters, self._size = [], 0
