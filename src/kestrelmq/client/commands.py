@@ -33,6 +33,8 @@ MAX_STATS_BYTES: Final = 256 * 1024 * 1024
 """Most bytes of statistics, or of a list of clients, read from one server."""
 READS_AT_ONCE: Final = 150
 """Reserved reads in one request, whose line a server takes up to 8 KiB."""
+_MOST_DIGITS: Final = 20
+"""Digits of the longest number in a reply."""
 _CLIENT: Final = "CLIENT "
 
 
@@ -237,9 +239,11 @@ def reserve(
 def _reserved(reply: wire.ItemReply, queues: Sequence[bytes]) -> ReservedRead:
     if len(reply.fields) != 5 or reply.fields[0] not in queues:
         _unexpected(reply)
-    queue, read, *rest = [field.decode(errors="replace") for field in reply.fields]
-    deliveries, added, expiry = (_number(reply, word) for word in rest)
-    return ReservedRead(queue, read, reply.data, deliveries, added, expiry)
+    queue, read, *rest = reply.fields
+    deliveries, added, expiry = _numbers(reply, rest)
+    return ReservedRead(
+        queue.decode(), read.decode(errors="replace"), reply.data, deliveries, added, expiry
+    )
 
 
 def reserve_one(queue: bytes, terms: wire.ReserveTerms, wait: float) -> Command[HeldItem | None]:
@@ -408,16 +412,19 @@ def browse(
 def _browsed(reply: wire.ItemReply) -> BrowsedItem:
     if len(reply.fields) != 3:
         _unexpected(reply)
-    place, added, expiry = (
-        _number(reply, field.decode(errors="replace")) for field in reply.fields
-    )
+    place, added, expiry = _numbers(reply, reply.fields)
     return BrowsedItem(place, reply.data, added, expiry)
 
 
 def _number(reply: wire.Reply, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 20):
+    return _numbers(reply, (text.encode(),))[0]
+
+
+def _numbers(reply: wire.Reply, words: Sequence[bytes]) -> list[int]:
+    lengths = [len(word) for word in words]
+    if not (b"".join(words).isdigit() and min(lengths) > 0 and max(lengths) <= _MOST_DIGITS):
         _unexpected(reply)
-    return int(text)
+    return [int(word) for word in words]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ Other servers of this protocol understand all of these requests except `touch_re
 `kill_client_request`.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ MAX_NUMBER: Final = 2**31 - 1
 
 _FAILURES: Final = {b"ERROR", b"CLIENT_ERROR", b"SERVER_ERROR"}
 _ITEM_END: Final = b"\r\n"
+_NOT_IN_WORD: Final = re.compile(rb"[\x00-\x20\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +345,7 @@ def _queue(name: bytes) -> bytes:
 def _word(word: bytes, what: str) -> bytes:
     if not 0 < len(word) <= MAX_WORD_BYTES:
         raise InvalidRequest(f"{what} has 1 to {MAX_WORD_BYTES} bytes, this one has {len(word)}")
-    if any(byte <= 0x20 or byte == 0x7F for byte in word):
+    if _NOT_IN_WORD.search(word):
         raise InvalidRequest(f"{what} has no spaces and no control characters: {_shown(word)}")
     return word
 
