@@ -21,10 +21,11 @@ from kestrelmq.journal.records import (
     Unremove,
     encode,
 )
+from kestrelmq.journal.reservations import ReserveTerms, done_note, reserved_note
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.pipelines import history, pack, replay, report, restore, verify
 from kestrelmq.spark.pipelines.replay import QueueContents
-from kestrelmq.spark.reading import read_journals
+from kestrelmq.spark.reading import read_journals, read_queues
 from tests.spark.spools import NOW, Loaded, adds, load, random_spool, write
 
 HOUR = 3_600_000
@@ -128,6 +129,22 @@ def test_verify_names_damage_by_file_and_position(spark: SparkSession, tmp_path:
     (one,) = verify(spark, str(tmp_path / "c~~delayed.1"))
     assert (one.queue, one.damaged_at) == ("c~~delayed", 23)
     assert found["a.1"].reason == "unknown opcode 99"
+
+
+def test_items_that_a_tag_finished_do_not_come_back(spark: SparkSession, tmp_path: Path) -> None:
+    """A crash cut off the records that confirm them; the note says that they are confirmed."""
+    opened = [*adds([b"a", b"b", b"c"]), RemoveTentative(), RemoveTentative()]
+    terms = ReserveTerms(600_000, tag="sink:1:0")
+    notes = reserved_note(7, terms, (1, 2), 2) + done_note("sink:1:0", 2, 2)
+    write(tmp_path / "q", opened, tail=notes + encode(ConfirmRemove(1)))
+
+    fates = {
+        bytes(row.data): row.fate for row in history(spark, str(tmp_path), with_data=True).collect()
+    }
+    assert fates == {b"a": "confirmed", b"b": "confirmed", b"c": "live"}
+    contents = read_queues(spark, str(tmp_path), ["data"]).collect()
+    assert [bytes(row.data) for row in contents] == [b"c"]
+    assert len(load(tmp_path)["q"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ are folded in this process.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kestrelmq.errors import DamagedJournal
+from kestrelmq.spark.finished_reads import finished_reads
 from kestrelmq.spark.scanning import Chunk, FileView, open_view, record_run
 from kestrelmq.spark.segments import (
     EMPTY_START,
@@ -60,11 +61,26 @@ class QueueReadPlan:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedQueue:
-    """A queue's files, the state at the start of each, and the state at the end."""
+    """A queue's files, the state at the start of each, and the state at the end.
+
+    `finished` are the items whose reads are finished, but not confirmed by a record; they are not
+    open at the end.
+    """
 
     files: tuple[SpoolFile, ...]
     starts: tuple[ReplayState, ...]
     end: ReplayState
+    finished: tuple[int, ...] = ()
+
+    @classmethod
+    def of(
+        cls, files: Sequence[SpoolFile], starts: Sequence[ReplayState], end: ReplayState
+    ) -> "ReplayedQueue":
+        """Return the queue that a replay of all records leaves in the state `end`."""
+        xids = finished_reads(files) if end.open else frozenset()
+        still_open = {xid: item for xid, item in end.open.items() if xid not in xids}
+        finished = tuple(item for xid, item in end.open.items() if xid in xids)
+        return cls(tuple(files), tuple(starts), replace(end, open=still_open), finished)
 
     def plan(self) -> QueueReadPlan:
         """Return which items are live, and which ordinals each file adds."""
@@ -127,7 +143,7 @@ def replay_in_order(files: Sequence[SpoolFile]) -> ReplayedQueue:
     for file in files:
         starts.append(state)
         state = state.after(summarise(SummaryTask(file, state.start())))
-    return ReplayedQueue(tuple(files), tuple(starts), state)
+    return ReplayedQueue.of(files, starts, state)
 
 
 def replay_in_parallel(
@@ -150,7 +166,7 @@ def replay_in_parallel(
             return run([SummaryTask(files[place], start)])[0]
 
         starts, end = replay(segments, again)
-        replayed.append(ReplayedQueue(tuple(files), tuple(starts), end))
+        replayed.append(ReplayedQueue.of(files, starts, end))
     return replayed
 
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from kestrelmq.spark import fates
 from kestrelmq.spark.planning import ReplayedQueue
@@ -48,7 +49,7 @@ def history(spark: SparkSession, path: str, *, with_data: bool = False) -> DataF
     ]
 
     added = trace(spark, trace_tasks, "items with data" if with_data else "items")
-    item_events = trace(spark, trace_tasks, "events")
+    item_events = trace(spark, trace_tasks, "events").union(_finished(spark, replayed))
     joined = added.join(_by_item(item_events), _KEY, "left").join(
         _open_items(spark, replayed), _KEY, "left"
     )
@@ -79,6 +80,16 @@ def _by_item(item_events: DataFrame) -> DataFrame:
         f.max(f.when(is_gone, f.col("not_before"))).alias("gone_after"),
         f.max(f.when(is_gone, f.col("not_after"))).alias("gone_before"),
     )
+
+
+def _finished(spark: SparkSession, replayed: Sequence[ReplayedQueue]) -> DataFrame:
+    """Return the events that are missing in journals that end within them; when is not known."""
+    rows = [
+        (queue.files[0].spool, queue.files[0].queue, item, int(fates.Fate.CONFIRMED), None, None)
+        for queue in replayed
+        for item in queue.finished
+    ]
+    return spark.createDataFrame(rows, from_arrow_schema(fates.EVENT_SCHEMA))
 
 
 def _open_items(spark: SparkSession, replayed: Sequence[ReplayedQueue]) -> DataFrame:
