@@ -17,6 +17,7 @@ from kestrelmq.client import Client
 from kestrelmq.client.cluster import membership_of
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import ServerUnavailable
+from kestrelmq.spark.batch_plan import from_offset
 from kestrelmq.spark.refusals import QueueCannotBeRead
 from kestrelmq.spark.server_probe import ServerProbe
 from kestrelmq.spark.server_reads import MAX_CONNECTIONS, MonitoredReads, TaggedReads
@@ -196,13 +197,33 @@ def test_a_server_killed_before_its_reads_are_finished_is_told_later(
     driver = StreamDriver(
         Staging(location), ServerProbe(membership_of(server.address), QUEUE), QUEUE
     )
-    start = {**driver.initial_offset(), "epoch": 1}
+    share = {"server": server.address, "items": 50, "bytes": 1, "reserves": True}
+    start = {**driver.initial_offset(), "epoch": 1, "shares": {"0": share}}
     server.start()
     assert counts(client) == (0, 50)
 
     assert driver.latest_offset(start, BatchLimits(100, 1000)) == start
     driver.close()
     assert counts(client) == (0, 0)
+
+
+def test_what_a_task_had_reserved_that_was_ended_is_there_for_the_next_batch(
+    server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """Another task had read its partition; what is only reserved does not wait for its lease."""
+    client.put_many(QUEUE, numbered(5))
+    probe = ServerProbe(membership_of(server.address), QUEUE)
+    driver = StreamDriver(Staging(tmp_path / "staging"), probe, QUEUE)
+    start = driver.initial_offset()
+    end = driver.latest_offset(start, BatchLimits(100, 1000))
+    ended = TaggedReads(server.address, QUEUE, start["staging"], 600.0)
+    ended.open(PART, 5, 1000)
+    ended.close()
+    assert counts(client) == (0, 5)
+
+    assert from_offset(driver.latest_offset(end, BatchLimits(100, 1000))).epoch == 2
+    driver.close()
+    assert counts(client) == (5, 0)
 
 
 @pytest.mark.parametrize("operations", ["reads", "all"])

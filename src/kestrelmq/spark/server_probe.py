@@ -153,6 +153,17 @@ class ServerProbe:
             return False
         return True
 
+    def retire(self, servers: Iterable[str], name: str, epoch: int) -> None:
+        """Release what is reserved under tags of `name` up to `epoch`, and refuse these tags.
+
+        If a server cannot be asked, what is reserved there stays so until its lease ends.
+        """
+        for server in servers:
+            try:
+                self._run(parse_address(server), commands.retire(self._name, name, epoch))
+            except ClientError as error:
+                _log.info("%s: the tags of batch %d stay: %s", server, epoch, error)
+
     def close(self) -> None:
         """Close every connection."""
         for connection in self._connections.values():

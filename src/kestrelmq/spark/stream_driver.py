@@ -53,6 +53,9 @@ class QueueServers(Protocol):
     def settle(self, part: StagedPart) -> bool:
         """Tell the server of a part about it; return whether that was possible."""
 
+    def retire(self, servers: Iterable[str], name: str, epoch: int) -> None:
+        """Release what is reserved under tags of `name` up to `epoch`, and refuse these tags."""
+
     def close(self) -> None:
         """Close all connections."""
 
@@ -107,6 +110,7 @@ class StreamDriver:
         self._remaining: dict[str, int] | None = None
         self._counted: set[PartId] = set()
         self._settle_at = 0.0
+        self._retired = 0
         self._rate = rate
         self._asked_at: float | None = None
         self._fraction = 0.0
@@ -156,7 +160,7 @@ class StreamDriver:
         """
         before = from_offset(start)
         self._check(before)
-        self._settle(before.epoch)
+        self._settle(before)
         if self.is_limited:
             self._servers.check_readable(self._patience)
         limits = self._rated(limits)
@@ -236,18 +240,26 @@ class StreamDriver:
         most = items if limits.items is None else min(items, limits.items)
         return BatchLimits(most, limits.bytes)
 
-    def _settle(self, epoch: int) -> None:
-        """Tell servers what was read of them in the batches up to `epoch`, if tasks could not."""
-        if self._clock.monotonic() < self._settle_at:
+    def _settle(self, before: BatchPlan) -> None:
+        """Tell servers what was read of them in the batches up to `before`, if tasks could not.
+
+        When all is told, release what is still reserved: for tasks that were ended because another
+        one had read their partition, or that are still to come.
+        """
+        if before.epoch == self._retired or self._clock.monotonic() < self._settle_at:
             return
         failed: set[str] = set()
-        for name, part in self._staging.unsettled(epoch):
+        for name, part in self._staging.unsettled(before.epoch):
             if part.server not in failed and self._servers.settle(part):
                 self._staging.mark_settled(name)
             else:
                 failed.add(part.server)
         if failed:
             self._settle_at = self._clock.monotonic() + SETTLE_PAUSE
+            return
+        self._retired = before.epoch
+        servers = {share.server for share in before.shares if share.reserves}
+        self._servers.retire(sorted(servers), before.staging, before.epoch)
 
     def _items_left(self, limits: BatchLimits) -> dict[str, int] | None:
         """Return how many items may be taken from each server, or None for no limit."""

@@ -26,6 +26,7 @@ class Cluster:
         self.away: set[str] = set()
         self.paused: str | None = None
         self.settled: list[PartId] = []
+        self.retired: list[tuple[list[str], int]] = []
 
     def check_readable(self, patience: float) -> None:
         """Refuse while one does not give its queue."""
@@ -56,6 +57,11 @@ class Cluster:
             return False
         self.settled.append(part.id)
         return True
+
+    def retire(self, servers: Iterable[str], name: str, epoch: int) -> None:
+        """Take note of it."""
+        assert len(name) == 32
+        self.retired.append((list(servers), epoch))
 
     def close(self) -> None:
         """Nothing is open."""
@@ -289,10 +295,11 @@ def test_a_server_is_told_of_its_parts_when_it_is_back(tmp_path: Path) -> None:
     assert driver.latest_offset(end, LIMITS) == end
     cluster.away.clear()
     assert driver.latest_offset(end, LIMITS) == end
-    assert cluster.settled == []
+    assert cluster.settled == cluster.retired == []
     clock.advance(SETTLE_PAUSE)
     for _ in range(2):
         assert driver.latest_offset(end, LIMITS) == end
+        assert cluster.retired == [(["a:1"], 1)]
     driver.close()
     assert cluster.settled == [PartId(1, 0, 0)]
 
