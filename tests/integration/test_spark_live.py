@@ -290,24 +290,24 @@ def test_an_answer_that_is_lost_reserves_nothing_for_long(
 
 
 def test_a_server_without_reserved_reads_is_found_out(server: ServerProcess) -> None:
-    """Servers that do not answer are left out."""
-    with foreign_server() as foreign:
-        probe = ServerProbe(membership_of(f"{server.address},{foreign}"), QUEUE)
-        asked = [server.address, foreign, "127.0.0.1:1"]
+    """Servers that do not answer, or refuse to at present, are left out."""
+    with foreign_server() as foreign, foreign_server(b"SERVER_ERROR busy\r\n") as busy:
+        probe = ServerProbe(membership_of(f"{server.address},{foreign},{busy}"), QUEUE)
+        asked = [server.address, foreign, busy, "127.0.0.1:1"]
         assert probe.reserving(asked) == {server.address: True, foreign: False}
         probe.close()
 
 
 @contextmanager
-def foreign_server() -> Iterator[str]:
-    """Answer as Kestrel does to a command that it does not know, and close."""
+def foreign_server(answer: bytes = b"CLIENT_ERROR\r\n") -> Iterator[str]:
+    """Answer one command, as Kestrel does if it does not know it, and close."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
             connection, _ = listening.accept()
             with connection:
                 connection.recv(1000)
-                connection.sendall(b"CLIENT_ERROR\r\n")
+                connection.sendall(answer)
 
         thread = threading.Thread(target=serve)
         thread.start()

@@ -137,10 +137,11 @@ class ServerProbe:
             try:
                 self._run(parse_address(server), commands.extend_owner(_NOBODY, 1.0))
                 found[server] = True
-            except ServerRefused:
-                found[server] = False
             except ClientError as error:
-                self._set_aside(parse_address(server), error)
+                if isinstance(error, ServerRefused) and not is_refusal(error):
+                    found[server] = False  # it does not know the command
+                else:
+                    self._set_aside(parse_address(server), error)
         return found
 
     def settle(self, part: StagedPart) -> bool:
