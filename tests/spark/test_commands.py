@@ -63,7 +63,9 @@ def test_history_says_what_became_of_items(
     fates = [["a", "live", "1"], ["a", "open", "1"], ["a", "removed", "1"], ["b", "live", "1"]]
     assert ended == Ended(0, [["queue", "fate", "items"], *fates], "")
     assert again.status == 1
-    assert "already exists" in again.errors
+    assert again.errors == (
+        f"kestrelmq: error: {output} already exists: give --overwrite to replace it\n"
+    )
     assert replaced == ended
     assert spark.read.parquet(str(output)).where("data IS NOT NULL").count() == 0
     assert restored.status == 1

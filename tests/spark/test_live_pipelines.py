@@ -187,6 +187,11 @@ def test_a_missing_java_is_said_so(tmp_path: Path) -> None:
 
 def test_a_wrong_use_is_exit_status_2(tmp_path: Path) -> None:
     """Flags that contradict each other start no Spark."""
-    for words in (["restore", "t"], ["restore", "t", "--live", "--since", "noon"], ["archive"]):
+    for words in (
+        ["restore", "t"],
+        ["restore", "t", "--live", "--since", "noon"],
+        ["restore", "t", "--live", "--since", "2026-01-02", "--until", "2026-01-02T00:00Z"],
+        ["archive"],
+    ):
         result = subprocess.run([*COMMAND, *words], capture_output=True, check=False)
         assert result.returncode == 2

@@ -232,6 +232,8 @@ def restore(  # noqa: PLR0913 # one for each flag
     if not live and any((queue, servers, zookeeper, path_prefix)):
         raise typer.BadParameter("--queue and the servers go with --live")
     begin, end = _time(since), _time(until)
+    if begin is not None and end is not None and begin >= end:
+        raise typer.BadParameter(f"--since {since} is not before --until {until}")
     with spark_session(master, "restore") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 

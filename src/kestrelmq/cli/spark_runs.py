@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _UPDATE_SECONDS: Final = 0.5
 _OWN_ERROR: Final = re.compile(r"kestrelmq\.[\w.]+: (.+)")
+_OUTPUT_EXISTS: Final = re.compile(r"\[PATH_ALREADY_EXISTS\] Path (\S+) already exists")
 _PYTHON_ERROR: Final = re.compile(r"^(\w*(?:Error|Exception): .+)", re.MULTILINE)
 _QUIET_LOG: Final = """\
 rootLogger.level = error
@@ -97,6 +98,10 @@ def spark_session(master: str, what: str) -> Iterator["SparkSession"]:
 def error_line(error: Exception) -> str:
     """Return the line of a Spark error that says what is wrong."""
     text = str(error)
+    exists = _OUTPUT_EXISTS.search(text)
+    if exists is not None:
+        # Spark's own advice is about a mode, which no command has.
+        return f"{exists[1].removeprefix('file:')} already exists: give --overwrite to replace it"
     for pattern in (_OWN_ERROR, _PYTHON_ERROR):
         found: list[str] = pattern.findall(text)
         if found:
