@@ -295,7 +295,7 @@ def test_a_server_is_told_of_its_parts_when_it_is_back(tmp_path: Path) -> None:
     assert driver.latest_offset(end, LIMITS) == end
     cluster.away.clear()
     assert driver.latest_offset(end, LIMITS) == end
-    assert cluster.settled == cluster.retired == []
+    assert (cluster.settled, cluster.retired) == ([], [])
     clock.advance(SETTLE_PAUSE)
     for _ in range(2):
         assert driver.latest_offset(end, LIMITS) == end

@@ -23,6 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from kestrelmq.spark import fates
 from kestrelmq.spark.planning import ReplayedQueue
 from kestrelmq.spark.reading import map_on, replay_journals
+from kestrelmq.spark.summarising import Fate
 from kestrelmq.spark.trace_source import trace
 
 _KEY = ["spool", "queue", "ordinal"]
@@ -85,7 +86,7 @@ def _by_item(item_events: DataFrame) -> DataFrame:
 def _finished(spark: SparkSession, replayed: Sequence[ReplayedQueue]) -> DataFrame:
     """Return the events that are missing in journals that end within them; when is not known."""
     rows = [
-        (queue.files[0].spool, queue.files[0].queue, item, int(fates.Fate.CONFIRMED), None, None)
+        (queue.files[0].spool, queue.files[0].queue, item, int(Fate.CONFIRMED), None, None)
         for queue in replayed
         for item in queue.finished
     ]
