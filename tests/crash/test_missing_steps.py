@@ -79,6 +79,7 @@ UNSEEN_IN = {
     "engine/registry.py QueueRegistry._replace": "what it calls is looked at",
     "server/status.py": "what it calls is looked at",
     "journal/write_directories.py remove": "it goes with all that is in it, and is not read",
+    "spark/dead_letters.py": TASKS,
     "spark/journal_parts.py": TASKS,
     "spark/staging.py": TASKS,
 }
