@@ -4,6 +4,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
 
@@ -15,10 +16,10 @@ from kestrelmq.client import Client
 from kestrelmq.spark.batch_plan import BatchPlan
 from kestrelmq.spark.kestrel_options import ClusterOptions
 from kestrelmq.spark.kestrel_source import KestrelSource
-from kestrelmq.spark.pipelines import ArchiveOptions, archive
+from kestrelmq.spark.pipelines import ArchiveOptions, archive, restore
 from kestrelmq.spark.session import start_query
 from kestrelmq.spark.staging import PartitionShare
-from tests.spark.spools import adds, write
+from tests.spark.spools import adds, load, write
 from tests.spark.streams import QUEUE, drain, items_in, numbered, stream
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
@@ -448,6 +449,12 @@ def test_rows_that_can_never_be_items_are_dead_letters(spark: SparkSession, tmp_
         ("q", None),
         ("small", 101),
     ]
+    mended = spark.read.parquet(str(tmp_path / "dead")).where("queue IN ('new', 'small')")
+    mended.write.parquet(str(tmp_path / "mended"))
+    assert restore(spark, str(tmp_path / "mended"), str(tmp_path / "spool")) == 2
+    assert set(load(tmp_path / "spool")) == {"new", "small"}
+    with pytest.raises(ValueError, match="a column 'add_time' or 'read_time'"):
+        restore(spark, str(tmp_path / "mended"), str(tmp_path / "spool"), since=datetime.now(UTC))
 
 
 def test_a_stream_from_queue_to_queue(spark: SparkSession, tmp_path: Path) -> None:

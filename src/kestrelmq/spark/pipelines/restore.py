@@ -59,8 +59,15 @@ def in_time_range(rows: DataFrame, since: datetime | None, until: datetime | Non
 
     The time of a row is its add time. `archive` has none of items of a server that does not tell
     it; then the time at which the item was read counts.
+
+    Raises:
+        ValueError: there is a range, but the rows have neither time.
     """
+    if since is None and until is None:
+        return rows
     times = [f.col(name) for name in ("add_time", "read_time") if name in rows.columns]
+    if not times:
+        raise ValueError("a time range needs a table with a column 'add_time' or 'read_time'")
     time = f.coalesce(*times)
     if since is not None:
         rows = rows.where(time >= milliseconds(since))
