@@ -135,3 +135,19 @@ def test_what_counts_as_a_transaction(server: ServerProcess) -> None:
         wire.expect(value("kinds", "4") + b"END\r\n")
         wire.ask(b"get kinds/close/open\r\n", b"END\r\n")
         assert stats(wire, "kinds")["transactions"] == "2"
+
+
+def test_what_counts_as_a_canceled_transaction(server: ServerProcess) -> None:
+    """A transactional read that is given back; no item that was only held until the reply."""
+    with Wire(server) as wire:
+        put(wire, "given", "1", "2")
+        assert b"_ERROR " in wire.ask_until(b"get given given restricted\r\n", b"\r\n")
+        with Wire(server) as gone:
+            gone.send(b"get given late/t=60000\r\n")
+            wait_for(wire, "late", "waiters", 1)
+        wait_for(wire, "given", "items", 2)
+        assert stats(wire, "given")["canceled_transactions"] == "0"
+        wire.ask(b"get given/open\r\n", value("given", "1") + b"END\r\n")
+        wire.ask(b"get given/abort\r\n", b"END\r\n")
+        counts = stats(wire, "given")
+        assert (counts["transactions"], counts["canceled_transactions"]) == ("1", "1")

@@ -1192,6 +1192,8 @@ class Queue(Committable):
         self._open_from_memory(xids, most, most_bytes)
         if mode is ReadMode.OPEN:
             self.transactions += len(xids)
+        elif xids:
+            self.reads.hold_plainly(xids)
         if xids and self._timeout is not None:
             deadline = self._clock.monotonic() + self._timeout
             for xid in xids:
@@ -1229,8 +1231,13 @@ class Queue(Committable):
         return self.backlog.memory[0] if self._has_head(although_paused=True) else None
 
     def hold_head(self) -> int:
-        """Open a read of the head, which `head` returned, without a time limit; return its xid."""
-        return self._open(self.backlog.take(), by_reader=True)
+        """Open a read of the head, which `head` returned, without a time limit; return its xid.
+
+        It is no transaction.
+        """
+        xid = self._open(self.backlog.take(), by_reader=True)
+        self.reads.hold_plainly((xid,))
+        return xid
 
     @property
     def is_settled(self) -> bool:
@@ -1358,6 +1365,7 @@ class Queue(Committable):
         """
         reads = self.reads
         held = [xid for xid in xids if reads.is_held(xid)]
+        self.canceled_transactions += reads.transactions_among(held)
         alive = [
             xid
             for xid in held
@@ -1367,7 +1375,6 @@ class Queue(Committable):
         for xid in reversed(alive):
             if not self._delay_retry(xid, delay, counted=counted):
                 self._put_back(xid, counted=counted)
-        self.canceled_transactions += len(held)
         if held and self.waiters:
             self._serve()
         return len(held)
@@ -2035,7 +2042,11 @@ class Queue(Committable):
                 return self.peek(), 0
             case ReadMode.OPEN | ReadMode.HOLD:  # pragma: no branch: there is no other mode
                 opened = self._open_head(None)
-                return (None, 0) if opened is None else (opened[1], opened[0])
+                if opened is None:
+                    return None, 0
+                if mode is ReadMode.HOLD:
+                    self.reads.hold_plainly(opened[:1])
+                return opened[1], opened[0]
 
     # --- writing ---
 

@@ -57,6 +57,8 @@ class OpenReads:
         retrying_bytes: the memory that those take.
         reserved: which reads are reserved, and which tags are over.
         reservations: the leases and owners of those.
+        plain: the reads whose readers asked for no transaction: they are open only until the item
+            can be removed. None if there are none.
         given_back: an upper bound of how many reads were given back since the queue was loaded.
         overdue: the reads that `collect_overdue` found, with their items, and `take_overdue` did
             not return yet, by xid.
@@ -76,6 +78,7 @@ class OpenReads:
         self.last_xid = last_xid
         self.dialect: Dialect = dialect
         self.named: ReadTable[bytes] | None = None
+        self.plain: set[int] | None = None
         self.aside: dict[int, bytes] = {}
         self.retrying: ReadTable[bytes] = ReadTable()
         self.aside_bytes = self.retrying_bytes = self.given_back = 0
@@ -165,6 +168,8 @@ class OpenReads:
                 self._forget_retrying(xid)
             if self.named is not None:
                 self.named.pop(xid)
+            if self.plain is not None:
+                self._forget_plain((xid,))
         return record
 
     def reopen(self, xid: int, record: bytes) -> None:
@@ -187,7 +192,31 @@ class OpenReads:
                 self._forget_retrying(xid)
         if self.named is not None:
             self.named.pop_all(xids)
+        if self.plain is not None:
+            self._forget_plain(xids)
         return xids, ended
+
+    # --- reads that are no transactions ---
+
+    def hold_plainly(self, xids: Sequence[int]) -> None:
+        """Take note that the readers of these reads asked for no transaction."""
+        if self.plain is None:
+            self.plain = set()
+        self.plain.update(xids)
+
+    def transactions_among(self, xids: Sequence[int]) -> int:
+        """Return how many of these reads are transactions."""
+        plain = self.plain
+        return len(xids) if plain is None else len([xid for xid in xids if xid not in plain])
+
+    def _forget_plain(self, xids: Sequence[int]) -> None:
+        """Take note that reads have ended, which need not be plain."""
+        if self.plain is not None:
+            self.plain.difference_update(xids)
+            if not self.plain:
+                self.plain = None
+
+    # --- the items of reads ---
 
     def is_open(self, xid: int, record: bytes) -> bool:
         """Whether the read `xid` of the item `record` is open.
@@ -349,6 +378,7 @@ class OpenReads:
         """Forget all open reads; return lists of what is to be freed: there may be millions."""
         useless: list[list[Any]] = [*self._deadlines.take_all()]
         self.aside.clear()
+        self.plain = None
         if self.named is not None:
             useless.append(self.named.take_pages())
         useless += [self.open.take_pages(), self.retrying.take_pages(), self._last.take_pages()]

@@ -116,7 +116,7 @@ QUEUE_STATS: Final = (
               "open_reads", Metric("queue_open_reads")),
     Statistic("transactions", "counter", "", "transactional reads",
               "transactions", Metric("queue_transactions")),
-    Statistic("canceled_transactions", "counter", "", "reads given back",
+    Statistic("canceled_transactions", "counter", "", "transactional reads given back",
               "canceled_transactions", Metric("queue_canceled_transactions")),
     Statistic("total_flushes", "counter", "", "times flushed",
               "total_flushes", Metric("queue_flushes")),
