@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
+from kestrelmq import given_data
 from kestrelmq.client.options import ItemTimes
 from kestrelmq.client.statistics import queue_stats
 from kestrelmq.errors import ConnectionLost, InvalidRequest, ProtocolError, ServerRefused
@@ -74,19 +75,10 @@ def item_bytes(data: object) -> bytes:
     Raises:
         InvalidRequest: it is neither bytes nor text, or the text cannot be encoded.
     """
-    if isinstance(data, str):
-        try:
-            return data.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(
-                f"the item cannot be encoded as UTF-8: {error.reason} at character {error.start}; "
-                "encode it yourself, and put bytes"
-            ) from None
-    if isinstance(data, bytes):
-        return data
-    if isinstance(data, bytearray | memoryview):
-        return bytes(data)
-    raise InvalidRequest(f"an item is bytes or text, not {type(data).__name__}")
+    try:
+        return given_data.item_bytes(data)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(str(error)) from None
 
 
 def get(queue: bytes, wait: float = 0.0) -> Command[bytes | None]:

@@ -164,7 +164,7 @@ class AsyncPersistentQueue:
 
     async def add(
         self,
-        data: bytes,
+        data: bytes | str,
         expiry: Expiry = None,
         *,
         delay: Delay = None,

@@ -96,7 +96,7 @@ class BlockingQueue(ABC):
 
     def add(
         self,
-        data: bytes,
+        data: bytes | str,
         expiry: Expiry = None,
         *,
         delay: Delay = None,
@@ -106,7 +106,7 @@ class BlockingQueue(ABC):
         """Add an item at the end; False if it was refused: the queue is full or the item too large.
 
         Args:
-            data: the data of the item; it may be empty.
+            data: the data of the item; it may be empty. Text is encoded as UTF-8.
             expiry: seconds from now, a `timedelta`, a `datetime` with a time zone, or None for
                 never. Seconds count from when the item is due.
             delay: when the item is due, that is, when it is put at the end; likewise. None is now.

@@ -21,6 +21,7 @@ from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import ConfigError, InvalidQueueName, JournalError, QueueUnavailable
+from kestrelmq.given_data import item_bytes
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, QueueTickers, Ticker
 from kestrelmq.library.blocking import BlockingQueue
 from kestrelmq.library.items import Delay, Expiry, item_times
@@ -146,7 +147,7 @@ class QueueCollection:
     def add(
         self,
         name: str,
-        data: bytes,
+        data: bytes | str,
         expiry: Expiry = None,
         *,
         delay: Delay = None,
@@ -160,11 +161,12 @@ class QueueCollection:
         Returns:
             False if the item was refused; for an alias, if any destination refused it.
         """
+        item = item_bytes(data)
         expires, due = item_times(expiry, delay, self._clock.now())
         mark = put_mark(producer, sequence)
 
         def add() -> tuple[bool, list[Queue]]:
-            accepted = self._collection().add(name, data, expires, due=due, mark=mark)
+            accepted = self._collection().add(name, item, expires, due=due, mark=mark)
             delayed = concerns_companion(due, mark)
             destinations = self._queues.destinations(name, delayed=delayed)
             if due or any(queue.upkeep_waits for queue in destinations):

@@ -19,6 +19,7 @@ from kestrelmq.engine.searching import (
     page_of,
 )
 from kestrelmq.errors import ImportStopped, JournalError, KestrelError, LeaseEnded
+from kestrelmq.given_data import item_bytes
 from kestrelmq.journal.export_rows import ExportRow, live_rows, to_json
 from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
 from kestrelmq.marks import put_mark
@@ -259,7 +260,7 @@ def expiry_time(expiry: Expiry, now: int) -> int:
 
 
 def adding(  # those of `add`
-    data: bytes,
+    data: bytes | str,
     expiry: Expiry,
     delay: Delay,
     producer: str | None,
@@ -268,8 +269,9 @@ def adding(  # those of `add`
 ) -> tuple[Callable[[Queue], bool], bool]:
     """Return what adds an item, and whether the journal of delayed items may be concerned.
 
-    The parameters are those of `PersistentQueue.add`, and the time (ms). Raises ValueError.
+    The parameters are those of `PersistentQueue.add`, and the time (ms), and so are the errors.
     """
+    item = item_bytes(data)
     expires, due = item_times(expiry, delay, now)
     mark = put_mark(producer, sequence)
-    return lambda queue: queue.put(data, expires, due, mark), concerns_companion(due, mark)
+    return lambda queue: queue.put(item, expires, due, mark), concerns_companion(due, mark)

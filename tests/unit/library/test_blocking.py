@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from kestrelmq import (
     Item,
     JournalError,
     PersistentQueue,
+    QueueCollection,
     QueueConfig,
     QueuePathLocked,
     QueueUnavailable,
@@ -128,6 +130,42 @@ def test_expiry(tmp_path: Path, expiry: Expiry, seconds: float) -> None:
         assert data(queue.peek()) == b"x"
         clock.advance(0.001)
         assert queue.peek() is None
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"), [("\u00e4rger", "\u00e4rger".encode()), (bytearray(b"a"), b"a")]
+)
+def test_an_item_may_be_text(tmp_path: Path, given: Any, stored: bytes) -> None:
+    """It is stored as UTF-8, as by the client; and what can be read as bytes is bytes."""
+    with (
+        PersistentQueue("work", tmp_path / "one") as queue,
+        QueueCollection(tmp_path / "all") as several,
+    ):
+        assert queue.add(given)
+        assert several.add("work", given)
+        assert data(queue.remove()) == data(several.queue("work").remove()) == stored
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        (7, TypeError, "bytes or text, not int"),
+        (None, TypeError, "bytes or text, not NoneType"),
+        ("a\udc80", ValueError, "UTF-8: surrogates not allowed at character 1"),
+    ],
+)
+def test_what_is_no_item_is_refused(
+    tmp_path: Path, given: Any, error: type[Exception], says: str
+) -> None:
+    """The error says what is wanted."""
+    with (
+        PersistentQueue("work", tmp_path / "one") as queue,
+        QueueCollection(tmp_path / "all") as several,
+    ):
+        for add in (queue.add, lambda item: several.add("work", item)):
+            with pytest.raises(error, match=says):
+                add(given)
+        assert len(queue) == 0
 
 
 def test_naive_expiry_is_refused(tmp_path: Path) -> None:
