@@ -6,9 +6,9 @@ milliseconds (0 for never). The row of a delayed item says when it is due, and h
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.names import delayed_name
@@ -76,23 +76,51 @@ def from_json(line: str | bytes, number: int, now: int, queue: str | None = None
         JournalError: the line is not such a row; the message says which and why.
     """
     try:
-        fields = json.loads(line)
-        data = (
-            base64.b64decode(fields["data_base64"], validate=True)
-            if "data_base64" in fields
-            else fields["data"].encode()
-        )
+        fields = _object(line)
+        name = fields.get("queue") if queue is None else queue
         added, expiry = fields.get("add_time", now), fields.get("expiry", 0)
-        name = fields["queue"] if queue is None else queue
-        return checked_row(name, number, data, added, expiry, fields.get("due", 0))
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-        raise JournalError(f"line {number}: not a row of an export: {error!r}") from None
+        return checked_row(name, number, _data(fields), added, expiry, fields.get("due", 0))
+    except (ValueError, TypeError) as error:
+        raise JournalError(f"line {number}: not a row of an export: {error}") from None
+
+
+def _object(line: str | bytes) -> dict[str, Any]:
+    """Return the JSON object in a line. Raises ValueError, TypeError: there is none."""
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"no JSON: {error.msg} at column {error.colno}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"no UTF-8: {error.reason} at byte {error.start}") from None
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise TypeError("it is no JSON object")
+    return found
+
+
+def _data(fields: Mapping[str, Any]) -> bytes:
+    """Return the data of a row. Raises ValueError, TypeError: it has none."""
+    name = "data_base64" if "data_base64" in fields else "data"
+    given = fields.get(name)
+    if given is None:
+        raise ValueError("it has neither data nor data_base64")
+    if not isinstance(given, str):
+        raise TypeError(f"{name} is not text")
+    try:
+        return base64.b64decode(given, validate=True) if name != "data" else given.encode()
+    except ValueError as error:
+        kind = "base64" if name != "data" else "UTF-8"
+        reason = error.reason if isinstance(error, UnicodeEncodeError) else str(error)
+        raise ValueError(f"{name} cannot be {kind}: {reason}") from None
 
 
 def checked_row(
     queue: object, number: int, data: bytes, added: object, expiry: object, due: object
 ) -> ExportRow:
     """Return row `number`, of these fields. Raises ValueError, TypeError: there is none like it."""
+    if queue is None:
+        raise ValueError("it names no queue")
     if not isinstance(queue, str):
         raise TypeError("the queue name is not a string")
     problem = queue_name_error(queue)
@@ -100,6 +128,8 @@ def checked_row(
         raise ValueError(problem)
     if not isinstance(added, int) or not isinstance(expiry, int) or not isinstance(due, int):
         raise TypeError("times must be whole milliseconds")
+    if any(isinstance(time, bool) for time in (added, expiry, due)):
+        raise TypeError("times must be whole milliseconds, not true or false")
     if not all(0 <= time <= LATEST for time in (added, expiry, due)):
         raise ValueError("times must be milliseconds since 1970, from 0 to 2^63 - 1")
     return ExportRow(queue, number, data, added, expiry, due)
