@@ -54,16 +54,21 @@ def check_mark(mark: PutMark) -> None:
         raise ValueError(f"a sequence number is from 0 to {MAX_SEQUENCE}")
 
 
-def put_mark(producer: str | None, sequence: int | None) -> PutMark | None:
+def put_mark(producer: object, sequence: object) -> PutMark | None:
     """Return the mark of an item that is number `sequence` of `producer`; None if both are None.
 
     Raises:
-        ValueError: only one of the two is given, or no producer can have that mark.
+        ValueError: only one of the two is given, they are no text and no whole number, or no
+            producer can have that mark.
     """
     if producer is None and sequence is None:
         return None
     if producer is None or sequence is None:
         raise ValueError("a producer and a sequence number go together")
-    mark = PutMark(producer.encode(), sequence)
+    if not isinstance(producer, str):
+        raise ValueError(f"a producer's name is text, not {type(producer).__name__}")  # noqa: TRY004 # one error for whatever is wrong
+    if not isinstance(sequence, int):
+        raise ValueError("a sequence number is a whole number")  # noqa: TRY004 # likewise
+    mark = PutMark(producer.encode(errors="surrogatepass"), sequence)
     check_mark(mark)
     return mark

@@ -11,6 +11,7 @@ import pytest
 
 from kestrelmq.client import AsyncClient, Client
 from kestrelmq.errors import ImportStopped
+from kestrelmq.journal.records import LATEST
 from tests.admin.conftest import Admin
 from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
@@ -136,14 +137,17 @@ def test_times_are_kept(server: ServerProcess) -> None:
         {"data": "mortal", "expiry": now + 600_000},
         {"data": "late", "due": now + 600_000},
         {"data": "due", "due": 5},
+        {"data": "far", "expiry": LATEST},
+        {"data": "farthest", "due": LATEST},
     ]
     with Client(server.address) as client:
-        assert client.import_items(map(json.dumps, fields), queue="timed") == 3
+        assert client.import_items(map(json.dumps, fields), queue="timed") == 5
         (page,) = client.browse("timed").values()
-        assert [item.data for item in page.items] == [b"mortal", b"due"]
+        assert [item.data for item in page.items] == [b"mortal", b"due", b"far"]
+        assert page.items[2].expiry == LATEST
         assert 0 <= page.items[0].expiry - now - 600_000 <= 1000
         (found,) = [one for one in client.queues() if one.name == "timed"]
-        assert found.values["delayed"] == 1
+        assert found.values["delayed"] == 2
 
 
 @pytest.mark.parametrize(

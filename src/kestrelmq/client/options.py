@@ -19,6 +19,8 @@ LONGEST_LEASE: Final = 1_000_000.0
 """Seconds; also the longest delay of an item that is released."""
 _LONGEST_DELAY: Final = 1e14
 """Seconds; in milliseconds, so many have 18 digits, which every server reads."""
+_LONGEST_EXPIRY: Final = 1e14
+"""Seconds; so many have as many digits as every server reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +89,34 @@ def item_times(expiry: Expiry, delay: float | None) -> ItemTimes:
     return ItemTimes(protocol_expiry(expiry, lambda: time.time() + delay), math.ceil(delay * 1000))
 
 
+def times_of_row(expiry: int, due: int, now: int) -> ItemTimes:
+    """Return the times of an item that is exported or imported; all are ms since the epoch.
+
+    It has not expired, nor does it have to be due; 0 is never, and at once.
+    """
+    delay = min(max(0, due - now), int(_LONGEST_DELAY * 1000)) if due else 0
+    return ItemTimes(-(-expiry // 1000), delay)
+
+
 def mark_of(producer: str | None, sequence: int | None) -> PutMark | None:
     """Do what `put_mark` does. Raises InvalidRequest instead of ValueError."""
     try:
         return put_mark(producer, sequence)
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
+
+
+def end_of_wait(timeout: float | None, now: float) -> float:
+    """Return when a wait of `timeout` seconds ends that begins `now`.
+
+    Raises:
+        InvalidRequest: `timeout` is not a number.
+    """
+    if timeout is None:
+        return now
+    if math.isnan(timeout):
+        raise InvalidRequest("a timeout is a number of seconds")
+    return now + timeout
 
 
 def checked_lease(seconds: float) -> float:
@@ -121,7 +145,7 @@ def protocol_expiry(expiry: Expiry, now: Callable[[], float] = time.time) -> int
     is sent as the absolute time at which it ends. A time in the past is sent as -1.
 
     Raises:
-        InvalidRequest: `expiry` is not finite, or a datetime without a time zone.
+        InvalidRequest: `expiry` is not finite, too long, or a datetime without a time zone.
     """
     if expiry is None:
         return 0
@@ -133,6 +157,8 @@ def protocol_expiry(expiry: Expiry, now: Callable[[], float] = time.time) -> int
         return seconds if seconds >= _RELATIVE_LIMIT else -1
     if not math.isfinite(expiry):
         raise InvalidRequest("the expiry must be finite; None is never")
+    if expiry > _LONGEST_EXPIRY:
+        raise InvalidRequest(f"the expiry is at most {_LONGEST_EXPIRY:.0f} seconds; None is never")
     if expiry <= 0:
         return -1
     seconds = math.ceil(expiry)

@@ -28,7 +28,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import update_wrapper
 from random import Random
 from typing import (
@@ -63,8 +62,10 @@ from kestrelmq.client.options import (
     check_delay,
     check_grace,
     checked_lease,
+    end_of_wait,
     item_times,
     mark_of,
+    times_of_row,
 )
 from kestrelmq.client.statistics import QueueStats, queue_stats
 from kestrelmq.errors import (
@@ -465,16 +466,36 @@ class Planner:
         The attribute `stored` of an error tells for each item whether it is stored; None if that is
         unknown.
         """
+        if isinstance(items, str | bytes | bytearray):
+            raise InvalidRequest("put_many takes a list of items; put takes one")
+        return (
+            yield from self._put_all(
+                queue,
+                [commands.item_bytes(item) for item in items],
+                item_times(expiry, delay),
+                mark_of(producer, sequence),
+                retry_unknown=retry_unknown,
+            )
+        )
+
+    def _put_all(
+        self,
+        queue: str,
+        items: Sequence[bytes],
+        times: ItemTimes,
+        mark: PutMark | None = None,
+        *,
+        retry_unknown: bool | None = None,
+    ) -> Plan[list[bool]]:
+        """Do what `put_many` does; `mark` is that of the first item."""
         name = commands.checked_queue(queue)
-        times, mark = item_times(expiry, delay), mark_of(producer, sequence)
         retry = self.retry_unknown if retry_unknown is None else retry_unknown
-        encoded = [commands.item_bytes(item) for item in items]
         outcomes: list[bool | None] = [None] * len(items)
         deadline = self.clock() + self.restart_patience
-        for batch in batch_ranges(encoded):
+        for batch in batch_ranges(items):
             try:
                 yield from self._put_patiently(
-                    name, times, PutBatch(encoded, batch, outcomes, mark), deadline, retry=retry
+                    name, times, PutBatch(items, batch, outcomes, mark), deadline, retry=retry
                 )
             except ClientError as error:
                 error.stored = tuple(outcomes)
@@ -618,7 +639,7 @@ class Planner:
 
         `queue` is the queue that is read; None if there are several.
         """
-        deadline = self.clock() + (timeout or 0.0)
+        deadline = end_of_wait(timeout, self.clock())
         first = True
         while True:
             server_round = self._round(queue)
@@ -648,7 +669,7 @@ class Planner:
         asked in turn, for a second each, because the protocol counts in whole seconds.
         """
         name = commands.checked_queue(queue)
-        deadline = self.clock() + seconds
+        deadline = end_of_wait(seconds, self.clock())
         batch: list[HeldReads[list[bytes]]] = []
         left = max_items
         while left is None or left > 0:
@@ -723,7 +744,7 @@ class Planner:
         home = None
         if server is None and self.has_affinity and len(names) == 1:
             home = self.reads.home(names[0]).home
-        only, deadline = home or self._server(server), self.clock() + (timeout or 0.0)
+        only, deadline = home or self._server(server), end_of_wait(timeout, self.clock())
         while True:
             wait = min(LONGEST_WAIT, max(0.0, deadline - self.clock()))
             found = yield from reserve_at(only, wait)
@@ -1025,11 +1046,9 @@ class Planner:
         added = 0
         try:
             for rows in import_batches(lines, queue):
-                name, expiry, due = rows[0].queue, rows[0].expiry, rows[0].due
-                expires = datetime.fromtimestamp(expiry / 1000, UTC) if expiry else None
-                delay = max(0.0, due / 1000 - time.time()) if due else None
-                items = [row.data for row in rows]
-                outcomes = yield from self.put_many(name, items, expires, delay=delay)
+                name = rows[0].queue
+                times = times_of_row(rows[0].expiry, rows[0].due, time.time_ns() // 1_000_000)
+                outcomes = yield from self._put_all(name, [row.data for row in rows], times)
                 added += outcomes.count(True)
                 if not all(outcomes):
                     break
@@ -1037,7 +1056,7 @@ class Planner:
                 return added
         except ClientError as error:
             raise ImportStopped(str(error), added + error.stored.count(True)) from error
-        except (JournalError, OSError, UnicodeDecodeError, OverflowError) as error:
+        except (JournalError, OSError, UnicodeDecodeError) as error:
             raise ImportStopped(str(error), added) from error
         raise ImportStopped(f"queue {name!r} is full, or an item is too large", added)
 

@@ -36,8 +36,10 @@ from kestrelmq.library.items import (
     adding,
     check_held,
     exported,
+    extending,
     found_page,
     importing,
+    longest_wait,
     looking,
     releasing,
     searching,
@@ -229,7 +231,7 @@ class AsyncPersistentQueue:
 
     async def extend(self, xid: int, seconds: float) -> bool:
         """Give the open read `xid` back only `seconds` from now; False if it is not open."""
-        return await self._change(lambda queue: queue.extend(xid, seconds))
+        return await self._change(extending(xid, seconds))
 
     @asynccontextmanager
     async def reserve(self, timeout: float | None = 0.0) -> AsyncIterator["AsyncHeldItem | None"]:
@@ -313,8 +315,8 @@ class AsyncPersistentQueue:
     async def import_items(self, lines: Iterable[str | bytes]) -> int:
         """Add the items of lines of JSON, as `PersistentQueue.import_items` does."""
         with importing(self._name, lines, self._clock.now) as found:
-            for data, expiry, delay in found:
-                found.count(stored=await self.add(data, expiry, delay=delay))
+            for add, is_delayed in found:
+                found.count(stored=await self._change(add, delayed=is_delayed))
         return found.added
 
     async def flush(self) -> int:
@@ -342,8 +344,9 @@ class AsyncPersistentQueue:
     # --- waiting ---
 
     async def _wait(self, mode: ReadMode, timeout: float | None) -> Item | None:
+        longest = longest_wait(timeout)
         item = await self._take(mode)
-        if item is not None or (timeout is not None and timeout <= 0):
+        if item is not None or (longest is not None and longest <= 0):
             return item
         queue = self._queue()
         served: _ServedFuture = asyncio.get_running_loop().create_future()
@@ -354,7 +357,7 @@ class AsyncPersistentQueue:
         )
         queue.wait(waiter)
         try:
-            await asyncio.wait([served], timeout=timeout)
+            await asyncio.wait([served], timeout=longest)
             if queue.cancel_wait(waiter):
                 return None
             record, xid = await asyncio.shield(served)

@@ -35,8 +35,10 @@ from kestrelmq.library.items import (
     adding,
     check_held,
     exported,
+    extending,
     found_page,
     importing,
+    longest_wait,
     looking,
     releasing,
     searching,
@@ -164,8 +166,11 @@ class BlockingQueue(ABC):
         """Give the open read `xid` back only `seconds` from now; False if it is not open.
 
         Without `open_transaction_timeout`, and until this is called, a read is open until it ends.
+
+        Raises:
+            ValueError: `seconds` is no number of seconds from 0 on.
         """
-        return self._change(lambda queue: queue.extend(xid, seconds))
+        return self._change(extending(xid, seconds))
 
     @contextmanager
     def reserve(self, timeout: float | None = 0.0) -> Iterator["HeldItem | None"]:
@@ -223,7 +228,8 @@ class BlockingQueue(ABC):
         return self._wait(ReadMode.PEEK, timeout)
 
     def _wait(self, mode: ReadMode, timeout: float | None) -> Item | None:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        longest = longest_wait(timeout)
+        deadline = None if longest is None else time.monotonic() + longest
 
         def begin(queue: Queue) -> Item | WaitingThread:
             record, xid = queue.take_as(mode)
@@ -319,8 +325,8 @@ class BlockingQueue(ABC):
             ImportStopped: a line is wrong, or an item was refused; those before it are added.
         """
         with importing(self._name, lines, self._clock.now) as found:
-            for data, expiry, delay in found:
-                found.count(stored=self.add(data, expiry, delay=delay))
+            for add, is_delayed in found:
+                found.count(stored=self._change(add, delayed=is_delayed))
         return found.added
 
     def flush(self) -> int:

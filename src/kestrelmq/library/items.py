@@ -1,10 +1,11 @@
 """Items as users of the library see them."""
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from kestrelmq.engine.browsing import Look
@@ -18,17 +19,19 @@ from kestrelmq.engine.searching import (
     matches,
     page_of,
 )
-from kestrelmq.errors import ImportStopped, JournalError, KestrelError, LeaseEnded
+from kestrelmq.errors import ImportStopped, KestrelError, LeaseEnded
 from kestrelmq.given_data import item_bytes
 from kestrelmq.journal.export_rows import ExportRow, live_rows, to_json
 from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
-from kestrelmq.marks import put_mark
+from kestrelmq.marks import PutMark, put_mark
 
 Expiry = float | timedelta | datetime | None
 """When an item expires: seconds from now, a `datetime` with a time zone, or never (None)."""
 
-_LONGEST_DELAY: Final = 1e9
-"""Seconds."""
+_LONGEST_TIME: Final = 1e9
+"""Seconds that a read may be held back or extended by, and that a wait may be limited to."""
+_LONGEST_EXPIRY: Final = 1e14
+"""Seconds until an item is due, or expires; in milliseconds, a journal has room for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +100,8 @@ def releasing(
 
     What it raises: ValueError as `BlockingQueue.release` says.
     """
-    if delay is not None and not 0 <= delay <= _LONGEST_DELAY:
-        raise ValueError(f"the delay must be from 0 to {_LONGEST_DELAY:.0f} seconds")
+    if delay is not None and not 0 <= delay <= _LONGEST_TIME:
+        raise ValueError(f"the delay must be from 0 to {_LONGEST_TIME:.0f} seconds")
 
     def release(queue: Queue) -> bool:
         if dead and queue.config.dead_letter_queue is None:
@@ -108,6 +111,28 @@ def releasing(
         return given_back == 1
 
     return release
+
+
+def extending(xid: int, seconds: float) -> Callable[[Queue], bool]:
+    """Return what extends an open read; it returns False if that is not open.
+
+    What it raises: ValueError as `BlockingQueue.extend` says.
+    """
+    if not 0 <= seconds <= _LONGEST_TIME:
+        raise ValueError(f"a read is extended by 0 to {_LONGEST_TIME:.0f} seconds")
+    return lambda queue: queue.extend(xid, seconds)
+
+
+def longest_wait(timeout: float | None) -> float | None:
+    """Return for how many seconds to wait; None for as long as it takes.
+
+    Raises ValueError: `timeout` is not a number.
+    """
+    if timeout is None or timeout > _LONGEST_TIME:
+        return None
+    if math.isnan(timeout):
+        raise ValueError("a timeout is a number of seconds")
+    return timeout
 
 
 def looking(offset: int, count: int) -> Callable[[Queue], Look]:
@@ -175,6 +200,10 @@ def check_held(*, ended: bool) -> None:
         raise LeaseEnded("the item was given back before, or its queue deleted")
 
 
+Adding = tuple[Callable[[Queue], bool], bool]
+"""What adds an item, and whether the journal of delayed items may be concerned."""
+
+
 class Import:
     """The items of lines of JSON, while they are added to a queue.
 
@@ -189,10 +218,10 @@ class Import:
         self.is_refused = False
         self._rows = rows
 
-    def __iter__(self) -> Iterator[tuple[bytes, datetime | None, datetime | None]]:
-        """Yield data, expiry and delay of each, before a call of `count`. Raises KestrelError."""
+    def __iter__(self) -> Iterator[Adding]:
+        """Yield what adds each, as `adding` does, before a call of `count`. Raises KestrelError."""
         for row in self._rows:
-            yield row.data, _timed(row.expiry), _timed(row.due)
+            yield _adding_at(row.data, row.expiry, row.due, None)
             if self.is_refused:
                 return
 
@@ -214,17 +243,6 @@ def importing(name: str, lines: Iterable[str | bytes], now: Callable[[], int]) -
         raise ImportStopped(f"queue {name} is full, or the item is too large", found.added)
 
 
-def _timed(milliseconds: int) -> datetime | None:
-    """Return an expiry or a delay that ends so many ms since the epoch; None for 0.
-
-    Raises KestrelError: there is no such date.
-    """
-    try:
-        return datetime.fromtimestamp(milliseconds / 1000, UTC) if milliseconds else None
-    except (ValueError, OverflowError, OSError):
-        raise JournalError(f"{milliseconds} ms is too far away") from None
-
-
 Delay = float | timedelta | datetime | None
 """When an item is due: seconds from now, a `datetime` with a time zone, or at once (None)."""
 
@@ -244,7 +262,7 @@ def expiry_time(expiry: Expiry, now: int) -> int:
     """Return `expiry` as milliseconds since the epoch; 0 for never.
 
     Raises:
-        ValueError: `expiry` is a `datetime` without a time zone.
+        ValueError: `expiry` is a `datetime` without a time zone, or too far away.
     """
     match expiry:
         case None:
@@ -252,11 +270,14 @@ def expiry_time(expiry: Expiry, now: int) -> int:
         case datetime():
             if expiry.tzinfo is None:
                 raise ValueError("an expiry needs a time zone")
-            return round(expiry.timestamp() * 1000)
+            return max(1, round(expiry.timestamp() * 1000))  # a past one must not become never
         case timedelta():
-            return now + round(expiry.total_seconds() * 1000)
+            seconds = expiry.total_seconds()
         case _:
-            return now + round(expiry * 1000)
+            seconds = expiry
+    if not abs(seconds) <= _LONGEST_EXPIRY:
+        raise ValueError(f"an expiry or a delay is at most {_LONGEST_EXPIRY:.0f} seconds")
+    return max(1, now + round(seconds * 1000))
 
 
 def adding(  # those of `add`
@@ -266,12 +287,16 @@ def adding(  # those of `add`
     producer: str | None,
     sequence: int | None,
     now: int,
-) -> tuple[Callable[[Queue], bool], bool]:
-    """Return what adds an item, and whether the journal of delayed items may be concerned.
+) -> Adding:
+    """Return what adds an item.
 
     The parameters are those of `PersistentQueue.add`, and the time (ms), and so are the errors.
     """
     item = item_bytes(data)
     expires, due = item_times(expiry, delay, now)
-    mark = put_mark(producer, sequence)
-    return lambda queue: queue.put(item, expires, due, mark), concerns_companion(due, mark)
+    return _adding_at(item, expires, due, put_mark(producer, sequence))
+
+
+def _adding_at(data: bytes, expires: int, due: int, mark: PutMark | None) -> Adding:
+    """Return what adds an item that expires, and is due, at these times (ms; 0 for never, now)."""
+    return lambda queue: queue.put(data, expires, due, mark), concerns_companion(due, mark)

@@ -30,7 +30,7 @@ def check_queue(name: str, config: QueueConfig) -> None:
     problem = queue_name_error(name)
     if problem is not None:
         raise InvalidQueueName(problem)
-    for setting in ("expire_to_queue", "dead_letter_queue", "fanout_only"):
+    for setting in ("expire_to_queue", "dead_letter_queue", "max_deliveries", "fanout_only"):
         if getattr(config, setting):
             raise ConfigError(f"queue {name}: {setting} needs other queues: use a QueueCollection")
 

@@ -410,3 +410,29 @@ def test_an_item_may_be_text() -> None:
         play.run(play.planner.put("q", "a\udc80"))
     with pytest.raises(InvalidRequest, match="bytes or text, not int"):
         play.run(play.planner.put("q", 7))  # type: ignore[arg-type]
+
+
+def test_several_items_may_come_from_anywhere() -> None:
+    """Any iterable will do, but not one item, whose characters would be taken for items."""
+    play = Play(lambda _server, _request: STORED * 2, members=[A])
+    assert play.run(play.planner.put_many("q", (item for item in ("a", "b")))) == [True, True]  # type: ignore[arg-type]
+    for one in ("ab", b"ab", bytearray(b"ab")):
+        with pytest.raises(InvalidRequest, match="put_many takes a list"):
+            play.run(play.planner.put_many("q", one))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("operation", ["get", "peek", "hold", "monitor", "reserve_many"])
+def test_a_timeout_that_is_no_number_is_refused(operation: str) -> None:
+    """It would never be over, and the servers would be asked again and again."""
+    play = Play(lambda _server, _request: b"END\r\n", members=[A])
+    planner = play.planner
+    plans: dict[str, Callable[[float], Plan[Any]]] = {
+        "get": lambda timeout: planner.get("q", timeout),
+        "peek": lambda timeout: planner.peek("q", timeout),
+        "hold": lambda timeout: planner.hold("q", timeout),
+        "monitor": lambda timeout: planner.monitor("q", timeout, None),
+        "reserve_many": lambda timeout: planner.reserve_many("q", 1, 30, timeout),
+    }
+    with pytest.raises(InvalidRequest, match="a timeout is a number of seconds"):
+        play.run(plans[operation](math.nan))
+    assert play.asked == []

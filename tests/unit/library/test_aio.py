@@ -1,6 +1,7 @@
 """`AsyncPersistentQueue`: a durable queue for asyncio."""
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable
 from pathlib import Path
@@ -240,3 +241,15 @@ async def test_queue_in_use_is_refused(tmp_path: Path) -> None:
     async with AsyncPersistentQueue("work", tmp_path):
         with pytest.raises(QueuePathLocked):
             await AsyncPersistentQueue("work", tmp_path).setup()
+
+
+async def test_times_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    """As by `PersistentQueue`."""
+    async with AsyncPersistentQueue("work", tmp_path) as queue:
+        await queue.add(b"x")
+        item = await queue.remove(transaction=True)
+        assert item is not None
+        with pytest.raises(ValueError, match="by 0 to"):
+            await queue.extend(item.xid, math.nan)
+        with pytest.raises(ValueError, match="a timeout is a number"):
+            await queue.wait_remove(math.nan)

@@ -1,5 +1,6 @@
 """`PersistentQueue`: a durable queue for threads."""
 
+import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -166,6 +167,53 @@ def test_what_is_no_item_is_refused(
             with pytest.raises(error, match=says):
                 add(given)
         assert len(queue) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"producer": "p", "sequence": 1.5}, "a whole number"),
+        ({"producer": 7, "sequence": 1}, "text, not int"),
+        ({"producer": "\udc80", "sequence": 1}, "UTF-8"),
+        ({"expiry": math.nan}, "at most 1000"),
+        ({"expiry": -math.inf}, "at most 1000"),
+        ({"expiry": 1e30}, "at most 1000"),
+        ({"delay": math.inf}, "at most 1000"),
+    ],
+)
+def test_an_add_that_makes_no_sense_changes_nothing(
+    tmp_path: Path, given: dict[str, Any], says: str
+) -> None:
+    """It is refused before the queue has it."""
+    with PersistentQueue("work", tmp_path) as queue:
+        with pytest.raises(ValueError, match=says):
+            queue.add(b"x", **given)
+        assert len(queue) == 0
+    with PersistentQueue("work", tmp_path) as queue:
+        assert len(queue) == 0
+
+
+def test_times_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    """A wait that would never end, and a deadline that no other can be compared with."""
+    with PersistentQueue("work", tmp_path) as queue:
+        queue.add(b"x")
+        item = queue.remove(transaction=True)
+        assert item is not None
+        for wrong in (math.nan, -1, math.inf):
+            with pytest.raises(ValueError, match="by 0 to"):
+                queue.extend(item.xid, wrong)
+        for wait in (queue.wait_remove, queue.wait_peek):
+            with pytest.raises(ValueError, match="a timeout is a number"):
+                wait(math.nan)
+        queue.unremove(item.xid)
+        assert data(queue.wait_remove(math.inf)) == b"x"
+
+
+def test_a_past_time_is_no_item_for_ever(tmp_path: Path) -> None:
+    """Not even the epoch, for which the journal would have the 0 of never."""
+    with PersistentQueue("work", tmp_path) as queue:
+        queue.add(b"x", datetime(1970, 1, 1, tzinfo=UTC))
+        assert queue.peek() is None
 
 
 def test_naive_expiry_is_refused(tmp_path: Path) -> None:
@@ -399,7 +447,12 @@ def test_bad_name(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [QueueConfig(expire_to_queue="x"), QueueConfig(fanout_only=True)]
+    "config",
+    [
+        QueueConfig(expire_to_queue="x"),
+        QueueConfig(fanout_only=True),
+        QueueConfig(max_deliveries=5),
+    ],
 )
 def test_settings_that_need_other_queues(tmp_path: Path, config: QueueConfig) -> None:
     """What one queue cannot do alone is refused, not ignored."""
