@@ -355,7 +355,7 @@ def test_wrong_usage_is_exit_status_2(server: ServerProcess) -> None:
     result = run("127.0.0.1:1", "get", "work")
     assert result.returncode == 1
     assert result.stderr.decode().count("\n") == 1
-    assert run(server, "put", "a/b", "x").returncode == 1
+    assert run(server, "put", "a/b", "x").returncode == 2
 
 
 def test_a_cluster_is_one_to_the_commands(tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_a_queue_is_declared(server: ServerProcess) -> None:
     expected = ("fanout_only=true", "keep_journal=false", "max_queue_age=1h", "max_age=5m")
     for setting in (*expected, "max_items=7"):
         assert f"  {setting}\r\n" in shown
-    assert run(server, "declare", "a/b").returncode == 1
+    assert run(server, "declare", "a/b").returncode == 2
 
 
 def test_items_are_browsed_and_searched(client: Client, server: ServerProcess) -> None:
@@ -469,3 +469,85 @@ def test_an_export_is_imported_again(client: Client, server: ServerProcess, tmp_
     assert (full.returncode, b"queue 'small' is full" in full.stderr) == (1, True)
     assert run(server, "import", str(tmp_path / "nosuch")).returncode == 1
     client.flush("small")
+
+
+def test_arguments_may_be_any_bytes(client: Client, server: ServerProcess) -> None:
+    """As items are; the system gives them to Python as text that has no encoding."""
+    odd = os.fsdecode(b"\xff\xfe")
+    assert answer(server, "put", "work", odd) == b""
+    assert answer(server, "put", "work", "plain") == b""
+    assert answer(server, "browse", "work", "--search", odd).startswith(b"0\t2\t")
+    assert answer(server, "get", "work", "--count", "2", "--delimiter", odd) == (
+        b"\xff\xfe\xff\xfeplain\xff\xfe"
+    )
+    assert client.get("work") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["put", "a b", "x"], "whitespace"),
+        (["put", "a b", "--lines"], "whitespace"),
+        (["put", "work", "x", "--producer", "p"], "go together"),
+        (["put", "work", "x", "--producer", os.fsdecode(b"\xff"), "--sequence", "1"], "is UTF-8"),
+        (["reserve", "work", "--lease", "0"], "a lease is more than 0"),
+        (["reserve", "work", "--lease", "1", "--tag", os.fsdecode(b"\xff:1:1")], "a tag cannot be"),
+        (["finish", "work"], "finish takes reads"),
+        (["get", "work", "--servers", ""], "no server address"),
+        (["config", "show", "a b"], "whitespace"),
+    ],
+)
+def test_what_cannot_be_sent_is_wrong_usage(
+    server: ServerProcess, arguments: list[str], why: str
+) -> None:
+    """Whatever no server was asked for."""
+    result = run(server, *arguments, data=b"x\n")
+    assert (result.returncode, b"Traceback" in result.stderr) == (2, False)
+    assert why in result.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--version"], ["queues"], ["stats", "--json"], ["browse", "work"], ["put", "--help"]],
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_an_error(
+    client: Client, server: ServerProcess, arguments: list[str], unbuffered: str
+) -> None:
+    """In one line, whether it is noticed at once or at the end."""
+    client.put("work", b"x")
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "kestrelmq", *arguments],
+            env=os.environ | {"KESTRELMQ_SERVERS": server.address, "PYTHONUNBUFFERED": unbuffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=PATIENCE,
+        )
+    assert (result.returncode, result.stderr) == (1, b"kestrelmq: error: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closed", "why"),
+    [
+        (["put", "work"], "<&-", b"standard input is closed"),
+        (["put", "work", "--lines"], "<&-", b"standard input is closed"),
+        (["import"], "<&-", b"standard input is closed"),
+        (["get", "work"], ">&-", b"standard output is closed"),
+    ],
+)
+def test_closed_streams_are_said(
+    client: Client, server: ServerProcess, arguments: list[str], closed: str, why: bytes
+) -> None:
+    """And an item that could not be written stays."""
+    client.put("work", b"x")
+    result = subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-m", "kestrelmq", *arguments],
+        env=os.environ | {"KESTRELMQ_SERVERS": server.address},
+        stderr=subprocess.PIPE,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert (result.returncode, result.stderr) == (1, b"kestrelmq: error: " + why + b"\n")
+    assert client.get("work", timeout=PATIENCE) == b"x"

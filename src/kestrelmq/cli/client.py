@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from io import BufferedReader
-from typing import Annotated, Final, cast
+from typing import Annotated, Final
 
 import typer
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -24,9 +24,9 @@ from kestrelmq.cli.servers import (
     connect,
     duration,
 )
-from kestrelmq.cli.terminal import item_for_output
+from kestrelmq.cli.terminal import item_for_output, standard_input
 from kestrelmq.client import Client
-from kestrelmq.errors import ClientError, KestrelError, ServerRefused
+from kestrelmq.errors import ClientError, InvalidRequest, KestrelError, ServerRefused
 
 _CHUNK: Final = 1024 * 1024
 
@@ -107,7 +107,7 @@ def put(  # noqa: PLR0913 # one parameter a flag
         raise typer.BadParameter("--lines reads standard input, and takes no DATA")
     with connect(servers, zookeeper, path_prefix) as client:
         if lines:
-            stream = cast(BufferedReader, sys.stdin.buffer)
+            stream = standard_input()
 
             def put_many(batch: list[bytes], before: int) -> list[bool]:
                 return client.put_many(
@@ -123,7 +123,7 @@ def put(  # noqa: PLR0913 # one parameter a flag
             count = _put_lines(queue, stream, put_many)
             print(f"{count} items put")
             return
-        item = sys.stdin.buffer.read() if data in {None, "-"} else str(data).encode()
+        item = standard_input().read() if data is None or data == "-" else os.fsencode(data)
         if not client.put(
             queue,
             item,
@@ -257,10 +257,12 @@ def _items(
 def _delimiter(flag: str | None, *, several: bool) -> bytes:
     if flag is None:
         return b"\n" if several else b""
-    return flag.encode().replace(b"\\n", b"\n").replace(b"\\0", b"\0")
+    return os.fsencode(flag).replace(b"\\n", b"\n").replace(b"\\0", b"\0")
 
 
 def _write(item: bytes, after: bytes) -> None:
+    if sys.stdout is None:
+        raise KestrelError("standard output is closed")
     # Unbuffered, so that nothing that was reported as unwritten is written at exit.
     rest = memoryview(item_for_output(item) + after)
     try:
@@ -281,6 +283,8 @@ def _put_lines(
         for batch in _line_batches(stream):
             try:
                 outcomes = put_many(batch, stored)
+            except InvalidRequest:
+                raise  # nothing was sent
             except ClientError as error:
                 stored += error.stored.count(True)
                 unknown = error.stored.count(None)

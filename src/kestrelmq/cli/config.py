@@ -14,7 +14,6 @@ from kestrelmq.config import (
     load_config,
     queues_toml,
 )
-from kestrelmq.errors import ConfigError
 from kestrelmq.names import queue_name_error
 
 app = typer.Typer(help="Check, show and describe the configuration.", no_args_is_help=True)
@@ -32,7 +31,7 @@ def check(file: Annotated[Path, typer.Argument(help="The configuration file.")])
 @app.command()
 def show(
     queues: Annotated[
-        list[str] | None, typer.Argument(metavar="[QUEUE]...", help="Only these queues.")
+        list[str] | None, typer.Argument(metavar="QUEUE", help="Only these queues.")
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="The configuration file; without one, the defaults.")
@@ -48,7 +47,7 @@ def show(
     for name in names:
         problem = queue_name_error(name)
         if problem is not None:
-            raise ConfigError(f"{name!r}: {problem}")
+            raise typer.BadParameter(f"{name!r}: {problem}")
     loaded = load_config(config) if config is not None else ServerConfig()
     print(queues_toml(loaded, names) if names else config_toml(loaded), end="")
 

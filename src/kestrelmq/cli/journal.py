@@ -5,14 +5,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Final, Self
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from typer.core import TyperGroup
 
-from kestrelmq.cli.terminal import item_for_output
+from kestrelmq.cli.terminal import item_for_output, os_error_reason
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal import dump as dumping
@@ -26,24 +25,7 @@ from kestrelmq.journal.verify import VerifyReport
 from kestrelmq.journal.verify import verify as verify_queue
 from kestrelmq.units import format_size
 
-
-class _JournalGroup(TyperGroup):
-    """The group of commands; it reports an error of the operating system in one line."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command. Raises JournalError instead of OSError, except for a broken pipe."""
-        try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            raise  # the reader of the output closed it, which is not an error
-        except OSError as error:
-            raise JournalError(_reason(error)) from error
-        return result
-
-
 app = typer.Typer(
-    cls=_JournalGroup,
     no_args_is_help=True,
     help="Inspect, check, repair, pack, export and import journals.",
 )
@@ -352,9 +334,7 @@ class _Failures:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
+    return os_error_reason(error) if isinstance(error, OSError) else str(error)
 
 
 class ByteProgress:

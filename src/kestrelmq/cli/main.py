@@ -4,12 +4,13 @@ Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wron
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from kestrelmq.cli.terminal import printable
-from kestrelmq.errors import KestrelError
+from kestrelmq.cli.terminal import os_error_reason, printable
+from kestrelmq.errors import InvalidRequest, KestrelError
 from kestrelmq.version import VERSION
 
 if TYPE_CHECKING:
@@ -58,18 +59,49 @@ COMMANDS: Final = {
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command in `arguments`, by default those of the process, and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words == ["--version"]:
-        print(f"kestrelmq {VERSION}")
-        sys.exit(0)
-    # With any other first word all commands are needed: to list them, or to suggest the right one.
-    asked = words[:1] if words and words[0] in COMMANDS else list(COMMANDS)
     try:
-        _application(asked)(args=words, prog_name="kestrelmq")
+        try:
+            _run(words)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # at the end of the process, an error would be no one's
+    except InvalidRequest as error:
+        _complain(str(error))
+        sys.exit(2)
     except KestrelError as error:
-        for line in str(error).splitlines():
-            print(f"kestrelmq: error: {printable(line)}", file=sys.stderr)
+        _complain(str(error))
+        sys.exit(1)
+    except OSError as error:
+        _give_up_output()
+        if not isinstance(error, BrokenPipeError):  # then whoever read the output has enough
+            _complain(os_error_reason(error))
         sys.exit(1)
     sys.exit(0)
+
+
+def _run(words: list[str]) -> None:
+    if words == ["--version"]:
+        print(f"kestrelmq {VERSION}")
+        return
+    # With any other first word all commands are needed: to list them, or to suggest the right one.
+    asked = words[:1] if words and words[0] in COMMANDS else list(COMMANDS)
+    _application(asked)(args=words, prog_name="kestrelmq")
+
+
+def _complain(text: str) -> None:
+    for line in text.splitlines():
+        print(f"kestrelmq: error: {printable(line)}", file=sys.stderr)
+
+
+def _give_up_output() -> None:
+    """Drop what could not be written, or the interpreter tries it again when it ends."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _application(names: Sequence[str]) -> "typer.Typer":

@@ -1,5 +1,6 @@
 """`kestrelmq browse`, `move`, `copy`, `redrive`, `export`, `import`: look at items, move them."""
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +17,7 @@ from kestrelmq.cli.servers import (
     check_exists,
     connect,
 )
-from kestrelmq.cli.terminal import printable
+from kestrelmq.cli.terminal import printable, standard_input
 from kestrelmq.client import BrowsedItem, Client, Moved
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal.export_rows import ExportRow, to_json
@@ -58,12 +59,13 @@ def browse(  # noqa: PLR0913 # one parameter a flag
         raise typer.BadParameter("give either --search or --pattern")
     with connect(servers, zookeeper, path_prefix) as client:
         check_exists(client, queue)
-        for item in found_items(client, queue, offset, count, search, pattern):
+        text, regex = (None if flag is None else os.fsencode(flag) for flag in (search, pattern))
+        for item in found_items(client, queue, offset, count, text, regex):
             if as_json:
                 print(_json_line(queue, item))
             else:
-                text = printable(item.data[: 4 * _SHOWN].decode(errors="replace"))[:_SHOWN]
-                print(f"{item.place}\t{len(item.data)}\t{text}")
+                shown = printable(item.data[: 4 * _SHOWN].decode(errors="replace"))[:_SHOWN]
+                print(f"{item.place}\t{len(item.data)}\t{shown}")
     sys.stdout.flush()
 
 
@@ -76,8 +78,8 @@ def found_items(
     queue: str,
     offset: int = 0,
     count: int = 0,
-    text: str | None = None,
-    pattern: str | None = None,
+    text: bytes | None = None,
+    pattern: bytes | None = None,
 ) -> Iterator[BrowsedItem]:
     """Yield up to `count` items of each server, or all of them if it is 0."""
     pages = client.browse(queue, offset, _page(count), text=text, pattern=pattern)
@@ -220,8 +222,5 @@ def import_items(
 
 def _lines(file: str) -> AbstractContextManager[BinaryIO]:
     if file == "-":
-        return nullcontext(sys.stdin.buffer)
-    try:
-        return Path(file).open("rb")
-    except OSError as error:
-        raise KestrelError(f"{file}: {error.strerror}") from error
+        return nullcontext(standard_input())
+    return Path(file).open("rb")

@@ -1,5 +1,6 @@
 """The flags that say which servers a command uses, and what commands with servers share."""
 
+import logging
 import os
 import sys
 from typing import Annotated, Final
@@ -64,10 +65,14 @@ def named_servers(
     if (zookeeper is None) != (path_prefix is None):
         raise typer.BadParameter("--zookeeper and --path-prefix go together")
     if zookeeper is None:
-        return servers or os.environ.get(SERVERS_VARIABLE) or DEFAULT_SERVER
+        return servers if servers is not None else _usual_servers()
     if servers is not None:
         raise typer.BadParameter("give either --servers or --zookeeper")
     return None
+
+
+def _usual_servers() -> str:
+    return os.environ.get(SERVERS_VARIABLE) or DEFAULT_SERVER
 
 
 def membership(servers: str | None, zookeeper: str | None, path_prefix: str | None) -> Membership:
@@ -80,9 +85,11 @@ def membership(servers: str | None, zookeeper: str | None, path_prefix: str | No
     if zookeeper is not None and path_prefix is not None:
         from kestrelmq.client.discovery import ZooKeeperMembership  # noqa: PLC0415 # kazoo is large
 
+        # What it says of each attempt to connect, the error says in the end.
+        logging.getLogger("kazoo").addHandler(logging.NullHandler())
         return ZooKeeperMembership(zookeeper, path_prefix)
     try:
-        return membership_of(named or DEFAULT_SERVER)
+        return membership_of(_usual_servers() if named is None else named)
     except InvalidRequest as error:
         raise typer.BadParameter(str(error)) from error
 

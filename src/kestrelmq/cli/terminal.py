@@ -1,6 +1,13 @@
-"""Escaping of text from servers and files, so that it cannot control the user's terminal."""
+"""The terminal, or what stands in its place: what may be printed, and standard input.
+
+Text from servers and files is escaped, so that it cannot control the user's terminal.
+"""
 
 import sys
+from io import BufferedReader
+from typing import cast
+
+from kestrelmq.errors import KestrelError
 
 
 def printable(text: str) -> str:
@@ -25,3 +32,17 @@ def _escaped(character: str) -> str:
     if character.isprintable():
         return character
     return character.encode("unicode_escape").decode()
+
+
+def standard_input() -> BufferedReader:
+    """Return standard input, for bytes. Raises KestrelError: it is closed."""
+    if sys.stdin is None:
+        raise KestrelError("standard input is closed")
+    return cast(BufferedReader, sys.stdin.buffer)
+
+
+def os_error_reason(error: OSError) -> str:
+    """Return what the operating system refused, in a line."""
+    if error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return error.strerror or str(error)

@@ -63,10 +63,28 @@ def checked_queue(queue: str) -> bytes:
     Raises:
         InvalidRequest: it is not a valid queue name.
     """
+    if not isinstance(queue, str):
+        raise InvalidRequest(f"a queue name is text, not {type(queue).__name__}")
     problem = queue_name_error(queue)
     if problem is not None:
         raise InvalidRequest(f"{queue!r}: {problem}")
     return queue.encode()
+
+
+def text_bytes(text: str | bytes, what: str) -> bytes:
+    """Return text as UTF-8, and bytes as they are; `what` it is, for the error.
+
+    Raises:
+        InvalidRequest: it is neither, or the text cannot be encoded.
+    """
+    if isinstance(text, bytes):
+        return text
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{what} is text or bytes, not {type(text).__name__}")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{what} cannot be encoded as UTF-8: {error.reason}") from None
 
 
 def item_bytes(data: object) -> bytes:

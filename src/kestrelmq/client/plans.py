@@ -972,7 +972,7 @@ class Planner:
         wanted = pattern if text is None else text
         if (text is not None and pattern is not None) or wanted in ("", b""):
             raise InvalidRequest("give either a text or a pattern, and not an empty one")
-        search = wanted.encode() if isinstance(wanted, str) else wanted or b""
+        search = b"" if wanted is None else commands.text_bytes(wanted, "what to search for")
         command = commands.browse(
             commands.checked_queue(queue), offset, count, search, is_pattern=text is None
         )

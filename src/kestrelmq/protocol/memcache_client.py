@@ -302,24 +302,22 @@ def reserve_request(
     if wait_ms:
         words.append(b"t=%d" % _number(wait_ms, "a time"))
     if terms.tag:
-        words.append(b"tag=%b" % _word(terms.tag.encode(), "a tag"))
+        words.append(b"tag=%b" % _encoded(terms.tag, "a tag"))
     if terms.owner:
-        words.append(b"owner=%b" % _word(terms.owner.encode(), "an owner"))
+        words.append(b"owner=%b" % _encoded(terms.owner, "an owner"))
         words.append(b"grace=%d" % _number(terms.grace, "a grace"))
     return b"reserve %b %b\r\n" % (names, b" ".join(words))
 
 
 def extend_owner_request(owner: str, lease_ms: int) -> bytes:
     """Return the request to extend the leases of all reads of an owner."""
-    word = _word(owner.encode(), "an owner")
+    word = _encoded(owner, "an owner")
     return b"extend owner=%b %d\r\n" % (word, _number(lease_ms, "a lease"))
 
 
 def queue_request(verb: str, queue: bytes, *arguments: str) -> bytes:
     """Return a request about a queue, such as `delete work` or `pause work reads`."""
-    words = [
-        _word(argument.encode(errors="surrogatepass"), "an argument") for argument in arguments
-    ]
+    words = [_encoded(argument, "an argument") for argument in arguments]
     return b" ".join([_word(verb.encode(), "a command"), _queue(queue), *words]) + b"\r\n"
 
 
@@ -332,7 +330,7 @@ def plain_request(verb: str, argument: str | None = None) -> bytes:
     """Return a request without a queue, such as `version`, `stats` or `status READONLY`."""
     words = [_word(verb.encode(), "a command")]
     if argument is not None:
-        words.append(_word(argument.encode(errors="surrogatepass"), "an argument"))
+        words.append(_encoded(argument, "an argument"))
     return b" ".join(words) + b"\r\n"
 
 
@@ -340,6 +338,15 @@ def _queue(name: bytes) -> bytes:
     if b"/" in name:
         raise InvalidRequest(f"a queue name must not contain '/': {_shown(name)}")
     return _word(name, "a queue name")
+
+
+def _encoded(text: str, what: str) -> bytes:
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{what} is text, not {type(text).__name__}")
+    try:
+        return _word(text.encode(), what)
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{what} cannot be encoded as UTF-8: {error.reason}") from None
 
 
 def _word(word: bytes, what: str) -> bytes:
@@ -351,6 +358,8 @@ def _word(word: bytes, what: str) -> bytes:
 
 
 def _number(number: int, what: str) -> int:
+    if not isinstance(number, int):
+        raise InvalidRequest(f"{what} is a whole number, not {number!r}")
     if not 0 <= number <= MAX_NUMBER:
         raise InvalidRequest(f"{what} must be between 0 and {MAX_NUMBER}, not {number}")
     return number
