@@ -249,3 +249,52 @@ def test_shutdown_stops_the_server(tmp_path: Path) -> None:
         assert server.process.wait(PATIENCE) == 0
         server.restart()
         assert client.get("work") == b"x"
+
+
+@pytest.mark.parametrize("way", ["reserve", "consume", "monitor"])
+def test_a_client_that_is_closed_gives_back_what_it_holds(
+    client: Client, server: ServerProcess, way: str
+) -> None:
+    """At once, though the block goes on; its own error is not replaced by another one."""
+
+    def work(closed: Client) -> None:
+        if way == "reserve":
+            with closed.reserve("work", timeout=PATIENCE, lease=10_000):
+                end(closed)
+        elif way == "monitor":
+            with closed.monitor("work", PATIENCE, 1):
+                end(closed)
+        else:
+            for _ in closed.consume("work", idle_timeout=PATIENCE):
+                end(closed)
+
+    def end(closed: Client) -> None:
+        closed.close()
+        assert client.get("work", timeout=PATIENCE) == b"x"
+        raise RuntimeError("mine")
+
+    client.put("work", b"x")
+    with pytest.raises(RuntimeError, match="mine"):
+        work(Client(server.address))
+
+
+def test_a_wait_of_another_thread_ends_when_the_client_is_closed(
+    client: Client, server: ServerProcess
+) -> None:
+    """It does not go on to the end of its request."""
+    ended: list[Exception] = []
+    closed = Client(server.address)
+
+    def wait() -> None:
+        try:
+            closed.get("work", timeout=10_000)
+        except ClientClosed as error:
+            ended.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    until(lambda: sum(queue.number("waiters") for queue in client.queues()) == 1)
+    closed.close()
+    until(lambda: sum(queue.number("waiters") for queue in client.queues()) == 0)
+    waiting.join(PATIENCE)
+    assert len(ended) == 1

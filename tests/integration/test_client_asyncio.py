@@ -7,6 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from kestrelmq.client import AsyncClient
+from kestrelmq.errors import ClientClosed
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
@@ -88,3 +89,24 @@ async def test_an_asyncio_consumer_that_is_closed_gives_its_item_back(
                 assert item == b"1"
                 break
         assert await client.get("work") == b"1"
+
+
+async def test_a_client_that_is_closed_gives_back_what_it_holds(server: ServerProcess) -> None:
+    """At once, though the block goes on; its own error is not replaced by another one."""
+    async with AsyncClient(server.address) as other:
+        await other.flush_all()
+        await other.put("work", b"x")
+        closed = AsyncClient(server.address)
+        waiting = asyncio.create_task(closed.get("empty", timeout=10_000))
+        await waiters(other, 1)
+
+        async def hold() -> None:
+            async with closed.reserve("work", lease=10_000):
+                await closed.close()
+                assert await other.get("work", timeout=PATIENCE) == b"x"
+                raise RuntimeError("mine")
+
+        with pytest.raises(RuntimeError, match="mine"):
+            await hold()
+        with pytest.raises(ClientClosed):
+            await waiting

@@ -13,7 +13,7 @@ import math
 import secrets
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import count
 from random import Random
 from typing import Any, Final, Literal, Self, TypeVar
@@ -32,6 +32,7 @@ from kestrelmq.client.reserved import (
     begin_block,
 )
 from kestrelmq.errors import (
+    ClientClosed,
     ClientError,
     ConnectionLost,
     KestrelError,
@@ -89,6 +90,10 @@ class AsyncConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
+
+    def interrupt(self) -> None:
+        """End the connection; a task that uses it finds it broken."""
+        self.close()
 
     @property
     def is_open(self) -> bool:
@@ -250,7 +255,10 @@ class AsyncClient(ClientOperations):
         await self.close()
 
     async def close(self) -> None:
-        """Close every connection; items of open reads go back to their queues."""
+        """Close every connection; items of open reads go back to their queues.
+
+        What other tasks wait for ends with an error.
+        """
         self._pool.close()
         if self._started:
             await asyncio.to_thread(self._membership.close)
@@ -279,7 +287,8 @@ class AsyncClient(ClientOperations):
             with _kept_up(item, period):
                 yield item
         except BaseException:
-            await self._carry_out(plans.abort())
+            with suppress(ClientClosed):  # then the item goes back with its connection
+                await self._carry_out(plans.abort())
             raise
         await self._carry_out(plans.end())
 
@@ -300,7 +309,8 @@ class AsyncClient(ClientOperations):
             try:
                 yield held.result
             except BaseException:
-                await self._carry_out(self._plans.abort(queue, held))
+                with suppress(ClientClosed):
+                    await self._carry_out(self._plans.abort(queue, held))
                 raise
         if held is not None:
             await self._carry_out(self._plans.confirm_last(queue, held))

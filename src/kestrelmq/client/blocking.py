@@ -11,9 +11,10 @@ import select
 import socket
 import time
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from random import Random
+from threading import Lock
 from typing import Any, Final, Literal, Self, TypeVar
 
 from kestrelmq.client.address import Address, open_socket
@@ -29,7 +30,7 @@ from kestrelmq.client.reserved import (
     beat_period,
     begin_block,
 )
-from kestrelmq.errors import ConnectionLost, OperationTimeout, ServerUnavailable
+from kestrelmq.errors import ClientClosed, ConnectionLost, OperationTimeout, ServerUnavailable
 from kestrelmq.protocol.memcache_client import ReplyParser
 
 T = TypeVar("T")
@@ -51,6 +52,7 @@ class Connection:
         self._options = options
         self._parser = ReplyParser(options.max_item_bytes)
         self._socket: socket.socket | None = None
+        self._in_use = Lock()
 
     def open(self) -> None:
         """Connect.
@@ -69,6 +71,19 @@ class Connection:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+    def interrupt(self) -> None:
+        """End the connection, also while another thread uses it, which finds it broken.
+
+        That thread closes it: if this one did, another connection might get its descriptor.
+        """
+        opened = self._socket
+        if self._in_use.acquire(blocking=False):
+            self.close()
+            self._in_use.release()
+        elif opened is not None:
+            with suppress(OSError):
+                opened.shutdown(socket.SHUT_RDWR)
 
     @property
     def is_open(self) -> bool:
@@ -96,12 +111,13 @@ class Connection:
             ProtocolError: the server sent something that is not a reply to the command.
         """
         deadline = time.monotonic() + self._options.operation_timeout + command.wait
-        try:
-            unsent = self._send(command, deadline)
-            return self._receive(command, deadline, unsent)
-        except BaseException:
-            self.close()
-            raise
+        with self._in_use:
+            try:
+                unsent = self._send(command, deadline)
+                return self._receive(command, deadline, unsent)
+            except BaseException:
+                self.close()
+                raise
 
     def _send(self, command: Command[T], deadline: float) -> Exception | None:
         """Send the request; return the error that prevented it from being sent completely."""
@@ -194,7 +210,10 @@ class Client(ClientOperations):
         self.close()
 
     def close(self) -> None:
-        """Close every connection; items of open reads go back to their queues."""
+        """Close every connection; items of open reads go back to their queues.
+
+        What other threads wait for ends with an error.
+        """
         self._pool.close()
         self._membership.close()
 
@@ -240,7 +259,8 @@ class Client(ClientOperations):
             with self._heartbeats.kept_up(item, period):
                 yield item
         except BaseException:
-            self._carry_out(plans.abort())
+            with suppress(ClientClosed):  # then the item goes back with its connection
+                self._carry_out(plans.abort())
             raise
         self._carry_out(plans.end())
 
@@ -266,7 +286,8 @@ class Client(ClientOperations):
             try:
                 yield held.result
             except BaseException:
-                self._carry_out(self._plans.abort(queue, held))
+                with suppress(ClientClosed):
+                    self._carry_out(self._plans.abort(queue, held))
                 raise
         if held is not None:
             self._carry_out(self._plans.confirm_last(queue, held))

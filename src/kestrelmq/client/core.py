@@ -87,12 +87,15 @@ class PooledConnection(Protocol):
     def close(self) -> None:
         """Close the connection; items of its open reads go back to their queues."""
 
+    def interrupt(self) -> None:
+        """End the connection, also while another thread uses it, which finds it broken."""
+
 
 C = TypeVar("C", bound=PooledConnection)
 
 
 class Pool(Generic[C]):
-    """The idle connections of one client. Thread-safe.
+    """The connections of one client. Thread-safe.
 
     `make` returns a new connection that is not open yet.
     """
@@ -101,6 +104,8 @@ class Pool(Generic[C]):
         self._options = options
         self._make = make
         self._idle: dict[Address, list[C]] = {}
+        # Those that are idle or in use, and some that are closed.
+        self._opened: list[C] = []
         self._closed = False
         self._lock = Lock()
 
@@ -117,6 +122,13 @@ class Pool(Generic[C]):
             connection.close()
         connection = self._make(address, self._options)
         yield from _do(OpenConnection(connection))
+        with self._lock:
+            self._opened = [one for one in self._opened if one.is_open]
+            self._opened.append(connection)
+            is_closed = self._closed
+        if is_closed:
+            connection.close()
+            self.check_open()
         return connection
 
     def release(self, connection: C) -> None:
@@ -134,12 +146,15 @@ class Pool(Generic[C]):
             connection.close()
 
     def close(self) -> None:
-        """Close all idle connections now, and every other when it is released."""
+        """Close all idle connections, and end those that are in use."""
         with self._lock:
             self._closed = True
-            connections = [c for idle in self._idle.values() for c in idle]
+            idle = [c for idle in self._idle.values() for c in idle]
             self._idle.clear()
-        for connection in connections:
+            opened, self._opened = self._opened, []
+        for connection in opened:
+            connection.interrupt()
+        for connection in idle:
             with suppress(OSError):
                 connection.close()
 
@@ -213,6 +228,7 @@ def _perform(step: Step, pool: Pool[C], held: list[C]) -> Generator[IoRequest[C]
             result = yield from _do(RunCommand(connection, command))
             if has_open_read(result):
                 held.append(connection)
+                pool.check_open()  # if it was closed meanwhile, nobody else closes this connection
                 return HeldReads(server, connection, result, on.streak + 1 if on else 0)
             pool.release(connection)
             return None
