@@ -6,6 +6,7 @@ from kestrelmq.config.loading import (
     config_from_toml,
     config_warnings,
     load_config,
+    validated_config,
 )
 from kestrelmq.config.model import (
     LISTEN_PATHS,
@@ -44,4 +45,5 @@ __all__ = [
     "queue_settings",
     "queues_toml",
     "secret_settings",
+    "validated_config",
 ]

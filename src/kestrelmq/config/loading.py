@@ -53,7 +53,7 @@ def config_from_toml(text: str, source: str) -> ServerConfig:
     """
     try:
         settings = tomllib.loads(text)
-        return _validated(settings, source)
+        return validated_config(settings, source)
     except RecursionError:
         raise ConfigError(f"{source}: tables or lists are nested too deeply") from None
     except ValueError as error:  # also for TOML that Python does not take, such as long numbers
@@ -75,7 +75,7 @@ def apply_overrides(
         if isinstance(given[name], str) and given[name].isdecimal():
             given[name] = int(given[name])
     kept = {name: getattr(config, name) for name in config.model_fields_set}
-    return _validated(kept | given, source)
+    return validated_config(kept | given, source)
 
 
 def changed_globals(old: ServerConfig, new: ServerConfig) -> list[str]:
@@ -99,7 +99,12 @@ def config_warnings(config: ServerConfig, queues: Collection[str] = ()) -> list[
     ]
 
 
-def _validated(settings: Mapping[str, Any], source: str) -> ServerConfig:
+def validated_config(settings: Mapping[str, Any], source: str) -> ServerConfig:
+    """Return the configuration of these settings; errors call them `source`.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
     try:
         return ServerConfig.model_validate(settings)
     except ValidationError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from kestrelmq.clock import Clock, SystemClock
-from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
+from kestrelmq.config import QueueConfig, ServerConfig, validated_config
 from kestrelmq.engine.browsing import Look
 from kestrelmq.engine.collection import QueueCollection as Queues
 from kestrelmq.engine.delayed import concerns_companion
@@ -20,7 +20,7 @@ from kestrelmq.engine.moving import SLICE_BYTES, Copy, Move, Moved, source_of_de
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import ThreadWorker
-from kestrelmq.errors import ConfigError, InvalidQueueName, JournalError, QueueUnavailable
+from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.given_data import item_bytes
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, QueueTickers, Ticker
 from kestrelmq.library.blocking import BlockingQueue
@@ -401,13 +401,9 @@ def _config(
         "queue_path": path.absolute(),
         "queues": dict(queues),
         "aliases": {
-            name: AliasConfig(destination_queues=tuple(destinations))
-            for name, destinations in aliases.items()
+            name: {"destination_queues": destinations} for name, destinations in aliases.items()
         },
     }
     if default is not None:
         settings["default"] = default
-    try:
-        return ServerConfig(**settings)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    return validated_config(settings, "QueueCollection")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,12 +153,21 @@ def test_use_when_closed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"aliases": {"a": ["a"]}}, {"queues": {"a/b": QueueConfig()}}]
+    ("arguments", "says"),
+    [
+        ({"aliases": {"a": ["a"]}}, "QueueCollection: alias 'a' leads back to itself"),
+        ({"aliases": {"a": []}}, "QueueCollection: aliases.a.destination_queues: found"),
+        ({"aliases": {"a": "bc"}}, "QueueCollection: aliases.a.destination_queues: found"),
+        ({"queues": {"a/b": QueueConfig()}}, "a queue name must not contain '/'"),
+        ({"queues": {"a": {"max_item": 5}}}, "did you mean max_items"),
+    ],
 )
-def test_bad_settings(tmp_path: Path, arguments: dict[str, dict[str, list[str]]]) -> None:
-    """Names and aliases that make no sense are refused before anything is opened."""
-    with pytest.raises(ConfigError):
-        QueueCollection(tmp_path, **arguments)  # type: ignore[arg-type]
+def test_bad_settings(tmp_path: Path, arguments: dict[str, Any], says: str) -> None:
+    """Names and aliases that make no sense are refused before anything is opened, in words."""
+    with pytest.raises(ConfigError) as caught:
+        QueueCollection(tmp_path, **arguments)
+    assert says in str(caught.value)
+    assert "pydantic" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../../etc/passwd", "a~b", "+", "a\x00b"])
