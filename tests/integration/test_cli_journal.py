@@ -250,3 +250,16 @@ def test_beside_a_server_the_tools_read_and_do_not_write(spool: Path) -> None:
             assert "in use" in run(command, spool, status=1)
     finally:
         lock.release()
+
+
+def test_an_export_can_be_imported_from_a_pipe(spool: Path, tmp_path: Path) -> None:
+    """As `kestrelmq import` does, - reads standard input."""
+    exported = run("export", spool).encode()
+    answer = run_command("journal", "import", str(tmp_path / "copy"), "-", data=exported)
+    assert (answer.returncode, answer.stdout) == (0, b"other: 1 items\nwork: 4 items\n")
+    assert run("export", tmp_path / "copy").encode() == exported
+
+
+def test_a_path_without_journals_is_said(tmp_path: Path) -> None:
+    """It may be misspelled, and nothing was checked."""
+    assert f"there are no journals in {tmp_path}" in run("verify", tmp_path)

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final, Self
@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kestrelmq.cli.terminal import item_for_output, os_error_reason
+from kestrelmq.cli.terminal import item_for_output, os_error_reason, standard_input
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal import dump as dumping
@@ -230,7 +230,10 @@ def export(
 def import_(
     path: PathArgument,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="An export: JSON Lines, or .parquet.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="An export: JSON Lines, or .parquet; - reads standard input."
+        ),
     ],
     *,
     append: Annotated[
@@ -253,7 +256,8 @@ def _read(file: Path, now: int) -> Iterator[export_rows.ExportRow]:
     if file.suffix == ".parquet":
         yield from exchange.read_parquet(file, now)
         return
-    with file.open("rb") as lines:
+    source = nullcontext(standard_input()) if file == Path("-") else file.open("rb")
+    with source as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield export_rows.from_json(line, number, now)
@@ -266,6 +270,9 @@ def _chosen(
     paths: Sequence[Path], queues: list[str] | None, *, warn: bool = True
 ) -> list[SelectedQueue]:
     chosen = select(paths, queues or [])
+    if not chosen:
+        where = ", ".join(map(str, paths))
+        print(f"kestrelmq: warning: there are no journals in {where}", file=sys.stderr)
     if warn:
         for path in sorted({one.path for one in chosen}):
             if is_locked(path):
