@@ -1,13 +1,14 @@
 """The asyncio client against a real server."""
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from contextlib import aclosing
 
 import pytest
 
-from kestrelmq.client import AsyncClient
-from kestrelmq.errors import ClientClosed
+from kestrelmq.client import AsyncClient, ClientOptions
+from kestrelmq.errors import ClientClosed, ServerUnavailable
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
@@ -110,3 +111,18 @@ async def test_a_client_that_is_closed_gives_back_what_it_holds(server: ServerPr
             await hold()
         with pytest.raises(ClientClosed):
             await waiting
+
+
+async def test_a_server_that_is_not_there_is_named_as_by_the_blocking_client() -> None:
+    """With the reason, in the words of the operating system."""
+    options = ClientOptions(restart_patience=0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    for at, why in (
+        (address, "connection refused"),
+        ("unix:/nowhere", "no such file or directory"),
+    ):
+        async with AsyncClient(at, options=options) as client:
+            with pytest.raises(ServerUnavailable) as caught:
+                await client.put("work", b"x")
+        assert str(caught.value) == f"{at}: {why}"

@@ -10,6 +10,7 @@ the server was sending for an open read goes back to its queue.
 import asyncio
 import logging
 import math
+import os
 import secrets
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
@@ -381,5 +382,9 @@ async def _unix_socket(path: str) -> socket.socket:
 
 
 def _reason(error: BaseException) -> str:
-    text = error.strerror if isinstance(error, OSError) else None
-    return (text or str(error) or type(error).__name__).lower()
+    text = str(error)
+    if isinstance(error, socket.gaierror):
+        text = error.strerror or text
+    elif isinstance(error, OSError) and error.errno is not None:
+        text = os.strerror(error.errno)  # asyncio's own text is another one
+    return (text or type(error).__name__).lower()

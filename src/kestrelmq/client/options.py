@@ -15,6 +15,8 @@ Expiry: TypeAlias = float | datetime | None
 """When an item expires: seconds from now, a point in time, or None for never."""
 
 _RELATIVE_LIMIT: Final = 1_000_000
+_LONGEST_TIME: Final = 1e9
+"""Seconds that a connection or a reply may take."""
 LONGEST_LEASE: Final = 1_000_000.0
 """Seconds; also the longest delay of an item that is released."""
 _LONGEST_DELAY: Final = 1e14
@@ -52,7 +54,13 @@ class ClientOptions:
     affinity: Literal["queue"] | None = None
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest: no such affinity is known."""
+        """Raise InvalidRequest: a number is out of range, or no such affinity is known."""
+        for name in ("connect_timeout", "operation_timeout", "poll_interval"):
+            if not 0 < getattr(self, name) <= _LONGEST_TIME:
+                raise InvalidRequest(f"{name} is more than 0 and at most {_LONGEST_TIME:.0f} s")
+        for name in ("restart_patience", "max_idle_connections", "max_item_bytes"):
+            if not getattr(self, name) >= 0:
+                raise InvalidRequest(f"{name} is 0 or more")
         if self.affinity not in {None, "queue"}:
             raise InvalidRequest(f"the affinity is 'queue' or None, not {self.affinity!r}")
 

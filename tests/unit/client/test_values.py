@@ -8,7 +8,7 @@ import pytest
 
 from kestrelmq.client.address import Address, parse_address, parse_addresses
 from kestrelmq.client.discovery import member_address
-from kestrelmq.client.options import protocol_expiry
+from kestrelmq.client.options import ClientOptions, protocol_expiry
 from kestrelmq.client.statistics import queue_stats
 from kestrelmq.errors import InvalidRequest
 from kestrelmq.protocol.stats import QUEUE_STATS
@@ -163,3 +163,25 @@ def test_queues_are_those_that_there_are(reported: list[str]) -> None:
 def test_a_member_of_a_server_set_names_its_address(data: bytes, address: Address | None) -> None:
     """Members that listen for another protocol, are not up, or make no sense are left out."""
     assert member_address(data) == address
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"connect_timeout": 0},
+        {"connect_timeout": math.nan},
+        {"operation_timeout": -1},
+        {"operation_timeout": math.inf},
+        {"poll_interval": 0},
+        {"restart_patience": -1},
+        {"restart_patience": math.nan},
+        {"max_idle_connections": -1},
+        {"max_item_bytes": -1},
+        {"affinity": "server"},
+    ],
+)
+def test_options_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    """When they are made, not by the first operation."""
+    (name,) = wrong
+    with pytest.raises(InvalidRequest, match=name):
+        ClientOptions(**wrong)
