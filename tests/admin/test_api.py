@@ -301,6 +301,9 @@ def test_the_status_forbids_changes(admin: Admin) -> None:
         admin.ask("POST", f"{API}/queues/jobs/items", {"text": "y"}),
         admin.ask("POST", f"{API}/queues/jobs/flush"),
         admin.ask("DELETE", f"{API}/queues/jobs"),
+        admin.ask("POST", f"{API}/queues/jobs/move", {"target": "new"}),
+        admin.ask("POST", f"{API}/queues/jobs/copy", {"target": "new"}),
+        admin.ask("POST", f"{API}/queues/jobs/redrive", {"target": "new"}),
     ]
     assert {(reply.status, reply.code) for reply in refused} == {(503, "refused_by_status")}
     assert admin.get(f"{API}/queues/jobs/items").json["total"] == 1
@@ -318,6 +321,9 @@ def test_a_queue_for_certain_clients_stays_theirs(tmp_path: Path) -> None:
         put = admin.ask("POST", f"{API}/queues/jobs/items", {"text": "x"})
         assert (put.status, put.code) == (403, "client_not_allowed")
         assert admin.get(f"{API}/queues/jobs/items").code == "client_not_allowed"
+        for action in ("move", "copy", "redrive"):
+            moved = admin.ask("POST", f"{API}/queues/jobs/{action}", {"target": "other"})
+            assert (moved.status, moved.code) == (403, "client_not_allowed")
 
 
 def test_a_damaged_queue_is_shown_and_not_served(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from kestrelmq.admin.bodies import BodyReader
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.sampling import Sampler
 from kestrelmq.engine.queue import Queue
-from kestrelmq.errors import QueueUnavailable
 from kestrelmq.names import queue_name_error
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.server_actions import Action
@@ -161,11 +160,8 @@ class Call:
             raise ApiError(503, "refused_by_status", refusal)
 
     def check_client(self, *, write: bool) -> None:
-        """Check that HTTP clients may use the queue. Raises ApiError: they may not."""
-        try:
-            self.admin.context.check_client(self.name, write=write)
-        except QueueUnavailable as error:
-            raise ApiError(403, "client_not_allowed", str(error)) from None
+        """Check that HTTP clients may use the queue. Raises ClientForbidden: they may not."""
+        self.admin.context.check_client(self.name, write=write)
 
 
 def _encoding_error(path: str) -> str | None:

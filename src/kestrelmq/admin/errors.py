@@ -21,6 +21,7 @@ from kestrelmq.errors import (
     PatternRefused,
     QueueUnavailable,
 )
+from kestrelmq.server.context import ClientForbidden, Forbidden
 from kestrelmq.server.server_actions import RemoteAdminRefused
 from kestrelmq.server.status import StatusNotSaved
 
@@ -51,6 +52,8 @@ _CODES: Final[tuple[tuple[type[KestrelError], int, str], ...]] = (
     (InvalidQueueName, 400, "invalid_queue_name"),
     (RemoteAdminRefused, 403, "remote_admin_refused"),
     (PatternRefused, 400, "invalid_pattern"),
+    (ClientForbidden, 403, "client_not_allowed"),
+    (Forbidden, 503, "refused_by_status"),
     (QueueUnavailable, 503, "queue_unavailable"),
     (JournalError, 503, "journal_error"),
     (StatusNotSaved, 503, "status_not_saved"),

@@ -28,6 +28,10 @@ class Forbidden(QueueUnavailable):
     """The server's status or its number of connections does not allow the request at present."""
 
 
+class ClientForbidden(QueueUnavailable):
+    """The settings of the queue do not name the client."""
+
+
 @dataclass(frozen=True, slots=True)
 class ItemTimes:
     """The times of items that are added, in milliseconds since the epoch.
@@ -152,7 +156,7 @@ class ServerContext:
         return delay and min(self.turns.clock.now() + delay, LATEST)
 
     def check_client(self, queue: str, *, write: bool, client_id: str | None = None) -> None:
-        """Raise QueueUnavailable if the queue's settings do not allow the client.
+        """Raise ClientForbidden if the queue's settings do not allow the client.
 
         To add to an alias, a client must be allowed to add to each of its queues.
         """
@@ -167,9 +171,7 @@ class ServerContext:
                 existing = self.collection.queues.get(name)
                 if existing is not None:
                     existing.refusals.count("forbidden")
-                raise QueueUnavailable(
-                    f"this client may not {'add to' if write else 'read'} {name}"
-                )
+                raise ClientForbidden(f"this client may not {'add to' if write else 'read'} {name}")
 
     def _over_connection_limit(self, limit: int | None) -> str | None:
         if limit is not None and self.counters.curr_connections > limit:
