@@ -2258,6 +2258,8 @@ class Queue(Committable):
     def flushing(self) -> Generator[None, None, int]:
         """Drop every item that waits now, but not those that readers have; return how many.
 
+        Expired items that are set aside stay, too: they have left the queue for their target.
+
         Yields after each short piece of work. First go the items that could be read, all at once;
         then those that are delayed, or wait for their retry delay, none of which can be read any
         more. Whatever is added or given back meanwhile stays: it comes after the flush. One flush

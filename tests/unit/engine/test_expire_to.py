@@ -53,6 +53,20 @@ def fill_target(spool: Spool) -> None:
     spool.add(b"full", name=LATER)
 
 
+def test_a_flush_leaves_them(tmp_path: Path) -> None:
+    """They have left the queue, and only wait for their target."""
+    spool = Spool(tmp_path, max_items=1)
+    fill_target(spool)
+    spool.put(b"a", b"b")
+    spool.pass_time()
+    spool.add(b"c", name="jobs")
+    assert spool.collection.flush("jobs") == 1
+    assert spool.collection.queues["jobs"].set_aside == 2
+    assert spool.collection.flush(LATER) == 1
+    spool.pass_time()
+    assert spool.collection.queues[LATER].peek() is not None
+
+
 def test_a_full_target_gets_them_when_it_has_room(tmp_path: Path) -> None:
     """Meanwhile readers get what is behind them, and statistics tell."""
     spool = Spool(tmp_path, max_items=1)
