@@ -378,6 +378,29 @@ def test_a_cluster_is_one_to_the_commands(tmp_path: Path) -> None:
         assert [process.process.wait(15) for process in cluster] == [0, 0]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["queues"], ["queues", "--json"], ["stats"], ["stats", "work"], ["status"], ["clients"]],
+)
+def test_what_is_known_is_shown_though_a_server_is_down(
+    client: Client, server: ServerProcess, arguments: list[str]
+) -> None:
+    """The others are shown, and the exit status is 1."""
+    client.put("work", b"x")
+    result = run(f"{server.address},127.0.0.1:1", *arguments)
+    assert result.returncode == 1
+    assert result.stderr == b"kestrelmq: error: 127.0.0.1:1: connection refused\n"
+    assert (b"work" if "queues" in arguments else server.address.encode()) in result.stdout
+    nothing = run("127.0.0.1:1", *arguments)
+    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (1, b"", result.stderr)
+
+
+def test_a_queue_is_not_missing_though_a_server_is_down(server: ServerProcess) -> None:
+    """That server may have it."""
+    result = run(f"{server.address},127.0.0.1:1", "stats", "never-there")
+    assert (result.returncode, b"connection refused" in result.stderr) == (1, True)
+
+
 def test_a_queue_is_paused_and_resumed(client: Client, server: ServerProcess) -> None:
     """As a column of `queues`."""
 

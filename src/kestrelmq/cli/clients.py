@@ -7,9 +7,15 @@ from typing import Annotated, Final
 
 import typer
 
-from kestrelmq.cli.servers import PathPrefixFlag, ServersFlag, ZookeeperFlag, connect
+from kestrelmq.cli.servers import (
+    PathPrefixFlag,
+    ServersFlag,
+    ZookeeperFlag,
+    asking_each,
+    connect,
+)
 from kestrelmq.cli.tables import JsonFlag, print_table
-from kestrelmq.client import ConnectedClient
+from kestrelmq.client import Client, ConnectedClient
 from kestrelmq.errors import KestrelError
 
 _HEADS: Final = (
@@ -50,12 +56,12 @@ def clients(
         if as_json or servers or zookeeper or path_prefix:
             raise typer.BadParameter(f"give flags after {context.invoked_subcommand}")
         return
-    with connect(servers, zookeeper, path_prefix) as client:
-        found = client.clients()
-    if as_json:
-        print(json.dumps([asdict(one) for one in found], indent=2))
-    else:
-        print_table(_HEADS, [_row(one) for one in found])
+    with asking_each(servers, zookeeper, path_prefix, Client.clients) as answers:
+        found = [one for answer in answers for one in answer]
+        if as_json:
+            print(json.dumps([asdict(one) for one in found], indent=2))
+        else:
+            print_table(_HEADS, [_row(one) for one in found])
 
 
 @app.command()

@@ -15,11 +15,13 @@ from kestrelmq.cli.servers import (
     YesFlag,
     ZookeeperFlag,
     ask_to_confirm,
+    asking_each,
     check_exists,
     connect,
     duration,
 )
 from kestrelmq.cli.terminal import printable
+from kestrelmq.client import Client
 from kestrelmq.errors import KestrelError
 
 
@@ -186,11 +188,12 @@ def status(
     A read-only server serves reads but accepts no items. A quiescent server does neither; open
     reads can still be finished. The status survives a restart.
     """  # noqa: D301 # \b is for the help
-    with connect(servers, zookeeper, path_prefix) as client:
-        if new is not None:
+    if new is not None:
+        with connect(servers, zookeeper, path_prefix) as client:
             client.set_status(new)
-            return
-        for server, now in client.status().items():
+        return
+    with asking_each(servers, zookeeper, path_prefix, Client.status) as answers:
+        for server, now in (pair for answer in answers for pair in answer.items()):
             print(f"{server}\t{printable(now)}")
 
 

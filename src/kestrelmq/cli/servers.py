@@ -3,16 +3,21 @@
 import logging
 import os
 import sys
-from typing import Annotated, Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Final, TypeVar
 
 import typer
 
 from kestrelmq.client import Client
 from kestrelmq.client.address import DEFAULT_PORT
-from kestrelmq.client.cluster import Membership, membership_of
+from kestrelmq.client.cluster import FixedMembership, Membership, membership_of
 from kestrelmq.client.options import ClientOptions
-from kestrelmq.errors import InvalidRequest, KestrelError
+from kestrelmq.client.plans import join_errors
+from kestrelmq.errors import ClientError, InvalidRequest, KestrelError, ServerUnavailable
 from kestrelmq.units import parse_duration
+
+T = TypeVar("T")
 
 DEFAULT_SERVER: Final = f"127.0.0.1:{DEFAULT_PORT}"
 SERVERS_VARIABLE: Final = "KESTRELMQ_SERVERS"
@@ -103,6 +108,43 @@ def connect(
     """Return a client of the servers that the flags name; a person does not wait for a restart."""
     options = options or ClientOptions(restart_patience=0)
     return Client(membership(servers, zookeeper, path_prefix), options=options)
+
+
+@contextmanager
+def asking_each(
+    servers: str | None,
+    zookeeper: str | None,
+    path_prefix: str | None,
+    ask: Callable[[Client], T],
+) -> Iterator[list[T]]:
+    """Ask each of the servers that the flags name, for a `with` block that prints the answers.
+
+    Raises:
+        ClientError: at the end of the block, if some servers did not answer; at once, if none did.
+    """
+    answers: list[T] = []
+    errors: list[ClientError] = []
+    named = membership(servers, zookeeper, path_prefix)
+    named.start()
+    try:
+        addresses = sorted({*named.reads(), *named.writes()})
+    finally:
+        named.close()
+    for address in addresses:
+        options = ClientOptions(restart_patience=0)
+        with Client(FixedMembership((address,)), options=options) as client:
+            try:
+                answers.append(ask(client))
+            except ClientError as error:
+                errors.append(error)
+    if not addresses:
+        raise ServerUnavailable("no server is known")
+    if errors and not answers:
+        raise join_errors(errors)
+    yield answers
+    if errors:
+        sys.stdout.flush()
+        raise join_errors(errors)
 
 
 def check_exists(client: Client, queue: str) -> None:

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kestrelmq.cli.servers import PathPrefixFlag, ServersFlag, ZookeeperFlag, connect
+from kestrelmq.cli.servers import PathPrefixFlag, ServersFlag, ZookeeperFlag, asking_each
 from kestrelmq.cli.terminal import printable
-from kestrelmq.client import QueueStats
+from kestrelmq.client import Client, QueueStats
 from kestrelmq.client.statistics import number, over_servers, paused_over_servers
 from kestrelmq.errors import KestrelError
 
@@ -55,26 +55,30 @@ def stats(
     kestrelmq stats
     kestrelmq stats work --json
 
-    Exit status 1: there is no such queue.
+    Exit status 1: there is no such queue, or a server did not answer; the others are printed.
     """  # noqa: D301 # \b is for the help
-    with connect(servers, zookeeper, path_prefix) as client:
-        if queue is None:
-            answers = {
-                server: {name: _number(value) for name, value in values.items()}
-                for server, values in client.stats().items()
-            }
-        else:
-            answers = {
-                found.server: dict(found.values) for found in client.queues() if found.name == queue
-            }
+    with asking_each(
+        servers, zookeeper, path_prefix, lambda client: _stats_of(client, queue)
+    ) as found:
+        answers = {server: values for one in found for server, values in one.items()}
+        if answers and as_json:
+            print(json.dumps(answers, indent=2))
+        elif answers:
+            names = dict.fromkeys(name for values in answers.values() for name in values)
+            columns = answers.values()
+            rows = [[name, *(str(values.get(name, "")) for values in columns)] for name in names]
+            print_table(["", *answers], rows)
     if not answers:
         raise KestrelError(f"no server has a queue {queue!r}")
-    if as_json:
-        print(json.dumps(answers, indent=2))
-        return
-    names = dict.fromkeys(name for values in answers.values() for name in values)
-    rows = [[name, *(str(values.get(name, "")) for values in answers.values())] for name in names]
-    print_table(["", *answers], rows)
+
+
+def _stats_of(client: Client, queue: str | None) -> dict[str, dict[str, int | str]]:
+    if queue is not None:
+        return {one.server: dict(one.values) for one in client.queues() if one.name == queue}
+    return {
+        server: {name: _number(value) for name, value in values.items()}
+        for server, values in client.stats().items()
+    }
 
 
 def queues(
@@ -96,16 +100,17 @@ def queues(
     kestrelmq queues --sort items
     kestrelmq queues --json | jq '.[] | select(.items > 1000)'
 
-    Over several servers, numbers are sums; the age, in milliseconds, is the largest.
+    Over several servers, numbers are sums; the age, in milliseconds, is the largest. Exit status 1:
+    a server did not answer; the others are printed.
     """  # noqa: D301 # \b is for the help
-    with connect(servers, zookeeper, path_prefix) as client:
-        found = client.queues()
-    rows = _sorted([queue_row([q]) for q in found] if by_server else rows_by_queue(found), sort)
-    if as_json:
-        print(json.dumps(rows, indent=2))
-        return
-    heads = ["queue", *(["server"] if by_server else []), *COLUMNS, "paused"]
-    print_table(heads, [[str(row[head]) for head in heads] for row in rows])
+    with asking_each(servers, zookeeper, path_prefix, Client.queues) as answers:
+        found = [queue for answer in answers for queue in answer]
+        rows = _sorted([queue_row([q]) for q in found] if by_server else rows_by_queue(found), sort)
+        if as_json:
+            print(json.dumps(rows, indent=2))
+            return
+        heads = ["queue", *(["server"] if by_server else []), *COLUMNS, "paused"]
+        print_table(heads, [[str(row[head]) for head in heads] for row in rows])
 
 
 def rows_by_queue(found: Iterable[QueueStats]) -> list[dict[str, Any]]:
