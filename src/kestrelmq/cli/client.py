@@ -300,13 +300,12 @@ def _put_lines(
 
 def _line_batches(stream: BufferedReader) -> Iterator[list[bytes]]:
     """Yield lines as soon as they arrive, so that the lines of a slow writer are not held back."""
-    rest = b""
+    rest: list[bytes] = []  # the parts of a line that may be very long
     while chunk := stream.read1(_CHUNK):
         first, *others = chunk.split(b"\n")
-        if not others:
-            rest += first
-            continue
-        yield [rest + first, *others[:-1]]
-        rest = others[-1]
-    if rest:
-        yield [rest]
+        rest.append(first)
+        if others:
+            yield [b"".join(rest), *others[:-1]]
+            rest = [others[-1]]
+    if last := b"".join(rest):
+        yield [last]
