@@ -46,6 +46,7 @@ from kestrelmq.library.items import (
 from kestrelmq.library.opening import check_queue, open_queue
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 log = logging.getLogger(__name__)
 
@@ -78,23 +79,43 @@ class BlockingQueue(ABC):
     def _start_upkeep(self) -> None:
         """Start the upkeep that depends on time; called with the lock held."""
 
+    def _existing(self) -> Queue | None:
+        """Return the queue if it exists; called with the lock held. Raises as `_queue`."""
+        return self._queue()
+
     def _change(self, operation: Callable[[Queue], T], *, delayed: bool = False) -> T:
         """Apply an operation; `delayed` is whether it adds a delayed item."""
 
         def apply() -> tuple[Queue, T]:
             queue = self._queue()
-            queue.check_deadlines()
-            try:
-                return queue, operation(queue)
-            finally:
-                if queue.has_background_work:
-                    self._start_upkeep()
+            return queue, self._applied(queue, operation)
 
         (queue, result), failures = self._access.change(apply)
         for written in (queue, queue.companion if delayed else None):
             if written is not None and written in failures:
                 raise failures[written]
         return result
+
+    def _ask(self, operation: Callable[[Queue], T], absent: U) -> T | U:
+        """Apply an operation that does not create the queue; return `absent` if there is none."""
+
+        def apply() -> tuple[Queue | None, T | U]:
+            queue = self._existing()
+            return queue, absent if queue is None else self._applied(queue, operation)
+
+        (queue, result), failures = self._access.change(apply)
+        if queue is not None and queue in failures:
+            raise failures[queue]
+        return result
+
+    def _applied(self, queue: Queue, operation: Callable[[Queue], T]) -> T:
+        """Do an operation, and what is due before and afterwards; called with the lock held."""
+        queue.check_deadlines()
+        try:
+            return operation(queue)
+        finally:
+            if queue.has_background_work:
+                self._start_upkeep()
 
     def add(
         self,
@@ -139,11 +160,11 @@ class BlockingQueue(ABC):
 
     def unremove(self, xid: int) -> bool:
         """Give the open read `xid` back to the head; False if it is not open."""
-        return self._change(lambda queue: queue.unremove(xid))
+        return self._ask(lambda queue: queue.unremove(xid), absent=False)
 
     def confirm_remove(self, xid: int) -> bool:
         """Confirm the open read `xid`; False if it is not open."""
-        return self._change(lambda queue: queue.confirm(xid, kept=True))
+        return self._ask(lambda queue: queue.confirm(xid, kept=True), absent=False)
 
     def release(
         self, xid: int, delay: float | None = None, *, counted: bool = True, dead: bool = False
@@ -160,7 +181,7 @@ class BlockingQueue(ABC):
             ValueError: the delay is no number of seconds from 0 on, or
                 there is no dead-letter queue.
         """
-        return self._change(releasing(xid, delay, counted=counted, dead=dead))
+        return self._ask(releasing(xid, delay, counted=counted, dead=dead), absent=False)
 
     def extend(self, xid: int, seconds: float) -> bool:
         """Give the open read `xid` back only `seconds` from now; False if it is not open.
@@ -170,7 +191,7 @@ class BlockingQueue(ABC):
         Raises:
             ValueError: `seconds` is no number of seconds from 0 on.
         """
-        return self._change(extending(xid, seconds))
+        return self._ask(extending(xid, seconds), absent=False)
 
     @contextmanager
     def reserve(self, timeout: float | None = 0.0) -> Iterator["HeldItem | None"]:
@@ -274,8 +295,8 @@ class BlockingQueue(ABC):
         Raises:
             ValueError: a number is below 0.
         """
-        look = self._change(looking(offset, count))
-        return [Item.of(record, 0) for record in self._access.read(look)]
+        look = self._ask(looking(offset, count), absent=None)
+        return [] if look is None else [Item.of(record, 0) for record in self._access.read(look)]
 
     def search(
         self,
@@ -296,7 +317,9 @@ class BlockingQueue(ABC):
             PatternRefused: the pattern is no regular expression, or takes too long.
         """
         search, begin = searching(text, pattern, offset, count)
-        look = self._change(begin)
+        look = self._ask(begin, absent=None)
+        if look is None:
+            return FoundItems([], None)
         self._access.read(look)
         return found_page(search, look, offset, count)
 
@@ -305,7 +328,9 @@ class BlockingQueue(ABC):
 
         They stay in the queue. What is read meanwhile may make it leave out or repeat some items.
         """
-        looks = self._change(lambda queue: Tour(queue).looks())
+        looks = self._ask(lambda queue: Tour(queue).looks(), absent=None)
+        if looks is None:
+            return
         place = 0
         try:
             while (look := self._access.change(lambda: next(looks, None))[0]) is not None:
@@ -331,11 +356,11 @@ class BlockingQueue(ABC):
 
     def flush(self) -> int:
         """Drop all waiting items, but not those of open reads; return how many there were."""
-        return self._change(lambda queue: queue.flush())
+        return self._ask(lambda queue: queue.flush(), absent=0)
 
     def __len__(self) -> int:
         """Number of waiting items, without those of open reads."""
-        return self._change(len)
+        return self._ask(len, absent=0)
 
     def __bool__(self) -> bool:
         """Return True, even if the queue is empty."""
@@ -344,12 +369,12 @@ class BlockingQueue(ABC):
     @property
     def bytes(self) -> int:
         """Bytes of data in the waiting items."""
-        return self._change(lambda queue: queue.size)
+        return self._ask(lambda queue: queue.size, absent=0)
 
     @property
     def journal_size(self) -> int:
         """Size of the journal's files in bytes; 0 without a journal."""
-        return self._change(lambda queue: queue.journal.size)
+        return self._ask(lambda queue: queue.journal.size, absent=0)
 
 
 class HeldItem(Held):

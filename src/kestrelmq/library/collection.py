@@ -131,7 +131,7 @@ class QueueCollection:
     # --- queues ---
 
     def queue(self, name: str) -> BlockingQueue:
-        """Return the queue called `name`; it is created when it is first used.
+        """Return the queue called `name`; it is created when it is first added to or read from.
 
         Raises:
             InvalidQueueName: the name is not valid, or it is an alias, which has no items.
@@ -142,7 +142,7 @@ class QueueCollection:
         if problem is not None:
             raise InvalidQueueName(problem)
         start_upkeep = self._tickers.start_upkeep
-        return _CollectionQueue(name, self._access, self._clock, self._obtain, start_upkeep)
+        return _CollectionQueue(name, self._access, self._clock, self._collection, start_upkeep)
 
     def add(
         self,
@@ -336,9 +336,6 @@ class QueueCollection:
             raise QueueUnavailable("the queues are not set up, or were closed")
         return self._queues
 
-    def _obtain(self, name: str) -> Queue:
-        return self._collection().obtain(name)
-
     def _change(self, operation: Callable[[Queues], T]) -> T:
         result, failures = self._access.change(lambda: operation(self._collection()))
         for failure in failures.values():
@@ -377,15 +374,18 @@ class _CollectionQueue(BlockingQueue):
         name: str,
         access: QueueAccess,
         clock: Clock,
-        obtain: Callable[[str], Queue],
+        collection: Callable[[], Queues],
         start_upkeep: Callable[[], None],
     ) -> None:
         super().__init__(name, access, clock)
-        self._obtain = obtain
+        self._collection = collection
         self._start_collection_upkeep = start_upkeep
 
     def _queue(self) -> Queue:
-        return self._obtain(self._name)
+        return self._collection().obtain(self._name)
+
+    def _existing(self) -> Queue | None:
+        return self._collection().existing(self._name)
 
     def _start_upkeep(self) -> None:
         self._start_collection_upkeep()

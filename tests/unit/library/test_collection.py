@@ -1,6 +1,6 @@
 """`QueueCollection`: fanouts, aliases and moving expired items, without a server."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from kestrelmq import (
     QueuePathLocked,
     QueueUnavailable,
 )
-from kestrelmq.library import BlockingQueue
+from kestrelmq.library import BlockingQueue, FoundItems
 from kestrelmq.testing.clock import FakeClock
 
 pytestmark = pytest.mark.compiled
@@ -215,3 +215,31 @@ def test_a_queue_is_declared_until_it_is_deleted(tmp_path: Path) -> None:
         queues.delete("jobs")
     with QueueCollection(tmp_path) as queues:
         assert [queues.add("jobs", b"x") for _ in range(3)] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("operation", "answer"),
+    [
+        (len, 0),
+        (lambda queue: queue.bytes, 0),
+        (lambda queue: queue.journal_size, 0),
+        (lambda queue: queue.flush(), 0),
+        (lambda queue: queue.confirm_remove(1), False),
+        (lambda queue: queue.unremove(1), False),
+        (lambda queue: queue.release(1), False),
+        (lambda queue: queue.extend(1, 1), False),
+        (lambda queue: queue.browse(), []),
+        (lambda queue: queue.search("x"), FoundItems([], None)),
+        (lambda queue: list(queue.export()), []),
+        (lambda queue: queue.import_items([]), 0),
+    ],
+)
+def test_only_adds_and_reads_create_a_queue(
+    queues: QueueCollection, tmp_path: Path, operation: Callable[[BlockingQueue], Any], answer: Any
+) -> None:
+    """Nothing else, as in a server."""
+    assert operation(queues.queue("new")) == answer
+    assert (queues.names(), (tmp_path / "new").exists()) == ([], False)
+    assert queues.queue("new").peek() is None
+    assert queues.names() == ["new"]
+    assert operation(queues.queue("new")) == answer
