@@ -298,3 +298,15 @@ async def test_a_task_cancelled_while_it_waits_takes_nothing(server: ServerProce
             await task
         await client.put("work", b"a")
         assert await client.get("work", timeout=PATIENCE) == b"a"
+
+
+@pytest.mark.parametrize("name", ["a,b", "%2C", "a%25,%2Cb", "100%", "%2c,"])
+def test_a_queue_with_a_comma_in_its_name_is_one_queue(client: Client, name: str) -> None:
+    """Though a request for several queues lists them with commas."""
+    before = {queue.name for queue in client.queues()}
+    client.put(name, b"1")
+    client.put(name, b"2")
+    with client.reserve(name) as item:
+        assert item == b"1"
+    assert client.reserve_many([name, "other"], 5, 30, server=None) != []
+    assert {queue.name for queue in client.queues()} - before <= {name, "other"}

@@ -20,6 +20,7 @@ from kestrelmq.errors import InvalidRequest, ProtocolError
 from kestrelmq.marks import PutMark
 from kestrelmq.protocol.managing import MAX_SEARCH
 from kestrelmq.protocol.memcache import MAX_ITEM_BYTES
+from kestrelmq.protocol.reserving import listed_name
 
 MAX_LINE_BYTES: Final = 1024 * 1024
 """The longest reply line accepted; a `STAT` line that names many fanout children is long."""
@@ -297,7 +298,7 @@ def reserve_request(
     queues: Sequence[bytes], count: int, terms: ReserveTerms, wait_ms: int = 0
 ) -> bytes:
     """Return the request to reserve at most `count` items of the queues."""
-    names = b",".join(map(_queue, queues))
+    names = b",".join(listed_name(_queue(queue)) for queue in queues)
     words = [b"%d" % _number(count, "a count"), b"lease=%d" % _number(terms.lease, "a lease")]
     if wait_ms:
         words.append(b"t=%d" % _number(wait_ms, "a time"))

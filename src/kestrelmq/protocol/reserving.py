@@ -257,10 +257,22 @@ def _check_whose(verb: str, reads: Reads, tag: str, owner: str = "") -> None:
 # --- parsing ---
 
 
+def listed_name(name: bytes) -> bytes:
+    """Return the name of a queue as it is written in a list of queues, which has commas."""
+    return name.replace(b"%", b"%25").replace(b",", b"%2C")
+
+
+def _listed(word: bytes) -> bytes:
+    """Undo `listed_name`."""
+    if b"%" not in word:
+        return word
+    return word.replace(b"%2C", b",").replace(b"%2c", b",").replace(b"%25", b"%")
+
+
 def _reserve(words: list[bytes], queue: NameParser) -> Reserve:
     if len(words) < 2:
         raise ClientFault("reserve takes queues, a count and a lease", closes=False)
-    names = dict.fromkeys(words[0].split(b","))
+    names = dict.fromkeys(map(_listed, words[0].split(b",")))
     options, others = split_options(words[2:], {b"lease", b"t", b"tag", b"owner", b"grace"})
     if others or b"lease" not in options:
         raise ClientFault("reserve takes a lease= after the count", closes=False)
