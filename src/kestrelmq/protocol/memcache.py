@@ -482,20 +482,20 @@ class Parser:
         return TouchRead(self._queue(words[0]), count(words[1], "touch_read"))
 
     def _delete(self, words: list[bytes]) -> Delete:
-        words, noreply = _without_noreply(words)
+        words, noreply = _without_noreply(words, least=1)
         # Old clients send a delay after the key; only 0 is supported.
         if len(words) not in {1, 2} or words[1:] not in ([], [b"0"]):
             raise ClientFault("delete takes a queue", closes=False)
         return Delete(self._queue(words[0]), noreply)
 
     def _flush(self, words: list[bytes]) -> Flush:
-        words, noreply = _without_noreply(words)
+        words, noreply = _without_noreply(words, least=1)
         if len(words) != 1:
             raise ClientFault("flush takes a queue", closes=False)
         return Flush(self._queue(words[0]), noreply)
 
     def _flush_all(self, words: list[bytes]) -> FlushAll:
-        words, noreply = _without_noreply(words)
+        words, noreply = _without_noreply(words, least=0)
         if words not in ([], [b"0"]):
             raise ClientFault("flush_all takes no delay", closes=False)
         return FlushAll(noreply)
@@ -610,5 +610,8 @@ def _expect_no_arguments(words: list[bytes], verb: str) -> None:
         raise ClientFault(f"{verb} takes nothing", closes=False)
 
 
-def _without_noreply(words: list[bytes]) -> tuple[list[bytes], bool]:
-    return (words[:-1], True) if words[-1:] == [b"noreply"] else (words, False)
+def _without_noreply(words: list[bytes], *, least: int) -> tuple[list[bytes], bool]:
+    """Take `noreply` off the end; the first `least` words may be a queue of that name."""
+    if len(words) > least and words[-1] == b"noreply":
+        return words[:-1], True
+    return words, False

@@ -169,8 +169,11 @@ REQUESTS: list[tuple[bytes, Request]] = [
     (b"delete work 0", Delete("work", noreply=False)),
     (b"delete work noreply", Delete("work", noreply=True)),
     (b"delete work 0 noreply", Delete("work", noreply=True)),
+    (b"delete noreply", Delete("noreply", noreply=False)),
+    (b"delete noreply noreply", Delete("noreply", noreply=True)),
     (b"flush work", Flush("work", noreply=False)),
     (b"flush work noreply", Flush("work", noreply=True)),
+    (b"flush noreply", Flush("noreply", noreply=False)),
     (b"flush_all", FlushAll(noreply=False)),
     (b"flush_all 0", FlushAll(noreply=False)),
     (b"flush_all noreply", FlushAll(noreply=True)),
@@ -506,7 +509,7 @@ def test_no_reply_in_memcached(line: bytes, size: int | None) -> None:
         parse(line + b" noreply", "kestrel")
 
 
-@pytest.mark.parametrize("line", [b"delete a~b", b"flush a b", b"flush", b"flush_all 5"])
+@pytest.mark.parametrize("line", [b"delete a~b", b"flush a b", b"flush_all 5"])
 def test_refused_without_a_reply(line: bytes) -> None:
     """A client that reads no reply gets none for a mistake that leaves the connection open."""
     with pytest.raises(ClientFault):
