@@ -1,12 +1,16 @@
 """The blocking client against one real server, which also dies meanwhile."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kestrelmq.client import Client, ClientOptions
+from kestrelmq.client import Client, ClientOptions, commands
+from kestrelmq.client.address import parse_address
+from kestrelmq.client.blocking import Connection
+from kestrelmq.client.options import ItemTimes
 from kestrelmq.errors import (
     ClientClosed,
     ConnectionLost,
@@ -298,3 +302,31 @@ def test_a_wait_of_another_thread_ends_when_the_client_is_closed(
     until(lambda: sum(queue.number("waiters") for queue in client.queues()) == 0)
     waiting.join(PATIENCE)
     assert len(ended) == 1
+
+
+def test_a_long_listing_may_take_its_time(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time counts anew from each part that comes; that of any other reply does not."""
+    until_when: list[float] = []
+
+    class Watched(Connection):
+        def _until(self, deadline: float) -> socket.socket:
+            until_when.append(deadline)
+            return super()._until(deadline)
+
+    monkeypatch.setattr("kestrelmq.client.blocking._CHUNK", 16)
+    connection = Watched(parse_address(server.address), ClientOptions())
+    connection.open()
+    assert connection.run(commands.stats())
+    assert until_when[0] < until_when[-1]
+    assert until_when == sorted(until_when)
+    until_when.clear()
+    assert (
+        connection.run(commands.set_items(b"work", [(b"x" * 100, None)], ItemTimes(0, 0), []))
+        is None
+    )
+    assert connection.run(commands.peek(b"work")) == b"x" * 100
+    assert len(set(until_when)) == 2
+    assert connection.run(commands.flush(b"work"))
+    connection.close()

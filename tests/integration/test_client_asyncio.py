@@ -126,3 +126,30 @@ async def test_a_server_that_is_not_there_is_named_as_by_the_blocking_client() -
             with pytest.raises(ServerUnavailable) as caught:
                 await client.put("work", b"x")
         assert str(caught.value) == f"{at}: {why}"
+
+
+async def test_a_long_listing_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time counts anew from each part that comes."""
+    later = asyncio.Event()
+    reschedule = asyncio.Timeout.reschedule
+
+    def spy(limit: asyncio.Timeout, when: float | None) -> None:
+        reschedule(limit, when)
+        later.set()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        later.clear()  # a time-out that begins is scheduled, too
+        writer.write(b"STAT uptime 1\r\n")
+        await later.wait()
+        writer.write(b"STAT version 1.0\r\nEND\r\n")
+        await reader.read()
+        writer.close()
+
+    monkeypatch.setattr(asyncio.Timeout, "reschedule", spy)
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        async with AsyncClient(f"127.0.0.1:{port}") as client:
+            async with asyncio.timeout(PATIENCE):
+                found = await client.stats()
+    assert found == {f"127.0.0.1:{port}": {"uptime": "1", "version": "1.0"}}

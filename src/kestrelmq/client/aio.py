@@ -63,6 +63,8 @@ class AsyncConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange[Any] | None = None
         self._result: asyncio.Future[Any] | None = None
+        # The end of the time for a reply, if that counts anew from each part.
+        self._limit: asyncio.Timeout | None = None
         # Whether a part of the request is still in our send buffer.
         self._unsent = False
 
@@ -112,7 +114,8 @@ class AsyncConnection(asyncio.Protocol):
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._exchange, self._result = Exchange(self.address, self._parser, command), result
         try:
-            async with asyncio.timeout(self._options.operation_timeout + command.wait):
+            async with asyncio.timeout(self._options.operation_timeout + command.wait) as limit:
+                self._limit = limit if command.is_listing else None
                 self._transport.write(command.request)
                 return await result
         except TimeoutError as error:
@@ -130,7 +133,7 @@ class AsyncConnection(asyncio.Protocol):
             self.close()
             raise
         finally:
-            self._exchange = self._result = None
+            self._exchange = self._result = self._limit = None
 
     # asyncio.Protocol
 
@@ -157,6 +160,8 @@ class AsyncConnection(asyncio.Protocol):
                 raise ProtocolError(f"{self.address}: a reply without a request")
             if self._exchange.receive(data):
                 self._finish(self._exchange.result)
+            elif self._limit is not None and not self._limit.expired():
+                self._limit.reschedule(_loop_time() + self._options.operation_timeout)
         except KestrelError as error:
             self._fail(error)
 

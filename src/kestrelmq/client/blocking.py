@@ -135,7 +135,8 @@ class Connection:
         exchange = Exchange(self.address, self._parser, command)
         try:
             while not exchange.receive(self._read(deadline, unsent)):
-                pass
+                if command.is_listing:
+                    deadline = time.monotonic() + self._options.operation_timeout
         except ConnectionLost as error:
             self.close()
             exchange.lose(error)

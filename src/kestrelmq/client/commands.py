@@ -49,12 +49,14 @@ class Command(Generic[T_co]):
         wait: how long the server may wait before it replies, in seconds.
         parts: the number of requests in `request`. If it is sent only in part, a single request has
             no effect, but some of several requests may have been carried out.
+        is_listing: whether the reply may be very long: its time counts anew from each part of it.
     """
 
     request: bytes
     reading: Callable[[], Generator[None, wire.Reply, T_co]]
     wait: float = 0.0
     parts: int = 1
+    is_listing: bool = False
 
 
 def checked_queue(queue: str) -> bytes:
@@ -521,7 +523,7 @@ def version() -> Command[str]:
 
 def stats() -> Command[list[tuple[str, str]]]:
     """Ask for the server's statistics, in the order in which it sends them."""
-    return Command(wire.plain_request("stats"), _read_stats)
+    return Command(wire.plain_request("stats"), _read_stats, is_listing=True)
 
 
 def item_limit(queue: bytes) -> Command[int | None]:
@@ -554,7 +556,7 @@ def exists(queue: bytes) -> Command[bool]:
         listed = any(found.name == name for found in queue_stats("", pairs))
         return listed or any(stat in signs for stat, _ in pairs)
 
-    return Command(wire.queue_request("stats", queue), read)
+    return Command(wire.queue_request("stats", queue), read, is_listing=True)
 
 
 def clients() -> Command[list[str]]:
@@ -572,7 +574,7 @@ def clients() -> Command[list[str]]:
             found.append(reply.text.removeprefix(_CLIENT))
         return found
 
-    return Command(wire.plain_request("clients"), read)
+    return Command(wire.plain_request("clients"), read, is_listing=True)
 
 
 def kill_client(number: int) -> Command[bool]:

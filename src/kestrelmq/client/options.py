@@ -31,7 +31,8 @@ class ClientOptions:
 
     Attributes:
         connect_timeout: how long connecting to a server may take.
-        operation_timeout: how long a reply may take, in addition to the timeout of the operation.
+        operation_timeout: how long a reply may take, in addition to the timeout of the operation;
+            for statistics and lists of clients, how long each part of them may take.
         poll_interval: how long a blocking read of a cluster waits at one server before it asks the
             next.
         retry_unknown: whether an add whose reply was lost is sent again, at the risk of a

@@ -21,6 +21,8 @@ _STATS: Final = {
     for stat in QUEUE_STATS
     if stat.shown == "everywhere" or stat.name in _OF_OTHER_SERVERS
 }
+_MOST_WORDS: Final = 1 + max(name.count("_") for name in _STATS)
+_ORDER: Final = {name: place for place, name in enumerate(_STATS)}
 # The stats that queue names are found from. Kestrel servers report the first, other servers of this
 # protocol one of the others. The last is ambiguous if there is also a stat `transactions`.
 _MARKS: Final = ("_logsize", "_waiters", "_open_transactions")
@@ -116,11 +118,18 @@ def _named(lines: Iterable[str]) -> dict[str, dict[str, int | str]]:
 
 def _candidates(line: str, queues: Mapping[str, object]) -> list[tuple[str, str]]:
     rest = line.removeprefix(_PREFIX)
-    return [
-        (rest.removesuffix(f"_{stat}"), stat)
-        for stat in _STATS
-        if rest.endswith(f"_{stat}") and rest.removesuffix(f"_{stat}") in queues
-    ]
+    found = []
+    at = len(rest)
+    for _ in range(_MOST_WORDS):
+        at = rest.rfind("_", 0, at)
+        if at < 0:
+            break
+        queue, stat = rest[:at], rest[at + 1 :]
+        if stat in _STATS and queue in queues:
+            found.append((queue, stat))
+    if len(found) > 1:
+        found.sort(key=lambda candidate: _ORDER[candidate[1]])
+    return found
 
 
 def paused_over_servers(queues: Iterable[QueueStats]) -> str:
