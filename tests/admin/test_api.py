@@ -265,6 +265,8 @@ def test_names_that_no_queue_can_have_are_refused(shared: Admin, name: str) -> N
         ("GET", "/queues?limit=0", None, 400, "invalid_query"),
         ("GET", "/queues?limit=1&limit=2", None, 400, "invalid_query"),
         ("GET", "/queues?colour=red", None, 400, "invalid_query"),
+        ("GET", "/queues?filter=%ff", None, 400, "invalid_query"),
+        ("GET", "/queues?filter=50%", None, 400, "invalid_query"),
         ("GET", "/queues/none/items", None, 404, "queue_not_found"),
         ("POST", "/queues/none/flush", None, 404, "queue_not_found"),
         ("POST", "/queues", b"{", 400, "invalid_body"),

@@ -107,7 +107,8 @@ class Call:
     def name(self) -> str:
         """The queue name in the path. Raises ApiError: it is not a valid queue name."""
         name = self.request.match_info["name"]
-        problem = _encoding_error(self.request.rel_url.raw_path) or queue_name_error(name)
+        encoded = self.request.rel_url.raw_path
+        problem = _encoding_error(encoded, "a queue name") or queue_name_error(name)
         if problem is not None:
             raise ApiError(400, "invalid_queue_name", problem)
         return name
@@ -128,6 +129,9 @@ class Call:
 
     def query(self, model: type[Model]) -> Model:
         """Return the query parameters as a `model`. Raises ApiError: they are not valid."""
+        problem = _encoding_error(self.request.rel_url.raw_query_string, "the query")
+        if problem is not None:
+            raise ApiError(400, "invalid_query", problem)
         given: dict[str, str] = {}
         for key, value in self.request.query.items():
             if key in given:
@@ -164,17 +168,17 @@ class Call:
         self.admin.context.check_client(self.name, write=write)
 
 
-def _encoding_error(path: str) -> str | None:
-    """Return why `path` cannot be decoded, or None if it can.
+def _encoding_error(encoded: str, what: str) -> str | None:
+    """Return why a part of the address cannot be decoded, or None if it can.
 
-    The router does not check this: it leaves what it cannot decode as it is.
+    The router does not check this: it leaves what it cannot decode as it is, or replaces it.
     """
-    if _BROKEN_ESCAPE.search(path):
-        return "a '%' in the path must be followed by two hexadecimal digits"
+    if _BROKEN_ESCAPE.search(encoded):
+        return f"a '%' in {what} must be followed by two hexadecimal digits"
     try:
-        unquote(path, errors="strict")
+        unquote(encoded, errors="strict")
     except UnicodeDecodeError:
-        return "a queue name must be valid UTF-8"
+        return f"{what} must be valid UTF-8"
     return None
 
 
