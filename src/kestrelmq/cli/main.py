@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from kestrelmq.cli.terminal import os_error_reason, printable
-from kestrelmq.errors import InvalidRequest, KestrelError
+from kestrelmq.errors import KestrelError
 from kestrelmq.version import VERSION
 
 if TYPE_CHECKING:
@@ -65,9 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # at the end of the process, an error would be no one's
-    except InvalidRequest as error:
-        _complain(str(error))
-        sys.exit(2)
     except KestrelError as error:
         _complain(str(error))
         sys.exit(1)
