@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO, Final, Literal, Protocol, Self
+from typing import BinaryIO, Final, Literal, NamedTuple, Protocol, Self
 
 from kestrelmq.errors import QueuePathLocked
 from kestrelmq.journal.names import LOCK_NAME, TEMPORARY_MARK
@@ -245,20 +245,39 @@ def replace_file(directory: "Directory", name: str, content: bytes) -> None:
 # --- reading by maps ---
 
 
+class FoundFile(NamedTuple):
+    """A file as it was found: which one it is, and how many bytes it has."""
+
+    device: int
+    inode: int
+    size: int
+
+
+_NOT_FOUND: Final = FoundFile(0, 0, 0)
+
+
 class ReadFile:
     """A whole file for reading: mapped, or read if it is short, which costs less.
 
     Attributes:
         content: its bytes.
+        found: which file it is.
         written_at: when it was last written (ms).
         descriptor: the open file; None if it was read.
     """
 
-    __slots__ = ("content", "descriptor", "written_at")
+    __slots__ = ("content", "descriptor", "found", "written_at")
 
-    def __init__(self, content: mmap.mmap | bytes, written_at: int, descriptor: int | None) -> None:
+    def __init__(
+        self,
+        content: mmap.mmap | bytes,
+        found: FoundFile,
+        written_at: int,
+        descriptor: int | None,
+    ) -> None:
         """Describe it; `close` closes the map and the descriptor."""
         self.content = content
+        self.found = found
         self.written_at = written_at
         self.descriptor = descriptor
 
@@ -277,12 +296,14 @@ def read_file(descriptor: int) -> ReadFile:
     try:
         status = os.fstat(descriptor)
         size, written_at = status.st_size, status.st_mtime_ns // _NANOSECONDS
+        found = FoundFile(status.st_dev, status.st_ino, size)
         if size <= _SHORT:
-            return ReadFile(os.pread(descriptor, size, 0) if size else b"", written_at, None)
+            whole = os.pread(descriptor, size, 0) if size else b""
+            return ReadFile(whole, found, written_at, None)
         content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         content.madvise(mmap.MADV_SEQUENTIAL)
         keep = True
-        return ReadFile(content, written_at, descriptor)
+        return ReadFile(content, found, written_at, descriptor)
     finally:
         if not keep:
             os.close(descriptor)
@@ -520,11 +541,17 @@ class Directory(Protocol):
     def names(self) -> list[str]:
         """Return the names in it, without those of directories."""
 
-    def open(self, name: str) -> int:
-        """Open `name` for reading; return the descriptor."""
+    def open(self, name: str, *, appends: bool = False) -> int:
+        """Open `name` for reading; return the descriptor.
 
-    def append_to(self, name: str) -> AppendFile:
-        """Open `name` for appending; it is created if it does not exist."""
+        With `appends`, fail unless it can be appended to, too.
+        """
+
+    def append_to(self, name: str, found: FoundFile | None = None) -> AppendFile:
+        """Open `name` for appending; it is created if it does not exist.
+
+        A file that was `found` is opened when it is needed, and must still be the same then.
+        """
 
     def create(self, name: str) -> AppendFile:
         """Open `name`, truncated, to write it once and close it; from any thread."""
@@ -567,8 +594,8 @@ class DiskFile:
     """An `AppendFile` on disk.
 
     `DescriptorPool` may take its descriptor away between two calls; the next call opens the file
-    again, if it is still the same one. A lock keeps the descriptor open while another thread syncs
-    it.
+    again, if it is still the same one. A file that was `found` begins without one. A lock keeps the
+    descriptor open while another thread syncs it.
 
     Attributes:
         name: its name in the directory.
@@ -593,7 +620,11 @@ class DiskFile:
     )
 
     def __init__(
-        self, directory: "DiskDirectory", name: str, files: "DescriptorPool | None" = None
+        self,
+        directory: "DiskDirectory",
+        name: str,
+        files: "DescriptorPool | None" = None,
+        found: FoundFile = _NOT_FOUND,
     ) -> None:
         """Describe a file; `open` opens it.
 
@@ -601,11 +632,11 @@ class DiskFile:
             directory: where it is.
             name: its name there.
             files: limits the open descriptors, and may take this file's away.
+            found: the file itself, if it is known already.
         """
         self.name = name
         self._directory = directory
-        self._device = self._inode = 0
-        self.size = 0
+        self._device, self._inode, self.size = found
         self.used = False
         self.is_torn = False
         self._files = files
@@ -863,9 +894,9 @@ class DiskDirectory:
         """Return the names in it, without those of directories."""
         return file_names(self.path)
 
-    def open(self, name: str) -> int:
-        """Open `name` for reading; return the descriptor."""
-        return self.open_file(name, os.O_RDONLY)
+    def open(self, name: str, *, appends: bool = False) -> int:
+        """Open `name` for reading; with `appends`, fail unless it can be appended to, too."""
+        return self.open_file(name, os.O_RDWR if appends else os.O_RDONLY)
 
     def open_file(self, name: str, flags: int) -> int:
         """Open a regular file in it; `flags` as for `os.open`. Raises OSError."""
@@ -883,8 +914,10 @@ class DiskDirectory:
             return False
         return (found.st_dev, found.st_ino) == (device, inode)
 
-    def append_to(self, name: str) -> DiskFile:
-        """Open `name` for appending; it is created if it does not exist."""
+    def append_to(self, name: str, found: FoundFile | None = None) -> DiskFile:
+        """Open `name` for appending; one that was `found` is opened when it is needed."""
+        if found is not None:
+            return DiskFile(self, name, self._files, found)
         return DiskFile(self, name, self._files).open()
 
     def create(self, name: str) -> DiskFile:

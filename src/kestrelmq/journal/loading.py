@@ -21,7 +21,7 @@ from typing import Final
 
 from kestrelmq.clock import Clock, Pause, Throttle, no_pause
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.files import Directory, ReadFile, read_file, write_file
+from kestrelmq.journal.files import Directory, FoundFile, ReadFile, read_file, write_file
 from kestrelmq.journal.names import (
     QueueFiles,
     later_timestamp,
@@ -175,11 +175,12 @@ def load_queue(
     age = _Age(clock.now())
     sizes: dict[str, int] = {}
     kind = EndKind.WHOLE
+    found: FoundFile | None = None
     try:
         for index, name in enumerate(files):
             last = index + 1 == len(files)
             before = files if last else files[: index + 1]
-            sizes[name], kind = _replay_file(
+            sizes[name], kind, found = _replay_file(
                 directory, state, before, clock, progress, age, last=last
             )
             progress.end(sizes[name])
@@ -189,6 +190,8 @@ def load_queue(
         if ends:
             sizes[_rotate(directory, queue_files, state, clock)] = sizes.pop(queue_files.queue)
             dialect = None
+        if ends or not queue_files.has_current:
+            found = None  # there is no current file
         # The next current file must not reach the disk before the end of the last one.
         if ends or kind is EndKind.TORN:
             name, size = list(sizes.items())[-1]
@@ -200,9 +203,8 @@ def load_queue(
         if state.behind is not None:
             state.behind.close()
         raise
-    return LoadedQueue(
-        state, FileJournal(directory, queue_files.queue, sizes, clock, dialect), age.created
-    )
+    journal = FileJournal(directory, queue_files.queue, sizes, clock, dialect, found=found)
+    return LoadedQueue(state, journal, age.created)
 
 
 class _Age:
@@ -323,15 +325,15 @@ def _replay_file(
     age: _Age,
     *,
     last: bool,
-) -> tuple[int, EndKind]:
-    """Fold in the last of `files`; return where it ends, and why.
+) -> tuple[int, EndKind, FoundFile]:
+    """Fold in the last of `files`; return where it ends, and why, and which file it is.
 
     A torn end is saved, but not cut off yet.
     """
     name = files[-1]
     # There may be a hundred thousand queues: no path object for each.
     path = f"{directory.path}/{name}"
-    file = read_file(directory.open(name))
+    file = read_file(directory.open(name, appends=last))
     try:
         age.see(name, file)
         buffer = file.content
@@ -349,7 +351,7 @@ def _replay_file(
         if ending.kind is not EndKind.TORN:
             if ending.kind is EndKind.STATE_DUMP:
                 log.info("%s: ends with the STATE_DUMP at byte %d of %d", path, end, size)
-            return size, ending.kind
+            return size, ending.kind, file.found
         aside = save_tail(directory, name, buffer, ending, clock.now())
     finally:
         file.close()
@@ -360,7 +362,7 @@ def _replay_file(
         size - end,
         aside,
     )
-    return end, EndKind.TORN
+    return end, EndKind.TORN, file.found
 
 
 class _ReadAhead:

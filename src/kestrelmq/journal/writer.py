@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Final, Literal
 
 from kestrelmq.clock import Clock, Pause, no_pause
-from kestrelmq.journal.files import AppendFile, Directory, UnnamedFiles
+from kestrelmq.journal.files import AppendFile, Directory, FoundFile, UnnamedFiles
 from kestrelmq.journal.names import (
     DELETE,
     NEXT,
@@ -176,6 +176,7 @@ class FileJournal:
     __slots__ = (
         "_clock",
         "_current",
+        "_found",
         "_lock",
         "_name",
         "_names_changed",
@@ -205,6 +206,7 @@ class FileJournal:
         dialect: Dialect | None = None,
         *,
         after: int = 0,
+        found: FoundFile | None = None,
     ) -> None:
         """Describe a journal; `open` opens it.
 
@@ -215,6 +217,7 @@ class FileJournal:
             clock: tells the timestamps of new files.
             dialect: that of the current file.
             after: as the attribute.
+            found: the current file, if it was read already.
         """
         self._clock = clock
         self.after = after
@@ -229,6 +232,7 @@ class FileJournal:
         self.follower: JournalFollower = _NOBODY
         self.directory = directory
         self._current: AppendFile | None = None
+        self._found = found
         self._name = queue
         # Bytes of the current file that are on disk for certain.
         self._synced = 0
@@ -248,7 +252,8 @@ class FileJournal:
 
     def open(self) -> None:
         """Open the current file; it is created if it does not exist. Raises OSError."""
-        self._current = self.directory.append_to(self._name)
+        self._current = self.directory.append_to(self._name, self._found)
+        self._found = None
         self._names_changed = True
         self.size += self._current.size
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from kestrelmq.journal.files import DiskFile, link_new
+from kestrelmq.journal.files import DiskFile, FoundFile, link_new
 from kestrelmq.testing.real import RealDirectory, RealFile, SimulatedCrash
 
 
@@ -143,10 +143,10 @@ class CrashingDirectory(RealDirectory):
         self._inodes.append(inode)
         return inode
 
-    def append_to(self, name: str) -> CrashingFile:
+    def append_to(self, name: str, found: FoundFile | None = None) -> CrashingFile:
         """Open `name` for appending; it is created if it does not exist."""
         self.step(f"open {name}")
-        file = self.appended_to(name)
+        file = self.appended_to(name, found)
         if name not in self._names:
             self._names[name] = self._inode(name)
         return CrashingFile(self, file, self._names[name])

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from kestrelmq.journal.files import DiskDirectory, DiskFile
+from kestrelmq.journal.files import DiskDirectory, DiskFile, FoundFile
 
 
 class SimulatedCrash(BaseException):
@@ -56,9 +56,9 @@ class RealDirectory:
         """Return the names in it, without those of directories."""
         return self.disk.names()
 
-    def open(self, name: str) -> int:
-        """Open `name` for reading; return the descriptor."""
-        return self.disk.open(name)
+    def open(self, name: str, *, appends: bool = False) -> int:
+        """Open `name` for reading; with `appends`, fail unless it can be appended to, too."""
+        return self.disk.open(name, appends=appends)
 
     def recheck(self, names: Collection[str] | None) -> None:
         """Check that the append files called `names` still exist; None means all append files."""
@@ -68,9 +68,9 @@ class RealDirectory:
         """Let every later operation fail with that reason; None allows them again."""
         self.disk.refuse(reason)
 
-    def appended_to(self, name: str) -> DiskFile:
+    def appended_to(self, name: str, found: FoundFile | None) -> DiskFile:
         """Open `name` for appending; `abandon` closes it at the latest."""
-        return self._keep(self.disk.append_to(name))
+        return self._keep(self.disk.append_to(name, found))
 
     def created(self, name: str) -> DiskFile:
         """Create `name` as a new file, replacing any old one; `abandon` closes it at the latest."""

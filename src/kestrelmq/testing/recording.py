@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, TypedDict
 
-from kestrelmq.journal.files import DiskFile
+from kestrelmq.journal.files import DiskFile, FoundFile
 from kestrelmq.testing.real import RealDirectory, RealFile, SimulatedCrash
 
 _PACKAGE: Final = str(Path(__file__).resolve().parent.parent)
@@ -225,11 +225,11 @@ class RecordingDirectory(RealDirectory):
             self.note(SyncFile(number, **where))
         return number
 
-    def append_to(self, name: str) -> RecordingFile:
+    def append_to(self, name: str, found: FoundFile | None = None) -> RecordingFile:
         """Open `name` for appending; it is created if it does not exist."""
         self.check()
         known = self._numbers.get(name)
-        file = self.appended_to(name)
+        file = self.appended_to(name, found)
         number = self._new(name, _where()) if known is None else known
         return RecordingFile(self, file, number)
 

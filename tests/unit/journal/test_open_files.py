@@ -1,6 +1,7 @@
 """Journals when file descriptors are few."""
 
 import contextlib
+import errno
 import mmap
 import os
 import resource
@@ -10,9 +11,16 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.journal.files import DiskDirectory, mapped
+from kestrelmq.journal.loading import load_queue
+from kestrelmq.journal.names import QueueFiles
+from kestrelmq.journal.records import REMOVE_RECORD, item
+from kestrelmq.journal.writer import FileJournal
+from kestrelmq.testing.clock import FakeClock
 from tests.support.descriptors import open_below
 
 pytestmark = pytest.mark.compiled
+
+CONTENT = item(FakeClock().now(), 0, b"x")
 
 
 @pytest.fixture
@@ -98,3 +106,62 @@ def test_a_file_that_was_read_is_released(tmp_path: Path, size: int) -> None:
     assert open_below(tmp_path) == []
     if isinstance(content, mmap.mmap):
         assert content.closed
+
+
+def load(path: Path) -> FileJournal:
+    """Return the loaded journal of the queue `jobs`, which has one item."""
+    (path / "jobs").write_bytes(CONTENT)
+    files = QueueFiles("jobs", has_current=True)
+    return load_queue(DiskDirectory(path), files, None, FakeClock()).journal
+
+
+def test_a_loaded_journal_is_opened_when_it_is_needed(tmp_path: Path) -> None:
+    """There may be very many that never are."""
+    journal = load(tmp_path)
+    journal.open()
+    assert (journal.size, open_below(tmp_path)) == (len(CONTENT), [])
+    journal.append(REMOVE_RECORD)
+    assert open_below(tmp_path) == ["jobs"]
+    assert (tmp_path / "jobs").read_bytes() == CONTENT + REMOVE_RECORD
+    journal.close()
+    assert open_below(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [(CONTENT, "replaced by another"), (CONTENT * 2, "changed by another")],
+    ids=["replaced", "changed"],
+)
+def test_a_loaded_journal_must_be_the_same_when_it_is_needed(
+    tmp_path: Path, other: bytes, reason: str
+) -> None:
+    """Nothing is done to another file of that name, or to one that others have appended to."""
+    journal = load(tmp_path)
+    journal.open()
+    if len(other) == len(CONTENT):
+        (tmp_path / "new").write_bytes(other)
+        (tmp_path / "new").rename(tmp_path / "jobs")
+    else:
+        (tmp_path / "jobs").write_bytes(other)
+    for _ in range(2):
+        with pytest.raises(OSError, match=reason):
+            journal.append(REMOVE_RECORD)
+    journal.close()
+    assert (tmp_path / "jobs").read_bytes() == other
+    assert open_below(tmp_path) == []
+
+
+def test_a_journal_that_cannot_be_appended_to_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the start tells, and not the first add."""
+    system_open = os.open
+
+    def read_only(path: str, flags: int, *rest: int, **more: int) -> int:
+        if path == "jobs" and flags & os.O_ACCMODE != os.O_RDONLY:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return system_open(path, flags, *rest, **more)
+
+    monkeypatch.setattr("os.open", read_only)
+    with pytest.raises(PermissionError):
+        load(tmp_path)

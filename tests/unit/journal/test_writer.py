@@ -177,7 +177,7 @@ def test_a_file_that_is_rotated_during_its_sync(
 
     disk = DiskDirectory(directory.path)
     monkeypatch.setattr(
-        directory, "append_to", lambda name: WatchedFile(disk.append_to(name), rotate)
+        directory, "append_to", lambda name, _found: WatchedFile(disk.append_to(name), rotate)
     )
     for step in ("rename", "remove"):
         monkeypatch.setattr(directory, step, getattr(disk, step))

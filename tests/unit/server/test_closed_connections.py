@@ -15,7 +15,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.waiters import Waiter
-from kestrelmq.journal.files import DiskDirectory, DiskFile
+from kestrelmq.journal.files import DiskDirectory, DiskFile, FoundFile
 from kestrelmq.protocol.text import TextParser
 from kestrelmq.protocol.thrift import ThriftParser
 from kestrelmq.server.connection import Connection
@@ -259,7 +259,7 @@ class SlowDirectory(DiskDirectory):
         super().__init__(path)
         self.gate = threading.Event()
 
-    def append_to(self, name: str) -> DiskFile:
+    def append_to(self, name: str, _found: FoundFile | None = None) -> DiskFile:
         """Open a file."""
         file = SlowFile(self, name)
         file.gate = self.gate
@@ -288,7 +288,7 @@ def test_memory_of_connections_whose_requests_failed(tmp_path: Path) -> None:
     """A queue that remembers why its disk failed does not remember who asked."""
 
     class FullDirectory(DiskDirectory):
-        def append_to(self, name: str) -> DiskFile:
+        def append_to(self, name: str, _found: FoundFile | None = None) -> DiskFile:
             return FullFile(self, name).open()
 
     class FullFile(DiskFile):

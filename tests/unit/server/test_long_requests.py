@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.journal.files import AppendFile, Directory, DiskDirectory
+from kestrelmq.journal.files import AppendFile, Directory, DiskDirectory, FoundFile
 from kestrelmq.server import turns
 from kestrelmq.server.put import SLICE_ITEMS
 from tests.support.patience import PATIENCE
@@ -75,9 +75,9 @@ class OddDirectory:
         self._directory = DiskDirectory(path)
         self.disk = Disk()
 
-    def append_to(self, name: str) -> OddFile:
+    def append_to(self, name: str, found: FoundFile | None = None) -> OddFile:
         """Open a file."""
-        return OddFile(self._directory.append_to(name), self.disk)
+        return OddFile(self._directory.append_to(name, found), self.disk)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._directory, name)

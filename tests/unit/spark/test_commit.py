@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.files import DiskDirectory, DiskFile
+from kestrelmq.journal.files import DiskDirectory, DiskFile, FoundFile
 from kestrelmq.journal.records import AddX, Record, Remove, encode
 from kestrelmq.spark.journal_commit import JournalCommit
 from kestrelmq.spark.journal_parts import JournalPart
@@ -32,10 +32,10 @@ class CrashingDirectory(DiskDirectory):
             raise Crash
         self.left -= 1
 
-    def append_to(self, name: str) -> DiskFile:
+    def append_to(self, name: str, found: FoundFile | None = None) -> DiskFile:
         """Open a file, or crash."""
         self._step()
-        return super().append_to(name)
+        return super().append_to(name, found)
 
     def rename(self, old: str, new: str) -> None:
         """Rename, or crash."""
