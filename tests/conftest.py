@@ -1,11 +1,14 @@
 """How random tests draw their examples, and how tests are spread over processes."""
 
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+
+from kestrelmq.journal.empty import NOBODY, NOTHING
 
 # A run of the suite says the same each time, on every machine; `make soak` draws new examples.
 settings.register_profile(
@@ -34,6 +37,14 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
         if folder in {"unit", "property"}:
             return nodeid
         return folder if folder == "spark" else path
+
+
+@pytest.fixture(autouse=True)
+def _shared_containers_stay_empty() -> Iterator[None]:
+    """What a queue put into one of them would be in all other queues, too."""
+    yield
+    assert not NOTHING
+    assert not NOBODY
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:

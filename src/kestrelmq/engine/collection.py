@@ -105,6 +105,7 @@ class QueueCollection:
         self.guard = PathGuard(self._directory, self._lock)
         self.disk_space = DiskSpace(self._directory.path)
         self.owners = Owners()
+        self._mover = self._move_to  # one object for all queues
 
     # --- start and stop ---
 
@@ -330,7 +331,7 @@ class QueueCollection:
             self.commits,
             journal=journal,
             state=state,
-            move_to=self._move_to,
+            move_to=self._mover,
             created=created,
         )
         paused = self.registry.entry(name).paused

@@ -14,8 +14,8 @@ _SLACK: Final = 64
 _MOVED_AT_ONCE: Final = 2
 """Entries that each push moves from the old heap; more than one, so that it gets empty."""
 
-_NO_OLD: Final[list[Any]] = []
-"""No old heap; it is shared, because there are very many empty heaps."""
+_EMPTY: Final[list[Any]] = []
+"""An empty heap that nobody changes; it is shared, because there are very many."""
 
 Entry = TypeVar("Entry", bound=tuple[Any, ...])
 
@@ -27,8 +27,8 @@ class DeadlineHeap(Generic[Entry]):
 
     def __init__(self) -> None:
         """Start with none."""
-        self._heap: list[Entry] = []
-        self._old: list[Entry] = _NO_OLD
+        self._heap: list[Entry] = _EMPTY
+        self._old: list[Entry] = _EMPTY
 
     def __len__(self) -> int:
         return len(self._heap) + len(self._old)
@@ -45,6 +45,8 @@ class DeadlineHeap(Generic[Entry]):
 
     def push(self, entry: Entry, live: int, is_live: Callable[[Entry], bool]) -> None:
         """Add an entry; about `live` entries are not over, and `is_live` tells which."""
+        if self._heap is _EMPTY:
+            self._heap = []
         if self._old:
             for _ in range(min(_MOVED_AT_ONCE, len(self._old))):
                 moved = heapq.heappop(self._old)
@@ -64,5 +66,5 @@ class DeadlineHeap(Generic[Entry]):
     def take_all(self) -> list[list[Entry]]:
         """Remove all entries; return lists of them, which may be long to free."""
         taken = [self._heap, self._old]
-        self._heap, self._old = [], _NO_OLD
+        self._heap, self._old = _EMPTY, _EMPTY
         return taken

@@ -18,6 +18,10 @@ class LoadingQueues:
     __slots__ = ("_expected", "_families", "_names")
 
     def __init__(self) -> None:
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        """Expect none, and keep no memory: a set does not shrink."""
         self._names: set[str] = set()
         # The names among these that have a journal: a master may be here only for its children.
         self._expected: set[str] = set()
@@ -55,6 +59,8 @@ class LoadingQueues:
         if not self._families[family]:
             del self._families[family]
             self._names.discard(family)
+        if not self._names:
+            self._forget_all()
 
     def check(self, names: Iterable[str]) -> None:
         """Raise QueueUnavailable if one of `names` is still to be loaded."""

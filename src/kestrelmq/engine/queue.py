@@ -15,7 +15,7 @@ Not thread-safe: the server's loop, or the library's lock, protects it.
 
 import contextlib
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -53,13 +53,14 @@ from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import Worker, run_to_end
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable, TagRefused
 from kestrelmq.journal.dump import describe_records
+from kestrelmq.journal.empty import NOBODY, own_line
 from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import LoadedDelayed
 from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.names import AHEAD, NEXT, delayed_name, temporary_name
 from kestrelmq.journal.notes import counted, joining, uncounted_unremove
 from kestrelmq.journal.producers import MAX_PRODUCERS, marked
-from kestrelmq.journal.read_table import ReadTable
+from kestrelmq.journal.read_table import NO_READS, ReadTable
 from kestrelmq.journal.records import (
     ADDX,
     ADDX_HEADER,
@@ -268,7 +269,7 @@ class Queue(Committable):
         self.changes = Changes(b"".join(prelude))
         self.backlog = Backlog(name, journal, state)
         self.reads = OpenReads(state.last_xid, dialect, state.open, reserved)
-        self.waiters: OrderedDict[Waiter, None] = OrderedDict()
+        self.waiters: OrderedDict[Waiter, None] = NOBODY
         self._upkeep: Upkeep | None = None
         self._delayed: DelayedItems[Queue] | None = None
         self.delayed_damage: str | None = None
@@ -291,12 +292,12 @@ class Queue(Committable):
         self._closed = False
         # What is being given back in pieces, what began first before the rest; and whether the
         # oldest of it is just being given back.
-        self._returning: deque[ReadsReturn] = deque()
+        self._returning: tuple[ReadsReturn, ...] = ()
         self._brings_oldest = False
         # Whether a flush is going on, and which of the items that wait for their retry delay it is
         # to drop.
         self._is_flushing = False
-        self._flushed: ReadTable[bytes] = ReadTable()
+        self._flushed: ReadTable[bytes] = NO_READS
         # Whether an expired item is being moved to another queue; whether one can neither be moved
         # nor be set aside, so that the items behind it cannot be read.
         self._moving = self._is_blocked = False
@@ -404,6 +405,8 @@ class Queue(Committable):
         memory_only = self._stays_in_memory or isinstance(self.journal, NoJournal)
         self._limits = QueueLimits.of(self.config, self.paused, memory_only=memory_only)
         self._is_limited = self._limits != _NO_LIMITS
+        if not self._is_limited:
+            self._limits = _NO_LIMITS  # shared: there may be very many such queues
 
     def pause(self, paused: Paused) -> None:
         """Pause these operations from now on, and no others.
@@ -1386,7 +1389,7 @@ class Queue(Committable):
         between gets the oldest all the same: it is given back first. Whoever calls this calls
         `give_back_some` while `is_giving_back`.
         """
-        self._returning.append(returning)
+        self._returning = (*self._returning, returning)
         self._set_needs_checks()
 
     def giving_back(self, returning: ReadsReturn) -> Generator[None, None, None]:
@@ -1407,7 +1410,7 @@ class Queue(Committable):
     def stop_giving_back(self, returning: ReadsReturn) -> None:
         """Give no more of these reads back."""
         if returning in self._returning:
-            self._returning.remove(returning)
+            self._returning = tuple(one for one in self._returning if one is not returning)
             self._set_needs_checks()
 
     @property
@@ -1423,7 +1426,7 @@ class Queue(Committable):
                 is_more = self._returning[0].give_back_some()
             finally:
                 if not is_more:
-                    self._returning.popleft()
+                    self._returning = self._returning[1:]
                     self._set_needs_checks()
 
     def _bring_oldest(self) -> None:
@@ -1981,6 +1984,7 @@ class Queue(Committable):
     def wait(self, waiter: Waiter) -> None:
         """Add `waiter`, after all earlier ones. Raises QueueUnavailable if the queue is closed."""
         self._check_usable()
+        self.waiters = own_line(self.waiters)
         self.waiters[waiter] = None
         self._commits.note_change(self)
 
@@ -2286,6 +2290,7 @@ class Queue(Committable):
         finally:
             self._is_flushing = False
             self.worker.free(self._flushed.take_pages())
+            self._flushed = NO_READS
         self.sync_again()
         self.total_flushes += 1
         return count
@@ -2371,7 +2376,7 @@ class Queue(Committable):
         if self._closed:
             return
         self._closed = self._needs_checks = self._read_needs_checks = True
-        self._returning.clear()
+        self._returning = ()
         while self.waiters:
             waiter, _ = self.waiters.popitem(last=False)
             waiter.serve(None, 0)

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from kestrelmq.engine.deadline_heap import DeadlineHeap
 from kestrelmq.engine.reservations import Reservations
+from kestrelmq.journal.empty import NOTHING, own
 from kestrelmq.journal.memory import OVERHEAD
-from kestrelmq.journal.read_table import ReadTable
+from kestrelmq.journal.read_table import NO_READS, ReadTable, own_table
 from kestrelmq.journal.records import (
     ADDX_HEADER,
     MAX_XID,
@@ -79,14 +80,14 @@ class OpenReads:
         self.dialect: Dialect = dialect
         self.named: ReadTable[bytes] | None = None
         self.plain: set[int] | None = None
-        self.aside: dict[int, bytes] = {}
-        self.retrying: ReadTable[bytes] = ReadTable()
+        self.aside: dict[int, bytes] = NOTHING
+        self.retrying: ReadTable[bytes] = NO_READS
         self.aside_bytes = self.retrying_bytes = self.given_back = 0
         # Only the last deadline of a read counts; `_last` has the number of that, by xid.
         self._deadlines: DeadlineHeap[Deadline] = DeadlineHeap()
-        self._last: ReadTable[int] = ReadTable()
+        self._last: ReadTable[int] = NO_READS
         self._sequence = 0
-        self.overdue: ReadTable[bytes] = ReadTable()
+        self.overdue: ReadTable[bytes] = NO_READS
 
     # --- opening and giving back ---
 
@@ -276,6 +277,7 @@ class OpenReads:
     def set_deadline(self, xid: int, record: bytes, deadline: float) -> None:
         """Set the deadline of the read `xid` of `record` (monotonic seconds)."""
         self._sequence += 1
+        self._last = own_table(self._last)
         self._last[xid] = self._sequence
         entry = (deadline, self._sequence, xid, record)
         self._deadlines.push(entry, len(self.open), self._is_awaited)
@@ -303,13 +305,17 @@ class OpenReads:
             _, number, xid, record = deadlines.pop()
             if last.get(xid) == number:
                 last.pop(xid)
-                self.overdue[xid] = record
+                self._set_overdue(xid, record)
         else:
             return False
         leases = self.reservations.take_overdue(now) if len(self.reserved.by_xid) else []
         for xid in leases:
-            self.overdue[xid] = self.open[xid]
+            self._set_overdue(xid, self.open[xid])
         return not leases
+
+    def _set_overdue(self, xid: int, record: bytes) -> None:
+        self.overdue = own_table(self.overdue)
+        self.overdue[xid] = record
 
     def take_overdue(self, now: float) -> list[int]:
         """Return the xids of some reads that `collect_overdue` found.
@@ -342,6 +348,7 @@ class OpenReads:
 
     def set_aside(self, xid: int, record: bytes) -> None:
         """Set the open item `record` aside, so that it is not given back to readers."""
+        self.aside = own(self.aside)
         self.aside[xid] = record
         self.aside_bytes += len(record) - ADDX_HEADER + OVERHEAD
 
@@ -358,11 +365,12 @@ class OpenReads:
         a delivery.
         """
         if not counted:
-            self.reserved.uncounted[xid] = True
+            self.reserved.set_uncounted(xid)
         record = self.open[xid]
         # Readers recognise an item that they hold by its object.
         again = AnnotatedItem.of(record, xid=kept_xid(record), deliveries=item_deliveries(record))
         self.open[xid] = again
+        self.retrying = own_table(self.retrying)
         self.retrying[xid] = again
         self.retrying_bytes += len(again) - ADDX_HEADER + OVERHEAD
         self.set_deadline(xid, again, deadline)

@@ -4,6 +4,7 @@ import logging
 from typing import Final, Literal
 
 from kestrelmq.clock import Clock, Throttle
+from kestrelmq.journal.empty import NOTHING, own
 
 RefusalReason = Literal[
     "too_large", "full_items", "full_bytes", "memory", "paused", "forbidden", "failed"
@@ -40,12 +41,13 @@ class Refusals:
         self.too_large = self.full_items = self.full_bytes = self.memory = 0
         self.paused = self.forbidden = self.failed = 0
         self._queue = queue
-        self._since_logged: dict[RefusalReason, int] = {}
+        self._since_logged: dict[RefusalReason, int] = NOTHING
         self._throttle = Throttle(clock, LOG_INTERVAL)
 
     def count(self, reason: RefusalReason) -> None:
         """Count a request that is refused for `reason`, and log it if a line is due."""
         setattr(self, reason, getattr(self, reason) + 1)
+        self._since_logged = own(self._since_logged)
         self._since_logged[reason] = self._since_logged.get(reason, 0) + 1
         if self._throttle.passes():
             counts = ", ".join(f"{name} {count}" for name, count in self._since_logged.items())

@@ -24,6 +24,7 @@ from math import inf
 from typing import Any, Final
 
 from kestrelmq.engine.deadline_heap import DeadlineHeap
+from kestrelmq.journal.empty import NOTHING, own
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reservations import Reservation, ReservedReads, ReserveTerms
 
@@ -90,7 +91,7 @@ class Reservations:
     def __init__(self, reserved: ReservedReads) -> None:
         """Start with what was replayed; `begin_leases` is to follow."""
         self.reserved = reserved
-        self.owners: dict[str, Owner] = {}
+        self.owners: dict[str, Owner] = NOTHING
         self.queue = ""
         self.registry = Owners()
         self.retry_at = 0.0
@@ -176,7 +177,7 @@ class Reservations:
         useless: list[list[Any]] = [*self._heap.take_all(), self.reserved.drop_all()]
         for owner in self.owners.values():
             useless += [owner.reservations.take_pages(), owner.unseen.take_pages()]
-        self.owners = {}
+        self.owners = NOTHING
         return useless
 
     def unused_memory(self) -> list[list[Any]]:
@@ -345,6 +346,7 @@ class Reservations:
             return
         owner = self.owners.get(name)
         if owner is None:
+            self.owners = own(self.owners)
             owner = self.owners[name] = Owner()
             self.registry.add(name, self)
         owner.reads += reads

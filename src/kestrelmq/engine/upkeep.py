@@ -226,6 +226,8 @@ Work = Rewrite | Pack
 class Idle:
     """Nothing is being done."""
 
+    __slots__ = ()
+
 
 class Syncing:
     """The worker syncs the current file, so that a rotation need not do it."""
@@ -286,6 +288,24 @@ class Upkeep:
         state: what is being done.
         delayed: the queue's delayed items, if there ever were any.
     """
+
+    __slots__ = (
+        "_backlog",
+        "_changes",
+        "_clock",
+        "_config",
+        "_journal",
+        "_name",
+        "_reads",
+        "_rewrote_at",
+        "_trim_at",
+        "_worker",
+        "_write_now",
+        "attend_at",
+        "attend_empty_at",
+        "delayed",
+        "state",
+    )
 
     def __init__(
         self,

@@ -22,6 +22,7 @@ from struct import error as StructError  # noqa: N812 # it is a class
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from kestrelmq.journal.empty import NOBODY, own_line
 from kestrelmq.journal.notes import NOTE_MARK, Note, encode
 from kestrelmq.journal.records import SAVE_XID, save_xid
 from kestrelmq.marks import PutMark
@@ -61,7 +62,7 @@ class Producers:
 
     def __init__(self) -> None:
         """Start with none."""
-        self.marks: OrderedDict[bytes, LastMark] = OrderedDict()
+        self.marks: OrderedDict[bytes, LastMark] = NOBODY
         self.note_bytes = 0
         # Not after the time of the first mark, so that most calls of `forget_before` end at once.
         self._oldest = inf
@@ -78,7 +79,8 @@ class Producers:
 
     def set(self, mark: PutMark, added: int) -> LastMark | None:
         """Set the last mark of a producer; return the one before it, for `restore`."""
-        producer, marks = mark.producer, self.marks
+        producer = mark.producer
+        marks = self.marks = own_line(self.marks)
         before = marks.pop(producer, None)
         if before is None:
             self.note_bytes += _MARK_BYTES + len(producer)

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, Final, Generic, TypeVar
 
+from kestrelmq.journal.empty import NOTHING
+
 _PAGE_BITS: Final = 12
 _NO_PAGE: Final = 1 << 40
 """The number of no page, because no xid is so large."""
-_NOTHING: Final[dict[int, Any]] = {}
-"""The content of no page, and no pages; it is shared, because there are very many empty tables."""
 _NONE_SHARED: Final[set[int]] = set()
-"""As `_NOTHING`: no numbers of pages."""
+"""As `NOTHING`, which is no pages, and the content of no page: no numbers of pages."""
 
 Entry = TypeVar("Entry")
 
@@ -36,13 +36,13 @@ class ReadTable(Generic[Entry]):
 
     def __init__(self, entries: Iterable[tuple[int, Entry]] = ()) -> None:
         """Start with these xids and entries."""
-        self._pages: dict[int, dict[int, Entry]] = _NOTHING
+        self._pages: dict[int, dict[int, Entry]] = NOTHING
         # The numbers of pages that another table has, too.
         self._shared: set[int] = _NONE_SHARED
         self._count = 0
         # The page that was changed last, and its number. Only this one may be empty.
         self._number = _NO_PAGE
-        self._page: dict[int, Entry] = _NOTHING
+        self._page: dict[int, Entry] = NOTHING
         for xid, entry in entries:
             self[xid] = entry
 
@@ -168,7 +168,10 @@ class ReadTable(Generic[Entry]):
         self._drop_empty()
         page = self._pages.get(number)
         if page is None:
-            if self._pages is _NOTHING:
+            if self._pages is NOTHING:
+                # Not an assertion that -O removes: all queues would have the entry.
+                if self is NO_READS:
+                    raise TypeError("all queues share this table; see own_table")
                 self._pages = {}
             page = self._pages[number] = {}
         elif self._shared and number in self._shared:
@@ -182,7 +185,7 @@ class ReadTable(Generic[Entry]):
         if self._number != _NO_PAGE:
             if not self._page:
                 del self._pages[self._number]
-            self._number, self._page = _NO_PAGE, _NOTHING
+            self._number, self._page = _NO_PAGE, NOTHING
 
     # --- all entries ---
 
@@ -199,8 +202,8 @@ class ReadTable(Generic[Entry]):
     def take_pages(self) -> list[dict[int, Entry]]:
         """Drop all entries; return the pages, which may have millions of entries to free."""
         pages = list(self._pages.values())
-        self._pages, self._shared, self._count = _NOTHING, _NONE_SHARED, 0
-        self._number, self._page = _NO_PAGE, _NOTHING
+        self._pages, self._shared, self._count = NOTHING, _NONE_SHARED, 0
+        self._number, self._page = _NO_PAGE, NOTHING
         return pages
 
     def clear(self) -> None:
@@ -233,6 +236,15 @@ class ReadTable(Generic[Entry]):
         """Yield the entries, the last first. The table may change meanwhile."""
         for page in reversed(list(self._pages.values())):
             yield from reversed(list(page.values()))
+
+
+NO_READS: Final[ReadTable[Any]] = ReadTable()
+"""An empty table that all queues share, see `empty`; nothing can be put into it."""
+
+
+def own_table(table: ReadTable[Entry]) -> ReadTable[Entry]:
+    """Return `table`, or a new one instead of `NO_READS`."""
+    return ReadTable() if table is NO_READS else table
 
 
 def _by_page(xids: Sequence[Any]) -> list[tuple[int, Sequence[Any]]]:

@@ -466,7 +466,7 @@ class Replay:
     def confirm(self, xid: int) -> None:
         """Drop the open read `xid`, if there is one."""
         if self.open.pop(xid) is None:
-            self.reserved.unconfirmed.discard(xid)
+            self.reserved.unconfirmed.pop(xid, None)
         elif self.reserved.by_xid or self.reserved.uncounted:
             self.reserved.end(xid)
 

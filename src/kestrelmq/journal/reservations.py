@@ -30,9 +30,10 @@ from struct import error as StructError  # noqa: N812 # it is a class
 from typing import Final
 
 from kestrelmq.clock import Pause, no_pause
+from kestrelmq.journal.empty import NOTHING, own
 from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.notes import Note, encode
-from kestrelmq.journal.read_table import ReadTable
+from kestrelmq.journal.read_table import NO_READS, ReadTable, own_table
 from kestrelmq.journal.records import is_run
 from kestrelmq.tags import Tag, parse_tag
 
@@ -125,17 +126,18 @@ class ReservedReads:
     def __init__(self) -> None:
         """Start with none."""
         self.size = self.note_bytes = 0
-        self.unconfirmed: set[int] = set()
-        self.uncounted: ReadTable[bool] = ReadTable()
-        self.by_xid: ReadTable[Reservation] = ReadTable()
-        self.by_tag: dict[str, Reservation] = {}
-        self.done: dict[str, int] = {}
-        self.retired: dict[str, int] = {}
+        self.unconfirmed: dict[int, None] = NOTHING
+        self.uncounted: ReadTable[bool] = NO_READS
+        self.by_xid: ReadTable[Reservation] = NO_READS
+        self.by_tag: dict[str, Reservation] = NOTHING
+        self.done: dict[str, int] = NOTHING
+        self.retired: dict[str, int] = NOTHING
 
     # --- changes ---
 
     def add(self, reservation: Reservation) -> None:
         """Add a reservation whose reads are all open and not reserved."""
+        self.by_xid = own_table(self.by_xid)
         self.by_xid.set_same(reservation.xids, reservation)
         self._begin(reservation)
 
@@ -157,6 +159,7 @@ class ReservedReads:
 
     def restore(self, xid: int, reservation: Reservation) -> None:
         """Undo `end`."""
+        self.by_xid = own_table(self.by_xid)
         self.by_xid[xid] = reservation
         reservation.left += 1
         if reservation.left == 1:
@@ -176,6 +179,7 @@ class ReservedReads:
         self.size += reservation.size
         self.note_bytes += _note_bytes(reservation.terms)
         if reservation.terms.tag:
+            self.by_tag = own(self.by_tag)
             self.by_tag[reservation.terms.tag] = reservation
 
     def _end(self, reservation: Reservation) -> None:
@@ -234,7 +238,13 @@ class ReservedReads:
         """Take note that `tag` is done, with `count` reads."""
         if tag not in self.done:
             self.note_bytes += _TAG_BYTES + len(tag)
+        self.done = own(self.done)
         self.done[tag] = count
+
+    def set_uncounted(self, xid: int) -> None:
+        """Take note that the open read `xid` is held back, and was no delivery."""
+        self.uncounted = own_table(self.uncounted)
+        self.uncounted[xid] = True
 
     def forget_done(self, tag: str) -> None:
         """Forget that `tag` is done."""
@@ -245,6 +255,7 @@ class ReservedReads:
         """Retire the epochs of `name` up to `epoch`; return the done tags that are forgotten."""
         if name not in self.retired:
             self.note_bytes += _TAG_BYTES + len(name)
+        self.retired = own(self.retired)
         self.retired[name] = max(epoch, self.retired.get(name, -1))
         forgotten = {tag: self.done[tag] for tag in self.done if _is_up_to(tag, name, epoch)}
         for tag in forgotten:
@@ -279,7 +290,7 @@ class ReservedReads:
                 for xid in _decode_reads(note.payload, 0):
                     self.end(xid)
                     if xid in opened:
-                        self.uncounted[xid] = True
+                        self.set_uncounted(xid)
             elif note.kind == DONE:
                 self._apply_done(note.payload, opened)
             elif note.kind == RETIRED:
@@ -308,7 +319,8 @@ class ReservedReads:
         for xid in () if reservation is None else self.live(reservation):
             self.end(xid)
             del opened[xid]
-            self.unconfirmed.add(xid)
+            self.unconfirmed = own(self.unconfirmed)
+            self.unconfirmed[xid] = None
         self.set_done(tag, count)
 
     def snapshot(self) -> "ReservedSnapshot":

@@ -2,12 +2,13 @@
 
 import random
 import sys
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kestrelmq.journal.read_table import ReadTable
+from kestrelmq.journal.read_table import NO_READS, ReadTable, own_table
 from kestrelmq.journal.records import MAX_XID, MIN_XID
 
 pytestmark = pytest.mark.compiled
@@ -102,3 +103,28 @@ def test_it_grows_by_pages() -> None:
     assert sum(map(sys.getsizeof, table._pages.values())) < 300_000
     table.clear()
     assert (len(table._pages), len(copy)) == (0, 100_000)
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda table: table.__setitem__(1, "x"),
+        lambda table: table.set_all([1, 2], ["x", "y"]),
+        lambda table: table.set_same([1, 2], "x"),
+    ],
+)
+def test_the_table_that_all_queues_share_takes_nothing(
+    put: Callable[[ReadTable[str]], None],
+) -> None:
+    """Who has it must take one of its own first; all else can be done with it."""
+    with pytest.raises(TypeError, match="all queues share this table"):
+        put(NO_READS)
+    assert (NO_READS.pop(1), NO_READS.pop_all([1, 2])) == (None, [None, None])
+    NO_READS.clear()
+    copy = NO_READS.copy()
+    copy[1] = "x"
+    assert contents(NO_READS) == {}
+    own = own_table(NO_READS)
+    put(own)
+    assert 1 in own
+    assert own_table(own) is own
