@@ -71,6 +71,13 @@ def open_regular(path: str | Path, flags: int, dir_fd: int | None = None) -> int
     Raises:
         OSError: it is not a regular file, or cannot be opened.
     """
+    return _open_regular(path, flags, dir_fd)[0]
+
+
+def _open_regular(
+    path: str | Path, flags: int, dir_fd: int | None = None
+) -> tuple[int, os.stat_result]:
+    """Do what `open_regular` does; return the descriptor, and the file's status."""
     try:
         descriptor = os.open(path, flags | _SAFE_FLAGS, _FILE_MODE, dir_fd=dir_fd)
     except OSError as error:
@@ -78,10 +85,11 @@ def open_regular(path: str | Path, flags: int, dir_fd: int | None = None) -> int
             raise
         reason = "it is a symbolic link, which is not followed"
         raise OSError(errno.ELOOP, reason, str(path)) from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return descriptor
+    return descriptor, status
 
 
 def open_stream(path: str | Path, mode: Literal["rb", "wb", "ab"], buffering: int = -1) -> BinaryIO:
@@ -290,11 +298,10 @@ class ReadFile:
             self.descriptor = None
 
 
-def read_file(descriptor: int) -> ReadFile:
+def _read_file(descriptor: int, status: os.stat_result) -> ReadFile:
     """Return the open file of that descriptor, which is closed then or later. Raises OSError."""
     keep = False
     try:
-        status = os.fstat(descriptor)
         size, written_at = status.st_size, status.st_mtime_ns // _NANOSECONDS
         found = FoundFile(status.st_dev, status.st_ino, size)
         if size <= _SHORT:
@@ -317,7 +324,8 @@ def mapped(
 
     `open_file` opens the file by its name; by default, it is opened by its path.
     """
-    file = read_file(open_regular(path, os.O_RDONLY) if open_file is None else open_file(path.name))
+    descriptor = open_regular(path, os.O_RDONLY) if open_file is None else open_file(path.name)
+    file = _read_file(descriptor, os.fstat(descriptor))
     try:
         yield file.content
     finally:
@@ -541,11 +549,11 @@ class Directory(Protocol):
     def names(self) -> list[str]:
         """Return the names in it, without those of directories."""
 
-    def open(self, name: str, *, appends: bool = False) -> int:
-        """Open `name` for reading; return the descriptor.
+    def open(self, name: str) -> int:
+        """Open `name` for reading; return the descriptor."""
 
-        With `appends`, fail unless it can be appended to, too.
-        """
+    def read(self, name: str, *, appends: bool = False) -> ReadFile:
+        """Read or map the whole of `name`; with `appends`, fail unless it can be written, too."""
 
     def append_to(self, name: str, found: FoundFile | None = None) -> AppendFile:
         """Open `name` for appending; it is created if it does not exist.
@@ -652,14 +660,13 @@ class DiskFile:
 
     def open(self, flags: int = 0) -> Self:
         """Open the file; it is created if it does not exist. Raises OSError."""
-        descriptor = self._open(_APPEND_FLAGS | os.O_CREAT | flags)
-        status = os.fstat(descriptor)
+        descriptor, status = self._open(_APPEND_FLAGS | os.O_CREAT | flags)
         self._device, self._inode = status.st_dev, status.st_ino
         self.size = status.st_size
         self._hold(descriptor)
         return self
 
-    def _open(self, flags: int) -> int:
+    def _open(self, flags: int) -> tuple[int, os.stat_result]:
         try:
             return self._directory.open_file(self.name, flags)
         except OSError as error:
@@ -725,8 +732,7 @@ class DiskFile:
 
     def _open_same(self, flags: int) -> tuple[int, int]:
         """Open the file again; it must be the same one. Return its descriptor and its size."""
-        descriptor = self._open(flags)
-        status = os.fstat(descriptor)
+        descriptor, status = self._open(flags)
         if (status.st_dev, status.st_ino) != (self._device, self._inode):
             os.close(descriptor)
             raise OSError(errno.EIO, _REPLACED, str(self.path))
@@ -894,14 +900,22 @@ class DiskDirectory:
         """Return the names in it, without those of directories."""
         return file_names(self.path)
 
-    def open(self, name: str, *, appends: bool = False) -> int:
-        """Open `name` for reading; with `appends`, fail unless it can be appended to, too."""
-        return self.open_file(name, os.O_RDWR if appends else os.O_RDONLY)
+    def open(self, name: str) -> int:
+        """Open `name` for reading; return the descriptor."""
+        return self.open_file(name, os.O_RDONLY)[0]
 
-    def open_file(self, name: str, flags: int) -> int:
-        """Open a regular file in it; `flags` as for `os.open`. Raises OSError."""
+    def read(self, name: str, *, appends: bool = False) -> ReadFile:
+        """Read or map the whole of `name`; with `appends`, fail unless it can be written, too."""
+        descriptor, status = self.open_file(name, os.O_RDWR if appends else os.O_RDONLY)
+        return _read_file(descriptor, status)
+
+    def open_file(self, name: str, flags: int) -> tuple[int, os.stat_result]:
+        """Open a regular file in it; return the descriptor, and the file's status.
+
+        `flags` as for `os.open`. Raises OSError.
+        """
         try:
-            return open_regular(name, flags, self._descriptor)
+            return _open_regular(name, flags, self._descriptor)
         except OSError as error:
             error.filename = str(self.path / name)
             raise
@@ -950,7 +964,7 @@ class DiskDirectory:
 
     def truncate(self, name: str, size: int) -> None:
         """Cut `name` to `size` bytes and force that to disk."""
-        descriptor = self.open_file(name, os.O_WRONLY)
+        descriptor, _ = self.open_file(name, os.O_WRONLY)
         try:
             os.ftruncate(descriptor, size)
             os.fsync(descriptor)
@@ -959,7 +973,7 @@ class DiskDirectory:
 
     def sync_file(self, name: str) -> None:
         """Force the content of `name` to disk. Raises OSError."""
-        descriptor = self.open_file(name, os.O_RDONLY)
+        descriptor, _ = self.open_file(name, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:

@@ -21,7 +21,7 @@ from typing import Final
 
 from kestrelmq.clock import Clock, Pause, Throttle, no_pause
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.files import Directory, FoundFile, ReadFile, read_file, write_file
+from kestrelmq.journal.files import Directory, FoundFile, ReadFile, write_file
 from kestrelmq.journal.names import (
     QueueFiles,
     later_timestamp,
@@ -333,7 +333,7 @@ def _replay_file(
     name = files[-1]
     # There may be a hundred thousand queues: no path object for each.
     path = f"{directory.path}/{name}"
-    file = read_file(directory.open(name, appends=last))
+    file = directory.read(name, appends=last)
     try:
         age.see(name, file)
         buffer = file.content
@@ -419,7 +419,7 @@ def replay_whole(
     torn = None
     for index, name in enumerate(files):
         path = f"{directory.path}/{name}"
-        file = read_file(directory.open(name))
+        file = directory.read(name)
         try:
             ahead = _ReadAhead(file)
 

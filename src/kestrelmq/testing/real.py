@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from kestrelmq.journal.files import DiskDirectory, DiskFile, FoundFile
+from kestrelmq.journal.files import DiskDirectory, DiskFile, FoundFile, ReadFile
 
 
 class SimulatedCrash(BaseException):
@@ -56,9 +56,13 @@ class RealDirectory:
         """Return the names in it, without those of directories."""
         return self.disk.names()
 
-    def open(self, name: str, *, appends: bool = False) -> int:
-        """Open `name` for reading; with `appends`, fail unless it can be appended to, too."""
-        return self.disk.open(name, appends=appends)
+    def open(self, name: str) -> int:
+        """Open `name` for reading; return the descriptor."""
+        return self.disk.open(name)
+
+    def read(self, name: str, *, appends: bool = False) -> ReadFile:
+        """Read or map the whole of `name`; with `appends`, fail unless it can be written, too."""
+        return self.disk.read(name, appends=appends)
 
     def recheck(self, names: Collection[str] | None) -> None:
         """Check that the append files called `names` still exist; None means all append files."""
