@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from itertools import islice
 from struct import Struct
 from typing import Final
-from zlib import crc32
 
+from kestrelmq.journal.checksum import crc32
 from kestrelmq.journal.records import (
     SAVE_XID,
     AnnotatedItem,

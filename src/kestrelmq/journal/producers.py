@@ -20,8 +20,8 @@ from math import inf
 from struct import Struct
 from struct import error as StructError  # noqa: N812 # it is a class
 from typing import Final, NamedTuple
-from zlib import crc32
 
+from kestrelmq.journal.checksum import crc32
 from kestrelmq.journal.empty import NOBODY, own_line
 from kestrelmq.journal.notes import NOTE_MARK, Note, encode
 from kestrelmq.journal.records import SAVE_XID, save_xid

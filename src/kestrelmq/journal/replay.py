@@ -31,8 +31,8 @@ from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, Literal, Protocol, TypeVar
-from zlib import crc32
 
+from kestrelmq.journal.checksum import crc32
 from kestrelmq.journal.memory import fitting, limit_for_now
 from kestrelmq.journal.notes import (
     DELAYED,
