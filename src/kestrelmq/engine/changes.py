@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from kestrelmq.clock import Clock, Pause, no_pause
 from kestrelmq.engine.backlog import Backlog
 from kestrelmq.engine.reads import OpenReads
-from kestrelmq.journal.producers import LastMark
+from kestrelmq.journal.mark_table import LastMark
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.records import ADDX, ADDX_HEADER, another, item_add_time
 from kestrelmq.journal.reservations import Reservation, ReserveTerms
@@ -144,13 +144,18 @@ class ItemAdded:
     size: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class MarkedItemAdded:
     """An item of a producer was added; `before` is the producer's last mark before that."""
 
     size: int
     producer: bytes
     before: LastMark | None
+
+    def __init__(self, size: int, producer: bytes, before: LastMark | None) -> None:
+        self.size = size
+        self.producer = producer
+        self.before = before
 
 
 ReservedChange = (

@@ -347,6 +347,7 @@ class Queue(Committable):
         if self._limits.max_age is not None:
             self._expiring = True
         self._timeout = config.open_transaction_timeout
+        self.backlog.producers.ttl = round(config.producer_ttl * 1000)
         self._is_traced = config.enable_trace
         self._sync_period = config.sync_journal
         holds_too_much = self.backlog.limit_memory(config.max_memory_size)
@@ -615,11 +616,7 @@ class Queue(Committable):
         ):
             return self.add_record(item(self._clock.now(), expiry, data), expiry)
         # The hot path: as `accept`, with nothing to check.
-        now = self._clock.now()
-        if now != self._header_time or size != self._header_size:
-            self._header_time, self._header_size = now, size
-            self._header = pack_header(ADDX, size + TIMES_SIZE, now, 0)
-        record = self._header + data
+        record = self._new_header(size) + data
         if behind is None:
             backlog.memory.append(record)
             backlog.memory_bytes += size
@@ -635,6 +632,14 @@ class Queue(Committable):
         if self.waiters:
             self._serve()
         return True
+
+    def _new_header(self, size: int) -> bytes:
+        """Return the header of an item of `size` bytes that is added now and never expires."""
+        now = self._clock.now()
+        if now != self._header_time or size != self._header_size:
+            self._header_time, self._header_size = now, size
+            self._header = pack_header(ADDX, size + TIMES_SIZE, now, 0)
+        return self._header
 
     def add_record(self, record: bytes, expiry: int = 0) -> bool:
         """Do what `add` does, for an item that is already a record (see `records.item`)."""
@@ -783,9 +788,11 @@ class Queue(Committable):
         Raises:
             QueueUnavailable: as `add_delayed`; or there are too many producers.
         """
-        return self.add_record_once(
-            item(due or self._clock.now(), expiry, data), mark, is_delayed=due > 0
-        )
+        if due or expiry:
+            record = item(due or self._clock.now(), expiry, data)
+        else:
+            record = self._new_header(len(data)) + data
+        return self.add_record_once(record, mark, is_delayed=due > 0)
 
     def add_record_once(self, record: bytes, mark: PutMark, *, is_delayed: bool = False) -> bool:
         """Do what `add_once` does, for an item that is already a record."""
@@ -833,18 +840,12 @@ class Queue(Committable):
 
     def last_number(self, producer: bytes) -> int:
         """Return the number of the producer's last item, delayed or not; -1 if it is unknown."""
-        self._forget_producers()
-        last = self.backlog.producers.last(producer)
+        now, producers = self._clock.now(), self.backlog.producers
+        producers.forget_old(now)
+        last = producers.last(producer, now)
         if self._delayed is None:
             return last
         return max(last, self._delayed.companion.last_number(producer))
-
-    def _forget_producers(self) -> None:
-        """Forget the producers that have added nothing for `producer_ttl`."""
-        if self.backlog.producers.marks:
-            self.backlog.producers.forget_before(
-                self._clock.now() / 1000 - self.config.producer_ttl
-            )
 
     def sync_again(self) -> None:
         """Let the answer wait until what was written earlier is on disk, if it must be."""
@@ -2171,7 +2172,7 @@ class Queue(Committable):
             or self.failure is not None
             or self.changes.prelude
             or self.changes.pending
-            or self.backlog.producers.marks
+            or len(self.backlog.producers) > 0
             or self.config.max_queue_age is not None
             or (self._upkeep is not None and not self._upkeep.is_idle)
         )
@@ -2233,7 +2234,7 @@ class Queue(Committable):
     def tick(self) -> None:
         """Do upkeep that is due by time; does nothing while changes are not committed."""
         changes = self.changes
-        self._forget_producers()
+        self.backlog.producers.forget_old(self._clock.now())
         if not changes.pending:  # what is taken back must be as it was
             for useless in self.reads.unused_memory():
                 self._commits.worker.free(useless)

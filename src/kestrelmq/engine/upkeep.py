@@ -574,7 +574,7 @@ class Upkeep:
 
     def _memory_source(self, items: tuple[bytes, ...]) -> MemorySource:
         reads = self._reads
-        self._backlog.producers.forget_before(self._marks_since)
+        self._backlog.producers.forget_old(self._clock.now())
         return MemorySource(
             reads.dialect,
             reads.last_xid,
@@ -586,9 +586,9 @@ class Upkeep:
         )
 
     @property
-    def _marks_since(self) -> float:
-        """Marks of producers from before that are forgotten (epoch seconds)."""
-        return self._clock.now() / 1000 - self._config.producer_ttl
+    def _marks_since(self) -> int:
+        """Marks of producers from before that are forgotten (ms since the epoch)."""
+        return self._clock.now() - self._backlog.producers.ttl
 
     def _joined(self) -> ReadTable[bytes] | None:
         """Return the delayed items to note in the new file, see `delayed`."""

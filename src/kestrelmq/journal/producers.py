@@ -12,19 +12,17 @@ a mark without its item counts for nothing. MARKS is in files that are written f
 a queue. Their items are in older files, which are on disk by then, or were read already.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from itertools import islice
-from math import inf
 from struct import Struct
 from struct import error as StructError  # noqa: N812 # it is a class
 from typing import Final, NamedTuple
 
+from kestrelmq.clock import Pause, no_pause
 from kestrelmq.journal.checksum import crc32
-from kestrelmq.journal.empty import NOBODY, own_line
+from kestrelmq.journal.mark_table import LastMark, MarkTable, can_be_held
 from kestrelmq.journal.notes import NOTE_MARK, Note, encode
-from kestrelmq.journal.records import SAVE_XID, save_xid
+from kestrelmq.journal.records import SAVE_XID, records_of_words
 from kestrelmq.marks import PutMark
 
 MARK: Final = 32
@@ -37,55 +35,60 @@ MAX_PRODUCERS: Final = 100_000
 _MARK_BYTES: Final = 16
 """Bytes of a mark in a MARKS note besides the name, about."""
 _MARKS_IN_NOTE: Final = 10_000
+_MARKS_AT_ONCE: Final = 1000
+"""Marks that are written before others are served."""
+_FORGOTTEN_AT_ONCE: Final = 500
+"""Most producers that are forgotten at once; that takes one or two milliseconds."""
+_NEVER: Final = 1 << 60
 
 _MARK_HEAD: Final = Struct("<QII")
+_pack_mark: Final = _MARK_HEAD.pack
 _MARKS_HEAD: Final = Struct("<QIB")
-_BEGIN: Final = bytes((SAVE_XID,)) + NOTE_MARK
-_MARK_WORDS: Final = Struct("<B4sBIBIBIBIBI")
-"""SAVE_XID records: the opcode and a word, six times."""
-
-
-class LastMark(NamedTuple):
-    """The last mark of a producer: the number, and when its item was added (epoch seconds)."""
-
-    sequence: int
-    added: int
 
 
 class Producers:
     """The last mark of each producer of a queue.
 
     Attributes:
-        marks: these, by the name of the producer; the one whose last item is oldest comes first.
         note_bytes: about how many bytes a MARKS note with all of them takes.
+        ttl: milliseconds after its last item until a producer is forgotten.
     """
 
     def __init__(self) -> None:
         """Start with none."""
-        self.marks: OrderedDict[bytes, LastMark] = NOBODY
         self.note_bytes = 0
-        # Not after the time of the first mark, so that most calls of `forget_before` end at once.
-        self._oldest = inf
+        self.ttl = _NEVER
+        # None if there are no producers: there may be very many queues without.
+        self._table: MarkTable | None = None
+        # Not after the time of the first mark (ms), so that most calls of `forget_before` end soon.
+        self._oldest = _NEVER
 
-    def last(self, producer: bytes) -> int:
-        """Return the number of the producer's last item; -1 if none is known."""
-        last = self.marks.get(producer)
-        return -1 if last is None else last.sequence
+    def __len__(self) -> int:
+        """How many producers are remembered."""
+        return 0 if self._table is None else len(self._table)
+
+    def last(self, producer: bytes, now: int) -> int:
+        """Return the number of the producer's last item; -1 if that is unknown, or forgotten."""
+        last = None if self._table is None else self._table.get(producer)
+        return -1 if last is None or last.added * 1000 < now - self.ttl else last.sequence
 
     @property
     def is_full(self) -> bool:
         """Whether another producer cannot be remembered, too."""
-        return len(self.marks) >= MAX_PRODUCERS
+        return len(self) >= MAX_PRODUCERS
 
     def set(self, mark: PutMark, added: int) -> LastMark | None:
         """Set the last mark of a producer; return the one before it, for `restore`."""
-        producer = mark.producer
-        marks = self.marks = own_line(self.marks)
-        before = marks.pop(producer, None)
+        return self._set(mark.producer, mark.sequence, added)
+
+    def _set(self, producer: bytes, sequence: int, added: int) -> LastMark | None:
+        table = self._table
+        if table is None:
+            table = self._table = MarkTable()
+        before = table.set(producer, sequence, added)
         if before is None:
             self.note_bytes += _MARK_BYTES + len(producer)
-        marks[producer] = LastMark(mark.sequence, added)
-        self._oldest = min(self._oldest, float(added))
+        self._oldest = min(self._oldest, added * 1000)
         return before
 
     def restore(self, producer: bytes, before: LastMark | None) -> None:
@@ -93,33 +96,46 @@ class Producers:
         if before is None:
             self._forget(producer)
         else:
-            self.set(PutMark(producer, before.sequence), before.added)
+            self._set(producer, before.sequence, before.added)
 
-    def forget_before(self, time: float) -> None:
-        """Forget the producers whose last item was added before `time` (epoch seconds)."""
+    def forget_old(self, now: int) -> bool:
+        """Do what `forget_before` does, for those that are to be forgotten `now` (ms)."""
+        return self.forget_before(now - self.ttl)
+
+    def forget_before(self, time: int) -> bool:
+        """Forget some producers whose last item was added before `time` (ms since the epoch).
+
+        Returns:
+            Whether there may be more of them.
+        """
         if time <= self._oldest:
-            return
-        self._oldest = inf
-        while self.marks:
-            producer, last = next(iter(self.marks.items()))
-            if last.added >= time:
-                self._oldest = float(last.added)
-                return
+            return False
+        for _ in range(_FORGOTTEN_AT_ONCE):
+            if self._table is None:
+                return False
+            producer, last = self._table.oldest()
+            self._oldest = last.added * 1000
+            if self._oldest >= time:
+                return False
             self._forget(producer)
+        return True
 
     def _forget(self, producer: bytes) -> None:
-        if self.marks.pop(producer, None) is not None:
+        table = self._table
+        if table is not None and table.drop(producer) is not None:
             self.note_bytes -= _MARK_BYTES + len(producer)
+            if not len(table):
+                self._table, self._oldest = None, _NEVER
 
     def apply(self, note: Note) -> None:
         """Do what a MARKS note says; other kinds, and one that makes no sense, are ignored."""
         if note.kind == MARKS:
             for producer, last in _decode_marks(note.payload):
-                self.set(PutMark(producer, last.sequence), last.added)
+                self._set(producer, last.sequence, last.added)
 
-    def snapshot(self) -> list[tuple[bytes, LastMark]]:
-        """Return what there is now, to be written later with `marks_notes`."""
-        return list(self.marks.items())
+    def snapshot(self) -> Iterable[tuple[bytes, LastMark]]:
+        """Return what there is now, oldest first, to be written later with `marks_notes`."""
+        return () if self._table is None else self._table.copy()
 
 
 class NotedMark(NamedTuple):
@@ -140,22 +156,32 @@ def marked(record: bytes, mark: PutMark, added: int, last_xid: int) -> bytes:
     It is what `encode` makes of a MARK note, in a tenth of the time.
     """
     producer, sequence, checksum = mark.producer, mark.sequence, crc32(record)
-    head, name = _parts_of_name(producer)
-    covered = b"%b%b%b" % (head, _MARK_HEAD.pack(sequence, added, checksum), producer)
+    begin, head_checksum, name, pack = _note_parts(producer)
+    covered = crc32(_pack_mark(sequence, added, checksum) + producer, head_checksum)
     low, high = sequence & 0xFFFF_FFFF, sequence >> 32
     op = SAVE_XID
-    words = (op, head, op, crc32(covered), op, low, op, high, op, added, op, checksum)
-    return b"%b%b%b%b" % (_BEGIN, _MARK_WORDS.pack(*words), name, save_xid(last_xid))
+    return pack(begin, op, covered, op, low, op, high, op, added, op, checksum, name, op, last_xid)
 
 
 @lru_cache(1000)
-def _parts_of_name(producer: bytes) -> tuple[bytes, bytes]:
-    """Return the second word of the MARK notes of a producer, and the records of its name."""
+def _note_parts(producer: bytes) -> tuple[bytes, int, bytes, Callable[..., bytes]]:
+    """Return what the MARK notes of a producer have in common.
+
+    Returns:
+        The records of the first two words; the CRC-32 of the second one; the records of the name;
+        and what packs the whole note.
+    """
     size = _MARK_HEAD.size + len(producer)
-    padded = producer + bytes(-size % 4)
-    opcode = bytes((SAVE_XID,))
-    records = b"".join(opcode + padded[at : at + 4] for at in range(0, len(padded), 4))
-    return bytes((MARK,)) + size.to_bytes(3, "little"), records
+    head = bytes((MARK,)) + size.to_bytes(3, "little")
+    begin = records_of_words(SAVE_XID, NOTE_MARK + head)
+    name = records_of_words(SAVE_XID, producer + bytes(-size % 4))
+    return begin, crc32(head), name, _note_layout(len(begin), len(name)).pack
+
+
+@lru_cache(100)
+def _note_layout(begin: int, name: int) -> Struct:
+    """Return the layout of a MARK note: its first records, five numbers, its name, the last xid."""
+    return Struct(f"<{begin}sBIBIBIBIBI{name}sBi")
 
 
 def noted_mark(note: Note) -> NotedMark | None:
@@ -163,18 +189,26 @@ def noted_mark(note: Note) -> NotedMark | None:
     if note.kind != MARK or len(note.payload) <= _MARK_HEAD.size:
         return None
     sequence, added, checksum = _MARK_HEAD.unpack_from(note.payload)
-    return NotedMark(PutMark(note.payload[_MARK_HEAD.size :], sequence), added, checksum)
+    producer = note.payload[_MARK_HEAD.size :]
+    return (
+        NotedMark(PutMark(producer, sequence), added, checksum) if can_be_held(producer) else None
+    )
 
 
-def marks_notes(marks: Iterable[tuple[bytes, LastMark]], last_xid: int) -> Iterator[bytes]:
-    """Yield notes of the last marks of producers."""
-    rest = iter(marks)
-    while some := list(islice(rest, _MARKS_IN_NOTE)):
-        payload = b"".join(
-            _MARKS_HEAD.pack(last.sequence, last.added, len(producer)) + producer
-            for producer, last in some
-        )
-        yield encode(Note(MARKS, payload), last_xid)
+def marks_notes(
+    marks: Iterable[tuple[bytes, LastMark]], last_xid: int, pause: Pause = no_pause
+) -> Iterator[bytes]:
+    """Yield notes of the last marks of producers; `pause` is called after each short piece."""
+    some: list[bytes] = []
+    for producer, last in marks:
+        some.append(_MARKS_HEAD.pack(last.sequence, last.added, len(producer)) + producer)
+        if len(some) % _MARKS_AT_ONCE == 0:
+            pause()
+        if len(some) == _MARKS_IN_NOTE:
+            yield encode(Note(MARKS, b"".join(some)), last_xid)
+            some.clear()
+    if some:
+        yield encode(Note(MARKS, b"".join(some)), last_xid)
 
 
 def _decode_marks(payload: bytes) -> list[tuple[bytes, LastMark]]:
@@ -188,7 +222,8 @@ def _decode_marks(payload: bytes) -> list[tuple[bytes, LastMark]]:
             found.append((payload[at - length : at], LastMark(sequence, added)))
     except StructError:
         return []
-    return found if at == len(payload) else []
+    is_whole = at == len(payload) and all(can_be_held(producer) for producer, _ in found)
+    return found if is_whole else []
 
 
 def describe(note: Note) -> str | None:

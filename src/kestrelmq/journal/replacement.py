@@ -38,9 +38,10 @@ from kestrelmq.clock import Pause
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import replay_whole
+from kestrelmq.journal.mark_table import LastMark
 from kestrelmq.journal.names import PACK, pack_name, parse_name, temporary_name
 from kestrelmq.journal.notes import counted, deliveries_note, joined_notes
-from kestrelmq.journal.producers import LastMark, marks_notes
+from kestrelmq.journal.producers import marks_notes
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader, too_few_items
 from kestrelmq.journal.records import (
@@ -167,7 +168,7 @@ class MemorySource:
         items: Sequence[bytes],
         joined: ReadTable[bytes] | None = None,
         reserved: ReservedSnapshot = NOTHING_RESERVED,
-        marks: Sequence[tuple[bytes, LastMark]] = (),
+        marks: Iterable[tuple[bytes, LastMark]] = (),
     ) -> None:
         self.written = 0
         self._marks = marks
@@ -183,7 +184,7 @@ class MemorySource:
         yield from in_pieces(open_read_records(self._dialect, self._last_xid, self._reads))
         yield from joined_notes(chain.from_iterable(self._joined.drain()), self._last_xid)
         yield from in_pieces(self._reserved.records(self._last_xid, pause))
-        yield from marks_notes(self._marks, self._last_xid)
+        yield from marks_notes(self._marks, self._last_xid, pause)
         yield from in_pieces(counted(one, self._last_xid) for one in self._items)
 
 
@@ -239,7 +240,7 @@ class FilesSource:
         live: Callable[[Pause], LiveContents] | None = None,
         joined: ReadTable[bytes] | None = None,
         delayed: ItemsByXid | None = None,
-        marks_since: float = 0.0,
+        marks_since: int = 0,
     ) -> None:
         """Describe the source.
 
@@ -253,7 +254,7 @@ class FilesSource:
             joined: the delayed items that joined the queue, by xid.
             delayed: the queue's delayed items by xid, if no server has the queue. Then the files
                 say which of them have joined, and the last file may be torn.
-            marks_since: marks of producers from before that (epoch seconds) are left out.
+            marks_since: marks of producers from before that (ms since the epoch) are left out.
         """
         self.written = 0
         self.items = self.open_reads = 0
@@ -286,8 +287,9 @@ class FilesSource:
             found = ((xid, self._delayed[xid]) for xid in sorted(state.joined))
             yield from joined_notes(chain(joined, found), state.last_xid)
             yield from in_pieces(reserved.records(state.last_xid, pause))
-            state.producers.forget_before(self._marks_since)
-            yield from marks_notes(state.producers.snapshot(), state.last_xid)
+            while state.producers.forget_before(self._marks_since):
+                pause()
+            yield from marks_notes(state.producers.snapshot(), state.last_xid, pause)
             for items in self._items(state):
                 piece = b"".join([counted(one, state.last_xid) for one in items])
                 self.written += len(items)

@@ -196,7 +196,7 @@ def test_what_depends_on_time_is_looked_at(tmp_path: Path, monkeypatch: pytest.M
         queues.collection.commits.commit()
         while queues.looks():
             continue
-        assert not queues.collection.queues["a"].backlog.producers.marks
+        assert not len(queues.collection.queues["a"].backlog.producers)
         queues.collection.queues["b"].add_delayed(b"x", queues.clock.now() + 1500)
         queues.collection.commits.commit()
         assert "b" in queues.looks()

@@ -9,10 +9,11 @@ from kestrelmq.clock import no_pause
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import replay_delayed, replay_whole
+from kestrelmq.journal.mark_table import LastMark
 from kestrelmq.journal.names import group_files
 from kestrelmq.journal.notes import joining
 from kestrelmq.journal.pack import PackedFile, PackResult, pack, write_packed
-from kestrelmq.journal.producers import LastMark, marks_notes
+from kestrelmq.journal.producers import marks_notes
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import (
@@ -141,7 +142,7 @@ def test_a_pack_has_all_that_the_files_say(tmp_path: Path, dialect: Dialect) -> 
     reservation = state.reserved.by_xid[2]
     assert (reservation.nonce, reservation.terms, reservation.xids) == (99, terms, (2,))
     assert (state.reserved.done, state.reserved.retired) == ({"sink:7:0": 5}, {"old": 4})
-    assert state.producers.snapshot() == [(b"p", LastMark(8, 1_700_000_000))]
+    assert list(state.producers.snapshot()) == [(b"p", LastMark(8, 1_700_000_000))]
     assert state.joined == {1}
 
 

@@ -1,15 +1,16 @@
 """Marks of producers as notes: what they look like, and when they count."""
 
 import re
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from kestrelmq.journal.mark_table import LastMark
 from kestrelmq.journal.notes import Note, NoteReader, encode
 from kestrelmq.journal.producers import (
     MARK,
     MARKS,
-    LastMark,
     Producers,
     describe,
     marked,
@@ -48,7 +49,7 @@ def test_a_mark_counts_only_with_its_item() -> None:
     """Not without one, and not with another."""
     note = marked(RECORD, PutMark(b"p", 5), NOW, 3)
     whole = replayed(save_xid(3) + note + RECORD)
-    assert whole.producers.marks == {b"p": LastMark(5, NOW)}
+    assert list(whole.producers.snapshot()) == [(b"p", LastMark(5, NOW))]
     assert whole.last_xid == 3
     assert not whole.is_note_cut
     assert [item_data(one) for one in whole.memory] == [b"a"]
@@ -56,9 +57,9 @@ def test_a_mark_counts_only_with_its_item() -> None:
         alone = replayed(save_xid(3) + note[:end])
         assert alone.is_note_cut
         assert alone.last_xid == 3
-        assert not alone.producers.marks
+        assert not len(alone.producers)
     other = replayed(note + item(NOW * 1000, 0, b"b") + RECORD)
-    assert not other.producers.marks
+    assert not len(other.producers)
     assert len(other.memory) == 2
 
 
@@ -68,8 +69,8 @@ def test_every_producer_has_its_last_mark() -> None:
     notes = b"".join(marks_notes(many, 0))
     state = replayed(notes + marked(RECORD, PutMark(b"7", 99), NOW + 5, 0) + RECORD)
     expected = dict(many) | {b"7": LastMark(99, NOW + 5)}
-    assert state.producers.marks == expected
-    assert state.producers.snapshot()[-1] == (b"7", LastMark(99, NOW + 5))
+    assert dict(state.producers.snapshot()) == expected
+    assert list(state.producers.snapshot())[-1] == (b"7", LastMark(99, NOW + 5))
 
 
 def test_notes_that_make_no_sense_say_nothing() -> None:
@@ -79,10 +80,13 @@ def test_notes_that_make_no_sense_say_nothing() -> None:
         (MARK, bytes(16)),
         (MARKS, b"\1"),
         (MARKS, bytes(12) + b"\5p"),
+        (MARK, bytes(16) + b"a\0b"),
+        (MARKS, bytes(12) + b"\0"),
+        (MARKS, bytes(12) + b"\3a\0b"),
         (99, b"x"),
     ):
         state = replayed(encode(Note(kind, payload), 0) + RECORD)
-        assert not state.producers.marks
+        assert not len(state.producers)
         assert len(state.memory) == 1
 
 
@@ -95,7 +99,8 @@ def test_a_producer_takes_little() -> None:
     written = sum(map(len, marks_notes(producers.snapshot(), 0)))
     assert written / 1000 < 100
     assert 0.8 < producers.note_bytes / written < 1
-    producers.forget_before(2**32)
+    while producers.forget_before(2**32 * 1000):
+        continue
     assert producers.note_bytes == 0
 
 
@@ -137,27 +142,64 @@ def test_an_add_is_undone_after_its_producer_was_forgotten(*, known: bool) -> No
         producers.set(PutMark(b"p", 4), NOW)
     before = producers.set(PutMark(b"p", 5), NOW)
     reckoned = producers.note_bytes
-    producers.forget_before(NOW + 1)
+    producers.forget_before(NOW * 1000 + 1)
     assert producers.note_bytes == 0
     producers.restore(b"p", before)
-    assert producers.snapshot() == ([(b"p", LastMark(4, NOW))] if known else [])
+    assert list(producers.snapshot()) == ([(b"p", LastMark(4, NOW))] if known else [])
     assert producers.note_bytes == (reckoned if known else 0)
+
+
+def names(producers: Producers) -> list[bytes]:
+    """Return the names of those that are remembered, oldest first."""
+    return [name for name, _ in producers.snapshot()]
 
 
 def test_producers_are_forgotten_in_the_order_of_their_last_items() -> None:
     """Whatever was looked for before; also those that were added while the clock was set back."""
     producers = Producers()
-    producers.forget_before(NOW)
+    producers.forget_before(NOW * 1000)
     for name, added in ((b"a", NOW), (b"b", NOW + 1), (b"a", NOW + 2)):
         producers.set(PutMark(name, added), added)
-    producers.forget_before(NOW + 1)
-    assert list(producers.marks) == [b"b", b"a"]
-    producers.forget_before(NOW + 2)
-    assert list(producers.marks) == [b"a"]
-    producers.forget_before(NOW + 3)
+    producers.forget_before(NOW * 1000 + 1000)
+    assert names(producers) == [b"b", b"a"]
+    producers.forget_before(NOW * 1000 + 1001)
+    assert names(producers) == [b"a"]
+    producers.forget_before(NOW * 1000 + 3000)
     producers.set(PutMark(b"c", 1), NOW)
     producers.set(PutMark(b"d", 1), NOW - 9)
-    producers.forget_before(NOW)
-    assert list(producers.marks) == [b"c", b"d"]
-    producers.forget_before(NOW + 1)
-    assert not producers.marks
+    producers.forget_before(NOW * 1000)
+    assert names(producers) == [b"c", b"d"]
+    producers.forget_before(NOW * 1000 + 1)
+    assert not len(producers)
+
+
+def test_many_producers_are_forgotten_in_several_steps() -> None:
+    """None of them counts from the beginning on."""
+    producers = Producers()
+    producers.ttl = 5000
+    for number in range(2500):
+        producers.set(PutMark(b"%d" % number, 7), NOW)
+    now = NOW * 1000 + 5000
+    assert not producers.forget_old(now)
+    assert producers.last(b"2400", now) == 7
+    left = []
+    while producers.forget_old(now + 1):
+        assert producers.last(b"2400", now + 1) == -1
+        left.append(len(producers))
+    assert left == [2000, 1500, 1000, 500, 0]
+    assert not len(producers)
+
+
+def test_a_remembered_producer_takes_little_memory() -> None:
+    """Less than 50 bytes besides its name, however many there are."""
+    for size in (8, 24):
+        marks = [PutMark(b"%0*d" % (size, number), number) for number in range(20_000)]
+        tracemalloc.start()
+        producers = Producers()
+        for mark in marks:
+            producers.set(mark, NOW)
+        taken = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        assert taken / len(marks) < 50 + size
+        for mark in marks:
+            assert producers.last(mark.producer, 0) == mark.sequence
