@@ -11,6 +11,7 @@ it in `server/memcache_session.py`, or in `server/memcache_admin.py` if it is ab
 """
 # ruff: noqa: SLF001 # the table of parsers names methods of the class above it
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,6 +38,8 @@ _CACHED_LINES: Final = 2048
 _CACHED_HEADERS: Final = 4096
 SEQUENCE: Final = b"/seq="
 """Comes before the number of a producer's item."""
+_AFTER: Final = b"/after="
+_NUMBERED: Final = re.compile(rb"(.*?/seq=)\d+(/after=\d+)?([^\d].*)\n", re.DOTALL)
 
 NameCheck = Callable[[bytes], str | None]
 """Returns why bytes cannot be a queue's name; None when they can."""
@@ -45,12 +48,11 @@ NameCheck = Callable[[bytes], str | None]
 # --- requests ---
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Set:
     """Add an item; `size` bytes of data and a line end come after the request line.
 
-    It is not changed. It is not frozen, because that would triple the time to make one, and each
-    item of a producer has a request of its own.
+    It is not changed, but not frozen; see `PutMark`. Each item of a producer has one.
 
     Attributes:
         plain: the queue, if there is no delay; otherwise empty.
@@ -65,6 +67,24 @@ class Set:
     plain: str
     delay: int = 0
     mark: PutMark | None = None
+
+    def __init__(
+        self,
+        queue: str,
+        expiry: int,
+        size: int,
+        noreply: bool,  # noqa: FBT001 # by position, which is faster
+        plain: str,
+        delay: int = 0,
+        mark: PutMark | None = None,
+    ) -> None:
+        self.queue = queue
+        self.expiry = expiry
+        self.size = size
+        self.noreply = noreply
+        self.plain = plain
+        self.delay = delay
+        self.mark = mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +239,72 @@ Request = (
 )
 
 
+class NumberedLine:
+    """A line that adds an item of a producer: the next one often differs only in the numbers.
+
+    No two such lines are equal, so the cache of requests cannot have them.
+
+    Attributes:
+        request: the request that `read` has found.
+    """
+
+    def __init__(
+        self, begin: bytes, end: bytes, request: Set, mark: PutMark, *, has_after: bool
+    ) -> None:
+        """Begin with what comes before the numbers and behind them.
+
+        Args:
+            begin: the line up to and with `/seq=`.
+            end: what comes behind the number, or behind that of `/after=`.
+            request: the request of such a line, with any numbers; likewise:
+            mark: its mark.
+            has_after: whether `/after=` and a number come behind the first number.
+        """
+        self.request = request
+        self._mark = mark
+        self._begin = begin
+        self._end = end
+        self._has_after = has_after
+        # The bytes of the last numbers, and the most bytes of them and the end.
+        self._width = 0
+        self._most = 2 * MOST_DIGITS + len(_AFTER) + len(end)
+
+    def read(self, data: bytes, position: int) -> int:
+        """Read the line at `position`, if it is such a one.
+
+        Returns:
+            Where it ends; 0 if it is another one, or not all there.
+        """
+        at = position + len(self._begin)
+        if data[position:at] != self._begin:
+            return 0
+        stop = at + self._width
+        if data[stop : stop + len(self._end)] != self._end:
+            stop = data.find(self._end, at, at + self._most)
+            if stop < 0:
+                return 0
+            self._width = stop - at
+        digits, after = data[at:stop], self._mark.after
+        if self._has_after:
+            digits, _, more = digits.partition(_AFTER)
+            if not more.isdigit() or len(more) > MOST_DIGITS:
+                return 0
+            after = int(more)
+        if not digits.isdigit() or len(digits) > MOST_DIGITS:
+            return 0
+        request = self.request
+        self.request = Set(
+            request.queue,
+            request.expiry,
+            request.size,
+            request.noreply,
+            request.plain,
+            request.delay,
+            PutMark(self._mark.producer, int(digits), after),
+        )
+        return stop + len(self._end)
+
+
 # --- replies ---
 
 STORED: Final = b"STORED\r\n"
@@ -333,29 +419,27 @@ class Parser:
         self.forget: Callable[[], None] = cached.cache_clear
         self.parse_long: Callable[[bytes], Request] = self._parse
 
-    def parse_numbered(self, line: bytes) -> Request:
-        """Do what `parse` does, for a line that may have the number of a producer's item.
+    def parse_numbered(self, line: bytes) -> "NumberedLine | None":
+        """Return what a line has in common with others that have other numbers of items.
 
-        No two such lines are equal, so only what they have in common is cached.
+        Args:
+            line: the line, with its LF.
+
+        Returns:
+            None if it has no such number, or is not valid; then `parse_long` returns its request.
         """
-        before, _, rest = line.partition(SEQUENCE)
-        digits, _, after = rest.partition(b" ")
-        if digits.isdigit() and len(digits) <= MOST_DIGITS:
-            try:
-                request = self.parse(b"%b%b0 %b" % (before, SEQUENCE, after))
-            except ClientFault:
-                return self._parse(line)
-            if isinstance(request, Set) and request.mark is not None:
-                return Set(
-                    request.queue,
-                    request.expiry,
-                    request.size,
-                    request.noreply,
-                    request.plain,
-                    request.delay,
-                    PutMark(request.mark.producer, int(digits), request.mark.after),
-                )
-        return self._parse(line)
+        found = _NUMBERED.fullmatch(line)
+        if found is None:
+            return None
+        begin, after, end = found.group(1, 2, 3)
+        numbers = b"0" if after is None else b"0/after=0"
+        try:
+            request = self.parse(b"%b%b%b" % (begin, numbers, end))
+        except ClientFault:
+            return None
+        if not isinstance(request, Set) or request.mark is None:
+            return None
+        return NumberedLine(begin, end + b"\n", request, request.mark, has_after=after is not None)
 
     def _parse(self, line: bytes) -> Request:
         if len(line) > MAX_LINE and len(line.removesuffix(b"\r")) > MAX_LINE:

@@ -31,6 +31,7 @@ from kestrelmq.protocol.memcache import (
     Dump,
     Get,
     Monitor,
+    NumberedLine,
     Parser,
     RefusedRequest,
     Request,
@@ -92,6 +93,10 @@ class MemcacheSession(Session):
         # clients often repeat a line.
         self._line = _FIRST_LINE
         self._request: Request = _FIRST_REQUEST
+        # What the last line with the number of a producer's item has in common with the next.
+        self._numbered: NumberedLine | None = None
+        # The request of the last line that was not the same; None if it was malformed.
+        self._parsed: Request | None = None
         self._arriving: ArrivingItem | None = None
         self.bytes_needed = 0
 
@@ -108,14 +113,13 @@ class MemcacheSession(Session):
             request = self._request
             body = position + len(self._line)
             if data[position:body] != self._line:
-                body = data.find(b"\n", position) + 1
+                body = self._read_line(data, position)
                 if not body:
                     return self._incomplete_line(data[position:])
-                parsed = self._parse_new(data, position, body)
-                if parsed is None:
+                if self._parsed is None:
                     position = body
                     continue
-                request = parsed
+                request = self._parsed
             if isinstance(request, Set):
                 after = self._set(request, data, body)
                 if not after:
@@ -134,14 +138,27 @@ class MemcacheSession(Session):
                 self._serve_other(request)
         return data[position:] if position < end else b""
 
+    def _read_line(self, data: bytes, position: int) -> int:
+        """Read the line at `position`, and set `_parsed`; return where it ends, 0 if it has not."""
+        numbered = self._numbered
+        if numbered is not None:
+            end = numbered.read(data, position)
+            if end:
+                self._parsed = numbered.request
+                return end
+        end = data.find(b"\n", position) + 1
+        self._parsed = self._parse_new(data, position, end) if end else None
+        return end
+
     def _parse_new(self, data: bytes, position: int, end: int) -> Request | None:
         """Parse the line in `data`; when it is malformed, reply and return None."""
         line = data[position:end]
         try:
             if len(line) > MAX_CACHED_LINE:
                 return self._parse_long(line[:-1])
-            parse = self._parse_numbered if SEQUENCE in line else self._parse
-            request = parse(line[:-1])
+            if SEQUENCE in line:
+                return self._parse_with_number(line)
+            request = self._parse(line[:-1])
         except ClientFault as fault:
             if line.startswith(BINARY_REQUEST):
                 self._close_with(binary_refusal(data[position:]))
@@ -150,6 +167,14 @@ class MemcacheSession(Session):
             return None
         self._line, self._request = line, request
         return request
+
+    def _parse_with_number(self, line: bytes) -> Request:
+        """Parse a line that has the number of a producer's item. Raises ClientFault."""
+        numbered = self._parse_numbered(line)
+        if numbered is None or not numbered.read(line, 0):
+            return self._parse_long(line[:-1])
+        self._numbered = numbered
+        return numbered.request
 
     def _set(self, request: Set, data: bytes, body: int) -> int:
         """Add the item whose data begins at `body`.

@@ -1,6 +1,6 @@
 """The memcache codec: every request of the table, and every kind of bad one."""
 
-from collections.abc import Callable
+import re
 
 import pytest
 
@@ -347,14 +347,42 @@ def test_request(line: bytes, request_: Request, ending: bytes) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        *(b"set work/producer=p/seq=%d 0 0 5" % number for number in (0, 7, 10**18 - 1, 10**18)),
+        *(b"set work/producer=p/seq=%d 0 0 5" % number for number in (0, 7, 10**18 - 1)),
         b"set work/producer=p/seq=7/after=6 0 0 5",
+        b"set work/after=6/producer=p/seq=7 0 0 5",
         b"set work/producer=p/seq=7/delay=5 0 9 5 noreply",
         b"set work/delay=5/producer=p/seq=7 0 0 5",
+        b"SET work/seq=7/producer=p 0 0 5",
+    ],
+)
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
+def test_a_line_with_a_number_is_read_by_what_it_has_in_common_with_another(
+    line: bytes, ending: bytes
+) -> None:
+    """The result is the same, and whatever else there may be is left to others."""
+    parser = Parser("kestrel", queue_name_error)
+    for other in (line, re.sub(rb"seq=\d+(/after=)?\d*", rb"seq=123456\g<1>5", line)):
+        numbered = parser.parse_numbered(other + ending)
+        assert numbered is not None
+        whole = line + ending
+        assert numbered.read(b"x" + whole + whole, 1) == 1 + len(whole)
+        assert numbered.request == parser.parse_long(whole[:-1])
+        assert numbered.read(whole[:-1], 0) == 0
+        for bad in (b"", b"+7", b"7x", b"7 0", b"7/after=", b"7/after=x", b"1" * 19, b"\xb2"):
+            assert numbered.read(re.sub(rb"seq=\d+", b"seq=" + bad, whole), 0) == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"set work/producer=p/seq=1000000000000000000 0 0 5",
+        b"set work/producer=p/seq=7/after=1000000000000000000 0 0 5",
         b"set work/producer=p/seq=7/seq=8 0 0 5",
+        b"set work/after=6/producer=p/seq=7/after=6 0 0 5",
         b"set work/producer=a\x07/seq=7 0 0 5",
         b"set work/producer=p/seq=x 0 0 5",
         b"set work/producer=p/seq= 0 0 5",
+        b"set work/producer=p/seq=7",
         b"set work/seq=7 0 0 5",
         b"get work/seq=7",
         b"get work/seq=7 work/seq=8",
@@ -363,20 +391,10 @@ def test_request(line: bytes, request_: Request, ending: bytes) -> None:
         b"/seq=7 /seq=8",
     ],
 )
-@pytest.mark.parametrize("ending", [b"", b"\r"])
-def test_a_number_is_parsed_as_anything_else(line: bytes, ending: bytes) -> None:
-    """The quick way for lines with the number of an item has the same result."""
-
-    def parsed(how: Callable[[bytes], Request]) -> object:
-        try:
-            return how(line + ending)
-        except ClientFault as fault:
-            return fault.message, fault.closes
-
-    parser = Parser("kestrel", queue_name_error)
-    expected = parsed(parser.parse_long)
-    for _ in range(2):
-        assert parsed(parser.parse_numbered) == expected
+def test_other_lines_with_a_number_are_parsed_as_any_line(line: bytes) -> None:
+    """They are not valid, or no add of a producer."""
+    numbered = Parser("kestrel", queue_name_error).parse_numbered(line + b"\r\n")
+    assert numbered is None or not numbered.read(line + b"\r\n", 0)
 
 
 @pytest.mark.parametrize(("line", "reason", "closes"), FAULTS)
