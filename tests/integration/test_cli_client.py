@@ -578,3 +578,41 @@ def test_closed_streams_are_said(
     )
     assert (result.returncode, result.stderr) == (1, b"kestrelmq: error: " + why + b"\n")
     assert client.get("work", timeout=PATIENCE) == b"x"
+
+
+@pytest.mark.parametrize("arguments", [["import"], ["put", "work", "--lines"], ["export", "work"]])
+def test_long_work_shows_its_progress_on_a_terminal(
+    server: ServerProcess, arguments: list[str]
+) -> None:
+    """On standard error, so that the output is not mixed with it."""
+    lines = b"".join(b'{"queue": "work", "data": "%d"}\n' % number for number in range(2500))
+    answer(server, "delete", "work", "--yes")
+    assert answer(server, "import", data=lines) == b"2500 items added\n"
+    terminal, stderr = os.openpty()
+    environment = {**os.environ, "KESTRELMQ_SERVERS": server.address, "TERM": "xterm"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "kestrelmq", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env=environment,
+    ) as process:
+        os.close(stderr)
+        shown: list[bytes] = []
+        reader = Thread(target=_read_to_end, args=(terminal, shown))
+        reader.start()
+        output, _ = process.communicate(lines)
+    reader.join()
+    assert (process.returncode, output.count(b"\n")) == (0, 2500 if arguments[0] == "export" else 1)
+    assert {"import": b"read", "put": b"put", "export": b"exported"}[arguments[0]] in b"".join(
+        shown
+    )
+    assert b"\x1b" not in output
+
+
+def _read_to_end(terminal: int, shown: list[bytes]) -> None:
+    """Read a terminal until its other side is closed, which is an error on Linux."""
+    with contextlib.suppress(OSError):
+        while part := os.read(terminal, 1 << 16):
+            shown.append(part)
+    os.close(terminal)

@@ -13,7 +13,6 @@ from io import BufferedReader
 from typing import Annotated, Final
 
 import typer
-from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from kestrelmq.cli.servers import (
     PathPrefixFlag,
@@ -24,7 +23,7 @@ from kestrelmq.cli.servers import (
     connect,
     duration,
 )
-from kestrelmq.cli.terminal import item_for_output, standard_input
+from kestrelmq.cli.terminal import counting, item_for_output, standard_input
 from kestrelmq.client import Client
 from kestrelmq.errors import ClientError, InvalidRequest, KestrelError, ServerRefused
 
@@ -277,9 +276,7 @@ def _put_lines(
 ) -> int:
     """Put each line; `put_many` is also given how many lines came before."""
     stored = 0
-    columns = (SpinnerColumn(), TextColumn("put"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as progress:
-        bar = progress.add_task("put", total=None)
+    with counting("put") as show:
         for batch in _line_batches(stream):
             try:
                 outcomes = put_many(batch, stored)
@@ -294,7 +291,7 @@ def _put_lines(
             if not all(outcomes):
                 message = f"queue {queue!r} is full, or an item too large: {stored} items put"
                 raise ServerRefused(f"{message}, {outcomes.count(False)} refused")
-            progress.update(bar, completed=stored)
+            show(stored)
     return stored
 
 

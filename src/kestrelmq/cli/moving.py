@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, BinaryIO, Final
@@ -17,13 +17,15 @@ from kestrelmq.cli.servers import (
     check_exists,
     connect,
 )
-from kestrelmq.cli.terminal import printable, standard_input
+from kestrelmq.cli.terminal import counting, printable, standard_input
 from kestrelmq.client import BrowsedItem, Client, Moved
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal.export_rows import ExportRow, to_json
 
 _SHOWN: Final = 200
 """Characters of an item that a line shows."""
+_COUNTED_EVERY: Final = 1000
+"""Lines between two updates of how many were done."""
 
 
 def browse(  # noqa: PLR0913 # one parameter a flag
@@ -192,8 +194,11 @@ def export(
     """  # noqa: D301 # \b is for the help
     with connect(servers, zookeeper, path_prefix) as client:
         check_exists(client, queue)
-        for line in client.export(queue):
-            print(line)
+        with counting("exported", also=sys.stdout is None or not sys.stdout.isatty()) as show:
+            for number, line in enumerate(client.export(queue), 1):
+                print(line)
+                if number % _COUNTED_EVERY == 0:
+                    show(number)
     sys.stdout.flush()
 
 
@@ -215,9 +220,18 @@ def import_items(
     added. Those that have expired meanwhile are left out; those that are not due are delayed. Exit
     status 1: a line is wrong, or an item was refused; the message says how many were added.
     """
-    with connect(servers, zookeeper, path_prefix) as client, _lines(file) as lines:
-        added = client.import_items(lines, queue=queue)
+    connected = connect(servers, zookeeper, path_prefix)
+    with connected as client, _lines(file) as lines, counting("read") as show:
+        added = client.import_items(_counted(lines, show), queue=queue)
     print(f"{added} items added")
+
+
+def _counted(lines: Iterable[bytes], show: Callable[[int], None]) -> Iterator[bytes]:
+    """Yield `lines`, and show how many were read."""
+    for number, line in enumerate(lines, 1):
+        yield line
+        if number % _COUNTED_EVERY == 0:
+            show(number)
 
 
 def _lines(file: str) -> AbstractContextManager[BinaryIO]:

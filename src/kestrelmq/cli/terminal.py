@@ -4,6 +4,8 @@ Text from servers and files is escaped, so that it cannot control the user's ter
 """
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from typing import cast
 
@@ -32,6 +34,33 @@ def _escaped(character: str) -> str:
     if character.isprintable():
         return character
     return character.encode("unicode_escape").decode()
+
+
+@contextmanager
+def counting(what: str, *, also: bool = True) -> Iterator[Callable[[int], None]]:
+    """Show on the terminal how many of something are done: call what this yields with the number.
+
+    It shows nothing if standard error is no terminal, or if `also` is false.
+    """
+    from rich import progress as bars  # noqa: PLC0415 # it is large, and most commands need none
+    from rich.console import Console  # noqa: PLC0415
+
+    columns = (
+        bars.SpinnerColumn(),
+        bars.TextColumn(what),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with bars.Progress(
+        *columns,
+        console=console,
+        transient=True,
+        redirect_stdout=False,  # it would go to the terminal
+        disable=not (also and console.is_terminal),
+    ) as progress:
+        bar = progress.add_task(what, total=None)
+        yield lambda done: progress.update(bar, completed=done)
 
 
 def standard_input() -> BufferedReader:
