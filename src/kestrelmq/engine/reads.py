@@ -170,7 +170,7 @@ class OpenReads:
             if self.named is not None:
                 self.named.pop(xid)
             if self.plain is not None:
-                self._forget_plain((xid,))
+                self._forget_plain(self.plain, (xid,))
         return record
 
     def reopen(self, xid: int, record: bytes) -> None:
@@ -194,7 +194,7 @@ class OpenReads:
         if self.named is not None:
             self.named.pop_all(xids)
         if self.plain is not None:
-            self._forget_plain(xids)
+            self._forget_plain(self.plain, xids)
         return xids, ended
 
     # --- reads that are no transactions ---
@@ -210,12 +210,11 @@ class OpenReads:
         plain = self.plain
         return len(xids) if plain is None else len([xid for xid in xids if xid not in plain])
 
-    def _forget_plain(self, xids: Sequence[int]) -> None:
-        """Take note that reads have ended, which need not be plain."""
-        if self.plain is not None:
-            self.plain.difference_update(xids)
-            if not self.plain:
-                self.plain = None
+    def _forget_plain(self, plain: set[int], xids: Sequence[int]) -> None:
+        """Take note that reads have ended, which need not be among the `plain` ones."""
+        plain.difference_update(xids)
+        if not plain:
+            self.plain = None
 
     # --- the items of reads ---
 

@@ -10,6 +10,7 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import QueueLimits
+from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.journal.records import item_data, item_expiry
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.queues import LocalQueues, queue_settings
@@ -89,3 +90,44 @@ def test_the_newest_item_is_taken_though_it_alone_is_too_much(tmp_path: Path) ->
 def test_a_queue_without_limits_takes_everything(tmp_path: Path) -> None:
     """By default."""
     assert stored(tmp_path, {}) == [(b"a1", False), (b"a2", False), (b"a3", False)]
+
+
+def test_readers_that_wait_when_others_may_read_are_refused(tmp_path: Path) -> None:
+    """They were asked who they are before. Those of a queue whose readers stay wait on."""
+    collection = QueueCollection(ServerConfig(queue_path=tmp_path), FakeClock())
+    collection.open()
+    queue, other = collection.obtain("jobs"), collection.obtain("other")
+    errors: list[str] = []
+    taken: list[bytes | None] = []
+
+    def serve(record: bytes | None, _xid: int) -> None:
+        taken.append(record)
+
+    for one in (queue, queue, other):
+        one.wait(Waiter(ReadMode.REMOVE, serve, lambda error: errors.append(str(error))))
+    queue.configure(QueueConfig(allowed_client_ids_for_dequeue=["a"]))
+    other.configure(QueueConfig(max_items=5))
+    assert errors == ["who may read jobs has changed"] * 2
+    assert (queue.waiting_readers, other.waiting_readers, taken) == (0, 1, [])
+    assert queue.refusals.forbidden == 2
+    collection.close()
+
+
+def test_a_reader_that_is_cancelled_while_another_is_refused(tmp_path: Path) -> None:
+    """It is not refused, too."""
+    collection = QueueCollection(ServerConfig(queue_path=tmp_path), FakeClock())
+    collection.open()
+    queue = collection.obtain("jobs")
+    errors: list[str] = []
+    second = Waiter(ReadMode.REMOVE, lambda *_: None, lambda error: errors.append(str(error)))
+
+    def fail(error: Exception) -> None:
+        errors.append(str(error))
+        queue.cancel_wait(second)
+
+    queue.wait(Waiter(ReadMode.REMOVE, lambda *_: None, fail))
+    queue.wait(second)
+    queue.configure(QueueConfig(allowed_client_ids_for_dequeue=["a"]))
+    assert len(errors) == 1
+    assert queue.refusals.forbidden == 1
+    collection.close()

@@ -146,6 +146,21 @@ def test_a_pack_has_all_that_the_files_say(tmp_path: Path, dialect: Dialect) -> 
     assert state.joined == {1}
 
 
+def test_marks_of_producers_that_are_forgotten_are_left_out(tmp_path: Path) -> None:
+    """However many; between some of them others may run."""
+    marks = [(b"p%d" % number, LastMark(8, 1_700_000_000 + number)) for number in range(1200)]
+    (tmp_path / "jobs.1").write_bytes(b"".join(marks_notes(marks, 3)) + journal(*added(1)))
+    since = 1_700_001_150_000
+    source = FilesSource(DiskDirectory(tmp_path), ["jobs.1"], "documented", marks_since=since)
+    pauses: list[None] = []
+    pieces = b"".join(source.pieces(lambda: pauses.append(None)))
+    assert len(pauses) > 2
+    (tmp_path / "jobs.1").write_bytes(pieces)
+    state = Replay()
+    replay_whole(DiskDirectory(tmp_path), state, ["jobs.1"], no_pause)
+    assert list(state.producers.snapshot()) == marks[1150:]
+
+
 def test_delayed_items_are_packed_as_the_open_reads_that_they_are(tmp_path: Path) -> None:
     """In the documented dialect, whatever is asked for; one that was cut short is opened."""
     records = [item(NOW + number, 0, b"%d" % number) for number in range(3)]
