@@ -379,6 +379,10 @@ class Connection(TurnConnection):
             self._turns.replying.append(self)
         self.count_output(size)
 
+    def push_parts(self, parts: Sequence[Part], queues: Queues = None) -> None:
+        """Do what `push_large` does, for parts whose size is not known yet."""
+        self.push_large(parts, sum(map(len, parts)), queues)
+
     def count_slow_request(self) -> None:
         """Count a slow request, as `SLOW_COST` more bytes of replies."""
         self.count_output(SLOW_COST)

@@ -163,8 +163,7 @@ def _answer_later(
     noreply: bool = False,
 ) -> None:
     def answer(result: Result) -> None:
-        parts = () if noreply else reply(result)
-        connection.push_large(parts, sum(map(len, parts)))
+        connection.push_parts(() if noreply else reply(result))
 
     def refuse(error: KestrelError) -> None:
         absent = isinstance(error, QueueNotFound)

@@ -153,7 +153,7 @@ class TextSession(Session):
     def answer_reserve(self, parts: Sequence[Part], queues: Queues) -> None:
         """Send the reply to a `reserve`."""
         self._reserved = cast(bytes, parts[0])
-        self._connection.push_large(parts, sum(map(len, parts)), queues)
+        self._connection.push_parts(parts, queues)
 
     def _serve(self, command: Command) -> None:
         match command:
@@ -268,8 +268,7 @@ class TextSession(Session):
         connection = self._connection
 
         def answer(result: Result) -> None:
-            parts = reply(result)
-            connection.push_large(parts, sum(map(len, parts)))
+            connection.push_parts(reply(result))
 
         changes.answer_later(
             connection,

@@ -302,7 +302,7 @@ class ThriftSession(Session):
 
     def _send(self, header: MessageHeader, parts: Sequence[Part], queues: Queues) -> None:
         if not header.oneway:
-            self._connection.push_large(parts, sum(map(len, parts)), queues)
+            self._connection.push_parts(parts, queues)
 
     def _put(self, header: MessageHeader, put: Put) -> None:
         PendingPut(
