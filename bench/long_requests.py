@@ -145,10 +145,12 @@ def _text_put(server: Server) -> Callable[[], object]:
 
 
 def _thrift_put(server: Server) -> Callable[[], object]:
+    return _put_over_thrift(server, [string(ITEM)] * min(server.count, 99_000))
+
+
+def _put_over_thrift(server: Server, items: list[bytes]) -> Callable[[], object]:
     client = server.client("thrift")
-    fields = field(STRING, 1, string(b"q")) + field(
-        LIST, 2, sequence(STRING, *[string(ITEM)] * min(server.count, 99_000))
-    )
+    fields = field(STRING, 1, string(b"q")) + field(LIST, 2, sequence(STRING, *items))
     request = frame(b"put", CALL, fields + field(I32, 3, LENGTH.pack(0)))
     return lambda: client.call(request)
 
@@ -255,38 +257,28 @@ def _filled(request: bytes) -> Callable[[Server], Callable[[], object]]:
 
 
 def _large_set(server: Server, key: bytes = b"q") -> Callable[[], object]:
-    client = server.client()
-
-    def run() -> None:
-        client.send(b"set %b 0 0 %d\r\n" % (key, _LARGE))
-        for _ in range(_LARGE >> 20):
-            client.send(b"x" * (1 << 20))
-        client.send(b"\r\n")
-        client.line()
-
-    return run
+    return _one_large(server.client(), b"set %b 0 0 %d\r\n" % (key, _LARGE), _LARGE, b"\r\n")
 
 
 def _text_large_put(server: Server) -> Callable[[], object]:
-    client = server.client("text")
+    return _one_large(server.client("text"), b"put q:\n", _LARGE_FRAME, b"\n\n")
+
+
+def _one_large(client: Client, begin: bytes, size: int, end: bytes) -> Callable[[], object]:
+    """Add an item of `size` bytes, which is sent in pieces."""
 
     def run() -> None:
-        client.send(b"put q:\n")
-        for _ in range(_LARGE_FRAME >> 20):
+        client.send(begin)
+        for _ in range(size >> 20):
             client.send(b"x" * (1 << 20))
-        client.send(b"\n\n")
+        client.send(end)
         client.line()
 
     return run
 
 
 def _thrift_large_put(server: Server) -> Callable[[], object]:
-    client = server.client("thrift")
-    fields = field(STRING, 1, string(b"q")) + field(
-        LIST, 2, sequence(STRING, string(b"x" * _LARGE_FRAME))
-    )
-    request = frame(b"put", CALL, fields + field(I32, 3, LENGTH.pack(0)))
-    return lambda: client.call(request)
+    return _put_over_thrift(server, [string(b"x" * _LARGE_FRAME)])
 
 
 def _large_set_to_children(server: Server) -> Callable[[], object]:
