@@ -160,6 +160,16 @@ def test_a_task_killed_at_a_step_loses_nothing(
     assert counts(client) == (0, 0)
 
 
+def killing(server: ServerProcess) -> Callable[[str], None]:
+    """Return what kills the server when a part is on disk, and before its reads are confirmed."""
+
+    def reached(point: str) -> None:
+        if point == "durable":
+            server.kill9()
+
+    return reached
+
+
 def test_a_server_killed_before_the_confirm_repeats_its_part_only(
     server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:
@@ -167,12 +177,7 @@ def test_a_server_killed_before_the_confirm_repeats_its_part_only(
     client.put_many(QUEUE, numbered(50))
     location = tmp_path / "staging"
     Staging(location).identity()
-
-    def kill(point: str) -> None:
-        if point == "durable":
-            server.kill9()
-
-    first = _read(Staging(location, kill), 1, server)
+    first = _read(Staging(location, killing(server)), 1, server)
     assert _read(Staging(location), 2, server) == []
     server.start()
 
@@ -187,12 +192,7 @@ def test_a_server_killed_before_its_reads_are_finished_is_told_later(
     client.put_many(QUEUE, numbered(50))
     location = tmp_path / "staging"
     Staging(location).identity()
-
-    def kill(point: str) -> None:
-        if point == "durable":
-            server.kill9()
-
-    first = _read(Staging(location, kill), 1, server, reserves=True)
+    first = _read(Staging(location, killing(server)), 1, server, reserves=True)
     assert first == numbered(50)
     driver = StreamDriver(
         Staging(location), ServerProbe(membership_of(server.address), QUEUE), QUEUE

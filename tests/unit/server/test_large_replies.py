@@ -123,29 +123,18 @@ def test_it_is_encoded_piece_by_piece(tmp_path: Path, request_: bytes) -> None:
         turning.run(scenario())
 
 
-def test_a_reservation_that_cannot_be_written(tmp_path: Path) -> None:
-    """A text client gets an error, and the item is still there."""
-    disk = CrashingDirectory.within(tmp_path)
-    turning = Turning(disk.path, config(disk.path), directory=disk)
-
-    async def scenario() -> None:
-        queue = turning.collection.obtain("work")
-        queue.add(DATA)
-        await turning.turn()
-        client = turning.connect("text")
-        disk.break_steps("append")
-        await turning.send(client, b"reserve work 1 lease=60000\n")
-        assert (await turning.receive(client, b"\n")).startswith(b"-")
-        disk.mend()
-        await turning.hang_up(client)
-        assert [item_data(record) for record in queue.browse(2)] == [DATA]
-
-    with turning:
-        turning.run(scenario())
-
-
-@pytest.mark.parametrize("kind", ["get", "open", "several"])
-def test_a_read_that_cannot_be_written(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "request_", "error", "end"),
+    [
+        ("memcache", REPLIES["get"][0], b"SERVER_ERROR", b"\r\n"),
+        ("memcache", REPLIES["open"][0], b"SERVER_ERROR", b"\r\n"),
+        ("memcache", REPLIES["several"][0], b"SERVER_ERROR", b"\r\n"),
+        ("text", b"reserve work 1 lease=60000\n", b"-", b"\n"),
+    ],
+)
+def test_a_read_that_cannot_be_written(
+    tmp_path: Path, protocol: str, request_: bytes, error: bytes, end: bytes
+) -> None:
     """The reply is an error, and the item is still there."""
     disk = CrashingDirectory.within(tmp_path)
     turning = Turning(disk.path, config(disk.path), directory=disk)
@@ -154,10 +143,10 @@ def test_a_read_that_cannot_be_written(tmp_path: Path, kind: str) -> None:
         queue = turning.collection.obtain("work")
         queue.add(DATA)
         await turning.turn()
-        client = turning.connect("memcache")
+        client = turning.connect(protocol)
         disk.break_steps("append")
-        await turning.send(client, REPLIES[kind][0])
-        assert (await turning.receive(client, b"\r\n")).startswith(b"SERVER_ERROR")
+        await turning.send(client, request_)
+        assert (await turning.receive(client, end)).startswith(error)
         disk.mend()
         await turning.hang_up(client)
         assert [item_data(record) for record in queue.browse(2)] == [DATA]

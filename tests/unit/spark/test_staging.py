@@ -221,21 +221,26 @@ def test_limits_of_items_and_bytes(location: Path) -> None:
     assert len(queue.waiting) == 50 - 12 - 10
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("nth", [1, 3])
-def test_a_crash_at_any_step_loses_nothing(location: Path, step: str, nth: int) -> None:
-    """What a task that died had not staged is read again; only what it had not confirmed twice."""
-    queue = Queue(numbered(35))
+def crash_at(step: str, nth: int) -> Callable[[str], None]:
+    """Return what raises Crash when a step is reached for the `nth` time."""
     left = nth
 
-    def crash(point: str) -> None:
+    def reached(point: str) -> None:
         nonlocal left
         left -= point == step
         if point == step and left == 0:
             raise Crash
 
+    return reached
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("nth", [1, 3])
+def test_a_crash_at_any_step_loses_nothing(location: Path, step: str, nth: int) -> None:
+    """What a task that died had not staged is read again; only what it had not confirmed twice."""
+    queue = Queue(numbered(35))
     with suppress(Crash):
-        read(location, queue, reached=crash)
+        read(location, queue, reached=crash_at(step, nth))
     got = read(location, queue) + read(location, queue, epoch=2)
 
     assert set(got) == set(numbered(35))
@@ -252,16 +257,8 @@ def test_a_crash_at_any_step_repeats_nothing_that_is_reserved(
 ) -> None:
     """What a task that died had reserved is the next one's, and each item comes once, in order."""
     queue = TaggingQueue(numbered(35))
-    left = nth
-
-    def crash(point: str) -> None:
-        nonlocal left
-        left -= point == step
-        if point == step and left == 0:
-            raise Crash
-
     with suppress(Crash):
-        read(location, queue, reached=crash)
+        read(location, queue, reached=crash_at(step, nth))
 
     assert read(location, queue) + read(location, queue, epoch=2) == numbered(35)
     assert queue.confirmed == numbered(35)
