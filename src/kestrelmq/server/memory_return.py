@@ -62,6 +62,7 @@ class MemoryReturn:
         living: Callable[[], int],
         forget: Callable[[], None],
         resident: Callable[[], int] = resident_memory,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare.
 
@@ -71,12 +72,14 @@ class MemoryReturn:
             living: returns how many queues, connections and items there are in memory.
             forget: drops caches.
             resident: returns how large the process is, in bytes.
+            clock: returns the time, in seconds.
         """
         self._trim = trim
         self._served = served
         self._living = living
         self._forget = forget
         self._resident = resident
+        self._clock = clock
         self._least = resident()
         self._seen = served()
         self._tries = 0
@@ -86,10 +89,11 @@ class MemoryReturn:
         """Give memory back now and then, for ever."""
         while True:
             await asyncio.sleep(PERIOD)
-            await self.look(time.monotonic())
+            await self.look()
 
-    async def look(self, now: float) -> None:
-        """Give memory back if there may be any; `now` is in monotonic seconds."""
+    async def look(self) -> None:
+        """Give memory back if there may be any."""
+        now = self._clock()
         events = self._served() - self._seen
         self._seen += events
         if events:
@@ -106,7 +110,6 @@ class MemoryReturn:
             self._forget()
             if self._living() <= MOST_COLLECTED:
                 gc.collect()
-        began = time.perf_counter()
         await asyncio.to_thread(self._trim, 0)
-        took = time.perf_counter() - began
+        took = self._clock() - now
         self._not_before = now + _BUSY_PERIOD + took / _SHARE

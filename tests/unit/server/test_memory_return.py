@@ -20,24 +20,28 @@ class Process:
         served: how many events there were.
         living: how many queues, connections and items it has.
         done: what was called, in order.
+        now: its time, in seconds.
+        trim_takes: how long a trim takes, in seconds.
     """
 
     def __init__(self) -> None:
         self.resident = 50 * MIB
         self.served = self.living = 0
         self.done: list[str] = []
-        self.now = 0.0
+        self.now = self.trim_takes = 0.0
         self.memory = MemoryReturn(
             self._trim,
             lambda: self.served,
             lambda: self.living,
             lambda: self.done.append("forget"),
             lambda: self.resident,
+            lambda: self.now,
         )
 
     def _trim(self, pad: int) -> int:
         assert pad == 0
         self.done.append("trim")
+        self.now += self.trim_takes
         return 1
 
     def look(self, events: int = 0, after: float = 3.0) -> list[str]:
@@ -45,7 +49,7 @@ class Process:
         self.now += after
         self.served += events
         self.done.clear()
-        asyncio.run(self.memory.look(self.now))
+        asyncio.run(self.memory.look())
         return self.done.copy()
 
 
@@ -76,6 +80,16 @@ def test_caches_stay_while_clients_are_busy() -> None:
     assert process.look(events=100_000) == []
     assert process.look(events=100_000, after=40) == ["trim"]
     assert process.look(events=10) == ["forget", "trim"]
+
+
+def test_trims_that_take_long_are_rare() -> None:
+    """They take at most a hundredth of the time."""
+    process = Process()
+    process.resident = 100 * MIB
+    process.trim_takes = 1.0
+    assert process.look(events=100_000) == ["trim"]
+    assert process.look(events=100_000, after=128) == []
+    assert process.look(events=100_000, after=2) == ["trim"]
 
 
 def test_the_least_memory_is_what_counts() -> None:
