@@ -131,7 +131,7 @@ def check_layout(queue_path: Path, count: int | None) -> None:
         KestrelError: they would not serve some journals, or the queue path cannot be read.
     """
     try:
-        top, subs = _layout(queue_path)
+        files, subs = _layout(queue_path)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -144,6 +144,7 @@ def check_layout(queue_path: Path, count: int | None) -> None:
                 f"--queue-path {sub_path(queue_path, min(subs))}"
             )
         return
+    top = list(group_files(files).queues)
     if top:
         raise KestrelError(
             f"{queue_path} holds queues of a server without --processes ({_some(top)}): "
@@ -159,23 +160,21 @@ def check_layout(queue_path: Path, count: int | None) -> None:
 
 
 def _layout(queue_path: Path) -> tuple[list[str], dict[int, str]]:
-    """Return the queues directly in `queue_path`, and the sub-paths with journals, by number.
+    """Return the files directly in `queue_path`, and the sub-paths with journals, by number.
 
     Raises OSError.
     """
     files = []
     subs = {}
-    for entry in queue_path.iterdir():
-        match = _SUB_PATH.fullmatch(entry.name)
-        if entry.is_file() and not entry.is_symlink():
-            files.append(entry.name)
-        elif match is not None and entry.is_dir() and _queues(entry):
-            subs[int(match[1])] = entry.name
-    return list(group_files(files).queues), dict(sorted(subs.items()))
-
-
-def _queues(path: Path) -> list[str]:
-    return list(group_files(file_names(path)).queues)
+    with os.scandir(queue_path) as entries:  # there may be very many: no path object for each
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False):
+                files.append(entry.name)
+            elif (match := _SUB_PATH.fullmatch(entry.name)) is None:
+                continue
+            elif entry.is_dir() and group_files(file_names(entry.path)).queues:
+                subs[int(match[1])] = entry.name
+    return files, dict(sorted(subs.items()))
 
 
 def _some(names: Iterable[str]) -> str:
