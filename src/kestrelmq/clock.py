@@ -6,6 +6,7 @@ expiry use it, and it may jump. `monotonic` is in seconds and never goes back; t
 
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Protocol
 
 Pause = Callable[[], None]
@@ -73,7 +74,7 @@ class Throttle:
         """Let it happen at once and then every `seconds`; with `waits`, not at once either."""
         self._clock = clock
         self._seconds = seconds
-        self._next = clock.monotonic() + seconds if waits else float("-inf")
+        self._next = clock.monotonic() + seconds if waits else -inf
 
     def passes(self) -> bool:
         """Return whether it may happen now; if so, it may not again for `seconds`."""

@@ -31,8 +31,7 @@ def queue_name_error(name: str | bytes) -> str | None:
 
 def master_of(name: str) -> str | None:
     """Return the master of fanout child `name`, or None when `name` is not a fanout child."""
-    master, plus, _child = name.partition("+")
-    return master if plus else None
+    return name[: name.index("+")] if "+" in name else None
 
 
 def _length_error(text: str) -> str | None:

@@ -32,6 +32,7 @@ from kestrelmq.journal.files import (
     Directory,
     DiskDirectory,
     QueuePathLock,
+    file_size,
     list_directory,
     make_queue_path,
 )
@@ -115,7 +116,7 @@ class QueueCollection:
             self.add_loaded(queue_files.queue, self.load(queue_files))
 
     def take_path(self) -> list[QueueFiles]:
-        """Take the queue path; return the queues to `load` and then `add_loaded`, in order.
+        """Take the queue path; return the queues to `load` and then `add_loaded`, by name.
 
         Raises:
             QueuePathLocked: another server uses it.
@@ -125,7 +126,7 @@ class QueueCollection:
         self._lock.acquire()
         self.registry.load()
         listing = list_directory(self._directory.path)
-        found = group_files(listing.sizes)
+        found = group_files(listing.files)
         for warning in config_warnings(self.config, found.queues):
             log.warning("%s", warning)
         for name in found.unknown:
@@ -138,7 +139,20 @@ class QueueCollection:
         remove_left_over(self._directory, found.dead)
         write_directories.remove_all(self._directory.path)
         self.loading.expect(found.queues)
-        return in_order(found.queues.values(), listing.sizes)
+        return list(found.queues.values())
+
+    def in_order(self, queues: Collection[QueueFiles], pace: Pace) -> list[QueueFiles]:
+        """Return queues in the order in which to load them, see `in_order`; from any thread.
+
+        `pace` is called before each file is looked at.
+        """
+
+        def size_of(name: str) -> int:
+            pace()
+            return file_size(f"{path}/{name}")  # no path object for each of very many
+
+        path = self._directory.path
+        return in_order(queues, size_of)
 
     def check_path(self, names: Collection[str] | None = ()) -> None:
         """Check that the queue path, and files in it, still exist; see `PathGuard.check`."""

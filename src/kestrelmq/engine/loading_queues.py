@@ -4,8 +4,7 @@ Until a queue is loaded, it can neither be used nor be created anew. Nor can the
 child that is still loading, because items added to the master must reach the child.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.names import QueueFiles
@@ -26,7 +25,7 @@ class LoadingQueues:
         # The names among these that have a journal: a master may be here only for its children.
         self._expected: set[str] = set()
         # How many queues of a family are still to be loaded, by the master's name.
-        self._families: Counter[str] = Counter()
+        self._families: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._names)
@@ -45,7 +44,9 @@ class LoadingQueues:
 
     def expect(self, names: Collection[str]) -> None:
         """Take note that the queues `names` are to be loaded."""
-        self._families.update(map(family_of, names))
+        for name in names:
+            family = family_of(name)
+            self._families[family] = self._families.get(family, 0) + 1
         self._expected.update(names)
         self._names.update(names, self._families)
 
@@ -80,17 +81,16 @@ def family_of(name: str) -> str:
     return master_of(name) or name
 
 
-def in_order(queues: Collection[QueueFiles], sizes: Mapping[str, int]) -> list[QueueFiles]:
+def in_order(queues: Collection[QueueFiles], size_of: Callable[[str], int]) -> list[QueueFiles]:
     """Return queues in the order of loading: short ones first, children before their master.
 
-    A master and its children count as one, because they can only be used together. `sizes` are
-    the bytes in each file.
+    A master and its children count as one, because they can only be used together. `size_of`
+    returns the bytes in a file.
     """
     family_sizes: dict[str, int] = {}
     for files in queues:
         family = family_of(files.queue)
-        # A file without a size has just gone; loading it will report what is wrong.
-        size = sum([sizes.get(name, 0) for name in files.present])
+        size = sum([size_of(name) for name in files.present])
         family_sizes[family] = family_sizes.get(family, 0) + size
 
     def place(files: QueueFiles) -> tuple[int, str, bool]:

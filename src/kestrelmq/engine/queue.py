@@ -18,6 +18,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, islice
 from typing import Final, Protocol
 
@@ -185,16 +186,23 @@ class QueueLimits:
     @classmethod
     def of(cls, config: QueueConfig, paused: Paused, *, memory_only: bool) -> "QueueLimits":
         """Return the limits of a queue with these settings, of which something may be paused."""
-        return cls(
+        is_paused = paused is not _NOTHING_PAUSED
+        return _shared_limits(
             max_items=config.max_items,
             max_size=config.max_size,
             max_item_size=config.max_item_size,
             max_age=None if config.max_age is None else int(config.max_age * 1000),
             fanout_only=config.fanout_only,
             memory_only=memory_only,
-            reads_paused=Paused.READS in paused,
-            writes_paused=Paused.WRITES in paused,
+            reads_paused=is_paused and Paused.READS in paused,
+            writes_paused=is_paused and Paused.WRITES in paused,
         )
+
+
+_shared_limits: Final = lru_cache(maxsize=256)(QueueLimits)
+"""There may be very many queues with the same limits."""
+_NO_LIMITS: Final = QueueLimits()
+_NOTHING_PAUSED: Final = Paused.NOTHING
 
 
 def _any_expires(records: Iterable[bytes]) -> bool:
@@ -203,9 +211,6 @@ def _any_expires(records: Iterable[bytes]) -> bool:
         if record[13:21] != NO_EXPIRY:
             return True
     return False
-
-
-_NO_LIMITS: Final = QueueLimits()
 
 
 class Queue(Committable):
@@ -406,8 +411,6 @@ class Queue(Committable):
         memory_only = self._stays_in_memory or isinstance(self.journal, NoJournal)
         self._limits = QueueLimits.of(self.config, self.paused, memory_only=memory_only)
         self._is_limited = self._limits != _NO_LIMITS
-        if not self._is_limited:
-            self._limits = _NO_LIMITS  # shared: there may be very many such queues
 
     def pause(self, paused: Paused) -> None:
         """Pause these operations from now on, and no others.

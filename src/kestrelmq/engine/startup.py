@@ -82,6 +82,7 @@ class StartUp:
         self._at_once = at_once
         self._left = 0
         self._waiting: deque[QueueFiles] = deque()
+        self._is_in_order = False
         self._stopped = False
         # What the thread has loaded and not handed over yet, and when it last did that.
         self._kept: _Loaded = []
@@ -133,6 +134,9 @@ class StartUp:
             return self.gently
 
         try:
+            if not self._is_in_order:
+                self._waiting = deque(self._collection.in_order(self._waiting, pace))
+                self._is_in_order = True
             for _ in range(min(self._at_once, len(self._waiting))):
                 queue_files = self._waiting.popleft()
                 found = self._load(queue_files, pace)  # which may hand over what is kept

@@ -27,7 +27,6 @@ import stat
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import BinaryIO, Final, Literal, NamedTuple, Protocol, Self
@@ -98,43 +97,41 @@ def open_stream(path: str | Path, mode: Literal["rb", "wb", "ab"], buffering: in
     return open(path, mode, buffering, opener=open_regular)
 
 
-def file_names(path: str | Path) -> list[str]:
-    """Return the names in a directory, without those of directories. Raises OSError.
-
-    Names of pipes, devices and the like are included: such a file cannot be opened, so a queue that
-    has one is damaged. Leaving it out would hide that some of the queue may be missing.
-    """
-    with os.scandir(path) as entries:
-        return [entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)]
-
-
-@dataclass(slots=True)
-class Listing:
+class Listing(NamedTuple):
     """What is in a directory.
 
     Attributes:
-        sizes: bytes in each file, pipes, devices and the like included: see `file_names`.
+        files: the names of its files, links, pipes, devices and the like. A queue that has a pipe
+            is damaged, because that cannot be opened. Leaving it out would hide that some of the
+            queue may be missing.
         directories: the names of its subdirectories.
     """
 
-    sizes: dict[str, int] = field(default_factory=dict)
-    directories: list[str] = field(default_factory=list)
+    files: list[str]
+    directories: list[str]
 
 
 def list_directory(path: str | Path) -> Listing:
     """Return what is in a directory. Raises OSError."""
-    found = Listing()
+    found = Listing([], [])
     with os.scandir(path) as entries:
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                found.directories.append(entry.name)
-                continue
-            try:
-                size = entry.stat(follow_symlinks=False).st_size
-            except OSError:
-                size = 0  # whoever opens it will report what is wrong
-            found.sizes[entry.name] = size
+            is_directory = entry.is_dir(follow_symlinks=False)
+            (found.directories if is_directory else found.files).append(entry.name)
     return found
+
+
+def file_names(path: str | Path) -> list[str]:
+    """Return the names in a directory, without those of directories. Raises OSError."""
+    return list_directory(path).files
+
+
+def file_size(path: str) -> int:
+    """Return the bytes in a file; 0 without one: whoever opens it will report what is wrong."""
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
 
 
 # --- syncing, renaming and linking by path ---

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from kestrelmq.clock import Clock, Pause, Throttle, no_pause
 from kestrelmq.errors import JournalError
@@ -62,8 +62,7 @@ Pace = Callable[[], bool]
 """A `Pause` that returns whether others are being served, so that the next piece must be short."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedQueue:
+class LoadedQueue(NamedTuple):
     """A queue that was read from its files.
 
     Attributes:

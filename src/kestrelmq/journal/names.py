@@ -11,8 +11,8 @@ This module does no I/O: `group_files` works on a list of names.
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from kestrelmq.names import queue_name_error
 
@@ -47,8 +47,7 @@ class JournalName:
     packed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class QueueFiles:
+class QueueFiles(NamedTuple):
     """The files of one queue, and what must be cleaned up before they are replayed.
 
     Attributes:
@@ -185,7 +184,7 @@ def group_files(names: Iterable[str]) -> QueuePathFiles:
         else:
             # A crash of the machine may leave these without a file of the queue itself.
             alone = QueueFiles(master, dead=tuple(sorted(left_over.pop(master, []))))
-            queues[master] = replace(queues.get(master, alone), delayed=grouped)
+            queues[master] = queues.get(master, alone)._replace(delayed=grouped)
     dead = sorted(name for names in left_over.values() for name in names)
     return QueuePathFiles(queues, tuple(sorted(unknown)), tuple(dead))
 

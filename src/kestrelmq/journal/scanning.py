@@ -244,6 +244,8 @@ def uniform_run(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
 
 def _alike(buffer: Buffer, position: int, count: int, length: int) -> int:
     """Return how many of `count` records in a row have the opcode and the size of the first."""
+    if count < 2:  # the first alone
+        return count
     for offset in range(_HEAD.size):
         # One byte of the opcode and size at a time, from all records at once.
         column = buffer[position + offset : position + count * length : length]

@@ -17,14 +17,14 @@ CONTINUE.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.journal.files import data_after, forget
 from kestrelmq.journal.records import (
+    ADD_HEADER,
     REMOVE_TENTATIVE,
     REMOVE_TENTATIVE_XID,
     STATE_DUMP_SIZE,
@@ -63,8 +63,7 @@ class EndKind(Enum):
     DAMAGED = "it is damaged"
 
 
-@dataclass(frozen=True, slots=True)
-class WalkEnd:
+class WalkEnd(NamedTuple):
     """Where and why the records of a file end.
 
     Attributes:
@@ -277,8 +276,7 @@ def _whole_length(buffer: Buffer, position: int) -> int | None:
 # --- records for replay ---
 
 
-@dataclass(frozen=True, slots=True)
-class RecordBatch:
+class RecordBatch(NamedTuple):
     """Consecutive whole records.
 
     Attributes:
@@ -294,17 +292,18 @@ class RecordBatch:
 
 def find_records(buffer: Buffer, position: int, end: int, *, more: bool) -> tuple[RecordBatch, int]:
     """Find records, as a `RecordFinder`; a run of equally long ones may extend far beyond `end`."""
-    size = len(buffer)
-    reach = min(size, position + _LONG_RUN * (end - position)) if more else end
-    count, length = uniform_run(buffer, position, reach)
-    if count >= MIN_RUN:
-        stopped = position + count * length
-        return RecordBatch(range(position, stopped, length), stopped, is_added=True), stopped
     starts: list[int] = []
-    stopped = added_run(buffer, position, end, starts)
-    if len(starts) >= MIN_RUN:
-        return RecordBatch(starts, stopped, is_added=True), stopped
-    starts = []
+    if end - position >= MIN_RUN * ADD_HEADER:  # else there is no room for a run
+        size = len(buffer)
+        reach = min(size, position + _LONG_RUN * (end - position)) if more else end
+        count, length = uniform_run(buffer, position, reach)
+        if count >= MIN_RUN:
+            stopped = position + count * length
+            return RecordBatch(range(position, stopped, length), stopped, is_added=True), stopped
+        stopped = added_run(buffer, position, end, starts)
+        if len(starts) >= MIN_RUN:
+            return RecordBatch(starts, stopped, is_added=True), stopped
+        starts = []
     try:
         stopped = scan(buffer, position, end, starts, more=more)
     except DamagedJournal as damage:

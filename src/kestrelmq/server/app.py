@@ -55,7 +55,7 @@ _TIMER_PERIOD: Final = 0.05
 """Seconds between checks for open reads whose time is up and for periodic syncs."""
 _SWITCH_INTERVAL: Final = 0.0001
 """Seconds after which a thread that holds the interpreter lock must yield it to the loop."""
-_LOAD_TIMEOUT: Final = 1.0
+_LOAD_TIMEOUT: Final = 0.75
 """Seconds that listing and loading the queues may take before the loaded ones are served."""
 _FULL_COLLECTION_THRESHOLD: Final = 1000
 """The garbage collector's third threshold: collections of the middle generation before one of all
