@@ -11,7 +11,7 @@ import selectors
 import socket
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, Literal, cast
+from typing import Final, Literal
 
 from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.durability import Committable
@@ -364,16 +364,14 @@ class Connection(TurnConnection):
         self.count_output(len(reply))
 
     def push_large(self, parts: Sequence[Part], size: int, queues: Queues = None) -> None:
-        """Send a reply in parts, of `size` bytes in all, some of which may be large.
+        """Send a reply in parts, of about `size` bytes in all, some of which may be large.
 
-        A large part is sent as it is: a copy of 100 MiB would hold all others up.
+        A large part is sent as it is: a copy of 100 MiB would hold all others up. The others are
+        copied only once, with all replies of the turn.
         """
-        if size <= OUTPUT_LIMIT:
-            self.push(b"".join(cast(Sequence[bytes], parts)), queues)
-            return
         if self._is_closed:
             return
-        self.replies.add_large(parts, queues)
+        self.replies.add_all(parts, queues, may_be_large=size > OUTPUT_LIMIT)
         if not self._queued:
             self._queued = True
             self._turns.replying.append(self)

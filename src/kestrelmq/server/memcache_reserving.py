@@ -52,7 +52,7 @@ class MemcacheReserve(ReserveHandler):
     def answer(self, reserved: Reserved) -> None:
         """Send the items and END."""
         parts: list[bytes | memoryview] = []
-        size = 0
+        size = len(END)
         for queue, reservation in reserved:
             parts += _reply_parts(queue, reservation)
             size += reservation.size

@@ -116,12 +116,12 @@ class Replies:
         parts.append(middle)
         parts.append(end)
 
-    def add_large(self, parts: Sequence[Part], queues: Queues) -> None:
-        """Add a reply that may have large parts; the client must be paused until it has read it."""
+    def add_all(self, parts: Sequence[Part], queues: Queues, *, may_be_large: bool) -> None:
+        """Add a reply in parts; if any may be large, the client must be paused until it read it."""
         first = len(self.parts)
         self.extents.append((first, first + len(parts), queues))
         self.parts += parts
-        self._has_large = True
+        self._has_large |= may_be_large
 
     def fail(
         self, failures: Mapping[Committable, JournalError], failure_reply: FailureReply
