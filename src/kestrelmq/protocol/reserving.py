@@ -43,7 +43,7 @@ class Reserve:
     """Reserve items, of the first of several queues that have any.
 
     Attributes:
-        queues: their names.
+        queues: their names; one that is repeated is asked once.
         count: the most items.
         lease: how long they are reserved (ms).
         timeout: milliseconds to wait for an item.
@@ -272,7 +272,7 @@ def _listed(word: bytes) -> bytes:
 def _reserve(words: list[bytes], queue: NameParser) -> Reserve:
     if len(words) < 2:
         raise ClientFault("reserve takes queues, a count and a lease", closes=False)
-    names = dict.fromkeys(map(_listed, words[0].split(b",")))
+    names = map(_listed, words[0].split(b","))
     options, others = split_options(words[2:], {b"lease", b"t", b"tag", b"owner", b"grace"})
     if others or b"lease" not in options:
         raise ClientFault("reserve takes a lease= after the count", closes=False)

@@ -461,7 +461,7 @@ def _put_once(arguments: Any) -> Put:
 
 def _reserve(arguments: Any) -> Reserve:
     return Reserve(
-        tuple(dict.fromkeys(arguments.queue_names)),
+        tuple(arguments.queue_names),
         arguments.max_items,
         arguments.lease_msec,
         arguments.timeout_msec,

@@ -115,7 +115,7 @@ class PendingReserve(PendingRequest):
         self._connection = connection
         self._context = context
         self._handler = handler
-        self._names = names
+        self._names = names if len(names) == 1 else tuple(dict.fromkeys(names))
         self._count = count
         self._terms = terms
         self._deadline = context.loop.time() + seconds

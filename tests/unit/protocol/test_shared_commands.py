@@ -35,7 +35,7 @@ LINES = [
     (b"Client KILL 7", KillClient(7)),
     (
         b"reserve b,a,b 5 lease=9 t=1 tag=a:1:b owner=w grace=2",
-        Reserve(("b", "a"), 5, 9, 1, "a:1:b", "w", 2),
+        Reserve(("b", "a", "b"), 5, 9, 1, "a:1:b", "w", 2),
     ),
     (b"reserve work 5 lease=9", Reserve(("work",), 5, 9)),
     (b"finish work %b %b" % (READ, READ), Finish("work", ((171, (7, 7)),))),

@@ -125,7 +125,7 @@ CALLS: list[tuple[str, dict[str, Any], Request, Answer]] = [
             "owner": "caf\u00e9",
             "grace_msec": 0,
         },
-        Reserve(("b", "a"), 1000, 1, 2**33, "sink:7:0", "caf\u00e9", 0),
+        Reserve(("b", "a", "b"), 1000, 1, 2**33, "sink:7:0", "caf\u00e9", 0),
         ReservedItems((), is_done=True),
     ),
     ("finish", {"queue_name": "q", "read_ids": [READ, READ]}, Finish("q", ((171, (-7, -7)),)), 1),

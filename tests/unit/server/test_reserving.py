@@ -127,6 +127,23 @@ def test_a_repetition_that_was_not_sent_changes_nothing(tmp_path: Path) -> None:
         assert turning.collection.obtain("work").open_reads == 1
 
 
+@pytest.mark.parametrize("protocol", ["memcache", "text"])
+def test_a_queue_that_is_named_twice_is_asked_once(tmp_path: Path, protocol: str) -> None:
+    """Each item is answered once, also when the tag is open already."""
+
+    async def scenario() -> None:
+        await put(turning, b"item")
+        client = turning.connect(protocol)
+        request = b"reserve work,work 9 lease=9999 tag=a:1:x\r\n"
+        for _ in range(2):
+            end = b"END\r\n" if protocol == "memcache" else b"*\n"
+            assert (await ask(turning, client, request, end)).count(b"item") == 1
+        await turning.hang_up(client)
+
+    with Turning(tmp_path) as turning:
+        turning.run(scenario())
+
+
 def test_what_waits_for_a_sync_was_not_sent(tmp_path: Path) -> None:
     """Though an earlier reply of the same connection was, after an earlier sync."""
     settings = {"slow": QueueConfig.model_validate({"sync_journal": "0ms"})}
