@@ -52,6 +52,10 @@ class TagRefused(KestrelError, ValueError):  # noqa: N818
     """A tag or an epoch of a reserved read that cannot be used; nothing was changed."""
 
 
+class NoDeadLetterQueue(KestrelError, ValueError):  # noqa: N818
+    """Reads cannot be released as dead letters: their queue has none; nothing was changed."""
+
+
 class PatternRefused(KestrelError):  # noqa: N818
     """A regular expression to search for that is none, or takes too long."""
 

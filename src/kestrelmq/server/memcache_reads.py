@@ -9,6 +9,7 @@ from kestrelmq.errors import (
     InvalidQueueName,
     JournalError,
     KestrelError,
+    NoDeadLetterQueue,
     PatternRefused,
     TagRefused,
 )
@@ -24,7 +25,13 @@ _GRACE: Final = 5.0
 """Seconds by which the open read of a taken item outlasts the wait for the next item."""
 
 
-_CLIENT_FAULTS: Final = (InvalidQueueName, InvalidDeclaration, PatternRefused, TagRefused)
+_CLIENT_FAULTS: Final = (
+    InvalidQueueName,
+    InvalidDeclaration,
+    NoDeadLetterQueue,
+    PatternRefused,
+    TagRefused,
+)
 
 
 def error_reply(error: KestrelError) -> bytes:

@@ -19,7 +19,7 @@ from typing import Final
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
-from kestrelmq.errors import KestrelError, QueueUnavailable, TagRefused
+from kestrelmq.errors import KestrelError, NoDeadLetterQueue, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.journal.reservations import Reservation, ReserveTerms
 from kestrelmq.protocol.reserving import (
@@ -373,9 +373,9 @@ def _named(queue: Queue, request: Release | Extend) -> Sequence[int]:
 
 
 def _check_release(queue: Queue, request: Release) -> None:
-    """Raise TagRefused if reads cannot be released as a request says."""
+    """Raise NoDeadLetterQueue if reads cannot be released as a request says."""
     if request.dead and queue.config.dead_letter_queue is None:
-        raise TagRefused(f"queue {queue.name} has no dead_letter_queue")
+        raise NoDeadLetterQueue(f"queue {queue.name} has no dead_letter_queue")
 
 
 def _release(queue: Queue, request: Release, xids: Sequence[int]) -> int:
