@@ -8,6 +8,8 @@
 
 What was taken for the answer belongs to the client once the answer was handed to the socket. If the
 connection ends before that, or an error had to be sent instead, it is released, uncounted.
+
+A request comes from a connection, or from a task, as those over HTTP do (`AwaitedRequest`).
 """
 
 import asyncio
@@ -15,7 +17,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
@@ -31,10 +33,11 @@ from kestrelmq.protocol.reserving import (
     Reserve,
     Retire,
 )
+from kestrelmq.server.changes import wait_until_durable
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.reads import MOST_READS_COUNTED
-from kestrelmq.server.replies import OUTPUT_LIMIT
+from kestrelmq.server.replies import OUTPUT_LIMIT, Queues
 
 MAX_OWNERS: Final = 100
 """The most owners that one connection may name."""
@@ -47,6 +50,10 @@ Reserved = list[tuple[Queue, Reservation]]
 """Reservations of one request, and their queues."""
 CountAnswer = Callable[[int, Queue | None], None]
 """Sends of how many reads or tags something was done, and to which queue."""
+Refuse = Callable[[KestrelError], None]
+"""Sends the error."""
+Requester: TypeAlias = "Connection | AwaitedRequest"
+"""Who made a request: it is told when the request waits, when it is done, and so on."""
 
 
 class ReserveHandler:
@@ -69,21 +76,21 @@ class PendingReserve(PendingRequest):
     """A request to reserve items of the first of some queues that have any.
 
     It is answered as soon as there is one item, with all that are there then, up to a number. While
-    it waits, it is in the line of each queue, and the connection is paused; input after it ends the
-    wait. After the answer the connection is paused until its socket has taken that.
+    it waits, it is in the line of each queue. A connection is paused meanwhile, and input after the
+    request ends the wait; and it is paused after the answer until its socket has taken that.
 
     Attributes:
         is_lost: whether an error was sent instead of the answer.
     """
 
     __slots__ = (
-        "_connection",
         "_context",
         "_count",
         "_deadline",
         "_handler",
         "_is_answered",
         "_names",
+        "_requester",
         "_taken",
         "_terms",
         "_timer",
@@ -93,7 +100,7 @@ class PendingReserve(PendingRequest):
 
     def __init__(
         self,
-        connection: Connection,
+        requester: Requester,
         context: ServerContext,
         handler: ReserveHandler,
         names: tuple[str, ...],
@@ -104,7 +111,7 @@ class PendingReserve(PendingRequest):
         """Prepare; `begin` begins it.
 
         Args:
-            connection: the connection of the request.
+            requester: who asks.
             context: what the sessions share.
             handler: sends the answer.
             names: the names of the queues, in the order in which they are asked.
@@ -112,7 +119,7 @@ class PendingReserve(PendingRequest):
             terms: for how long and for whom.
             seconds: the longest time to wait, from now on.
         """
-        self._connection = connection
+        self._requester = requester
         self._context = context
         self._handler = handler
         self._names = names if len(names) == 1 else tuple(dict.fromkeys(names))
@@ -135,7 +142,7 @@ class PendingReserve(PendingRequest):
             self._context.check_readable()
             queues = self._queues()
             if not all(map(self._context.settle, queues)):
-                self._connection.resume_later(self)
+                self._requester.resume_later(self)
                 return
             if not self._try(queues):
                 self._wait(queues)
@@ -150,7 +157,7 @@ class PendingReserve(PendingRequest):
         if self.is_lost:
             self._release()
         self._taken = []
-        self._connection.request_done()
+        self._requester.request_done()
 
     def cancel(self) -> None:
         """Stop waiting, and release what was not sent to the client, which is gone."""
@@ -194,7 +201,7 @@ class PendingReserve(PendingRequest):
                 return True
             if any(queue.is_done(tag) for queue in queues):
                 self._stop_waiting()
-                self._connection.request_done()
+                self._requester.request_done()
                 self._handler.answer_done()
                 return True
         self._take(queues)
@@ -230,14 +237,14 @@ class PendingReserve(PendingRequest):
         self._is_answered = True
         self._handler.answer(reserved)
         if self._taken:
-            self._connection.stall()
-            self._connection.resume_later(self)
+            self._requester.stall()
+            self._requester.resume_later(self)
         else:
-            self._connection.request_done()
+            self._requester.request_done()
 
     def _fail(self, error: KestrelError) -> None:
         self._stop_waiting()
-        self._connection.request_done()
+        self._requester.request_done()
         self._handler.fail(error)
 
     def _release(self) -> None:
@@ -254,7 +261,7 @@ class PendingReserve(PendingRequest):
             for queue in queues:
                 queue.get_misses += 1
             self._answer([])
-        elif self._connection.wait_for_item(self):
+        elif self._requester.wait_for_item(self):
             self._timer = self._context.loop.call_later(remaining, self._time_out)
             for queue in queues:
                 waiter = Waiter(ReadMode.PEEK, self._item_arrived, self._item_failed)
@@ -281,53 +288,54 @@ class PendingReserve(PendingRequest):
         except KestrelError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 # it is logged
-            self._connection.request_failed(error)
+            self._requester.request_failed(error)
 
     def _item_failed(self, error: KestrelError) -> None:
-        self._connection.guard(lambda: self._fail(error))
+        self._requester.guard(lambda: self._fail(error))
 
     def _time_out(self) -> None:
         self._timer = None
         for queue, _ in self._waiting:
             queue.get_misses += 1
-        self._connection.guard(lambda: self._answer([]))
+        self._requester.guard(lambda: self._answer([]))
 
 
 def begin_reserve(
-    connection: Connection,
+    requester: Requester,
     context: ServerContext,
-    owners: "ConnectionOwners",
+    owners: "ConnectionOwners | None",
     request: Reserve,
     handler: ReserveHandler,
 ) -> None:
-    """Serve a request to reserve items."""
+    """Serve a request to reserve items; `owners` are those of the connection, if it is one."""
     try:
-        if request.owner:
+        if request.owner and owners is not None:
             owners.add(request.owner)
     except KestrelError as error:
         handler.fail(error)
         return
-    connection.count_slow_request()
+    requester.count_slow_request()
     terms = _terms(request.lease, request.grace, request.owner, request.tag)
     seconds = request.timeout / 1000
     PendingReserve(
-        connection, context, handler, request.queues, request.count, terms, seconds
+        requester, context, handler, request.queues, request.count, terms, seconds
     ).begin()
 
 
 def end_reserved(
-    connection: Connection,
+    requester: Requester,
     context: ServerContext,
-    owners: "ConnectionOwners",
+    owners: "ConnectionOwners | None",
     request: EndsReads,
     answer: CountAnswer,
-    refuse: Callable[[KestrelError], None],
+    refuse: Refuse,
 ) -> None:
     """Serve a request about reads that are reserved: call `answer` or `refuse`, perhaps later."""
-    connection.count_slow_request()
+    requester.count_slow_request()
     try:
         if isinstance(request, ExtendOwner):
-            owners.add(request.owner)
+            if owners is not None:
+                owners.add(request.owner)
             seconds, now = request.milliseconds / 1000, context.turns.clock.monotonic()
             answer(context.collection.owners.extend(request.owner, seconds, now), None)
             return
@@ -340,7 +348,7 @@ def end_reserved(
             answer(0, None)
         elif isinstance(request, Release) and request.owner:
             _check_release(queue, request)
-            _OwnerRelease(connection, queue, request, answer).begin()
+            _OwnerRelease(requester, queue, request, answer, refuse).begin()
         else:
             answer(_applied(queue, request), queue)
     except KestrelError as error:
@@ -392,15 +400,21 @@ def _release(queue: Queue, request: Release, xids: Sequence[int]) -> int:
 class _OwnerRelease(PendingRequest):
     """The release of all reads of an owner in a queue, some in each turn."""
 
-    __slots__ = ("_answer", "_connection", "_count", "_failure", "_queue", "_request")
+    __slots__ = ("_answer", "_count", "_failure", "_queue", "_refuse", "_request", "_requester")
 
     def __init__(
-        self, connection: Connection, queue: Queue, request: Release, answer: CountAnswer
+        self,
+        requester: Requester,
+        queue: Queue,
+        request: Release,
+        answer: CountAnswer,
+        refuse: Refuse,
     ) -> None:
-        self._connection = connection
+        self._requester = requester
         self._queue = queue
         self._request = request
         self._answer = answer
+        self._refuse = refuse
         self._count = 0
         self._failure = queue.failure
 
@@ -416,14 +430,17 @@ class _OwnerRelease(PendingRequest):
 
     def resume(self) -> None:
         """Release some, unless readers have done that; answer when there are no more."""
-        connection, queue = self._connection, self._queue
+        requester, queue = self._requester, self._queue
         queue.give_back_some()
         if queue.is_giving_back(self):
-            connection.yield_turn()
-            connection.resume_later(self)
+            requester.yield_turn()
+            requester.resume_later(self)
             return
-        connection.request_done()
-        self._answer(self._count, queue)
+        requester.request_done()
+        if self._has_failed and queue.failure is not None:
+            self._refuse(queue.failure)
+        else:
+            self._answer(self._count, queue)
 
     def oldest(self) -> int | None:
         """Return the xid of the owner's oldest read, unless it goes elsewhere than to the head."""
@@ -436,7 +453,7 @@ class _OwnerRelease(PendingRequest):
         """Release some."""
         released = _release(self._queue, self._request, xids)  # it may serve readers, and recur
         self._count += released
-        self._connection.push(b"", self._queue)  # makes the answer depend on it
+        self._requester.push(b"", self._queue)  # makes the answer depend on it
 
     def give_back_some(self) -> bool:
         """Release the youngest; return whether there are more."""
@@ -497,3 +514,147 @@ class ConnectionOwners:
         for name in self._names:
             owners.disconnected(name, now)
         self._names.clear()
+
+
+class AwaitedRequest(ReserveHandler):
+    """A request about reserved reads that a task awaits, such as that of an HTTP request.
+
+    To what the request goes through it is what a connection would be, and it hands the answer to
+    the task. It is no connection of an owner: the leases of the reads end when they end, unless a
+    connection has named their owner.
+    """
+
+    __slots__ = ("_context", "_count", "_ended", "_is_done", "_pending", "_queues", "_reserved")
+
+    def __init__(self, context: ServerContext) -> None:
+        """Prepare; `reserve` or `end_reads` is to follow."""
+        self._context = context
+        self._ended: asyncio.Future[None] = context.loop.create_future()
+        self._pending: PendingRequest | None = None
+        self._queues: tuple[Queue, ...] = ()
+        self._reserved: Reserved = []
+        self._is_done = False
+        self._count = 0
+
+    async def reserve(self, request: Reserve) -> Reserved | None:
+        """Return what was reserved, which is on disk then; None if the tag is done.
+
+        The task must then call `sent`, or `cancel` if the answer could not be sent.
+
+        Raises:
+            ConnectionError: it was cancelled.
+            KestrelError: nothing was reserved, or it was released again.
+        """
+        try:
+            begin_reserve(self, self._context, None, request, self)
+            await self._wait()
+        except BaseException:
+            self.cancel()
+            raise
+        return None if self._is_done else self._reserved
+
+    async def end_reads(self, request: EndsReads) -> int:
+        """End reads, or extend them; return of how many reads or tags, once that is on disk.
+
+        Raises:
+            KestrelError: the request is refused, or could not be written.
+        """
+        try:
+            end_reserved(self, self._context, None, request, self._answer_count, self.fail)
+            await self._wait()
+        except BaseException:
+            self.cancel()
+            raise
+        return self._count
+
+    async def _wait(self) -> None:
+        """Wait for the answer, and until the disk has what it says."""
+        await self._ended
+        await wait_until_durable(self._context, *self._queues)
+
+    def sent(self) -> None:
+        """Take note that the socket has taken the answer."""
+        if self._pending is not None:
+            self._pending.resume()
+
+    def cancel(self) -> None:
+        """Stop waiting, and release what was not sent to the client, which is gone."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.cancel()
+        if not self._ended.done():
+            self._ended.set_exception(ConnectionResetError("the client is gone"))
+
+    # --- the answer ---
+
+    def answer(self, reserved: Reserved) -> None:
+        """Hand over the reservations."""
+        self._reserved = reserved
+        self._queues = tuple([queue for queue, _ in reserved])
+        self._end(None)
+
+    def answer_done(self) -> None:
+        """Hand over that the tag is done."""
+        self._is_done = True
+        self._end(None)
+
+    def fail(self, error: KestrelError) -> None:
+        """Hand over the error."""
+        self._end(error)
+
+    def _answer_count(self, count: int, queue: Queue | None) -> None:
+        self._count = count
+        self._queues = () if queue is None else (queue,)
+        self._end(None)
+
+    def _end(self, error: Exception | None) -> None:
+        if self._ended.done():
+            return
+        if error is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(error)
+
+    # --- what a request asks of a connection ---
+
+    def wait_for_item(self, request: PendingRequest) -> bool:
+        """Keep `request`, which waits for an item."""
+        self._pending = request
+        return True
+
+    def resume_later(self, request: PendingRequest) -> None:
+        """Resume `request` once others have been served; after the answer, when that was sent."""
+        self._pending = request
+        if not self._ended.done():
+            self._context.loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        if self._pending is not None:
+            self.guard(self._pending.resume)
+
+    def request_done(self) -> None:
+        """Take note that the request was answered."""
+        self._pending = None
+
+    def guard(self, step: Callable[[], None]) -> None:
+        """Call `step`, which continues the request; if it raises, the task gets the exception."""
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 # whoever awaits it gets it
+            self.request_failed(error)
+
+    def request_failed(self, error: Exception) -> None:
+        """Hand over the exception of a request that was continued."""
+        self._end(error)
+
+    def push(self, reply: bytes, queues: Queues) -> None:
+        """Nothing to do: the task waits for the queues at the end."""
+
+    def stall(self) -> None:
+        """Nothing to do: the task tells when the answer was sent."""
+
+    def yield_turn(self) -> None:
+        """Nothing to do: each step is in a turn of its own."""
+
+    def count_slow_request(self) -> None:
+        """Nothing to do: a task makes one request."""

@@ -1,5 +1,6 @@
 """Expired items and open reads of which there are many: nobody waits until all are done with."""
 
+import asyncio
 import socket
 from collections import deque
 from collections.abc import Coroutine
@@ -11,8 +12,10 @@ import pytest
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.records import item_deliveries
+from kestrelmq.protocol.reserving import Reserve
 from kestrelmq.server import turns
 from kestrelmq.server.reads import HeldReadsReturn
+from kestrelmq.server.reserving import AwaitedRequest
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.queues import LocalQueues, queue_settings
 from tests.support.turning import Turning
@@ -92,6 +95,26 @@ def test_a_read_behind_many_expired_items(
                 await turning.turn()
         assert queue.expired_items == COUNT
         client.close()
+        other.close()
+        await turning.until(lambda: not turning.connections)
+
+    run(tmp_path, scenario(), turning)
+
+
+def test_a_task_behind_many_expired_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reserves the first that is not; others are served meanwhile."""
+    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)  # over after the first piece
+    fill(tmp_path)
+    turning = Turning(tmp_path)
+
+    async def scenario() -> None:
+        queue = turning.collection.obtain("work")
+        other = turning.connect("memcache")
+        awaited = AwaitedRequest(turning.context)
+        task = asyncio.create_task(awaited.reserve(Reserve(("work",), 1, 9999)))
+        assert await answered_meanwhile(turning, other, task.done) > 1
+        awaited.sent()
+        assert (queue.expired_items, queue.open_reads) == (COUNT, 1)
         other.close()
         await turning.until(lambda: not turning.connections)
 
