@@ -49,6 +49,8 @@ def test_no_request_makes_the_server_fail(case: Any, fuzzed: Admin) -> None:
     """Replies have a documented status, type and shape, and are never an internal error."""
     if len(case.path_parameters.get("name", "")) % 2:
         case.path_parameters["name"] = "work"  # one that is there
+    if isinstance(case.body, dict) and "timeout" in case.body:
+        case.body["timeout"] = 0  # nobody adds the items that it would wait for
     response = case.call(base_url=fuzzed.url)
     assert response.status_code != 500
     if len(response.request.url or "") > LONGEST_URL:

@@ -15,6 +15,7 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from kestrelmq.admin.bodies import BodyReader
+from kestrelmq.admin.connections import HttpConnection
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.sampling import Sampler
 from kestrelmq.engine.queue import Queue
@@ -33,22 +34,26 @@ MAX_TRANSFERS: Final = 8
 _BROKEN_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
-class Transfers:
-    """Counts the exports and imports that are served."""
+class LongRequests:
+    """Counts the requests of a kind that may take long, and limits how many are served."""
 
-    __slots__ = ("_count",)
+    __slots__ = ("_code", "_count", "_kind", "_most")
 
-    def __init__(self) -> None:
+    def __init__(self, most: int, kind: str, code: str) -> None:
+        """Serve at most `most` at a time, of that `kind`; any more are refused with `code`."""
+        self._most = most
+        self._kind = kind
+        self._code = code
         self._count = 0
 
     @contextmanager
     def one(self) -> Iterator[None]:
         """Serve one. Raises ApiError: there are too many."""
-        if self._count >= MAX_TRANSFERS:
+        if self._count >= self._most:
             raise ApiError(
                 503,
-                "too_many_transfers",
-                f"{MAX_TRANSFERS} exports and imports are being served; try again",
+                self._code,
+                f"{self._most} {self._kind} are being served; try again",
                 {"Retry-After": "1"},
             )
         self._count += 1
@@ -67,6 +72,7 @@ class AdminContext:
         sampler: the recent samples of the queues.
         token_needed: whether changes need a token.
         changes_allowed: whether changes can be made at all.
+        reserves: the requests to reserve items that are served.
         transfers: the exports and imports that are served.
     """
 
@@ -74,7 +80,12 @@ class AdminContext:
     sampler: Sampler
     token_needed: bool
     changes_allowed: bool
-    transfers: Transfers = field(default_factory=Transfers)
+    reserves: LongRequests
+    transfers: LongRequests = field(
+        default_factory=lambda: LongRequests(
+            MAX_TRANSFERS, "exports and imports", "too_many_transfers"
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +113,13 @@ class Call:
         self.request = request
         self._body = body
         self._bodies = bodies
+
+    @property
+    def connection(self) -> HttpConnection:
+        """The client's connection."""
+        connection = self.request.protocol
+        assert isinstance(connection, HttpConnection)  # noqa: S101 # the service makes no others
+        return connection
 
     @property
     def name(self) -> str:

@@ -16,7 +16,8 @@ import logging
 import resource
 import socket
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from aiohttp import web
@@ -105,7 +106,7 @@ class HttpConnection(web.RequestHandler):
         unsent: bytes of replies that were still unsent at the last check.
     """
 
-    __slots__ = ("_connections", "peer", "serving", "since", "unsent")
+    __slots__ = ("_connections", "_end_wait", "peer", "serving", "since", "unsent")
 
     def __init__(self, connections: "Connections", server: web.Server) -> None:
         super().__init__(
@@ -122,6 +123,7 @@ class HttpConnection(web.RequestHandler):
         self.serving = False
         self.since = 0.0
         self.unsent = 0
+        self._end_wait: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start to serve the connection, or close it if there is no place for it."""
@@ -138,6 +140,41 @@ class HttpConnection(web.RequestHandler):
         """Free the connection's place."""
         self._connections.discard(self)
         super().connection_lost(exc)
+        self.end_wait()
+
+    @contextmanager
+    def waiting(self, end_wait: Callable[[], None]) -> Iterator[None]:
+        """Call `end_wait` if the client disconnects, or the service ends, within the block.
+
+        Raises ConnectionError: the client is gone already.
+        """
+        if self.transport is None:
+            raise _gone()
+        self._end_wait = end_wait
+        try:
+            yield
+        finally:
+            self._end_wait = None
+
+    def end_wait(self) -> None:
+        """End what the request that is served waits for, if it says how."""
+        if self._end_wait is not None:
+            self._end_wait()
+
+    async def all_sent(self, request: BaseRequest) -> None:
+        """Wait until the socket has taken all that was written in reply to `request`.
+
+        Raises ConnectionError: the client disconnected before that.
+        """
+        if self.transport is not None:
+            self.transport.set_write_buffer_limits(0)
+            try:
+                await request.writer.drain()
+            finally:
+                if self.transport is not None:
+                    self.transport.set_write_buffer_limits()
+        if self.transport is None or self.transport.is_closing():
+            raise _gone()
 
     def abort(self) -> None:
         """Close the connection at once and drop what is unsent."""
@@ -170,17 +207,19 @@ class HttpConnection(web.RequestHandler):
 
 
 class Connections:
-    """All connections of the listener."""
+    """All connections of the listener.
 
-    __slots__ = ("_loop", "_most", "_open")
+    Attributes:
+        most: the most at the same time.
+    """
+
+    __slots__ = ("_loop", "_open", "most")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         # `RLIM_INFINITY` is negative in Python.
-        self._most = (
-            min(MAX_CONNECTIONS, soft // _DESCRIPTOR_SHARE) if soft > 0 else MAX_CONNECTIONS
-        )
+        self.most = min(MAX_CONNECTIONS, soft // _DESCRIPTOR_SHARE) if soft > 0 else MAX_CONNECTIONS
         self._open: dict[HttpConnection, None] = {}
 
     def __len__(self) -> int:
@@ -192,7 +231,7 @@ class Connections:
 
     def admit(self, connection: HttpConnection) -> bool:
         """Add `connection`, in place of another if necessary; return False if it is refused."""
-        if len(self._open) >= self._most:
+        if len(self._open) >= self.most:
             loser = displaced(
                 connection.peer,
                 self._open,
@@ -205,6 +244,11 @@ class Connections:
             loser.abort()
         self._open[connection] = None
         return True
+
+    def end_waits(self) -> None:
+        """End what requests wait for: the service ends."""
+        for connection in list(self._open):
+            connection.end_wait()
 
     def discard(self, connection: HttpConnection) -> None:
         """Remove `connection` if it is there."""
@@ -239,6 +283,10 @@ async def marked_as_serving(request: web.Request, handler: Handler) -> web.Strea
     finally:
         connection.serving = False
         connection.since = asyncio.get_running_loop().time()
+
+
+def _gone() -> ConnectionError:
+    return ConnectionResetError("the client disconnected")
 
 
 def _limit_silence(client: Any) -> None:

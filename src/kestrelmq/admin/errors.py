@@ -18,8 +18,10 @@ from kestrelmq.errors import (
     InvalidQueueName,
     JournalError,
     KestrelError,
+    NoDeadLetterQueue,
     PatternRefused,
     QueueUnavailable,
+    TagRefused,
 )
 from kestrelmq.server.context import ClientForbidden, Forbidden
 from kestrelmq.server.server_actions import RemoteAdminRefused
@@ -52,6 +54,8 @@ _CODES: Final[tuple[tuple[type[KestrelError], int, str], ...]] = (
     (InvalidQueueName, 400, "invalid_queue_name"),
     (RemoteAdminRefused, 403, "remote_admin_refused"),
     (PatternRefused, 400, "invalid_pattern"),
+    (TagRefused, 409, "tag_refused"),
+    (NoDeadLetterQueue, 409, "no_dead_letter_queue"),
     (ClientForbidden, 403, "client_not_allowed"),
     (Forbidden, 503, "refused_by_status"),
     (QueueUnavailable, 503, "queue_unavailable"),

@@ -7,7 +7,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from kestrelmq.admin.sampling import State
 from kestrelmq.marks import MAX_PRODUCER, MAX_SEQUENCE
 from kestrelmq.protocol.managing import MAX_SEARCH
+from kestrelmq.protocol.reserving import (
+    MAX_MILLISECONDS,
+    MAX_OWNER,
+    MAX_RESERVED,
+    MAX_RESERVED_QUEUES,
+)
 from kestrelmq.server.connection import ClientState
+from kestrelmq.tags import MAX_EPOCH, MAX_TAG
 
 MAX_PAGE = 1000
 MAX_PEEK = 100
@@ -15,6 +22,11 @@ MAX_PEEK_BYTES = 1 << 20
 MAX_TEXT = 4 << 20
 
 Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, le=MAX_MILLISECONDS // 1000)]
+QueueName = Annotated[str, Field(min_length=1, max_length=200)]
+Reads = Annotated[list[str], Field(max_length=MAX_RESERVED)]
+Tag = Annotated[str, Field(min_length=1, max_length=MAX_TAG)]
+Owner = Annotated[str, Field(min_length=1, max_length=MAX_OWNER)]
 SortKey = Literal[
     "name", "items", "bytes", "put_rate", "get_rate", "oldest", "open_reads", "waiters"
 ]
@@ -157,6 +169,82 @@ class Requeue(_Model):
 
     xids: Annotated[list[int], Field(max_length=MAX_PAGE)] | None = None
     """Their xids; if absent, all open reads of the queue."""
+
+
+class Reserving(_Model):
+    """Which items to reserve, for how long and for whom."""
+
+    queues: Annotated[list[QueueName], Field(min_length=1, max_length=MAX_RESERVED_QUEUES)]
+    """The queues, in the order in which they are asked."""
+    count: Annotated[int, Field(ge=1, le=MAX_RESERVED)] = 1
+    """How many items at most; an answer has about 1 MiB of data, or one item."""
+    lease: Seconds
+    """Seconds for which the items are reserved, unless that is extended; from 0.001 on."""
+    timeout: Seconds = 0.0
+    """Seconds to wait for an item; it is answered as soon as there is one."""
+    tag: Tag | None = None
+    """The step that the reads belong to, `NAME:EPOCH:PART`; with it the request can be repeated."""
+    owner: Owner | None = None
+    """Whose they are."""
+    grace: Seconds = 5.0
+    """Seconds for which they stay reserved after the owner's last connection has ended, if it had
+    any; a request to the API is none."""
+
+
+class Finishing(_Model):
+    """Which reserved reads to finish: `reads`, or those of a `tag`."""
+
+    reads: Reads = []
+    """The reads."""
+    tag: Tag | None = None
+    """The tag; it is done from then on, and this request may be repeated."""
+
+
+class Releasing(_Model):
+    """Which reserved reads to give back: `reads`, or those of a `tag` or of an `owner`."""
+
+    reads: Reads = []
+    """The reads."""
+    tag: Tag | None = None
+    """Those of this tag."""
+    owner: Owner | None = None
+    """Those of this owner."""
+    delay: Seconds | None = None
+    """Seconds until the items may be read again; if absent, as the settings of the queue say."""
+    uncounted: bool = False
+    """Whether this was no delivery."""
+    dead: bool = False
+    """Whether the items go to the dead-letter queue; `delay` and `uncounted` are for those that it
+    cannot take."""
+
+
+class Extending(_Model):
+    """Which leases to extend: those of `reads`, or of a `tag`."""
+
+    lease: Seconds
+    """Seconds from now on until they end."""
+    reads: Reads = []
+    """The reads."""
+    tag: Tag | None = None
+    """Those of this tag."""
+
+
+class ExtendingOwner(_Model):
+    """Whose leases to extend."""
+
+    owner: Owner
+    """The owner."""
+    lease: Seconds
+    """Seconds from now on until they end."""
+
+
+class Retiring(_Model):
+    """Which tags are over."""
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_TAG)]
+    """The name in the tags."""
+    epoch: Annotated[int, Field(ge=0, le=MAX_EPOCH)]
+    """The last epoch that is over."""
 
 
 class NewStatus(_Model):
@@ -415,6 +503,62 @@ class Requeued(_Model):
 
     requeued: Count
     """How many were given back."""
+
+
+class ReservedItem(_Model):
+    """An item that is reserved."""
+
+    queue: str
+    """The queue that it is of."""
+    read: str
+    """The name of the read, which ends it."""
+    deliveries: Count
+    """How often it was handed out, this time included."""
+    add_time: int
+    """When it was added (ms since the epoch)."""
+    expiry: int
+    """When it expires (ms since the epoch); 0 for never."""
+    size: Count
+    """Bytes of data in it."""
+    data: str
+    """Its data, in base64."""
+
+
+class ReservedAnswer(_Model):
+    """Items that were reserved."""
+
+    done: bool
+    """Whether the tag is done: its items were finished before, and there are none."""
+    items: list[ReservedItem]
+    """The items; none if there were none within the time."""
+
+
+class Finished(_Model):
+    """Reserved reads that are finished."""
+
+    finished: Count
+    """How many: of reads, those that were reserved still; of a tag, as many as the first time."""
+
+
+class Released(_Model):
+    """Reserved reads that were given back."""
+
+    released: Count
+    """How many were reserved still."""
+
+
+class Extended(_Model):
+    """Leases that were extended."""
+
+    extended: Count
+    """How many reads were reserved still."""
+
+
+class Retired(_Model):
+    """Tags that are over."""
+
+    retired: Count
+    """How many were open or done."""
 
 
 class ClientEntry(_Model):

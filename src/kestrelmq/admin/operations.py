@@ -4,7 +4,7 @@ from typing import Final
 
 from aiohttp import web
 
-from kestrelmq.admin import clients, items, queues, serverwide, transfers
+from kestrelmq.admin import clients, items, queues, reserving, serverwide, transfers
 from kestrelmq.admin.bodies import BodyReader
 from kestrelmq.admin.calls import AdminContext, ApiOperation, Call, to_response
 from kestrelmq.admin.errors import Handler
@@ -13,6 +13,11 @@ from kestrelmq.admin.models import (
     ClientPage,
     ConfigAnswer,
     Created,
+    Extended,
+    Extending,
+    ExtendingOwner,
+    Finished,
+    Finishing,
     Flushed,
     HistoryAnswer,
     Imported,
@@ -32,9 +37,15 @@ from kestrelmq.admin.models import (
     QueueDetail,
     QueuePage,
     Redrive,
+    Released,
+    Releasing,
     Reloaded,
     Requeue,
     Requeued,
+    ReservedAnswer,
+    Reserving,
+    Retired,
+    Retiring,
     ServerAnswer,
     StatusAnswer,
     Stored,
@@ -179,6 +190,59 @@ OPERATIONS: Final = (
         "open reads",
         body=Requeue,
         failures=(404, 503),
+    ),
+    ApiOperation(
+        "POST",
+        "/reserve",
+        reserving.reserve_items,
+        ReservedAnswer,
+        "reserved reads",
+        body=Reserving,
+        failures=(409, 503),
+    ),
+    ApiOperation(
+        "POST",
+        f"{_ONE}/finish",
+        reserving.finish_reads,
+        Finished,
+        "reserved reads",
+        body=Finishing,
+        failures=(409, 503),
+    ),
+    ApiOperation(
+        "POST",
+        f"{_ONE}/release",
+        reserving.release_reads,
+        Released,
+        "reserved reads",
+        body=Releasing,
+        failures=(409, 503),
+    ),
+    ApiOperation(
+        "POST",
+        f"{_ONE}/extend",
+        reserving.extend_reads,
+        Extended,
+        "reserved reads",
+        body=Extending,
+        failures=(409, 503),
+    ),
+    ApiOperation(
+        "POST",
+        "/extend-owner",
+        reserving.extend_owner,
+        Extended,
+        "reserved reads",
+        body=ExtendingOwner,
+    ),
+    ApiOperation(
+        "POST",
+        f"{_ONE}/retire",
+        reserving.retire_tags,
+        Retired,
+        "reserved reads",
+        body=Retiring,
+        failures=(409, 503),
     ),
     ApiOperation("GET", "/clients", clients.list_clients, ClientPage, "clients", query=PageQuery),
     ApiOperation(

@@ -10,7 +10,7 @@ from typing import Final
 
 from aiohttp import web
 
-from kestrelmq.admin.calls import AdminContext
+from kestrelmq.admin.calls import AdminContext, LongRequests
 from kestrelmq.admin.connections import Connections, HttpConnection, marked_as_serving
 from kestrelmq.admin.console import Console
 from kestrelmq.admin.endpoints import Endpoints
@@ -39,6 +39,7 @@ class AdminService:
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._events: QueueEvents | None = None
+        self._connections: Connections | None = None
 
     async def open(self, context: ServerContext) -> Sequence[Endpoint]:
         """Listen as the configuration says; return where, which is nowhere if it is turned off.
@@ -52,12 +53,18 @@ class AdminService:
             return ()
         tokens = [token.get_secret_value() for token in config.admin_tokens]
         sampler = Sampler(context)
+        self._connections = connections = Connections()
+        # They may wait, and must leave connections for others.
+        reserves = LongRequests(
+            connections.most // 2, "requests to reserve items", "too_many_reserves"
+        )
         is_local = is_loopback(config.listen_address)
         admin = AdminContext(
             context,
             sampler,
             token_needed=bool(tokens),
             changes_allowed=bool(tokens) or is_local or config.admin_listen_path is not None,
+            reserves=reserves,
         )
         self._events = QueueEvents(admin)
         guard = Guard(
@@ -66,7 +73,6 @@ class AdminService:
         app = self._application(admin, self._events, guard)
         self._runner = runner = web.AppRunner(app, shutdown_timeout=1.0)
         await runner.setup()
-        connections = Connections()
 
         server = runner.server
         if server is None:
@@ -116,6 +122,8 @@ class AdminService:
             listening.close()
         if self._events is not None:
             self._events.close()
+        if self._connections is not None:
+            self._connections.end_waits()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None

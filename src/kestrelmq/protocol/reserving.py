@@ -27,7 +27,8 @@ MAX_RESERVED_QUEUES: Final = 100
 """The most queues of one `reserve`."""
 MAX_OWNER: Final = MAX_TAG
 """The most bytes of an owner, or of the name in a tag."""
-_MAX_MILLISECONDS: Final = 2**53
+MAX_MILLISECONDS: Final = 2**53
+"""The longest lease, wait, delay or grace."""
 _MAX_DIGITS: Final = 19
 _SUFFIX: Final = 17
 """Bytes of a read from the hyphen before its nonce on."""
@@ -228,7 +229,7 @@ def _no_read(word: bytes) -> ValueError:
 
 def _check_milliseconds(**numbers: int) -> None:
     for what, value in numbers.items():
-        if not 0 <= value <= _MAX_MILLISECONDS:
+        if not 0 <= value <= MAX_MILLISECONDS:
             raise ValueError(f"{what} takes milliseconds")
 
 

@@ -1,0 +1,236 @@
+"""API operations on reserved reads: reserve items, and finish, release or extend the reads.
+
+The rules are those of the other protocols (`server.reserving`). An HTTP request is no connection of
+an owner: clients and proxies keep and drop their connections as they like.
+"""
+
+import asyncio
+import base64
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar
+
+from aiohttp import web
+
+from kestrelmq.admin.calls import Answer, Call
+from kestrelmq.admin.errors import ApiError
+from kestrelmq.admin.models import (
+    Extended,
+    Extending,
+    ExtendingOwner,
+    Finished,
+    Finishing,
+    Released,
+    Releasing,
+    ReservedAnswer,
+    ReservedItem,
+    Reserving,
+    Retired,
+    Retiring,
+)
+from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
+from kestrelmq.protocol.reserving import (
+    EndsReads,
+    Extend,
+    ExtendOwner,
+    Finish,
+    Release,
+    Reserve,
+    Retire,
+    parse_reads,
+    read_text,
+)
+from kestrelmq.server.reserving import AwaitedRequest, Reserved
+
+_SEND_TIMEOUT: Final = 60.0
+"""Seconds within which a client must take a part of an answer."""
+_PART: Final = 64 << 10
+"""Bytes of an answer that are sent at once, or a few more."""
+_ENCODED_AT_ONCE: Final = 3 * _PART
+"""Bytes of an item to encode at once; a multiple of three, so that the parts are one text."""
+_BEFORE_ITEMS: Final = b'{"done":false,"items":['
+_AFTER_DATA: Final = b'"}'
+_AFTER_ITEMS: Final = b"]}"
+
+Item = tuple[ReservedItem, bytes]
+"""An item without its data, and its record."""
+Request = TypeVar("Request")
+
+
+async def reserve_items(call: Call) -> Answer | web.StreamResponse:
+    """Reserve items of the first of some queues that have any; their reads end by their names.
+
+    A read ends by `finish`, by `release`, or when its lease ends: then its item goes back. If there
+    is no item, wait up to `timeout`. If the client disconnects before that, nothing is reserved;
+    if it disconnects before it was sent the answer, the items go back at once.
+    """
+    request = _checked(lambda: _reserve(call.body(Reserving)))
+    with call.admin.reserves.one():
+        awaited = AwaitedRequest(call.admin.context)
+        try:
+            with call.connection.waiting(awaited.cancel):
+                reserved = await awaited.reserve(request)
+        except ConnectionError:
+            if call.connection.transport is None:
+                raise
+            raise ApiError(503, "shutting_down", "the server is shutting down") from None
+        if reserved is None:
+            return Answer(ReservedAnswer(done=True, items=[]))
+        try:
+            response = await _send(call, reserved)
+        except BaseException:
+            awaited.cancel()
+            raise
+        awaited.sent()
+        return response
+
+
+def _reserve(body: Reserving) -> Reserve:
+    return Reserve(
+        tuple(body.queues),
+        body.count,
+        _milliseconds(body.lease),
+        _milliseconds(body.timeout),
+        body.tag or "",
+        body.owner or "",
+        _milliseconds(body.grace),
+    )
+
+
+async def _send(call: Call, reserved: Reserved) -> web.StreamResponse:
+    """Send what was reserved; return once the socket has all of it. Raises ConnectionError."""
+    request = call.request
+    items = _items(reserved)
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    try:
+        async with asyncio.timeout(_SEND_TIMEOUT):
+            await response.prepare(request)
+        for part in _parts(items):
+            async with asyncio.timeout(_SEND_TIMEOUT):
+                await response.write(part)
+            await asyncio.sleep(0)
+        async with asyncio.timeout(_SEND_TIMEOUT):
+            await response.write_eof()
+            await call.connection.all_sent(request)
+    except TimeoutError:
+        call.connection.abort()
+        raise ConnectionResetError("the client does not read the answer") from None
+    return response
+
+
+def _items(reserved: Reserved) -> list[Item]:
+    found: list[Item] = []
+    for queue, reservation in reserved:
+        for xid, record in zip(*queue.reserved_reads(reservation), strict=True):
+            item = ReservedItem(
+                queue=queue.name,
+                read=read_text(xid, reservation.nonce),
+                deliveries=item_deliveries(record) + 1,
+                add_time=item_add_time(record),
+                expiry=item_expiry(record),
+                size=len(record) - ADDX_HEADER,
+                data="",
+            )
+            found.append((item, record))
+    return found
+
+
+def _parts(items: Sequence[Item]) -> Iterator[bytes]:
+    """Yield a `ReservedAnswer` as JSON, in parts."""
+    parts: list[bytes] = []
+    size = 0
+    for piece in _pieces(items):
+        parts.append(piece)
+        size += len(piece)
+        if size >= _PART:
+            yield b"".join(parts)
+            parts, size = [], 0
+    yield b"".join(parts)
+
+
+def _pieces(items: Sequence[Item]) -> Iterator[bytes]:
+    between = _BEFORE_ITEMS
+    for item, record in items:
+        yield between + item.__pydantic_serializer__.to_json(item).removesuffix(_AFTER_DATA)
+        data = memoryview(record)[ADDX_HEADER:]
+        for at in range(0, len(data), _ENCODED_AT_ONCE):
+            yield base64.b64encode(data[at : at + _ENCODED_AT_ONCE])
+        yield _AFTER_DATA
+        between = b","
+    yield _AFTER_ITEMS if items else _BEFORE_ITEMS + _AFTER_ITEMS
+
+
+async def finish_reads(call: Call) -> Answer:
+    """Finish reserved reads: their items are gone for good.
+
+    Reads that have ended are left out. A tag that is done is answered as the first time.
+    """
+    body = call.body(Finishing)
+    count = await _ended(call, lambda: Finish(call.name, _reads(body.reads), body.tag or ""))
+    return Answer(Finished(finished=count))
+
+
+async def release_reads(call: Call) -> Answer:
+    """Give reserved reads back, as failed deliveries unless `uncounted`.
+
+    Their items are read again, or go to the dead-letter queue after `max_deliveries`.
+    """
+    body = call.body(Releasing)
+    count = await _ended(
+        call,
+        lambda: Release(
+            call.name,
+            _reads(body.reads),
+            body.tag or "",
+            body.owner or "",
+            None if body.delay is None else _milliseconds(body.delay),
+            body.uncounted,
+            body.dead,
+        ),
+    )
+    return Answer(Released(released=count))
+
+
+async def extend_reads(call: Call) -> Answer:
+    """Let the leases of reserved reads end so many seconds from now."""
+    body = call.body(Extending)
+    lease = _milliseconds(body.lease)
+    count = await _ended(call, lambda: Extend(call.name, lease, _reads(body.reads), body.tag or ""))
+    return Answer(Extended(extended=count))
+
+
+async def extend_owner(call: Call) -> Answer:
+    """Let the leases of all reads of an owner, of all queues, end so many seconds from now."""
+    body = call.body(ExtendingOwner)
+    count = await _ended(call, lambda: ExtendOwner(body.owner, _milliseconds(body.lease)))
+    return Answer(Extended(extended=count))
+
+
+async def retire_tags(call: Call) -> Answer:
+    """Refuse the tags of a name up to an epoch from now on, and forget those that are done.
+
+    The reads of those that are open are given back.
+    """
+    body = call.body(Retiring)
+    count = await _ended(call, lambda: Retire(call.name, body.name, body.epoch))
+    return Answer(Retired(retired=count))
+
+
+async def _ended(call: Call, make: Callable[[], EndsReads]) -> int:
+    """Do what the request says that `make` returns; return of how many reads or tags."""
+    return await AwaitedRequest(call.admin.context).end_reads(_checked(make))
+
+
+def _checked(make: Callable[[], Request]) -> Request:
+    """Return the request that `make` returns. Raises ApiError: it asks for what cannot be."""
+    try:
+        return make()
+    except ValueError as error:
+        raise ApiError(400, "invalid_body", str(error)) from None
+
+
+def _reads(reads: Sequence[str]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    return parse_reads([read.encode() for read in reads])
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
