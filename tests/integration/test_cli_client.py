@@ -113,6 +113,16 @@ def test_a_full_queue_is_an_error(client: Client, server: ServerProcess) -> None
     assert b"full" in result.stderr
 
 
+def test_the_statistics_of_a_damaged_queue(tmp_path: Path) -> None:
+    """They say why it cannot be read."""
+    path = tmp_path / "queues"
+    path.mkdir()
+    (path / "bad").write_bytes(b"U" * 64)
+    with running_server(tmp_path) as server:
+        found = json.loads(answer(server, "stats", "bad", "--json"))[server.address]
+        assert "damaged" in found["failure"]
+
+
 def test_monitor_collects_and_confirms(client: Client, server: ServerProcess) -> None:
     """It ends when it has as many as it was told; with none, the exit status is 1."""
     client.put_many("work", [b"1", b"2", b"3"])

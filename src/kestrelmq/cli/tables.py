@@ -74,7 +74,7 @@ def stats(
 
 def _stats_of(client: Client, queue: str | None) -> dict[str, dict[str, int | str]]:
     if queue is not None:
-        return {one.server: dict(one.values) for one in client.queues() if one.name == queue}
+        return {one.server: dict(one.values) for one in client.queues(queue)}
     return {
         server: {name: _number(value) for name, value in values.items()}
         for server, values in client.stats().items()

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 from kestrelmq import given_data
 from kestrelmq.client.options import ItemTimes
-from kestrelmq.client.statistics import queue_stats
+from kestrelmq.client.statistics import stats_of_queue
 from kestrelmq.errors import ConnectionLost, InvalidRequest, ProtocolError, ServerRefused
 from kestrelmq.marks import PutMark
 from kestrelmq.names import queue_name_error
@@ -521,9 +521,10 @@ def version() -> Command[str]:
     return Command(wire.plain_request("version"), read)
 
 
-def stats() -> Command[list[tuple[str, str]]]:
-    """Ask for the server's statistics, in the order in which it sends them."""
-    return Command(wire.plain_request("stats"), _read_stats, is_listing=True)
+def stats(queue: bytes | None = None) -> Command[list[tuple[str, str]]]:
+    """Ask for the statistics of the server, or of a queue, in the order in which it sends them."""
+    request = wire.plain_request("stats") if queue is None else wire.queue_request("stats", queue)
+    return Command(request, _read_stats, is_listing=True)
 
 
 def item_limit(queue: bytes) -> Command[int | None]:
@@ -544,17 +545,11 @@ def item_limit(queue: bytes) -> Command[int | None]:
 
 
 def exists(queue: bytes) -> Command[bool]:
-    """Ask whether the queue exists; this does not create it.
-
-    Some servers answer with the statistics of the queue, others with those of all queues.
-    """
-    name = queue.decode()
-    signs = {"items", "failure", f"queue_{name}_failure"}
+    """Ask whether the queue exists; this does not create it."""
 
     def read() -> Reading[bool]:
         pairs = yield from _read_stats()
-        listed = any(found.name == name for found in queue_stats("", pairs))
-        return listed or any(stat in signs for stat, _ in pairs)
+        return stats_of_queue("", queue.decode(), pairs) is not None
 
     return Command(wire.queue_request("stats", queue), read, is_listing=True)
 

@@ -67,7 +67,7 @@ from kestrelmq.client.options import (
     mark_of,
     times_of_row,
 )
-from kestrelmq.client.statistics import QueueStats, queue_stats
+from kestrelmq.client.statistics import QueueStats, queue_stats, stats_of_queue
 from kestrelmq.errors import (
     ClientError,
     ConnectionLost,
@@ -1119,10 +1119,17 @@ class Planner:
         answers = yield from self._on_every_server(commands.stats())
         return {server: dict(pairs) for server, pairs in answers.items()}
 
-    def queues(self) -> Plan[list[QueueStats]]:
-        """Return the queues of every server, with their statistics."""
-        answers = yield from self._on_every_server(commands.stats())
-        return [queue for server, pairs in answers.items() for queue in queue_stats(server, pairs)]
+    def queues(self, queue: str | None = None) -> Plan[list[QueueStats]]:
+        """Return the queues of every server, with their statistics; or only the one of that name.
+
+        One queue is asked for by its name, so it costs no more where there are many.
+        """
+        if queue is None:
+            answers = yield from self._on_every_server(commands.stats())
+            return [one for server, pairs in answers.items() for one in queue_stats(server, pairs)]
+        answers = yield from self._on_every_server(commands.stats(commands.checked_queue(queue)))
+        found = [stats_of_queue(server, queue, pairs) for server, pairs in answers.items()]
+        return [one for one in found if one is not None]
 
     def status(self) -> Plan[dict[str, str]]:
         """Return the status of each server, such as `UP`."""

@@ -26,6 +26,9 @@ _ORDER: Final = {name: place for place, name in enumerate(_STATS)}
 # The stats that queue names are found from. Kestrel servers report the first, other servers of this
 # protocol one of the others. The last is ambiguous if there is also a stat `transactions`.
 _MARKS: Final = ("_logsize", "_waiters", "_open_transactions")
+_FAILURE: Final = "failure"
+_SIGNS: Final = frozenset({"items", _FAILURE})
+"""Statistics of a queue, one of which every server sends, and sends for queues only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,22 @@ def queue_stats(server: str, pairs: Iterable[tuple[str, str]]) -> list[QueueStat
             queues[queue][stat] = _typed(stat, value)
             current = queue
     return [QueueStats(server, name, values) for name, values in sorted(queues.items())]
+
+
+def stats_of_queue(server: str, name: str, pairs: Sequence[tuple[str, str]]) -> QueueStats | None:
+    """Return the statistics of a queue from the answer to `stats NAME`; None if it has none.
+
+    Some servers answer with the statistics of the queue, others with those of all queues.
+    """
+    for listed in queue_stats(server, pairs):
+        if listed.name == name:
+            return listed
+    failure = f"{_PREFIX}{name}_{_FAILURE}"
+    given = {_FAILURE if stat == failure else stat: value for stat, value in pairs}
+    if not _SIGNS & given.keys():
+        return None
+    values = {stat: _typed(stat, value) for stat, value in given.items() if stat in _STATS}
+    return QueueStats(server, name, values)
 
 
 def _typed(stat: str, value: str) -> int | str:

@@ -71,6 +71,14 @@ def test_whether_there_is_a_queue(data: bytes, *, there: bool) -> None:
     assert result(commands.exists(b"q"), data + END) is there
 
 
+def test_one_queue_is_asked_for_by_its_name() -> None:
+    """The server then has nothing to say of the others, of which there may be very many."""
+    assert (commands.stats().request, commands.stats(b"q").request) == (
+        b"stats\r\n",
+        b"stats q\r\n",
+    )
+
+
 @pytest.mark.parametrize("limit", ["MAX_STATS", "MAX_STATS_BYTES"])
 def test_a_flood_of_statistics_is_an_error(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory does not grow with what a server sends."""

@@ -9,7 +9,7 @@ import pytest
 from kestrelmq.client.address import Address, parse_address, parse_addresses
 from kestrelmq.client.discovery import member_address
 from kestrelmq.client.options import ClientOptions, protocol_expiry
-from kestrelmq.client.statistics import queue_stats
+from kestrelmq.client.statistics import queue_stats, stats_of_queue
 from kestrelmq.errors import InvalidRequest
 from kestrelmq.protocol.stats import QUEUE_STATS
 
@@ -96,6 +96,26 @@ def test_stats_of_queues_with_confusing_names_are_told_apart() -> None:
         )
         for queue in ("a", "a_mem", "a_mem_items")
     ]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ([("items", "3"), ("age", "-1"), ("unknown", "7")], {"items": 3, "age": -1}),
+        ([("failure", "damaged")], {"failure": "damaged"}),
+        ([("uptime", "1"), ("queue_jobs_failure", "damaged")], {"failure": "damaged"}),
+        ([("queue_jobs_items", "3"), ("queue_jobs_logsize", "0")], {"items": 3, "logsize": 0}),
+        ([("queue_other_items", "3"), ("queue_other_logsize", "0")], None),
+        ([("curr_items", "3"), ("bytes", "0"), ("total_items", "7")], None),
+        ([], None),
+    ],
+)
+def test_the_statistics_of_one_queue(
+    pairs: list[tuple[str, str]], expected: dict[str, int | str] | None
+) -> None:
+    """A server answers `stats jobs` with those of the queue, or with those of everything."""
+    found = stats_of_queue("s", "jobs", pairs)
+    assert (None if found is None else dict(found.values)) == expected
 
 
 def test_statistics_are_numbers_unless_they_are_text() -> None:
