@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
-from kestrelmq import given_data
 from kestrelmq.client.options import ItemTimes
 from kestrelmq.client.statistics import stats_of_queue
 from kestrelmq.errors import ConnectionLost, InvalidRequest, ProtocolError, ServerRefused
+from kestrelmq.given_data import given_bytes
 from kestrelmq.marks import PutMark
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import memcache_client as wire
@@ -73,30 +73,14 @@ def checked_queue(queue: str) -> bytes:
     return queue.encode()
 
 
-def text_bytes(text: str | bytes, what: str) -> bytes:
-    """Return text as UTF-8, and bytes as they are; `what` it is, for the error.
-
-    Raises:
-        InvalidRequest: it is neither, or the text cannot be encoded.
-    """
-    if isinstance(text, bytes):
-        return text
-    if not isinstance(text, str):
-        raise InvalidRequest(f"{what} is text or bytes, not {type(text).__name__}")
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{what} cannot be encoded as UTF-8: {error.reason}") from None
-
-
-def item_bytes(data: object) -> bytes:
-    """Return the data of an item that is to be added; text is encoded as UTF-8.
+def checked_bytes(data: object, what: str) -> bytes:
+    """Return what a caller gives as bytes; text is encoded as UTF-8. `what` it is, for the error.
 
     Raises:
         InvalidRequest: it is neither bytes nor text, or the text cannot be encoded.
     """
     try:
-        return given_data.item_bytes(data)
+        return given_bytes(data, what)
     except (TypeError, ValueError) as error:
         raise InvalidRequest(str(error)) from None
 

@@ -471,7 +471,7 @@ class Planner:
         return (
             yield from self._put_all(
                 queue,
-                [commands.item_bytes(item) for item in items],
+                [commands.checked_bytes(item, "an item") for item in items],
                 item_times(expiry, delay),
                 mark_of(producer, sequence),
                 retry_unknown=retry_unknown,
@@ -972,7 +972,7 @@ class Planner:
         wanted = pattern if text is None else text
         if (text is not None and pattern is not None) or wanted in ("", b""):
             raise InvalidRequest("give either a text or a pattern, and not an empty one")
-        search = b"" if wanted is None else commands.text_bytes(wanted, "what to search for")
+        search = b"" if wanted is None else commands.checked_bytes(wanted, "what to search for")
         command = commands.browse(
             commands.checked_queue(queue), offset, count, search, is_pattern=text is None
         )

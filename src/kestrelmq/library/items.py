@@ -20,7 +20,7 @@ from kestrelmq.engine.searching import (
     page_of,
 )
 from kestrelmq.errors import ImportStopped, KestrelError, LeaseEnded
-from kestrelmq.given_data import item_bytes
+from kestrelmq.given_data import given_bytes, item_bytes
 from kestrelmq.journal.export_rows import ExportRow, live_rows, to_json
 from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
 from kestrelmq.marks import PutMark, put_mark
@@ -173,7 +173,7 @@ def searching(
         raise ValueError("give either a text or a pattern, and not an empty one")
     if offset < 0 or count < 0:
         raise ValueError("an offset and a count are not below 0")
-    search = wanted.encode() if isinstance(wanted, str) else wanted
+    search = given_bytes(wanted, "what to search for")
     return Search(search, is_pattern=text is None), lambda queue: Look(
         queue, offset, SEARCHED_ITEMS, READ_BYTES
     )

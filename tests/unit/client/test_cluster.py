@@ -410,6 +410,8 @@ def test_an_item_may_be_text() -> None:
         play.run(play.planner.put("q", "a\udc80"))
     with pytest.raises(InvalidRequest, match="bytes or text, not int"):
         play.run(play.planner.put("q", 7))  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="what to search for is bytes or text, not int"):
+        play.run(play.planner.browse("q", text=7))  # type: ignore[arg-type]
 
 
 def test_several_items_may_come_from_anywhere() -> None:

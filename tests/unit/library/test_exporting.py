@@ -50,6 +50,17 @@ def test_a_search_that_makes_no_sense_is_refused(tmp_path: Path, wrong: dict[str
         queue.search(**wrong)
 
 
+def test_what_is_searched_for_is_text_or_bytes(tmp_path: Path) -> None:
+    """The errors are those of an item that is added."""
+    with PersistentQueue("work", tmp_path) as queue:
+        with pytest.raises(ValueError, match="what to search for cannot be encoded as UTF-8"):
+            queue.search("a\udc80")
+        with pytest.raises(TypeError, match="what to search for is bytes or text, not int"):
+            queue.search(7)  # type: ignore[arg-type]
+        queue.add(b"abc")
+        assert [one.place for one in queue.search(bytearray(b"b")).items] == [0]  # type: ignore[arg-type]
+
+
 def test_what_is_exported_can_be_imported(tmp_path: Path) -> None:
     """From a queue by itself to one of a collection."""
     with PersistentQueue("work", tmp_path / "a", SMALL) as queue:
