@@ -41,7 +41,7 @@ class DamagedJournal(JournalError):  # noqa: N818 # says what it is
 
 
 class QueuePathLocked(JournalError):  # noqa: N818
-    """Another server uses the queue path."""
+    """A server, a tool or the library uses the queue path, or the queue."""
 
 
 class QueueUnavailable(KestrelError):  # noqa: N818

@@ -245,9 +245,9 @@ def test_beside_a_server_the_tools_read_and_do_not_write(spool: Path) -> None:
     lock = QueuePathLock(spool)
     lock.acquire()
     try:
-        assert "warning: a server is using" in run("verify", spool)
+        assert f"warning: queue path {spool} is in use by" in run("verify", spool)
         for command in ("pack", "repair"):
-            assert "in use" in run(command, spool, status=1)
+            assert "in use by a server, a tool or the library" in run(command, spool, status=1)
     finally:
         lock.release()
 

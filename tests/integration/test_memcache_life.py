@@ -146,7 +146,7 @@ def test_second_server_on_a_path(tmp_path: Path) -> None:
             [*command, *flags], capture_output=True, text=True, timeout=PATIENCE, check=False
         )
         assert second.returncode == 1
-        assert "is in use by another server" in second.stderr
+        assert "is in use by a server, a tool or the library" in second.stderr
         assert f"(process {server.process.pid})" in second.stderr
         assert "Traceback" not in second.stderr
         with pytest.raises(QueuePathLocked):

@@ -141,7 +141,7 @@ def test_one_cannot_start(tmp_path: Path) -> None:
     assert not processes.runs(0)
     lock.release()
     log = processes.log.read_text()
-    assert f"queue path {queues}/process-1 is in use by another server" in log
+    assert f"queue path {queues}/process-1 is in use by a server, a tool or the library" in log
     assert "kestrelmq: error: process-1 ended with status 1 before it was ready" in log
 
 

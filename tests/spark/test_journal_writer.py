@@ -216,9 +216,9 @@ def test_a_queue_path_in_use_is_refused(spark: SparkSession, tmp_path: Path) -> 
         f.udf(noted, "string", useArrow=False)("id").alias("data"),
     )
     try:
-        with pytest.raises(PySparkException, match="is in use by another server"):
+        with pytest.raises(PySparkException, match="is in use by a server, a tool"):
             save(rows, spool)
-        with pytest.raises(QueuePathLocked, match="is in use by another server"):
+        with pytest.raises(QueuePathLocked, match="is in use by a server, a tool"):
             write_journals(rows.withColumn("sequence", f.lit(1)), str(spool))
     finally:
         lock.release()

@@ -17,7 +17,13 @@ from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal import dump as dumping
 from kestrelmq.journal import exchange, export_rows
 from kestrelmq.journal.exchange import import_rows
-from kestrelmq.journal.files import DiskDirectory, QueuePathLock, is_locked, make_queue_path
+from kestrelmq.journal.files import (
+    DiskDirectory,
+    QueuePathLock,
+    in_use,
+    is_locked,
+    make_queue_path,
+)
 from kestrelmq.journal.pack import pack as pack_queue
 from kestrelmq.journal.repair import repair as repair_queue
 from kestrelmq.journal.selection import SelectedQueue, select, steady, whole_queues
@@ -277,8 +283,8 @@ def _chosen(
         for path in sorted({one.path for one in chosen}):
             if is_locked(path):
                 print(
-                    f"kestrelmq: warning: a server is using {path}; a record that it is writing "
-                    "may look cut short, and a file that it replaces is reported as an error",
+                    f"kestrelmq: warning: {in_use(path)}; a record that is being written may look "
+                    "cut short, and a file that is replaced is reported as an error",
                     file=sys.stderr,
                 )
     return chosen

@@ -443,7 +443,7 @@ class FileLock:
 
 
 class QueuePathLock(FileLock):
-    """Reserves a queue path: two servers must not write the same journals.
+    """Reserves a queue path: two servers or tools must not write the same journals.
 
     Users of single queues share the lock.
     """
@@ -452,14 +452,16 @@ class QueuePathLock(FileLock):
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:
         """Describe the lock of the queue path `path`."""
-        holder = "a server" if shared else "another server"
-        super().__init__(
-            path / LOCK_NAME, f"queue path {path} is in use by {holder}", shared=shared
-        )
+        super().__init__(path / LOCK_NAME, in_use(path), shared=shared)
+
+
+def in_use(path: Path | str) -> str:
+    """Return what to say of a queue path that somebody has locked."""
+    return f"queue path {path} is in use by a server, a tool or the library"
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a server holds the lock of the queue path `path`. Creates nothing."""
+    """Whether a server, or a tool, has the queue path `path` for itself. Creates nothing."""
     try:
         descriptor = open_regular(path / LOCK_NAME, os.O_RDONLY)
     except OSError:

@@ -21,7 +21,13 @@ from pyspark.sql.types import StructType
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import InvalidQueueName, JournalError, QueuePathLocked
 from kestrelmq.journal import write_directories
-from kestrelmq.journal.files import DiskDirectory, QueuePathLock, is_locked, make_queue_path
+from kestrelmq.journal.files import (
+    DiskDirectory,
+    QueuePathLock,
+    in_use,
+    is_locked,
+    make_queue_path,
+)
 from kestrelmq.names import queue_name_error
 from kestrelmq.spark.encoding import EncodedRows, check_columns, encode
 from kestrelmq.spark.journal_commit import JournalCommit
@@ -114,10 +120,7 @@ def check_not_served(path: str) -> None:
         QueuePathLocked: the queue path is locked.
     """
     if is_locked(Path(local_path(path))):
-        raise QueuePathLocked(
-            f"queue path {path} is in use by another server: journals can be written only while no "
-            "server runs"
-        )
+        raise QueuePathLocked(f"{in_use(path)}; journals can be written only while it is not")
 
 
 def _locked(path: Path, work: Path) -> QueuePathLock:

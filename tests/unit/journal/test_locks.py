@@ -36,7 +36,7 @@ def test_users_of_single_queues_share_a_queue_path(tmp_path: Path) -> None:
     first.acquire()
     second.acquire()
     assert not is_locked(tmp_path)
-    with pytest.raises(QueuePathLocked, match=r"in use by another server$"):
+    with pytest.raises(QueuePathLocked, match=r"in use by a server, a tool or the library$"):
         QueuePathLock(tmp_path).acquire()
     first.release()
     second.release()
