@@ -140,6 +140,23 @@ def test_many_small_items(shared: Admin) -> None:
     assert ask(shared, "/queues/small/finish", reads=reads) == {"finished": 1000}
 
 
+def test_a_connection_goes_on(shared: Admin, wire: Wire) -> None:
+    """After an answer in parts, one without an item, and one that was refused."""
+    put(wire, "kept", "a")
+    connection = http.client.HTTPConnection("127.0.0.1", shared.port, timeout=PATIENCE)
+    answers, ours = [], set()
+    for queues in (["kept"], ["kept"], [], ["kept"]):
+        body = json.dumps({"queues": queues, "lease": 600})
+        kind = {"Content-Type": "application/json"}
+        connection.request("POST", f"{API}/reserve", body, kind)
+        ours.add(connection.sock.getsockname())
+        with connection.getresponse() as response:
+            answers.append((response.status, len(json.load(response).get("items", ()))))
+    connection.close()
+    assert answers == [(200, 1), (200, 0), (400, 0), (200, 0)]
+    assert len(ours) == 1
+
+
 def test_a_tag_makes_a_step_repeatable(shared: Admin, wire: Wire) -> None:
     """The same items again until it is finished, the same answer after that, and then no more."""
     put(wire, "tagged", "a", "b", "c")
