@@ -285,6 +285,46 @@ def test_a_producers_item_for_a_queue_that_got_fanout_children_meanwhile(
     assert not [name for name in files(directory) if "~~" in name]
 
 
+def test_a_repeated_add_for_a_queue_that_got_fanout_children_meanwhile(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """Only they get the item: the queue has it."""
+    queue, mark = collection.obtain("jobs"), PutMark(b"p", 1)
+    assert queue.add_once(b"large", mark)
+    child = collection.obtain("jobs+copy")
+    assert begin(queue, b"large", mark).add()
+    assert not collection.commits.commit()
+    assert (len(queue), [item_data(one) for one in child.browse(9)]) == (1, [b"large"])
+    assert files(directory) == ["jobs", "jobs+copy"]
+
+
+def test_a_producers_item_counts_after_a_restart(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """Its mark is in the file: when the producer repeats the add, nothing is stored."""
+    collection.obtain("jobs+copy")
+    mark = PutMark(b"p", 1)
+    assert begin(collection.obtain("jobs"), b"large", mark).add()
+    assert not collection.commits.commit()
+    collection.close()
+    again = QueueCollection(ServerConfig(queue_path=directory.path), FakeClock())
+    again.open()
+    assert again.obtain("jobs").add_once(b"large", mark)
+    assert [len(again.obtain(name)) for name in ("jobs", "jobs+copy")] == [1, 1]
+    again.close()
+
+
+def test_it_expires(collection: QueueCollection, directory: CrashingDirectory) -> None:
+    """As any other item; also in a child that the queue got meanwhile."""
+    queue = collection.obtain("jobs")
+    large = begin(queue, b"large", expiry=2000)
+    child = collection.obtain("jobs+copy")
+    assert large.add()
+    assert [len(one) for one in (queue, child)] == [1, 1]
+    assert [one.remove() for one in (queue, child)] == [None, None]
+    assert [one.expired_items for one in (queue, child)] == [1, 1]
+
+
 def test_a_queue_that_was_deleted_meanwhile(
     collection: QueueCollection, directory: CrashingDirectory
 ) -> None:
