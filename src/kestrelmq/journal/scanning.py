@@ -78,8 +78,7 @@ def decode(buffer: Buffer, position: int, end: int) -> tuple[Record, int] | None
 
 def data_size(buffer: Buffer, at: int, end: int) -> int:
     """Return how many bytes of item data the whole record in `buffer[at:end]` has."""
-    if is_state_dump(buffer, at, end - at):
-        return 0
+    # A STATE_DUMP, which has none, is shorter than the header of a CONTINUE.
     return max(0, end - at - _HEADERS.get(buffer[at], end - at))
 
 
