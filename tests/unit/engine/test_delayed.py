@@ -92,6 +92,16 @@ def test_an_item_joins_when_it_is_due(tmp_path: Path) -> None:
     spool.close()
 
 
+@pytest.mark.parametrize(("delay", "wait"), [(5, 5), (3600, 60)])
+def test_it_is_looked_at_when_it_is_due(tmp_path: Path, delay: float, wait: float) -> None:
+    """But after a minute at the latest, for the clock may be set meanwhile."""
+    spool = Spool(tmp_path)
+    spool.delay(b"later", delay)
+    spool.advance(0.5)
+    assert spool.queue().next_deadline == spool.clock.monotonic() + min(delay - 0.5, wait)
+    spool.close()
+
+
 def test_all_items_in_memory_are_counted(tmp_path: Path) -> None:
     """With many of them, no collection looks at all objects."""
     spool = Spool(tmp_path, retry_delay=60)
