@@ -702,6 +702,23 @@ def test_files_are_packed_once_both_journals_are_on_disk(tmp_path: Path) -> None
     spool.close()
 
 
+def test_a_pack_in_read_behind_says_what_joined(tmp_path: Path) -> None:
+    """The journal of the delayed items may not be rid of them yet."""
+    worker = HeldWorker()
+    spool = Spool(tmp_path, worker=worker, max_memory_size=300, default_journal_size=10_000)
+    spool.delay(b"late", 1)
+    spool.advance(1)
+    spool.add(*(b"%03d" % number + bytes(50) for number in range(40)))
+    while not spool.queue().journal.rewrites:
+        assert spool.take() is not None
+        while worker.step():
+            pass
+    assert len(companion(spool).open) == 1
+    spool.kill()
+    assert spool.queue().delayed == 0
+    spool.close()
+
+
 def test_damaged_delayed_items_leave_the_queue_in_service(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
