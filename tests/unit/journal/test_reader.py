@@ -137,3 +137,15 @@ def test_items_are_passed_over(tmp_path: Path, sizes: list[int], read: int) -> N
         assert reader.skip(files, max(0, count)) == expected
         assert reader.read(files, 1, 1) == left[expected : expected + 1]
         reader.close()
+
+
+def test_a_file_is_opened_where_the_reader_is_sent(tmp_path: Path) -> None:
+    """At once: it may be gone, or have another name, when it is read."""
+    files = write(tmp_path, FIRST, LAST)
+    reader = JournalReader(tmp_path, files[0], 0)
+    reader.seek(files[1], 0)
+    (tmp_path / files[1]).unlink()
+    assert reader.read(files, 5, 1 << 30) == [LAST]
+    with pytest.raises(FileNotFoundError):
+        reader.seek(files[1], 0)
+    reader.close()
