@@ -197,6 +197,16 @@ def test_a_view_ends_when_it_has_enough_bytes(tmp_path: Path) -> None:
         spool.close()
 
 
+def test_a_view_has_no_more_items_than_were_asked_for(tmp_path: Path) -> None:
+    """Also if it takes several reads to get them."""
+    spool = LocalQueues(queue_settings(tmp_path, max_memory_size=10))
+    items = [b"%d" % number * 200_000 for number in range(9)]
+    spool.add(*items)
+    for most in (5, 6):
+        assert seen(spool, 0, most, 1 << 30) == items[:most]
+    spool.close()
+
+
 def test_what_is_not_written_yet_is_not_seen(tmp_path: Path) -> None:
     """A view reads from disk up to there, or passes over no more; then it has that item, too."""
     spool = LocalQueues(queue_settings(tmp_path, max_memory_size=10))
