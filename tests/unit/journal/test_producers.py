@@ -130,6 +130,8 @@ def test_what_dumps_say() -> None:
     (table,) = notes_in(b"".join(marks_notes([(b"p", LastMark(5, NOW))], 0)))
     assert describe(table) == "the last marks of 1 producers"
     assert describe(Note(MARK, b"")) == "a note of kind 32 that makes no sense"
+    unreadable = Note(MARK, bytes(16) + b"p\xff")
+    assert describe(unreadable) == "the next item is number 0 of producer p\ufffd"
     assert describe(Note(1, b"")) is None
     assert noted_mark(table) is None
 
