@@ -64,9 +64,11 @@ def test_a_mark_counts_only_with_its_item() -> None:
 
 
 def test_every_producer_has_its_last_mark() -> None:
-    """Wherever it says so: before an item, or in a file written anew."""
+    """Wherever it says so: before an item, or in a file written anew, a few at a time."""
     many = [(b"%d" % number, LastMark(number, NOW)) for number in range(25_000)]
-    notes = b"".join(marks_notes(many, 0))
+    pauses: list[None] = []
+    notes = b"".join(marks_notes(many, 0, lambda: pauses.append(None)))
+    assert len(pauses) == 25
     state = replayed(notes + marked(RECORD, PutMark(b"7", 99), NOW + 5, 0) + RECORD)
     expected = dict(many) | {b"7": LastMark(99, NOW + 5)}
     assert dict(state.producers.snapshot()) == expected
