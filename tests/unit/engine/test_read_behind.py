@@ -45,3 +45,18 @@ def test_what_memory_holds_is_served_though_the_rest_cannot_be_read(tmp_path: Pa
         (tmp_path / f"~~{file.name}").rename(file)
     assert spool.drain() == items[held:]
     spool.close()
+
+
+def test_damage_that_came_after_the_start_is_found(tmp_path: Path) -> None:
+    """Whoever wants the first damaged item is told the file and the place."""
+    spool = LocalQueues(queue_settings(tmp_path, max_memory_size=1000))
+    items = [b"%02d" % number * 50 for number in range(30)]
+    spool.add(*items)
+    spool.restart()
+    held = spool.queue().memory_items
+    for file in tmp_path.glob("jobs*"):
+        file.write_bytes(b"\x77" * file.stat().st_size)
+    assert [spool.take() for _ in range(held)] == items[:held]
+    with pytest.raises(QueueUnavailable, match=rf"{tmp_path}/jobs\S*: damaged at byte \d+"):
+        spool.take()
+    spool.close()
