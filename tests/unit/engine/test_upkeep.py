@@ -20,7 +20,7 @@ from kestrelmq.engine.upkeep import RETRY, Clearing, Idle, Placing, Retrying, St
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.names import parse_name
-from kestrelmq.journal.records import item_data
+from kestrelmq.journal.records import ADDX_HEADER, item_data
 from kestrelmq.journal.scanning import decode
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
@@ -330,6 +330,26 @@ def test_a_disk_that_fills_up_while_a_journal_is_rewritten(tmp_path: Path) -> No
         expected = [item_data(one) for one in queue.browse(9)]
     with queues(tmp_path / "queues") as again:
         assert [item_data(one) for one in again.obtain("jobs").browse(9)] == expected
+
+
+def test_files_that_do_not_hold_what_the_queue_has_are_not_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If an item is missing there, something is wrong with them: nobody may lose what is left."""
+    with queues(tmp_path) as collection:
+        queue = collection.obtain("jobs")
+        for number in range(30):
+            queue.add(b"%04d" % number * 250)
+            commit(collection)
+        assert queue.read_behind
+        oldest = tmp_path / queue.journal.files[0]  # type: ignore[union-attr]
+        os.truncate(oldest, oldest.stat().st_size - ADDX_HEADER - 1000)
+        before = sorted(on_disk(tmp_path).values())
+        assert queue._upkeep is not None
+        queue._upkeep._rewrite()
+        assert isinstance(state_of(queue), Retrying)
+        assert "the files hold 29 items" in caplog.text
+        assert sorted(filter(None, on_disk(tmp_path).values())) == before
 
 
 @pytest.mark.parametrize("steps", [0, 1])
