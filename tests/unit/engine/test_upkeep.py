@@ -332,6 +332,27 @@ def test_a_disk_that_fills_up_while_a_journal_is_rewritten(tmp_path: Path) -> No
         assert [item_data(one) for one in again.obtain("jobs").browse(9)] == expected
 
 
+def test_a_read_that_was_open_in_a_rewrite_does_not_come_back(tmp_path: Path) -> None:
+    """For the new file, its item has that xid for good: it is opened with the same one again."""
+    with queues(tmp_path) as collection:
+        queue = collection.obtain("jobs")
+        for data in (b"a", b"b"):
+            queue.add(data)
+        opened = queue.open_read()
+        commit(collection)
+        assert queue._upkeep is not None
+        queue._upkeep._rewrite()
+        assert opened is not None
+        queue.unremove(opened[0])
+        commit(collection)
+        again = queue.open_read()
+        assert again is not None
+        assert queue.confirm(again[0])
+        commit(collection)
+    with queues(tmp_path) as collection:
+        assert [item_data(one) for one in collection.obtain("jobs").browse(9)] == [b"b"]
+
+
 def test_files_that_do_not_hold_what_the_queue_has_are_not_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
