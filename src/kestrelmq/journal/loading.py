@@ -178,7 +178,7 @@ def load_queue(
     try:
         for index, name in enumerate(files):
             last = index + 1 == len(files)
-            before = files if last else files[: index + 1]
+            before = files[: index + 1]
             sizes[name], kind, found = _replay_file(
                 directory, state, before, clock, progress, age, last=last
             )
