@@ -5,7 +5,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-# One mutant in about fifty.
+# One mutant in about forty.
 MUTANTS ?= *__mutmut_13
 
 VENV := .venv
