@@ -25,9 +25,10 @@ from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
 from kestrelmq.clock import SystemClock
-from kestrelmq.spark.server_reads import TaggedReads
+from kestrelmq.spark.server_reads import ServerAccess, TaggedReads
 from kestrelmq.spark.session import local_session, start_query
-from kestrelmq.spark.staging import PartitionShare, Staging
+from kestrelmq.spark.shares import PartitionShare
+from kestrelmq.spark.staging import Staging
 from tests.support.server import running_server
 
 QUEUE = "work"
@@ -59,10 +60,11 @@ def stage_alone(address: str, scratch: Path, per_batch: int) -> int:
     staging = Staging(scratch / "alone")
     staging.identity()
     total, epoch = 0, 1
+    access = ServerAccess.to(address)
     while True:
-        share = PartitionShare(address, per_batch, 128 << 20)
+        share = PartitionShare(address, per_batch, 128 << 20, queues=((QUEUE, None),))
         parts = staging.read(
-            epoch, 0, share, lambda: TaggedReads(address, QUEUE, "bench", 600.0), SystemClock()
+            epoch, 0, share, lambda: TaggedReads(access, "bench", 600.0), SystemClock()
         )
         found = sum(part.items for part in parts)
         staging.commit(epoch)

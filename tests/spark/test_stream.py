@@ -18,7 +18,7 @@ from kestrelmq.spark.kestrel_options import ClusterOptions
 from kestrelmq.spark.kestrel_source import KestrelSource
 from kestrelmq.spark.pipelines import ArchiveOptions, archive, restore
 from kestrelmq.spark.session import start_query
-from kestrelmq.spark.staging import PartitionShare
+from kestrelmq.spark.shares import PartitionShare
 from tests.spark.spools import adds, load, write
 from tests.spark.streams import QUEUE, drain, items_in, numbered, stream
 from tests.support.patience import PATIENCE, until
@@ -87,6 +87,7 @@ def test_a_rate_and_the_backlog_in_the_progress(
     backlog = json.loads(batches[0]["sources"][0]["latestOffset"])
     assert set(backlog) == {address}
     assert backlog[address]["items"] in {10, 20}
+    assert {"bytes", "open_reads", "oldest_ms", "age_ms"} < set(backlog[address])
     with pytest.raises(PySparkException, match=r"is for spark\.readStream only"):
         spark.read.format("kestrel").options(
             servers=address, queue=QUEUE, staging_location="/s", max_items_per_second="1"

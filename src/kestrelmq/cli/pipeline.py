@@ -152,7 +152,12 @@ def pack(
 
 @app.command()
 def archive(  # noqa: PLR0913 # one for each flag
-    queues: Annotated[list[str], typer.Argument(metavar="QUEUE...", help="The queues to read.")],
+    queues: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="QUEUE...", help="The queues to read: names, or patterns such as 'orders_*'."
+        ),
+    ],
     *,
     output: OutputFlag,
     copy: Annotated[
@@ -166,7 +171,7 @@ def archive(  # noqa: PLR0913 # one for each flag
         "10 seconds"
     ),
     batch_items: Annotated[
-        int, typer.Option(min=1, max=_MOST_ITEMS, help="Items of a queue in a batch, at most.")
+        int, typer.Option(min=1, max=_MOST_ITEMS, help="Items in a batch, at most.")
     ] = 100_000,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
@@ -177,6 +182,7 @@ def archive(  # noqa: PLR0913 # one for each flag
 
     \b
     kestrelmq pipeline archive work --output archive
+    kestrelmq pipeline archive 'orders_*' work --output archive
     kestrelmq pipeline archive work --copy archived --follow --output archive
 
     If it is started again with the same output, it continues where it stopped, also after a crash.

@@ -59,6 +59,22 @@ class Command(Generic[T_co]):
     is_listing: bool = False
 
 
+def together(several: Sequence[Command[T]]) -> Command[list[T]]:
+    """Return a command that sends several, at least one, at once, and returns their results.
+
+    If one of them fails, the connection cannot be used any more.
+    """
+
+    def read() -> Reading[list[T]]:
+        found: list[T] = []
+        for one in several:
+            found.append((yield from one.reading()))  # noqa: PERF401 # no yield there
+        return found
+
+    request = b"".join(one.request for one in several)
+    return Command(request, read, parts=sum(one.parts for one in several), is_listing=True)
+
+
 def checked_queue(queue: str) -> bytes:
     """Check a queue name and return it as bytes.
 

@@ -116,6 +116,18 @@ def stats_of_queue(server: str, name: str, pairs: Sequence[tuple[str, str]]) -> 
     return QueueStats(server, name, values)
 
 
+def damaged_queues(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the queues that a server could not load, with the reasons, from its `STAT` lines."""
+    lines = list(pairs)
+    loaded = _named(name.removeprefix(_PREFIX) for name, _ in lines if name.startswith(_PREFIX))
+    failures = {
+        name.removeprefix(_PREFIX).removesuffix(f"_{_FAILURE}"): value
+        for name, value in lines
+        if name.startswith(_PREFIX) and name.endswith(f"_{_FAILURE}")
+    }
+    return {name: reason for name, reason in failures.items() if name and name not in loaded}
+
+
 def _typed(stat: str, value: str) -> int | str:
     """Return the value of a statistic as its kind says; as text if a server sends no number."""
     if _STATS[stat].kind == "text":

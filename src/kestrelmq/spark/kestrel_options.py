@@ -11,7 +11,8 @@ from kestrelmq.client.options import LONGEST_LEASE
 from kestrelmq.errors import ConfigError, InvalidRequest
 from kestrelmq.names import queue_name_error
 from kestrelmq.spark.batch_plan import MAX_PARTITION_ITEMS, MAX_PARTITIONS
-from kestrelmq.spark.given_options import GivenOptions, a_size, a_time, a_whole_number
+from kestrelmq.spark.given_options import GivenOptions, a_boolean, a_size, a_time, a_whole_number
+from kestrelmq.spark.queue_choice import QueueChoice
 from kestrelmq.spark.spool import local_path
 
 DEFAULT_ITEMS: Final = 100_000
@@ -62,7 +63,7 @@ class KestrelReadOptions:
 
     Attributes:
         cluster: the servers.
-        queue: the queue to read.
+        queue: the queues to read, as `QueueChoice` writes them: a name, a list, or a pattern.
         staging_location: a directory that the driver and every executor see.
         max_items_per_batch: maximum number of items in a batch.
         max_bytes_per_batch: approximate maximum of bytes of items in a batch.
@@ -74,6 +75,8 @@ class KestrelReadOptions:
             is still loading.
         lease: seconds for which items are reserved, at most; None for the default.
         max_items_per_second: most items that a stream takes in a second; None for any number.
+        create_children: whether queues get the fanout child that a pattern such as `orders_*+copy`
+            means and that they do not have yet.
     """
 
     cluster: ClusterOptions
@@ -87,6 +90,7 @@ class KestrelReadOptions:
     patience: float = DEFAULT_LOADING_PATIENCE
     lease: float | None = None
     max_items_per_second: int | None = None
+    create_children: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +120,13 @@ def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
     """
     options = GivenOptions("reading kestrel", given)
     cluster = _cluster(options, "reading kestrel")
-    queue = options.take("queue", None, _queue)
+    queue = options.take("queue", None, lambda value: str(QueueChoice.parse(value)))
     staging = options.take("staging_location", None, _staging_location)
     if queue is None:
-        raise ConfigError("option 'queue' of reading kestrel is missing: it must be a queue's name")
+        raise ConfigError(
+            "option 'queue' of reading kestrel is missing: it must be a queue's name, several "
+            "separated by commas, or a pattern such as 'orders_*'"
+        )
     if not staging:
         raise ConfigError(
             "option 'staging_location' of reading kestrel is missing: it must be a directory that "
@@ -138,6 +145,7 @@ def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
             options.take("patience", DEFAULT_LOADING_PATIENCE, a_time),
             options.take("lease", None, _lease),
             options.take("max_items_per_second", None, a_whole_number(_MOST_PER_SECOND)),
+            options.take("create_children", False, a_boolean),
         )
     )
 

@@ -14,8 +14,10 @@ table is no longer used. The option `batch` reads it again.
 
 import json
 from collections.abc import Iterator, MutableMapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 from uuid import uuid4
 
@@ -48,7 +50,13 @@ from pyspark.sql.types import (
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import ConfigError, ServerUnavailable
 from kestrelmq.spark import columns
-from kestrelmq.spark.batch_plan import BatchPlan, first_position, from_offset, share_out
+from kestrelmq.spark.batch_plan import (
+    BatchPlan,
+    WaitingQueue,
+    first_position,
+    from_offset,
+    share_out,
+)
 from kestrelmq.spark.kestrel_options import (
     DEFAULT_STREAM_LEASE,
     DEFAULT_TABLE_LEASE,
@@ -57,8 +65,9 @@ from kestrelmq.spark.kestrel_options import (
     kestrel_write_options,
 )
 from kestrelmq.spark.kestrel_writer import KestrelStreamWriter, KestrelWriter
+from kestrelmq.spark.queue_choice import QueueChoice
 from kestrelmq.spark.server_probe import ServerProbe
-from kestrelmq.spark.server_reads import MonitoredReads, TaggedReads
+from kestrelmq.spark.server_reads import MonitoredReads, ServerAccess, TaggedReads
 from kestrelmq.spark.staging import QueueReads, Reached, StagedPart, Staging
 from kestrelmq.spark.stream_driver import BatchLimits, StreamDriver
 from kestrelmq.spark.tables import TableSource, arrow_schema, rows
@@ -86,29 +95,35 @@ class KestrelPartition(InputPartition):
     """What one task reads: a partition of a batch, with the staging location `staging`."""
 
     def __init__(
-        self,
-        staging: str,
-        plan: BatchPlan,
-        partition: int,
-        patience: float | None,
-        lease: float,
+        self, options: KestrelReadOptions, plan: BatchPlan, partition: int, *, waits: bool
     ) -> None:
-        """Describe partition number `partition` of `plan`; the rest is as in `TaggedReads`."""
+        """Describe partition number `partition` of `plan`.
+
+        Args:
+            options: the options, with the batch's own staging location and lease.
+            plan: the plan of the batch.
+            partition: the number.
+            waits: whether to wait for a queue that is loading; False leaves its items for later.
+        """
         super().__init__(None)
-        self.staging = staging
+        self.staging = options.staging_location
         self.epoch = plan.epoch
         self.partition = partition
+        self.only = QueueChoice.parse(options.queue).only
         self.share = plan.shares[partition]
-        self.patience = patience
-        self.lease = lease
+        if not self.share.queues and self.only is not None:
+            # An offset of an earlier version is of a single queue, and does not name it.
+            self.share = replace(self.share, queues=((self.only, None),))
+        self.patience = options.patience if waits else None
+        self.lease = options.lease or DEFAULT_STREAM_LEASE
         self.name = plan.staging
 
-    def reads(self, queue: str) -> QueueReads:
+    def reads(self) -> QueueReads:
         """Return the reads of its server, none of them open yet."""
-        server = self.share.server
+        access = ServerAccess.to(self.share.server, self.patience)
         if self.share.reserves:
-            return TaggedReads(server, queue, self.name, self.lease, patience=self.patience)
-        return MonitoredReads(server, queue, patience=self.patience)
+            return TaggedReads(access, self.name, self.lease)
+        return MonitoredReads(access)
 
 
 class KestrelSource(TableSource):
@@ -172,25 +187,26 @@ class _PartitionReader:
         """Yield a partition's items: those staged already, then new ones, which it stages first."""
         if not isinstance(partition, KestrelPartition):
             return
-        staging = Staging(Path(partition.staging), self._reached)
+        staging = Staging(Path(partition.staging), self._reached, partition.only)
         position = first_position(partition.epoch, partition.partition)
         for part in staging.read(
-            partition.epoch,
-            partition.partition,
-            partition.share,
-            lambda: partition.reads(self._options.queue),
-            SystemClock(),
+            partition.epoch, partition.partition, partition.share, partition.reads, SystemClock()
         ):
+            queues, start = part.queues(), 0
             for batch in part.batches:
-                yield self._rows(part, batch, position)
-                position += batch.num_rows
+                names = queues.slice(start, batch.num_rows)
+                yield self._rows(part, batch, names, position + start)
+                start += batch.num_rows
+            position += start
 
-    def _rows(self, part: StagedPart, batch: pa.RecordBatch, position: int) -> pa.RecordBatch:
+    def _rows(
+        self, part: StagedPart, batch: pa.RecordBatch, names: pa.Array, position: int
+    ) -> pa.RecordBatch:
         count, data = batch.num_rows, batch.column(0)
         return rows(
             self._schema,
             {
-                "queue": lambda: columns.constant(self._options.queue, count),
+                "queue": lambda: names,
                 "server": lambda: columns.constant(part.server, count),
                 "position": lambda: pa.array(np.arange(position, position + count)),
                 "read_time": lambda: pa.array(np.full(count, part.read_time, dtype=np.int64)),
@@ -201,7 +217,10 @@ class _PartitionReader:
         )
 
     def _probe(self) -> ServerProbe:
-        return ServerProbe(self._options.cluster.membership(), self._options.queue)
+        options = self._options
+        return ServerProbe(
+            options.cluster.membership(), options.queue, create_children=options.create_children
+        )
 
 
 class KestrelStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -234,9 +253,7 @@ class KestrelStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrig
         if start == end:
             return []
         driver = self._stream_driver()
-        patience = self._options.patience if driver.is_limited else None
-        lease = self._options.lease or DEFAULT_STREAM_LEASE
-        return _partitions(self._options.staging_location, driver.plan_of(end), patience, lease)
+        return _partitions(self._options, driver.plan_of(end), waits=driver.is_limited)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Delete the parts of all batches up to `end`."""
@@ -252,7 +269,11 @@ class KestrelStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrig
         if self._driver is None:
             options = self._options
             self._driver = StreamDriver(
-                Staging(Path(options.staging_location), self._reached),
+                Staging(
+                    Path(options.staging_location),
+                    self._reached,
+                    QueueChoice.parse(options.queue).only,
+                ),
                 self._probe(),
                 options.queue,
                 wait=options.wait,
@@ -295,7 +316,8 @@ class KestrelSourceReader(_PartitionReader, DataSourceReader):
             # If two processes plan at the same time, the plan of the first is kept; both use it.
             text = Staging(directory).keep_first(_PLAN, json.dumps(self._plan().to_offset()))
         lease = self._options.lease or DEFAULT_TABLE_LEASE
-        return _partitions(str(directory), self._parsed(text), self._options.patience, lease)
+        options = replace(self._options, staging_location=str(directory), lease=lease)
+        return _partitions(options, self._parsed(text), waits=True)
 
     def _plan(self) -> BatchPlan:
         options = self._options
@@ -308,8 +330,15 @@ class KestrelSourceReader(_PartitionReader, DataSourceReader):
             probe.close()
         if not reserving:
             raise ServerUnavailable("no server can be asked what is in the queue")
+        waiting = [
+            WaitingQueue(server, name, items)
+            for server in reserving
+            for name, items in counts[server].items()
+            if items
+        ]
+        Random().shuffle(waiting)  # noqa: S311 # if they are too many, any may come first
         shares = share_out(
-            {server: counts[server] for server in reserving if counts[server]},
+            waiting,
             options.max_items_per_batch,
             options.max_bytes_per_batch,
             options.min_partitions,
@@ -322,7 +351,7 @@ class KestrelSourceReader(_PartitionReader, DataSourceReader):
             plan = from_offset(json.loads(text))
         except (ValueError, KeyError, TypeError) as error:
             raise self._not_allowed(error) from None
-        if plan.queue not in {None, self._options.queue}:
+        if plan.queue is not None and not QueueChoice.parse(self._options.queue).means(plan.queue):
             raise ConfigError(
                 f"option 'queue' of reading kestrel: {self._options.queue!r} is not allowed: "
                 f"batch {self._batch!r} is of queue {plan.queue!r}"
@@ -337,10 +366,10 @@ class KestrelSourceReader(_PartitionReader, DataSourceReader):
 
 
 def _partitions(
-    staging: str, plan: BatchPlan, patience: float | None, lease: float
+    options: KestrelReadOptions, plan: BatchPlan, *, waits: bool
 ) -> list[InputPartition]:
     return [
-        KestrelPartition(staging, plan, place, patience, lease) for place in range(len(plan.shares))
+        KestrelPartition(options, plan, place, waits=waits) for place in range(len(plan.shares))
     ]
 
 

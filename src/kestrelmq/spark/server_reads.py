@@ -1,4 +1,4 @@
-"""Open reads of a queue on one server.
+"""Open reads of queues on one server.
 
 `TaggedReads` are for servers that have reserved reads, `MonitoredReads` for any other server of the
 protocol.
@@ -6,12 +6,12 @@ protocol.
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import count as count_up
 from typing import Final, TypeVar
 
 from kestrelmq.client import commands
-from kestrelmq.client.address import parse_address
+from kestrelmq.client.address import Address, parse_address
 from kestrelmq.client.blocking import Connection
 from kestrelmq.client.commands import Command, Reads, ReservedRead
 from kestrelmq.client.options import ClientOptions
@@ -34,77 +34,89 @@ _MOST_RESERVED: Final = 1000
 _log: Final = logging.getLogger("kestrelmq.spark")
 
 
+@dataclass(frozen=True, slots=True)
+class ServerAccess:
+    """How the reads of a partition get at its server.
+
+    Attributes:
+        address: the server's address.
+        patience: seconds to wait for a queue that is still loading before raising
+            `QueueCannotBeRead`; None raises `ServerRefused` at once.
+        options: options of the connections.
+    """
+
+    address: Address
+    patience: float | None = None
+    options: ClientOptions = field(default_factory=ClientOptions)
+
+    @classmethod
+    def to(cls, server: str, patience: float | None = None) -> "ServerAccess":
+        """Return the access to a server, given by its address."""
+        return cls(parse_address(server), patience)
+
+    def connect(self) -> Connection:
+        """Return a new connection. Raises ServerUnavailable."""
+        connection = Connection(self.address, self.options)
+        connection.open()
+        return connection
+
+    def run(self, queue: str, ask: Callable[[], T], *, now: bool = False) -> T:
+        """Return what `ask` returns; with `patience` wait while the queue loads, unless `now`."""
+        if self.patience is None:
+            return ask()
+        return ask_when_loaded(queue, str(self.address), ask, 0.0 if now else self.patience)
+
+
 class TaggedReads:
     """The reserved reads of one partition.
 
     They are reserved some at a time, each time under a tag of its own that names the query, the
-    part, and how many times before: a task that makes the part again gets the same items.
+    part, and how many times before for that queue: a task that makes the part again gets the same
+    items of each queue.
     """
 
-    def __init__(
-        self,
-        server: str,
-        queue: str,
-        name: str,
-        lease: float,
-        options: ClientOptions | None = None,
-        *,
-        patience: float | None = None,
-    ) -> None:
-        """Prepare to read a queue of a server.
+    def __init__(self, access: ServerAccess, name: str, lease: float) -> None:
+        """Prepare to read a server.
 
         Args:
-            server: its address.
-            queue: the queue.
+            access: the server.
             name: a name of the query for its tags.
             lease: seconds for which the reads are reserved.
-            options: options of the connection.
-            patience: as for `MonitoredReads`.
         """
-        self._address = parse_address(server)
-        self._queue = commands.checked_queue(queue)
+        self._access = access
         self._name = name
         self._lease = lease
-        self._options = options or ClientOptions()
-        self._patience = patience
         self._connection: Connection | None = None
         self._held: list[ReservedRead] = []
 
-    def open(self, part: PartId, items: int, size: int) -> OpenedItems:
+    def open(self, part: PartId, queue: str, items: int, size: int) -> OpenedItems:
         """Reserve up to `items` items, of about `size` bytes, in the queue's order.
 
         Raises:
-            ClientError: the server cannot be read.
-            QueueCannotBeRead: the queue cannot be read, and `patience` is not None.
+            ClientError: the server cannot be read, and nothing is reserved for the part.
+            QueueCannotBeRead: the queue cannot be read, and there is `patience`.
         """
-        self._held = []
-        exhausted, unsure = False, ""
-        tags = (
-            f"{self._name}:{part.epoch}:{part.partition}.{part.number}.{time}"
-            for time in count_up()
-        )
-        for wanted, tag in zip(_requests(self._held, items, size, _MOST_RESERVED), tags):  # noqa: B905 # endless
+        found: list[ReservedRead] = []
+        for times, wanted in enumerate(_requests(found, items, size, _MOST_RESERVED)):
+            tag = f"{self._name}:{part.epoch}:{part.partition}.{part.number}.{times}"
             try:
-                arrived = self._reserve(wanted, tag)
+                arrived = self._reserve(queue, wanted, tag)
             except (QueueCannotBeRead, ServerRefused):
-                if not self._held:
+                if not found:
                     raise
                 # Keep the reads; the next call raises the error if it lasts.
-                break
+                return self._opened(found, exhausted=False)
             except ServerUnavailable:
                 if not self._held:
                     raise
-                exhausted = True
-                break
+                return self._opened(found, exhausted=True, is_lost=True)
             except (ConnectionLost, OperationTimeout):
-                exhausted, unsure = True, tag
-                break
+                return self._opened(found, exhausted=True, is_lost=True, unsure=tag)
             if not arrived:
-                exhausted = True
-                break
+                return self._opened(found, exhausted=True)
+            found += arrived
             self._held += arrived
-        found = self._held
-        return OpenedItems([read.data for read in found], exhausted, tuple(found), unsure)
+        return self._opened(found, exhausted=False)
 
     def confirm(self, part: StagedPart) -> bool:
         """Finish the reads of the part; return whether the server was told."""
@@ -114,24 +126,29 @@ class TaggedReads:
     def settle(self, part: StagedPart) -> bool:
         """Finish the reads of the part, again perhaps; return whether the server was told."""
         try:
-            for command in settling(self._queue, part):
+            for command in settling(part):
                 self._connected().run(command)
         except ClientError as error:
-            _log.warning("%s: it will be told later what was read: %s", self._address, error)
+            _log.warning("%s: it will be told later what was read: %s", self._access.address, error)
             return False
         return True
 
     def give_back(self, *, but: Collection[str] = ()) -> None:
         """Release the reads that are not among `but`; if that fails, their leases end."""
         kept = frozenset(but)
-        released = [read.read for read in self._held if read.read not in kept]
+        released: dict[str, list[str]] = {}
+        for read in self._held:
+            if read.read not in kept:
+                released.setdefault(read.queue, []).append(read.read)
         self._held = []
         try:
-            if released:
-                command = commands.release(self._queue, Reads(released), 0.0, counted=False)
+            for queue, reads in released.items():
+                command = commands.release(
+                    commands.checked_queue(queue), Reads(reads), 0.0, counted=False
+                )
                 self._connected().run(command)
         except ClientError as error:
-            _log.warning("%s: %d items stay reserved: %s", self._address, len(released), error)
+            _log.warning("%s: some items stay reserved: %s", self._access.address, error)
         self.close()
 
     def close(self) -> None:
@@ -140,45 +157,46 @@ class TaggedReads:
             self._connection.close()
             self._connection = None
 
-    def _reserve(self, items: int, tag: str) -> list[ReservedRead]:
+    def _opened(
+        self, found: list[ReservedRead], *, exhausted: bool, is_lost: bool = False, unsure: str = ""
+    ) -> OpenedItems:
+        data = [read.data for read in found]
+        return OpenedItems(data, exhausted, tuple(found), unsure, is_lost)
+
+    def _reserve(self, queue: str, items: int, tag: str) -> list[ReservedRead]:
         terms = commands.reserve_terms(self._lease, tag)
-        command = commands.reserve([self._queue], items, terms, 0.0)
+        command = commands.reserve([commands.checked_queue(queue)], items, terms, 0.0)
+        # Do not wait while items are held: the server may want those to be finished first.
+        run = partial(
+            self._access.run,
+            queue,
+            lambda: self._connected().run(command),
+            now=bool(self._held),
+        )
         try:
-            return self._run(command) or []
+            return run() or []
         except (ConnectionLost, OperationTimeout) as error:
             lost = error
         try:
             # Items may have been reserved: the tag gives them again.
-            return self._run(command) or []
+            return run() or []
         except (ServerUnavailable, ConnectionLost, OperationTimeout):
             raise lost from None
-
-    def _run(self, command: Command[T]) -> T:
-        # Not while items are held: the server may want those to be finished first.
-        patience = 0.0 if self._held and self._patience is not None else self._patience
-        return _run_when_loaded(
-            self._queue.decode(),
-            str(self._address),
-            lambda: self._connected().run(command),
-            patience,
-        )
 
     def _connected(self) -> Connection:
         if self._connection is None or not self._connection.is_usable():
             self.close()
-            connection = Connection(self._address, self._options)
-            connection.open()
-            self._connection = connection
+            self._connection = self._access.connect()
         return self._connection
 
 
-def settling(queue: bytes, part: StagedPart) -> Iterator[Command[int]]:
+def settling(part: StagedPart) -> Iterator[Command[int]]:
     """Yield the commands that tell a server about a part in place; they may be repeated."""
-    reads = part.reads
-    if reads:
-        yield commands.finish(queue, Reads(reads))
+    for queue, reads in part.reads_by_queue().items():
+        yield commands.finish(commands.checked_queue(queue), Reads(reads))
     if part.unsure:
-        yield commands.release(queue, Reads(tag=part.unsure), 0.0, counted=False)
+        last = commands.checked_queue(part.runs[-1].queue)
+        yield commands.release(last, Reads(tag=part.unsure), 0.0, counted=False)
 
 
 class MonitoredReads:
@@ -189,45 +207,27 @@ class MonitoredReads:
     other, so the items stay in the queue's order. Closing the connections gives the items back.
     """
 
-    def __init__(
-        self,
-        server: str,
-        queue: str,
-        options: ClientOptions | None = None,
-        *,
-        patience: float | None = None,
-    ) -> None:
-        """Prepare to read a queue of a server.
-
-        Args:
-            server: its address.
-            queue: the queue.
-            options: options of the connections.
-            patience: seconds to wait for a queue that is still loading before raising
-                `QueueCannotBeRead`; None raises `ServerRefused` at once.
-        """
-        self._address = parse_address(server)
-        self._queue = commands.checked_queue(queue)
-        self._patience = patience
-        self._options = options or ClientOptions()
+    def __init__(self, access: ServerAccess) -> None:
+        self._access = access
         self._free: list[Connection] = []
-        self._held: list[Connection] = []
-        self._counts: list[int] = []
+        self._held: list[_HeldReads] = []
         self._has_room = False
 
-    def open(self, part: PartId, items: int, size: int) -> OpenedItems:  # noqa: ARG002 # for tags
+    def open(self, part: PartId, queue: str, items: int, size: int) -> OpenedItems:  # noqa: ARG002 # for tags
         """Open up to `items` reads, of about `size` bytes, in the queue's order.
 
         Raises:
             ClientError: the server cannot be read.
-            QueueCannotBeRead: the queue cannot be read, and `patience` is not None.
+            QueueCannotBeRead: the queue cannot be read, and there is `patience`.
         """
+        name = commands.checked_queue(queue)
         found: list[bytes] = []
+        self._has_room = False  # what is open already is of another queue
         for wanted in _requests(found, items, size, _MOST_MONITORED):
             if not self._has_room and len(self._held) == MAX_CONNECTIONS:
                 break
             try:
-                arrived = self._more(wanted)
+                arrived = self._more(name, wanted)
             except QueueCannotBeRead:
                 if not found:
                     raise
@@ -245,15 +245,17 @@ class MonitoredReads:
 
     def confirm(self, part: StagedPart) -> bool:  # noqa: ARG002 # it does not name the reads
         """Confirm the open reads; items whose confirmation fails are delivered again."""
-        held = zip(self._held, self._counts, strict=True)
-        self._held, self._counts, self._has_room = [], [], False
-        for connection, count in held:
+        held = self._held
+        self._held, self._has_room = [], False
+        for one in held:
             try:
-                connection.run(commands.confirm(self._queue, count))
+                one.connection.run(commands.confirm(one.queue, one.reads))
             except ClientError as error:
-                _log.warning("%s: %d items may come again: %s", self._address, count, error)
+                _log.warning(
+                    "%s: %d items may come again: %s", self._access.address, one.reads, error
+                )
             else:
-                self._free.append(connection)
+                self._free.append(one.connection)
         return True
 
     def settle(self, part: StagedPart) -> bool:  # noqa: ARG002 # as above
@@ -266,38 +268,44 @@ class MonitoredReads:
 
     def close(self) -> None:
         """Close the connections, and so give back what was not confirmed."""
-        connections = [*self._free, *self._held]
-        self._free, self._held, self._counts, self._has_room = [], [], [], False
+        connections = [*self._free, *(one.connection for one in self._held)]
+        self._free, self._held, self._has_room = [], [], False
         for connection in connections:
             connection.close()
 
-    def _more(self, items: int) -> list[bytes]:
+    def _more(self, queue: bytes, items: int) -> list[bytes]:
         """Open more reads: on the last connection if it may have room, or else on another."""
-        command = commands.monitor(self._queue, 0, items)
         if self._has_room:
-            arrived = self._run(self._held[-1], command)
-            self._counts[-1] += len(arrived)
+            arrived = self._run(self._held[-1].connection, queue, items)
+            self._held[-1].reads += len(arrived)
         else:
-            connection = self._free.pop() if self._free else self._connect()
-            arrived = self._run(connection, command)
+            connection = self._free.pop() if self._free else self._access.connect()
+            try:
+                arrived = self._run(connection, queue, items)
+            except BaseException:
+                connection.close()
+                raise
             if not arrived:
                 self._free.append(connection)
                 return arrived
-            self._held.append(connection)
-            self._counts.append(len(arrived))
+            self._held.append(_HeldReads(connection, queue, len(arrived)))
         # With fewer items than requested, either the connection is full or the queue is empty; a
         # request on another connection shows which.
         self._has_room = len(arrived) == items
-        return arrived or self._more(items)
+        return arrived or self._more(queue, items)
 
-    def _run(self, connection: Connection, command: Command[list[bytes]]) -> list[bytes]:
-        ask = partial(connection.run, command)
-        return _run_when_loaded(self._queue.decode(), str(self._address), ask, self._patience)
+    def _run(self, connection: Connection, queue: bytes, items: int) -> list[bytes]:
+        command = commands.monitor(queue, 0, items)
+        return self._access.run(queue.decode(), partial(connection.run, command))
 
-    def _connect(self) -> Connection:
-        connection = Connection(self._address, self._options)
-        connection.open()
-        return connection
+
+@dataclass(slots=True)
+class _HeldReads:
+    """The open reads of a connection, all of one queue."""
+
+    connection: Connection
+    queue: bytes
+    reads: int
 
 
 def _requests(
@@ -316,10 +324,3 @@ def _requests(
         seen = len(found)
         largest = max(largest, *sizes)
         taken += sum(sizes)
-
-
-def _run_when_loaded(queue: str, server: str, ask: Callable[[], T], patience: float | None) -> T:
-    """Return what `ask` returns; with `patience`, wait while the queue is loading."""
-    if patience is None:
-        return ask()
-    return ask_when_loaded(queue, server, ask, patience)

@@ -26,6 +26,9 @@ A task that finds the part in place goes straight to step 5, by way of step 4 if
 If two tasks make the same part, the one that links first wins; the other gives back what is not in
 the winner's part, and reads that.
 
+A part may have items of several queues: it names the runs of them. See `shares` for what a
+partition takes from which queue.
+
 Parts are kept until Spark has logged the next batch. The driver writes the mark `committed` before
 it deletes them, and a task reads that mark between steps 3 and 4. A task that was stopped for so
 long that its batch is over gives its items back, because its part would never be read.
@@ -35,15 +38,18 @@ hard links and locks. It belongs to one query, whose name is in the file `identi
 the query's driver keeps it locked while the query runs.
 """
 
+import json
+import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa
 
 from kestrelmq.client.commands import ReservedRead
@@ -58,6 +64,8 @@ from kestrelmq.journal.files import (
     sync_path,
 )
 from kestrelmq.journal.names import TEMPORARY_MARK
+from kestrelmq.spark.refusals import QueueCannotBeRead, is_refusal
+from kestrelmq.spark.shares import PartitionShare, QueueRun, ShareProgress
 
 PART_BYTES: Final = 16 << 20
 """A part is complete when its items have this many bytes; they are in memory until then."""
@@ -79,6 +87,8 @@ _RESERVED_FIELDS: Final = (
     pa.field("read", pa.string(), nullable=False),
 )
 """What only a server with reserved reads tells."""
+
+_log: Final = logging.getLogger("kestrelmq.spark")
 
 Reached = Callable[[str], None]
 """Called between two steps with the name of that point; crash tests stop there."""
@@ -108,28 +118,34 @@ class PartId:
 
 @dataclass(frozen=True, slots=True)
 class OpenedItems:
-    """Items of open reads.
+    """Items of open reads of a queue.
 
     Attributes:
         items: their data.
-        exhausted: whether the server has, or gives, no more items.
+        exhausted: whether the server has, or gives, no more items of the queue.
         reserved: the reads, if they are reserved, one for each item.
         unsure: a tag under which the server may have reserved more: its answer was lost.
+        is_lost: whether the server cannot be reached any more; what it reserved stays reserved.
     """
 
     items: Sequence[bytes]
     exhausted: bool
     reserved: Sequence[ReservedRead] = ()
     unsure: str = ""
+    is_lost: bool = False
 
 
 class QueueReads(Protocol):
-    """The open reads of a queue on one server, until they are confirmed or given back."""
+    """The open reads of queues on one server, until they are confirmed or given back."""
 
-    def open(self, part: PartId, items: int, size: int) -> OpenedItems:
-        """Open up to `items` reads for a part, of about `size` bytes.
+    def open(self, part: PartId, queue: str, items: int, size: int) -> OpenedItems:
+        """Open up to `items` reads of a queue for a part, of about `size` bytes.
+
+        If it returns less although the queue has more, the part must be confirmed first.
 
         Raises:
+            QueueCannotBeRead: the queue cannot be read, and must not count as empty.
+            ServerRefused: the server refuses to let this queue be read; no read of it is open.
             ClientError: the server cannot be read; `give_back` is called next.
         """
 
@@ -147,19 +163,6 @@ class QueueReads(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionShare:
-    """What one partition of a batch may take: the server, and the maximum of items and bytes.
-
-    `reserves` says whether the server has reserved reads.
-    """
-
-    server: str
-    items: int
-    bytes: int
-    reserves: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class StagedPart:
     """A part in place.
 
@@ -170,7 +173,8 @@ class StagedPart:
         is_last: whether it is the last part of its partition.
         batches: the items, in the server's order: a column `data` and, if their reads were
             reserved, `add_time`, `expiry`, `deliveries` and `read`, the names of the reads.
-        unsure: as in `OpenedItems`.
+        unsure: as in `OpenedItems`; a tag of the queue of the last run.
+        runs: the queues that its items are from, in order.
     """
 
     id: PartId
@@ -179,6 +183,22 @@ class StagedPart:
     is_last: bool
     batches: tuple[pa.RecordBatch, ...]
     unsure: str = ""
+    runs: tuple[QueueRun, ...] = ()
+
+    def queues(self) -> pa.Array:
+        """Return the queue of each item."""
+        numbers = np.repeat(np.arange(len(self.runs)), [run.items for run in self.runs])
+        names = pa.array([run.queue for run in self.runs], pa.string())
+        return names.take(pa.array(numbers, pa.int64()))
+
+    def reads_by_queue(self) -> dict[str, list[str]]:
+        """Return the names of its reads by their queues, without queues that have none."""
+        reads, found, start = self.reads, dict[str, list[str]](), 0
+        for run in self.runs:
+            if mine := reads[start : start + run.items]:
+                found.setdefault(run.queue, []).extend(mine)
+            start += run.items
+        return found
 
     @property
     def reads(self) -> list[str]:
@@ -193,20 +213,29 @@ class StagedPart:
     @property
     def items(self) -> int:
         """The number of items in it."""
-        return sum(batch.num_rows for batch in self.batches)
+        return _items(self.batches)
 
     @property
     def bytes(self) -> int:
         """The bytes of data in it."""
-        return sum(_data_bytes(batch) for batch in self.batches)
+        return _bytes(self.batches)
 
 
 class Staging:
     """A staging location. One driver and any number of tasks may use it at the same time."""
 
-    def __init__(self, path: Path, reached: Reached | None = None) -> None:
+    def __init__(self, path: Path, reached: Reached | None = None, only: str | None = None) -> None:
+        """Use a staging location.
+
+        Args:
+            path: its directory.
+            reached: called at every step.
+            only: the query's queue, if it is a single one. Parts that earlier versions made are of
+                this one, and do not name it.
+        """
         self.path = path
         self._reached = reached or _ignore_step
+        self._only = only or ""
 
     # --- for tasks ---
 
@@ -223,10 +252,11 @@ class Staging:
         Raises:
             BatchIsOver: the batch was committed.
             ServerRefused: the server does not know the commands that are used.
+            QueueCannotBeRead: as in `QueueReads.open`.
             OSError: a part cannot be written or read.
         """
         reads: QueueReads | None = None
-        items, size, number = share.items, share.bytes, 0
+        progress, number = ShareProgress(share), 0
         try:
             while True:
                 part_id = PartId(epoch, partition, number)
@@ -234,8 +264,7 @@ class Staging:
                 if part is None:
                     self._check_not_over(epoch)
                     reads = reads or connect()
-                    rest = PartitionShare(share.server, items, size)
-                    part = self._stage(part_id, rest, reads, clock)
+                    part = self._stage(part_id, share.server, progress, reads, clock)
                 elif not self._is_settled(part_id.name):
                     reads = reads or connect()
                     if reads.settle(part):
@@ -244,7 +273,9 @@ class Staging:
                 yield part
                 if part.is_last:
                     return
-                items, size, number = items - part.items, size - part.bytes, number + 1
+                number += 1
+                for run in part.runs:
+                    progress.add(run)
         finally:
             if reads is not None:
                 reads.close()
@@ -272,34 +303,45 @@ class Staging:
             return None
         reader = pa.ipc.open_file(source)
         metadata = reader.schema.metadata
+        batches = tuple(reader.get_batch(place) for place in range(reader.num_record_batches))
+        is_last = metadata[b"is_last"] == b"1"
+        if (runs := metadata.get(b"runs")) is not None:
+            found = tuple(QueueRun(*run) for run in json.loads(runs))
+        else:
+            found = (QueueRun(self._only, _items(batches), _bytes(batches), is_last),)
         return StagedPart(
             part_id,
             metadata[b"server"].decode(),
             int(metadata[b"read_time"]),
-            metadata[b"is_last"] == b"1",
-            tuple(reader.get_batch(place) for place in range(reader.num_record_batches)),
+            is_last,
+            batches,
             metadata.get(b"unsure", b"").decode(),
+            found,
         )
 
     def _stage(
-        self, part_id: PartId, share: PartitionShare, reads: QueueReads, clock: Clock
+        self,
+        part_id: PartId,
+        server: str,
+        progress: ShareProgress,
+        reads: QueueReads,
+        clock: Clock,
     ) -> StagedPart:
         try:
-            opened = reads.open(part_id, share.items, min(share.bytes, PART_BYTES))
+            opened = _open(part_id, server, progress, reads)
         except ClientError as error:
             reads.give_back()
-            if isinstance(error, ServerRefused) and error.kind != "SERVER_ERROR":
+            if isinstance(error, ServerRefused):
                 raise
             # The server cannot be reached; the batch continues without its items.
-            opened = OpenedItems((), exhausted=True)
+            opened = _Opened(is_last=True)
         self._reached("opened")
-        size = sum(map(len, opened.items))
-        is_last = opened.exhausted or len(opened.items) >= share.items or size >= share.bytes
         metadata = {
-            "server": share.server,
+            "server": server,
             "read_time": str(clock.now()),
-            "is_last": f"{is_last:d}",
+            "is_last": f"{opened.is_last:d}",
             "unsure": opened.unsure,
+            "runs": json.dumps([astuple(run) for run in opened.runs]),
         }
         is_ours = self._write_part(part_id, opened, metadata)
         if is_ours and self.committed() >= part_id.epoch:
@@ -318,7 +360,7 @@ class Staging:
             reads.give_back(but=part.reads)
         return part
 
-    def _write_part(self, part_id: PartId, opened: OpenedItems, metadata: dict[str, str]) -> bool:
+    def _write_part(self, part_id: PartId, opened: "_Opened", metadata: dict[str, str]) -> bool:
         """Write a part; return False if it exists already."""
         fields = [*_DATA_FIELDS, *(_RESERVED_FIELDS if opened.reserved else ())]
         schema = pa.schema(fields, metadata=metadata)
@@ -466,7 +508,59 @@ class Staging:
         return self.path / f"{TEMPORARY_MARK}{name}~{uuid4().hex[:12]}"
 
 
-def _record_batches(opened: OpenedItems, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+@dataclass(slots=True)
+class _Opened:
+    """What is to become a part: open reads of one queue after the other."""
+
+    items: list[bytes] = field(default_factory=list)
+    reserved: list[ReservedRead] = field(default_factory=list)
+    runs: list[QueueRun] = field(default_factory=list)
+    unsure: str = ""
+    is_last: bool = False
+
+
+def _open(part_id: PartId, server: str, progress: ShareProgress, reads: QueueReads) -> _Opened:
+    """Open the reads of a part.
+
+    Raises:
+        QueueCannotBeRead: the first queue to read cannot be read, and must not count as empty.
+        ClientError: the server cannot be read.
+    """
+    opened = _Opened()
+    rest = progress.copy()
+    size = 0
+    while (allowed := rest.next()) is not None and size < PART_BYTES:
+        most = min(allowed.bytes, PART_BYTES - size)
+        try:
+            found = reads.open(part_id, allowed.queue, allowed.items, most)
+        except QueueCannotBeRead:
+            if not opened.items:
+                raise
+            # Keep what is open; the next part raises the error if it lasts.
+            return opened
+        except ServerRefused as error:
+            if not is_refusal(error):
+                raise
+            _log.info("%s: queue %s: %s", server, allowed.queue, error)
+            found = OpenedItems((), exhausted=True)
+        taken = sum(map(len, found.items))
+        run = QueueRun(allowed.queue, len(found.items), taken, found.exhausted)
+        opened.runs.append(run)
+        opened.items += found.items
+        opened.reserved += found.reserved
+        opened.unsure = found.unsure
+        size += taken
+        rest.add(run)
+        if found.is_lost:
+            opened.is_last = True
+            return opened
+        if not found.exhausted and len(found.items) < allowed.items and taken < most:
+            return opened
+    opened.is_last = allowed is None
+    return opened
+
+
+def _record_batches(opened: _Opened, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Split items into record batches that Arrow can address."""
     items = opened.items
     start, size = 0, 0
@@ -479,13 +573,21 @@ def _record_batches(opened: OpenedItems, schema: pa.Schema) -> Iterator[pa.Recor
         yield _record_batch(opened, start, len(items), schema)
 
 
-def _record_batch(opened: OpenedItems, start: int, end: int, schema: pa.Schema) -> pa.RecordBatch:
+def _record_batch(opened: _Opened, start: int, end: int, schema: pa.Schema) -> pa.RecordBatch:
     columns: list[Sequence[object]] = [opened.items[start:end]]
     if opened.reserved:
         reads = opened.reserved[start:end]
         columns += [[getattr(read, field.name) for read in reads] for field in _RESERVED_FIELDS]
     arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _items(batches: Sequence[pa.RecordBatch]) -> int:
+    return sum(batch.num_rows for batch in batches)
+
+
+def _bytes(batches: Sequence[pa.RecordBatch]) -> int:
+    return sum(_data_bytes(batch) for batch in batches)
 
 
 def _data_bytes(batch: pa.RecordBatch) -> int:

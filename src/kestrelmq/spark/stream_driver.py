@@ -6,14 +6,16 @@ only tells a server that they could not reach, when that is back. This module do
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from random import Random
 from typing import Any, Final, Protocol
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import ConfigError, ServerUnavailable
 from kestrelmq.journal.files import FileLock
-from kestrelmq.spark.batch_plan import BatchPlan, from_offset, share_out, taken_by_server
+from kestrelmq.spark.batch_plan import BatchPlan, WaitingQueue, from_offset, share_out
+from kestrelmq.spark.queue_choice import QueueChoice
 from kestrelmq.spark.staging import PartId, StagedPart, Staging, StagingInUse
 
 LOCK_PATIENCE: Final = 15.0
@@ -33,18 +35,18 @@ class QueueServers(Protocol):
     """What the driver asks about the servers; `server_probe.ServerProbe` implements it."""
 
     def check_readable(self, patience: float) -> None:
-        """Raise QueueCannotBeRead if a server has the queue but refuses to let it be read."""
+        """Raise QueueCannotBeRead if a server has a queue but refuses to let it be read."""
 
-    def with_items(self, wait: float) -> list[str]:
-        """Return the servers that have items; wait up to `wait` seconds for one."""
+    def with_items(self, wait: float) -> list[WaitingQueue]:
+        """Return the queues that have items; wait up to `wait` seconds for one."""
 
-    def counts(self) -> dict[str, int]:
-        """Return the number of items on each server that can be asked.
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return the number of items in each queue on each server that can be asked.
 
-        Raise QueueCannotBeRead if the queue is paused on one that has any.
+        Raise QueueCannotBeRead if a queue that has any is paused.
         """
 
-    def backlog(self) -> dict[str, dict[str, int]]:
+    def backlog(self) -> dict[str, dict[str, Any]]:
         """Return how much waits on each server that can be asked."""
 
     def reserving(self, servers: Iterable[str]) -> dict[str, bool]:
@@ -53,8 +55,11 @@ class QueueServers(Protocol):
     def settle(self, part: StagedPart) -> bool:
         """Tell the server of a part about it; return whether that was possible."""
 
-    def retire(self, servers: Iterable[str], name: str, epoch: int) -> None:
-        """Release what is reserved under tags of `name` up to `epoch`, and refuse these tags."""
+    def retire(self, queues: Mapping[str, Collection[str]], name: str, epoch: int) -> None:
+        """Release what is reserved under tags of `name` up to `epoch`, and refuse these tags.
+
+        `queues` are those of each server.
+        """
 
     def close(self) -> None:
         """Close all connections."""
@@ -83,23 +88,26 @@ class StreamDriver:
         rate: int | None = None,
         clock: Clock | None = None,
         pause: Callable[[float], None] = time.sleep,
+        random: Random | None = None,
     ) -> None:
         """Prepare to plan batches. No I/O is done before the first call.
 
         Args:
             staging: where parts are kept.
             servers: the servers to ask.
-            queue: the queue to ask about.
+            queue: the option `queue`.
             wait: seconds that `latest_offset` waits for an item.
             patience: seconds that a query that ends by itself waits for a queue that is loading.
             partitions: minimum number of partitions in a batch.
             rate: most items in a second; None for any number.
             clock: measures how long to wait for the lock, and what `rate` allows.
             pause: sleeps between two attempts to take the lock, and until `rate` allows an item.
+            random: the order of the queues in a batch.
         """
         self._staging = staging
         self._servers = servers
-        self._queue = queue
+        self._choice = QueueChoice.parse(queue)
+        self._random = random or Random()  # noqa: S311 # a fair order, keeps no secret
         self._wait = wait
         self._patience = patience
         self._partitions = partitions
@@ -107,14 +115,14 @@ class StreamDriver:
         self._pause = pause
         self._lock: FileLock | None = None
         self._identity: str | None = None
-        self._remaining: dict[str, int] | None = None
+        self._remaining: dict[tuple[str, str], int] | None = None
         self._counted: set[PartId] = set()
         self._settle_at = 0.0
         self._retired = 0
         self._rate = rate
         self._asked_at: float | None = None
         self._fraction = 0.0
-        self._backlog: dict[str, dict[str, int]] | None = None
+        self._backlog: dict[str, dict[str, Any]] | None = None
         self._backlog_until = 0.0
 
     def lock_staging(self) -> str:
@@ -131,7 +139,7 @@ class StreamDriver:
 
     def initial_offset(self) -> dict[str, Any]:
         """Return the offset before the first batch."""
-        return BatchPlan(0, self.lock_staging(), self._queue).to_offset()
+        return BatchPlan(0, self.lock_staging(), str(self._choice)).to_offset()
 
     @property
     def is_limited(self) -> bool:
@@ -143,7 +151,7 @@ class StreamDriver:
 
         Raises:
             StagingInUse: the staging location belongs to another query.
-            ConfigError: the batch is of another queue.
+            ConfigError: the batch is of other queues.
         """
         plan = from_offset(end)
         self._check_identity(plan)
@@ -154,8 +162,8 @@ class StreamDriver:
 
         Raises:
             StagingInUse: the staging location belongs to another query or another checkpoint.
-            ConfigError: the checkpoint is of another queue.
-            QueueCannotBeRead: the query ends once it has read what was there, and a server has the
+            ConfigError: the checkpoint is of other queues.
+            QueueCannotBeRead: the query ends once it has read what was there, and a server has a
                 queue but refuses to let it be read, or it is paused.
         """
         before = from_offset(start)
@@ -166,13 +174,19 @@ class StreamDriver:
         limits = self._rated(limits)
         allowed = self._items_left(limits)
         if allowed is None:
-            found: dict[str, int | None] = dict.fromkeys(self._servers.with_items(self._wait))
+            found = self._servers.with_items(self._wait)
         else:
-            having = self._servers.with_items(0.0) if allowed else []
-            found = {server: allowed[server] for server in having if allowed.get(server)}
-        reserving = self._servers.reserving(found) if found else {}
+            found = [
+                replace(one, items=allowed[one.server, one.queue])
+                for one in (self._servers.with_items(0.0) if any(allowed.values()) else [])
+                if allowed.get((one.server, one.queue))
+            ]
+        reserving = self._servers.reserving(sorted({one.server for one in found})) if found else {}
+        waiting = [one for one in found if one.server in reserving]
+        # If they are too many for a batch, or a long item uses it up, others are first next time.
+        self._random.shuffle(waiting)
         shares = share_out(
-            {server: items for server, items in found.items() if server in reserving},
+            waiting,
             limits.items,
             limits.bytes,
             self._partitions,
@@ -180,30 +194,31 @@ class StreamDriver:
         )
         if not shares:
             if self._remaining is not None and any(self._remaining.values()):
-                # Other readers took the rest, or somebody paused the queue: then this raises.
+                # Other readers took the rest, or somebody paused a queue: then this raises.
                 self._servers.counts()
             return dict(start)
-        return BatchPlan(before.epoch + 1, before.staging, self._queue, shares).to_offset()
+        return BatchPlan(before.epoch + 1, before.staging, str(self._choice), shares).to_offset()
 
     def limit_to_present_items(self) -> None:
         """From now on, take no more than the servers have now.
 
         Raises:
             ServerUnavailable: no server can be asked.
-            QueueCannotBeRead: a server has the queue but refuses to let it be read.
+            QueueCannotBeRead: a server has a queue but refuses to let it be read.
         """
         self.lock_staging()
         self._servers.check_readable(self._patience)
-        self._remaining = self._servers.counts()
-        if not self._remaining:
+        counts = self._servers.counts()
+        if not counts:
             raise ServerUnavailable("no server can be asked what is in the queue")
+        self._remaining = _by_queue(counts)
         # Items of a batch that was started earlier are not among those on the servers now.
         self._counted = set(self._staging.parts())
 
-    def backlog(self) -> dict[str, dict[str, int]] | None:
+    def backlog(self) -> dict[str, dict[str, Any]] | None:
         """Return how much waits on each server that can be asked; None if that is none.
 
-        What is returned may be some seconds old: a server with very many queues needs a while.
+        What is returned may be some seconds old, so that a busy stream does not ask all the time.
         """
         now = self._clock.monotonic()
         if now >= self._backlog_until:
@@ -258,20 +273,28 @@ class StreamDriver:
             self._settle_at = self._clock.monotonic() + SETTLE_PAUSE
             return
         self._retired = before.epoch
-        servers = {share.server for share in before.shares if share.reserves}
-        self._servers.retire(sorted(servers), before.staging, before.epoch)
+        queues: dict[str, list[str]] = {}
+        for share in before.shares:
+            if share.reserves:
+                # An offset of an earlier version is of a single queue, and does not name it.
+                names = [name for name, _ in share.queues] or [self._choice.only or ""]
+                queues.setdefault(share.server, []).extend(names)
+        self._servers.retire(queues, before.staging, before.epoch)
 
-    def _items_left(self, limits: BatchLimits) -> dict[str, int] | None:
-        """Return how many items may be taken from each server, or None for no limit."""
+    def _items_left(self, limits: BatchLimits) -> dict[tuple[str, str], int] | None:
+        """Return how many items may be taken from each server's queues, or None for no limit."""
         if self._remaining is None:
-            return self._servers.counts() if limits.items is None else None
+            return _by_queue(self._servers.counts()) if limits.items is None else None
         parts = [part_id for part_id in self._staging.parts() if part_id not in self._counted]
         self._counted.update(parts)
-        found = [part for part in map(self._staging.find, parts) if part is not None]
-        taken = taken_by_server([(part.server, part.items) for part in found])
-        for server, items in taken.items():
-            # A server that gave nothing has none of those items left.
-            self._remaining[server] = max(0, self._remaining.get(server, 0) - items) if items else 0
+        taken: dict[tuple[str, str], int] = {}
+        for part in filter(None, map(self._staging.find, parts)):
+            for run in part.runs:
+                key = part.server, run.queue
+                taken[key] = taken.get(key, 0) + run.items
+        for key, items in taken.items():
+            # A queue that gave nothing has none of those items left.
+            self._remaining[key] = max(0, self._remaining.get(key, 0) - items) if items else 0
         return self._remaining
 
     def _check(self, start: BatchPlan) -> None:
@@ -286,14 +309,21 @@ class StreamDriver:
             )
 
     def _check_identity(self, plan: BatchPlan) -> None:
-        if plan.queue not in {None, self._queue}:
+        if plan.queue is not None and not self._choice.means(plan.queue):
             raise ConfigError(
-                f"option 'queue' of reading kestrel: {self._queue!r} is not allowed: the "
+                f"option 'queue' of reading kestrel: {str(self._choice)!r} is not allowed: the "
                 f"checkpoint is of queue {plan.queue!r}, and staged items would appear under the "
-                "wrong name. Give each queue its own checkpoint and staging location"
+                "wrong name. Give other queues their own checkpoint and staging location"
             )
         if plan.staging != self.lock_staging():
             raise StagingInUse(
                 f"staging location {self._staging.path} belongs to another query than the "
                 "checkpoint: give each query its own"
             )
+
+
+def _by_queue(counts: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], int]:
+    """Return counts of servers' queues by server and queue."""
+    return {
+        (server, name): items for server, found in counts.items() for name, items in found.items()
+    }

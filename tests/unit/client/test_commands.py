@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kestrelmq.client import BrowsedItem, BrowsedPage, Moved, commands
-from kestrelmq.errors import InvalidRequest, ProtocolError
+from kestrelmq.errors import InvalidRequest, ProtocolError, ServerRefused
 from kestrelmq.protocol.memcache_client import ReplyParser
 
 A, B = b"VALUE q 0 1\r\na\r\n", b"VALUE q 0 1\r\nb\r\n"
@@ -77,6 +77,16 @@ def test_one_queue_is_asked_for_by_its_name() -> None:
         b"stats\r\n",
         b"stats q\r\n",
     )
+
+
+def test_commands_may_be_sent_together() -> None:
+    """Their results come in order; one that is refused fails them all."""
+    both = commands.together([commands.exists(b"q"), commands.exists(b"r")])
+
+    assert both.request == b"stats q\r\nstats r\r\n"
+    assert result(both, b"STAT items 0\r\n" + END + END) == [True, False]
+    with pytest.raises(ServerRefused):
+        result(both, b"SERVER_ERROR loading\r\n")
 
 
 @pytest.mark.parametrize("limit", ["MAX_STATS", "MAX_STATS_BYTES"])

@@ -31,6 +31,8 @@ def test_options_are_parsed() -> None:
         cluster, "work+copy", "/s", 5, 1 << 20, 3, 0.5
     )
     assert kestrel_read_options(READ | {"lease": "1 hour"}).lease == 3600.0
+    assert kestrel_read_options(READ | {"queue": "b, a,o_*"}).queue == "a,b,o_*"
+    assert kestrel_read_options(READ | {"create_children": "true"}).create_children
     assert kestrel_read_options(READ) == KestrelReadOptions(ClusterOptions("a:1"), "q", "/s")
     assert kestrel_write_options(
         {"servers": "a:1", "checkpointLocation": "/c"}
@@ -54,6 +56,11 @@ def test_options_are_parsed() -> None:
         ({"zookeeper": "z"}, "'zookeeper' and 'path_prefix' of reading kestrel go together"),
         ({"servers": "a:0"}, "'a:0' is not allowed: it must be servers such as"),
         ({"queue": "a/b"}, "it must be a queue's name: a queue name must not contain '/'"),
+        (
+            {"queue": "a,,b"},
+            "it must be names of queues, but '' is: a queue name must not be empty",
+        ),
+        ({"queue": "o/*"}, "it must be a queue's name: a queue name must not contain '/'"),
         ({"max_items_per_batch": "0"}, "a whole number from 1 to 4194304"),
         ({"min_partitions": "2000"}, "a whole number from 1 to 1024"),
         ({"max_bytes_per_batch": "much"}, "a size above 0"),

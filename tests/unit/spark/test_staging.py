@@ -7,16 +7,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from kestrelmq.client.commands import ReservedRead
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import ConnectionLost, ServerRefused, ServerUnavailable
+from kestrelmq.spark.shares import PartitionShare, QueueRun
 from kestrelmq.spark.staging import (
     BatchIsOver,
     OpenedItems,
     PartId,
-    PartitionShare,
     StagedPart,
     Staging,
     StagingInUse,
@@ -52,7 +53,7 @@ class QueueReads:
         self._at_once = at_once
         self._open: list[bytes] = []
 
-    def open(self, part: PartId, items: int, size: int) -> OpenedItems:  # noqa: ARG002 # no tags
+    def open(self, part: PartId, queue: str, items: int, size: int) -> OpenedItems:  # noqa: ARG002 # no tags
         """Open reads until one limit is reached."""
         before = len(self._open)
         taken = 0
@@ -104,17 +105,17 @@ class TaggedReads:
         self._queue = queue
         self._held: list[ReservedRead] = []
 
-    def open(self, part: PartId, items: int, size: int) -> OpenedItems:  # noqa: ARG002 # always 10
+    def open(self, part: PartId, queue: str, items: int, size: int) -> OpenedItems:  # noqa: ARG002 # always 10
         """Reserve items, or what is reserved already."""
-        queue = self._queue
-        if not queue.reserved.get(part):
-            taken = [queue.waiting.pop(0) for _ in range(min(items, 10, len(queue.waiting)))]
-            queue.reserved[part] = [
+        server = self._queue
+        if not server.reserved.get(part):
+            taken = [server.waiting.pop(0) for _ in range(min(items, 10, len(server.waiting)))]
+            server.reserved[part] = [
                 ReservedRead("q", f"{part.name} {item!r}", item, 1, 7, 0) for item in taken
             ]
-        self._held = queue.reserved[part]
+        self._held = server.reserved[part]
         items_held = [read.data for read in self._held]
-        return OpenedItems(items_held, not queue.waiting, tuple(self._held))
+        return OpenedItems(items_held, not server.waiting, tuple(self._held))
 
     def confirm(self, part: StagedPart) -> bool:
         """As settle."""
@@ -145,9 +146,9 @@ class BrokenReads(QueueReads):
 
     error: Exception = ConnectionLost("a:1: gone")
 
-    def open(self, part: PartId, items: int, size: int) -> OpenedItems:
+    def open(self, part: PartId, queue: str, items: int, size: int) -> OpenedItems:
         """Open reads, and fail."""
-        super().open(part, items, size)
+        super().open(part, queue, items, size)
         raise self.error
 
 
@@ -435,6 +436,24 @@ def test_items_of_any_size_keep_their_bytes(location: Path) -> None:
     items = [b"", bytes(range(256)), b"x" * (3 << 20), b"\r\n"]
 
     assert read(location, Queue(items), PartitionShare("a:1", 10, 1 << 30)) == items
+
+
+def test_parts_of_earlier_versions_are_of_the_only_queue(location: Path) -> None:
+    """They do not name it; a task goes on where they end."""
+    schema = pa.schema(
+        [pa.field("data", pa.binary(), nullable=False)],
+        metadata={"server": "a:1", "read_time": "5", "is_last": "0", "unsure": ""},
+    )
+    with pa.ipc.new_file(str(location / PartId(1, 0, 0).name), schema) as writer:
+        writer.write_batch(pa.record_batch([numbered(3)], schema=schema))
+    share = PartitionShare("a:1", 5, 1 << 20, queues=(("q", None),))
+    queue = Queue(numbered(9))
+    staging = Staging(location, only="q")
+    parts = list(staging.read(1, 0, share, queue.connect, SystemClock()))
+
+    assert [part.queues().to_pylist() for part in parts] == [["q"] * 3, ["q"] * 2]
+    assert parts[0].runs == (QueueRun("q", 3, 18, is_done=False),)
+    assert items_of(parts) == [*numbered(3), *numbered(2)]
 
 
 def test_the_identity_is_made_once(location: Path) -> None:

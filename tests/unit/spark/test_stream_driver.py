@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kestrelmq.errors import ConfigError, ServerRefused, ServerUnavailable
-from kestrelmq.spark.batch_plan import from_offset
+from kestrelmq.spark.batch_plan import WaitingQueue, from_offset
 from kestrelmq.spark.refusals import QueueCannotBeRead, ask_when_loaded
 from kestrelmq.spark.staging import OpenedItems, PartId, StagedPart, Staging, StagingInUse
 from kestrelmq.spark.stream_driver import BACKLOG_PAUSE, SETTLE_PAUSE, BatchLimits, StreamDriver
@@ -33,17 +33,17 @@ class Cluster:
         if self.refusing is not None:
             raise QueueCannotBeRead(f"{self.refusing} after {patience}")
 
-    def with_items(self, wait: float) -> list[str]:  # noqa: ARG002 # never waits
+    def with_items(self, wait: float) -> list[WaitingQueue]:  # noqa: ARG002 # never waits
         """Those that have any."""
-        return [server for server, items in self.items.items() if items]
+        return [WaitingQueue(server, "q") for server, items in self.items.items() if items]
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> dict[str, dict[str, int]]:
         """All of them, unless one is paused."""
         if self.paused is not None:
             raise QueueCannotBeRead(f"{self.paused} is paused")
-        return dict(self.items)
+        return {server: {"q": items} for server, items in self.items.items()}
 
-    def backlog(self) -> dict[str, dict[str, int]]:
+    def backlog(self) -> dict[str, dict[str, Any]]:
         """The items."""
         return {server: {"items": items} for server, items in self.items.items()}
 
@@ -58,10 +58,11 @@ class Cluster:
         self.settled.append(part.id)
         return True
 
-    def retire(self, servers: Iterable[str], name: str, epoch: int) -> None:
+    def retire(self, queues: Mapping[str, Collection[str]], name: str, epoch: int) -> None:
         """Take note of it."""
         assert len(name) == 32
-        self.retired.append((list(servers), epoch))
+        assert all(names == ["q"] for names in queues.values())
+        self.retired.append((list(queues), epoch))
 
     def close(self) -> None:
         """Nothing is open."""
@@ -74,7 +75,7 @@ class Reads:
         self._cluster = cluster
         self._server = server
 
-    def open(self, part: PartId, items: int, size: int) -> OpenedItems:  # noqa: ARG002 # no limit
+    def open(self, part: PartId, queue: str, items: int, size: int) -> OpenedItems:  # noqa: ARG002 # no limit
         """Take as many as there are."""
         taken = min(items, self._cluster.items[self._server])
         self._cluster.items[self._server] -= taken

@@ -4,6 +4,11 @@ The queues are either drained or copied. To copy a queue, `archive` reads a fano
 which gets all items added to the queue from when the child is created; the queue's own readers are
 not disturbed.
 
+One source reads all queues. The directory `_staging` says which: it has a staging location named as
+the only queue, or `~queues`, in which a file names them. Earlier versions read each queue by a
+source of its own, from a staging location of its own; such an archive is continued like that,
+because Spark knows the sources of a query by their number.
+
 The table has the columns of `kestrel` and `date` (of the read time, UTC), and is partitioned by
 `queue` and `date`. Spark's file sink writes each batch to it once. A crash may leave files in it
 that belong to no batch: Spark ignores them, but other readers of Parquet do not.
@@ -31,13 +36,18 @@ from kestrelmq.spark.kestrel_options import (
     ClusterOptions,
 )
 from kestrelmq.spark.kestrel_source import KESTREL_FORMAT, KESTREL_SCHEMA
+from kestrelmq.spark.queue_choice import QueueChoice, literally
 from kestrelmq.spark.reading import read_partitioned
 from kestrelmq.spark.server_probe import ServerProbe
 from kestrelmq.spark.session import start_query
 from kestrelmq.spark.spool import local_path
+from kestrelmq.spark.staging import Staging
 
 STAGING: Final = "_staging"
 CHECKPOINT: Final = "_checkpoint"
+_SEVERAL: Final = "~queues"
+"""The staging location of several queues; no queue has this name."""
+_QUEUES: Final = "queues"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +56,13 @@ class ArchiveOptions:
 
     Attributes:
         cluster: the servers.
-        queues: the queues, without duplicates.
+        queues: names and patterns of the queues, without duplicates.
         output: the table's directory, which the driver and every executor see. Its subdirectories
             `_staging` and `_checkpoint` hold staged items and the checkpoint, so that a query that
             is started again continues where it stopped.
         child: copy through the fanout child with this name; None drains the queues.
-        max_items_per_batch: maximum number of items in a batch, for each queue.
-        max_bytes_per_batch: approximate maximum of bytes in a batch, for each queue.
+        max_items_per_batch: maximum number of items in a batch.
+        max_bytes_per_batch: approximate maximum of bytes in a batch.
     """
 
     cluster: ClusterOptions
@@ -62,10 +72,8 @@ class ArchiveOptions:
     max_items_per_batch: int = DEFAULT_ITEMS
     max_bytes_per_batch: int = DEFAULT_BYTES
 
-    def sources(self) -> list[str]:
+    def choice(self) -> QueueChoice:
         """Return the queues to read: the given ones, or their children.
-
-        They are sorted, because Spark identifies the sources of a query by their number only.
 
         Raises:
             ConfigError: no queue is given, one is given twice, a name is not allowed, or a child of
@@ -73,20 +81,26 @@ class ArchiveOptions:
         """
         if not self.queues:
             raise ConfigError("archive: no queue was given")
-        for name in [*self.queues, *([self.child] if self.child is not None else [])]:
-            error = queue_name_error(name)
-            if error is not None:
-                raise ConfigError(f"archive: {name!r} is not allowed: {error}")
         if len(set(self.queues)) < len(self.queues):
             raise ConfigError("archive: a queue was given twice")
         if self.child is None:
-            return sorted(self.queues)
+            return _choice(self.queues)
+        error = queue_name_error(self.child)
+        if error is not None:
+            raise ConfigError(f"archive: {self.child!r} is not allowed: {error}")
         for queue in self.queues:
             if master_of(queue) is not None:
                 raise ConfigError(
                     f"archive: {queue!r} is a fanout child already: drain it, do not copy it"
                 )
-        return sorted(f"{queue}+{self.child}" for queue in self.queues)
+        return _choice([f"{queue}+{literally(self.child)}" for queue in self.queues])
+
+
+def _choice(words: Sequence[str]) -> QueueChoice:
+    try:
+        return QueueChoice.of(words)
+    except ValueError as error:
+        raise ConfigError(f"archive: {', '.join(words)!r} is not allowed: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +128,13 @@ def archive(
         ServerUnavailable: ZooKeeper cannot be reached.
     """
     options = replace(options, output=local_path(options.output, "output"))
-    sources = options.sources()
-    _check_same_queues(Path(options.output), sources)
+    choice = options.choice()
+    _check_same_queues(Path(options.output), choice)
     if options.child is not None:
-        _create(options.cluster, sources)
-    rows = functools.reduce(DataFrame.union, [_read(spark, options, name) for name in sources])
+        _create_children(options.cluster, choice)
+    sources = _sources(Path(options.output), choice).items()
+    tables = [_read(spark, options, queues, location) for location, queues in sources]
+    rows = functools.reduce(DataFrame.union, tables)
     writer = (
         rows.withColumn("date", f.to_date(f.timestamp_millis("read_time")))
         .writeStream.format("parquet")
@@ -147,40 +163,59 @@ def archived(spark: SparkSession, output: str) -> list[ArchivedQueue]:
     return [ArchivedQueue(**row.asDict()) for row in totals.collect()]
 
 
-def _read(spark: SparkSession, options: ArchiveOptions, queue: str) -> DataFrame:
+def _read(
+    spark: SparkSession, options: ArchiveOptions, queues: QueueChoice, location: Path
+) -> DataFrame:
     return (
         spark.readStream.format(KESTREL_FORMAT)
         .options(**options.cluster.as_options())
-        .option("queue", queue)
-        .option("staging_location", f"{options.output}/{STAGING}/{queue}")
+        .option("queue", str(queues))
+        .option("create_children", str(options.child is not None))
+        .option("staging_location", str(location))
         .option("max_items_per_batch", str(options.max_items_per_batch))
         .option("max_bytes_per_batch", str(options.max_bytes_per_batch))
         .load()
     )
 
 
-def _create(cluster: ClusterOptions, queues: Sequence[str]) -> None:
-    """Create every queue on every server that can be asked, by peeking at it."""
-    for queue in queues:
-        probe = ServerProbe(cluster.membership(), queue)
-        try:
-            probe.check_readable(DEFAULT_LOADING_PATIENCE)
-        finally:
-            probe.close()
+def _create_children(cluster: ClusterOptions, choice: QueueChoice) -> None:
+    """Create every child on every server that can be asked, by looking at it."""
+    probe = ServerProbe(cluster.membership(), choice, create_children=True)
+    try:
+        probe.check_readable(DEFAULT_LOADING_PATIENCE)
+    finally:
+        probe.close()
 
 
-def _check_same_queues(output: Path, sources: Sequence[str]) -> None:
-    """Check that a query is not started again with other sources than before."""
+def _check_same_queues(output: Path, choice: QueueChoice) -> None:
+    """Check that a query is not started again with other queues than before.
+
+    Raises:
+        ConfigError: the archive is of other queues.
+    """
     staging = output / STAGING
     if not staging.exists():
         unfinished = output / f"{STAGING}~"
         shutil.rmtree(unfinished, ignore_errors=True)
-        for queue in sources:
-            make_directory(unfinished / queue)
+        make_directory(unfinished / (choice.only or _SEVERAL))
+        if choice.only is None:
+            Staging(unfinished / _SEVERAL).keep_first(_QUEUES, str(choice))
         rename_durably(unfinished, staging)
-    before = sorted(directory.name for directory in staging.iterdir())
-    if before != sources:
+    several = staging / _SEVERAL
+    if several.exists():
+        before = QueueChoice.parse((several / _QUEUES).read_text())
+    else:
+        before = QueueChoice.of_names(directory.name for directory in staging.iterdir())
+    if before != choice:
         raise ConfigError(
-            f"archive: {output} holds the queues {', '.join(before)}, not {', '.join(sources)}: "
-            "archive other queues to another directory"
+            f"archive: {output} holds the queues {before.shown()}, not {choice.shown()}: archive "
+            "other queues to another directory"
         )
+
+
+def _sources(output: Path, choice: QueueChoice) -> dict[Path, QueueChoice]:
+    """Return the staging location of each source of an archive, with its queues."""
+    several = output / STAGING / _SEVERAL
+    if several.exists():
+        return {several: choice}
+    return {output / STAGING / name: QueueChoice.of_names([name]) for name in choice.names}
