@@ -1,0 +1,41 @@
+"""Replay a journal with the notes in it, as a server does.
+
+What is in a queue depends on notes only where a crash cut the journal short, and where delayed
+items join. For everything else `planning` replays without them, which is faster.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from kestrelmq.journal.loading import fold
+from kestrelmq.journal.reader import JournalReader
+from kestrelmq.journal.replay import NONE_DELAYED, ItemsByXid, Replay
+from kestrelmq.journal.walk import WINDOW
+from kestrelmq.spark.scanning import open_view
+from kestrelmq.spark.spool import SpoolFile
+
+MEMORY_LIMIT: Final = 8 << 20
+"""Most bytes of items in memory, for a queue of any length."""
+
+
+def replay_noted(
+    files: Sequence[SpoolFile], memory_limit: int | None, delayed: ItemsByXid = NONE_DELAYED
+) -> Replay:
+    """Replay a queue's files with their notes, as a server does; the caller ends it.
+
+    Raises:
+        DamagedJournal: a file is damaged.
+        JournalError: a file is gone, or shorter than when it was listed.
+    """
+    state = Replay(
+        memory_limit,
+        lambda name, at: JournalReader(Path(files[0].spool), name, at),
+        delayed=delayed,
+    )
+    names: list[str] = []
+    for file in files:
+        names.append(Path(file.path).name)
+        buffer = open_view(file.path, file.size, file.inode).buffer
+        fold(state, buffer, tuple(names), file.path, lambda _at: WINDOW, last=file.last)
+    return state
