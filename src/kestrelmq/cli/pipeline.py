@@ -90,7 +90,8 @@ def replay(
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
         written = pipelines.replay(spark, path, output, mode=_mode(overwrite=overwrite))
-    _table(written, ("queue", "items", "open_reads", "bytes"))
+    delayed = ("delayed",) if any(one.delayed for one in written) else ()
+    _table(written, ("queue", "items", "open_reads", "bytes", *delayed))
 
 
 @app.command()

@@ -2,8 +2,12 @@
 
 Arrow joins an array of headers with the array of data; the values buffer of the result holds
 the journal's bytes. No Python code runs per row.
+
+A row with a due time is a delayed item: it goes to another journal, `NAME~~delayed`, as ADDX with
+that time as its add time, and REMOVE_TENTATIVE.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,8 +17,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark.sql.types import StructType
 
-from kestrelmq.errors import ConfigError
-from kestrelmq.journal.records import ADDX, ADDX_HEADER, NO_EXPIRY
+from kestrelmq.errors import ConfigError, InvalidQueueName
+from kestrelmq.journal.names import delayed_name
+from kestrelmq.journal.records import ADDX, ADDX_HEADER, NO_EXPIRY, REMOVE_TENTATIVE_RECORD
+from kestrelmq.names import queue_name_error
 from kestrelmq.spark import written_columns
 
 _HEADER: Final = np.dtype(
@@ -24,7 +30,7 @@ _TIMES_SIZE: Final = ADDX_HEADER - 5
 # Bytes of records, headers included, that one Arrow array can address.
 _MAX_JOINED: Final = 2**31 - 1 - (1 << 20)
 
-_COLUMNS: Final = ("queue", "data", "add_time", "expiry", "sequence")
+_COLUMNS: Final = ("queue", "data", "add_time", "expiry", "sequence", "due")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,7 @@ class EncodedRows:
     """Encoded rows of one batch, grouped by queue; within a queue in the batch's order.
 
     Attributes:
-        queues: queue names.
+        queues: names of the journals.
         bounds: queue n has the rows from bounds[n] up to, not including, bounds[n + 1].
         offsets: where each row's record begins in `records`, and where the last one ends.
         records: the encoded records.
@@ -68,13 +74,14 @@ def encode(batch: pa.RecordBatch, now: int, zone: str = "UTC") -> list[EncodedRo
     Raises:
         ValueError: a row has no queue or no data, or its data is too long for the format; or a
             number cannot be cast.
+        InvalidQueueName: a queue has a name that is not allowed.
     """
     return _encode(written_columns.cast(batch, zone), now) if batch.num_rows else []
 
 
 def _encode(batch: pa.RecordBatch, now: int) -> list[EncodedRows]:
     data = _column(batch, "data")
-    if data.nbytes + batch.num_rows * ADDX_HEADER > _MAX_JOINED:
+    if data.nbytes + batch.num_rows * (ADDX_HEADER + 1) > _MAX_JOINED:
         if batch.num_rows == 1:
             raise ValueError("column 'data': an item of 2 GiB or more does not fit into a journal")
         half = batch.num_rows // 2
@@ -82,6 +89,10 @@ def _encode(batch: pa.RecordBatch, now: int) -> list[EncodedRows]:
     queues = _column(batch, "queue").dictionary_encode()
     codes: NDArray[np.int32] = queues.indices.to_numpy(zero_copy_only=False)
     names: list[str] = queues.dictionary.to_pylist()
+    _check_names(names)
+    if (delayed := _are_delayed(batch)) is not None:
+        codes = codes + delayed * np.int32(len(names))
+        names += [delayed_name(name) for name in names]
     if len(names) > 1:
         order = np.argsort(codes, kind="stable")
         batch = batch.take(pa.array(order))
@@ -89,7 +100,10 @@ def _encode(batch: pa.RecordBatch, now: int) -> list[EncodedRows]:
         data = _column(batch, "data")
     bounds = [0, *np.flatnonzero(np.diff(codes) != 0).tolist(), len(codes)]
     bounds[1:-1] = [bound + 1 for bound in bounds[1:-1]]
-    joined = pc.binary_join_element_wise(_headers(batch, data, now), data, pa.scalar(b""))
+    delayed = _are_delayed(batch)  # in the new order
+    joined = pc.binary_join_element_wise(
+        _headers(batch, data, now, delayed), data, _endings(delayed), pa.scalar(b"")
+    )
     _, offsets, values = joined.buffers()
     return [
         EncodedRows(
@@ -104,6 +118,27 @@ def _encode(batch: pa.RecordBatch, now: int) -> list[EncodedRows]:
     ]
 
 
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
+        error = queue_name_error(name)
+        if error is not None:
+            raise InvalidQueueName(f"column 'queue': {name!r} is not allowed: {error}")
+
+
+def _are_delayed(batch: pa.RecordBatch) -> NDArray[np.bool_] | None:
+    """Return which rows are delayed items: those with a due time that is not 0; None for none."""
+    if "due" not in batch.schema.names:
+        return None
+    return batch.column("due").fill_null(0).to_numpy() > 0  # type: ignore[no-any-return]
+
+
+def _endings(delayed: NDArray[np.bool_] | None) -> pa.Scalar | pa.Array:
+    """Return what follows the ADDX of each row."""
+    if delayed is None:
+        return pa.scalar(b"")
+    return pc.if_else(pa.array(delayed), pa.scalar(REMOVE_TENTATIVE_RECORD), pa.scalar(b""))
+
+
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
     column = batch.column(name)
     if column.null_count:
@@ -111,12 +146,17 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
     return column
 
 
-def _headers(batch: pa.RecordBatch, data: pa.Array, now: int) -> pa.Array:
+def _headers(
+    batch: pa.RecordBatch, data: pa.Array, now: int, delayed: NDArray[np.bool_] | None
+) -> pa.Array:
     count = batch.num_rows
     headers = np.zeros(count, dtype=_HEADER)
     headers["opcode"] = ADDX
     headers["size"] = pc.binary_length(data).to_numpy() + _TIMES_SIZE
     headers["add_time"] = _milliseconds(batch, "add_time", now)
+    if delayed is not None:
+        due = batch.column("due").fill_null(0).to_numpy()
+        headers["add_time"] = np.where(delayed, due, headers["add_time"])
     headers["expiry"] = _milliseconds(batch, "expiry", int.from_bytes(NO_EXPIRY))
     offsets = np.arange(count + 1, dtype=np.int32) * ADDX_HEADER
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(headers.view(np.uint8))]

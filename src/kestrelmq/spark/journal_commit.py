@@ -53,7 +53,7 @@ class JournalCommit:
     def run(self, parts: Mapping[str, Sequence[JournalPart]]) -> None:
         """Commit the parts of each queue, given in their final order.
 
-        The delayed items of a queue are a queue of their own here, which exists already.
+        The delayed items of a queue are a queue of their own here, named as their journal.
         """
         found = group_files(self._directory.names())
         for queue in sorted(parts):

@@ -50,6 +50,9 @@ class QueueReadOptions:
             other queue is planned first, its files in parallel.
         planned: a plan that a Spark job made, as text (`planning.to_text`); None makes the plan
             where Spark plans the source.
+        delayed: whether delayed items are rows, too.
+        planned_delayed: the journals of delayed items that belong to the plan, as text
+            (`delayed_items.delayed_to_text`).
     """
 
     path: str
@@ -57,6 +60,8 @@ class QueueReadOptions:
     batch_rows: int = DEFAULT_BATCH_ROWS
     direct_bytes: int = DEFAULT_DIRECT_BYTES
     planned: str | None = None
+    delayed: bool = False
+    planned_delayed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,8 @@ def queue_read_options(given: Mapping[str, str]) -> QueueReadOptions:
             ),
             direct_bytes=options.take("directBytes", DEFAULT_DIRECT_BYTES, a_size),
             planned=options.take("planned", None, str),
+            delayed=options.take("delayed", False, a_boolean),
+            planned_delayed=options.take("plannedDelayed", None, str),
         )
     )
 

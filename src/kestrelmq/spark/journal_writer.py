@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from kestrelmq.clock import SystemClock
-from kestrelmq.errors import InvalidQueueName, JournalError, QueuePathLocked
+from kestrelmq.errors import JournalError, QueuePathLocked
 from kestrelmq.journal import write_directories
 from kestrelmq.journal.files import (
     DiskDirectory,
@@ -28,8 +28,7 @@ from kestrelmq.journal.files import (
     is_locked,
     make_queue_path,
 )
-from kestrelmq.names import queue_name_error
-from kestrelmq.spark.encoding import EncodedRows, check_columns, encode
+from kestrelmq.spark.encoding import check_columns, encode
 from kestrelmq.spark.journal_commit import JournalCommit
 from kestrelmq.spark.journal_options import JournalWriteOptions
 from kestrelmq.spark.journal_parts import JournalPart, PartWriter, ordered_parts
@@ -80,11 +79,9 @@ class JournalWriter(DataSourceArrowWriter):
         if context is None:
             raise RuntimeError("parts can be written only by a Spark task")
         writer = PartWriter(self._work, f"{context.partitionId()}-{context.taskAttemptId()}")
-        known: set[str] = set()
         zone = session_zone()
         for batch in iterator:
             for encoded in encode(batch, self._now, zone):
-                _check_names(encoded, known)
                 writer.write(encoded)
         return PartsWritten(context.partitionId(), writer.finish())
 
@@ -172,12 +169,3 @@ def _is_python(process: int) -> bool:
         return "python" in Path(f"/proc/{process}/exe").readlink().name
     except OSError:
         return False
-
-
-def _check_names(encoded: EncodedRows, known: set[str]) -> None:
-    for queue in encoded.queues:
-        if queue not in known:
-            error = queue_name_error(queue)
-            if error is not None:
-                raise InvalidQueueName(f"column 'queue': {queue!r} is not allowed: {error}")
-            known.add(queue)

@@ -19,6 +19,7 @@ from itertools import groupby
 from typing import Final, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -43,7 +44,7 @@ from kestrelmq.spark import written_columns
 from kestrelmq.spark.dead_letters import DeadLetter, DeadLetters
 from kestrelmq.spark.kestrel_options import KestrelWriteOptions
 
-_COLUMNS: Final = ("queue", "data", "expiry")
+_COLUMNS: Final = ("queue", "data", "expiry", "due")
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
 
@@ -113,8 +114,20 @@ class ItemSender:
         self._clock = clock or SystemClock()
         self._pause = pause
 
-    def send(self, queue: str, items: Sequence[bytes], expiry: Expiry = None) -> None:
+    def send(
+        self,
+        queue: str,
+        items: Sequence[bytes],
+        expiry: Expiry = None,
+        due: int | None = None,
+    ) -> None:
         """Add items to a queue; return when every one is stored.
+
+        Args:
+            queue: the queue.
+            items: their data.
+            expiry: when they expire.
+            due: until when they wait in their queue (ms since the epoch), instead of `delay`.
 
         Raises:
             QueueStaysFull: no item was stored for `patience` seconds.
@@ -129,7 +142,7 @@ class ItemSender:
             reason = "the servers refuse it: the queue is full, or the item is too large"
             try:
                 stored: Sequence[bool | None] = self._client.put_many(
-                    queue, left, expiry, delay=self._delay, retry_unknown=True
+                    queue, left, expiry, delay=self._delay_until(due), retry_unknown=True
                 )
             except ClientError as error:
                 hopeless = isinstance(error, InvalidRequest) or (
@@ -158,6 +171,12 @@ class ItemSender:
             _log.info("%d items of %r wait: %s", len(left), queue, reason)
             self._pause(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _delay_until(self, due: int | None) -> float | None:
+        if due is None:
+            return self._delay
+        left = (due - self._clock.now()) / 1000
+        return left if left > 0 else None
 
     def _without_too_large(self, queue: str, items: list[bytes], expiry: Expiry) -> list[bytes]:
         """Reject the items that no server would ever take; return the others."""
@@ -223,10 +242,11 @@ class _RowWriter:
             )
             zone = written_columns.session_zone()
             for batch in iterator:
-                for queue, expiry, data in grouped(
-                    batch, self._options.queue, zone, dead_letters.add
-                ):
-                    sender.send(queue, data, expiry)
+                for due, same in by_due(batch, zone):
+                    for queue, expiry, data in grouped(
+                        same, self._options.queue, zone, dead_letters.add
+                    ):
+                        sender.send(queue, data, expiry, due)
                 items += batch.num_rows
         dead_letters.flush()
         return ItemsWritten(items)
@@ -251,6 +271,27 @@ def check_columns(schema: StructType, *, queue_given: bool) -> None:
         raise ConfigError(
             "writing kestrel: give the queue either as option 'queue' or as column 'queue'"
         )
+
+
+def by_due(batch: pa.RecordBatch, zone: str = "UTC") -> Iterator[tuple[int | None, pa.RecordBatch]]:
+    """Yield the rows of a batch by the time at which they are due (ms); None: not delayed.
+
+    Args:
+        batch: rows of a schema that passed `check_columns`.
+        zone: as for `grouped`.
+    """
+    batch = written_columns.cast(batch, zone)
+    if "due" not in batch.schema.names:
+        yield None, batch
+        return
+    times = batch.column("due").fill_null(0)
+    order = pc.sort_indices(times)
+    batch = batch.take(order)
+    start = 0
+    for due, same in groupby(times.take(order).to_pylist()):
+        count = len(list(same))
+        yield due or None, batch.slice(start, count)
+        start += count
 
 
 def grouped(

@@ -5,6 +5,9 @@ small journal is replayed by the task that reads it. A queue with a large one is
 files are summarised in parallel, and then only those that hold live items are read again. No item
 data passes through the driver.
 
+Delayed items are rows only on request, because no reader gets them yet: without them the table is
+what a server would hand out. They come after the items in line, by the times at which they are due.
+
 Spark plans a source in a separate process that cannot start jobs. There, a pool of processes on the
 driver's machine summarises the files; `reading.read_queues` plans with a Spark job instead.
 """
@@ -29,7 +32,14 @@ from pyspark.sql.types import (
 )
 
 from kestrelmq.errors import ConfigError
+from kestrelmq.journal.records import item_add_time, item_data, item_expiry
 from kestrelmq.spark import columns
+from kestrelmq.spark.delayed_items import (
+    DelayedJournal,
+    delayed_from_text,
+    delayed_items,
+    list_with_delayed,
+)
 from kestrelmq.spark.journal_options import QueueReadOptions, queue_read_options
 from kestrelmq.spark.planning import (
     FileReadPlan,
@@ -66,17 +76,23 @@ QUEUE_SCHEMA: Final = StructType(
         StructField("data", BinaryType(), nullable=False),
     ]
 )
+DUE_COLUMN: Final = StructType([StructField("due", LongType(), nullable=True)])
+"""When a delayed item is due (ms); null for an item in line."""
 
 
 class QueuePartition(InputPartition):
-    """What one task reads: whole queues to replay, or the live items that a plan lists."""
+    """What one task reads: whole queues to replay, the live items of a plan, or delayed items."""
 
     def __init__(
-        self, queues: Sequence[Sequence[SpoolFile]] = (), planned: Sequence[FileReadPlan] = ()
+        self,
+        queues: Sequence[Sequence[SpoolFile]] = (),
+        planned: Sequence[FileReadPlan] = (),
+        delayed: Sequence[DelayedJournal] = (),
     ) -> None:
         super().__init__(None)
         self.queues = tuple(tuple(files) for files in queues)
         self.planned = tuple(planned)
+        self.delayed = tuple(delayed)
 
 
 class QueueSource(TableSource):
@@ -84,11 +100,12 @@ class QueueSource(TableSource):
 
     format_name = QUEUE_FORMAT
     table = QUEUE_SCHEMA
-    on_demand = SPOOL_COLUMN
+    on_demand = StructType([*DUE_COLUMN, *SPOOL_COLUMN])
 
     def schema(self) -> StructType:
-        """Return the columns; with several queue paths, the column `spool` is one of them."""
-        return with_spool(self.table, queue_read_options(self.options).path)
+        """Return the columns, with `due` and `spool` if the options and the path need them."""
+        options = queue_read_options(self.options)
+        return with_spool(queue_columns(delayed=options.delayed), options.path)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the columns of `schema`."""
@@ -105,22 +122,32 @@ class QueueSourceReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Divide small queues, and the files with live items of large ones, into partitions."""
-        if self._options.planned is not None:
+        options = self._options
+        if options.planned is not None:
             try:
-                found = from_text(self._options.planned)
+                found = from_text(options.planned)
+                delayed = delayed_from_text(options.planned_delayed or "[]")
             except ValueError as error:
                 raise ConfigError(f"option 'planned' must be {error}") from None
-            return self._planned(found)
-        small, large = split_by_size(list_files(self._options.path), self._options.direct_bytes)
+            return [*self._planned(found), *self._delayed(delayed)]
+        if options.delayed:
+            files, delayed = list_with_delayed(options.path)
+        else:
+            files, delayed = list_files(options.path), []
+        small, large = split_by_size(files, options.direct_bytes)
         plans = [
             file
             for replayed in replay_in_parallel(large, summarise_in_processes)
             for file in file_read_plans(replayed.plan())
         ]
         shared = divide_by_cost(
-            small, lambda files: sum(file.cost for file in files), self._options.partition_bytes
+            small, lambda files: sum(file.cost for file in files), options.partition_bytes
         )
-        return [*(QueuePartition(queues) for queues in shared), *self._planned(plans)]
+        return [
+            *(QueuePartition(queues) for queues in shared),
+            *self._planned(plans),
+            *self._delayed(delayed),
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the live items of a partition."""
@@ -133,12 +160,24 @@ class QueueSourceReader(DataSourceReader):
         shared = divide_by_cost(plans, lambda plan: plan.file.size, self._options.partition_bytes)
         return [QueuePartition(planned=share) for share in shared]
 
+    def _delayed(self, journals: Sequence[DelayedJournal]) -> list[InputPartition]:
+        """Divide the journals of delayed items into partitions; small ones share one."""
+        shared = divide_by_cost(
+            journals, lambda journal: journal.cost, self._options.partition_bytes
+        )
+        return [QueuePartition(delayed=share) for share in shared]
+
     def _batches(self, partition: QueuePartition) -> Iterator[pa.RecordBatch]:
         for files in partition.queues:
             for plan in file_read_plans(replay_in_order(files).plan()):
                 yield from self._read_file(plan)
         for plan in partition.planned:
             yield from self._read_file(plan)
+        for journal in partition.delayed:
+            items, in_line = delayed_items(journal)
+            for start in range(0, len(items), self._options.batch_rows):
+                some = items[start : start + self._options.batch_rows]
+                yield rows(self._schema, _delayed_makers(journal, some, in_line + start))
 
     def _read_file(self, plan: FileReadPlan) -> Iterator[pa.RecordBatch]:
         for view, items, ordinals in live_items(plan):
@@ -152,6 +191,11 @@ class QueueSourceReader(DataSourceReader):
             here = ordinals[done : done + len(batch)]
             done += len(batch)
             yield rows(self._schema, _makers(view, plan, batch, here))
+
+
+def queue_columns(*, delayed: bool) -> StructType:
+    """Return the columns of a table with delayed items, or of one without them."""
+    return StructType([*QUEUE_SCHEMA, *(DUE_COLUMN if delayed else ())])
 
 
 def split_by_size(
@@ -189,6 +233,24 @@ def _makers(
         "expiry": lambda: columns.expiries(view, batch),
         "size": lambda: columns.sizes(batch),
         "data": lambda: columns.data(view, batch),
+        "due": lambda: pa.nulls(len(batch), pa.int64()),
+    }
+
+
+def _delayed_makers(journal: DelayedJournal, items: Sequence[bytes], first: int) -> ColumnMakers:
+    """Return how to make each column of delayed items, the first of which has position `first`."""
+    count = len(items)
+    due = pa.array(map(item_add_time, items), pa.int64())
+    return {
+        "queue": lambda: columns.constant(journal.queue, count),
+        "spool": lambda: columns.constant(journal.spool, count),
+        "position": lambda: pa.array(np.arange(first, first + count)),
+        "xid": lambda: pa.nulls(count, pa.int32()),
+        "add_time": lambda: due,
+        "expiry": lambda: pa.array(map(item_expiry, items), pa.int64()),
+        "size": lambda: pa.array((len(item_data(item)) for item in items), pa.int32()),
+        "data": lambda: pa.array(map(item_data, items), pa.binary()),
+        "due": lambda: due,
     }
 
 

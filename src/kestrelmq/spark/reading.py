@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
+from kestrelmq.spark.delayed_items import delayed_to_text, list_with_delayed
 from kestrelmq.spark.journal_options import DEFAULT_DIRECT_BYTES, Mode
 from kestrelmq.spark.journal_source import JOURNAL_FORMAT, JOURNAL_SCHEMA
 from kestrelmq.spark.journal_writer import check_not_served
@@ -24,7 +25,7 @@ from kestrelmq.spark.planning import (
     summarise,
     to_text,
 )
-from kestrelmq.spark.queue_source import QUEUE_FORMAT, QUEUE_SCHEMA, split_by_size
+from kestrelmq.spark.queue_source import QUEUE_FORMAT, queue_columns, split_by_size
 from kestrelmq.spark.spool import SpoolFile, is_pattern, list_files
 from kestrelmq.spark.tables import SPOOL_COLUMN, with_spool
 
@@ -63,19 +64,30 @@ def read_queues(
     columns: Sequence[str] | None = None,
     *,
     direct_bytes: int = DEFAULT_DIRECT_BYTES,
+    delayed: bool = False,
 ) -> DataFrame:
     """Return what is in the queues of `path` now.
 
     The tasks that read small queues also replay them. If a queue has several files with more than
     `direct_bytes` together, a Spark job first plans all queues, file by file.
+
+    Args:
+        spark: the session.
+        path: a queue path, a journal file, or a glob of either.
+        columns: the columns to read; without `data` no item data is read.
+        direct_bytes: the size above which a queue is planned first.
+        delayed: whether delayed items are rows, too; then there is a column `due`.
     """
-    files = list_files(path)
-    reader = spark.read.format(QUEUE_FORMAT).schema(_pick(QUEUE_SCHEMA, path, columns))
+    files, later = list_with_delayed(path) if delayed else (list_files(path), [])
+    table = queue_columns(delayed=delayed)
+    reader = spark.read.format(QUEUE_FORMAT).schema(_pick(table, path, columns))
+    reader = reader.option("delayed", str(delayed))
     small, large = split_by_size(files, direct_bytes)
     if large:
         replayed = replay_in_parallel([*small, *large], summarise_on(spark))
         plans = [plan for queue in replayed for plan in file_read_plans(queue.plan())]
         reader = reader.option("planned", to_text(plans))
+        reader = reader.option("plannedDelayed", delayed_to_text(later))
     return reader.option("directBytes", str(max(direct_bytes, 1))).load(path)
 
 

@@ -80,6 +80,7 @@ COLUMN_RULES: Final[Mapping[str, ColumnRule]] = {
     "data": ColumnRule((BinaryType, *_TEXT), _to_binary),
     "add_time": ColumnRule((*_NUMBER, *_TIME), _to_milliseconds),
     "expiry": ColumnRule((*_NUMBER, *_TIME), _to_milliseconds),
+    "due": ColumnRule((*_NUMBER, *_TIME), _to_milliseconds),
     "sequence": ColumnRule(_NUMBER, _to_whole),
 }
 """All columns that can be written, by name in lower case."""

@@ -11,7 +11,7 @@ import pytest
 from kestrelmq.client.options import Expiry
 from kestrelmq.errors import ConnectionLost, InvalidRequest, ServerUnavailable
 from kestrelmq.spark.dead_letters import CannotBeStored, DeadLetter, DeadLetters
-from kestrelmq.spark.kestrel_writer import ItemSender, QueueStaysFull, grouped
+from kestrelmq.spark.kestrel_writer import ItemSender, QueueStaysFull, by_due, grouped
 from kestrelmq.testing.clock import FakeClock
 
 
@@ -39,6 +39,19 @@ class Store:
             raise room
         self.items += items[:room]
         return [place < room for place in range(len(items))]
+
+
+def test_rows_are_sent_by_the_times_at_which_they_are_due() -> None:
+    """What is due waits no more; 0 and null mean no time of its own."""
+    columns = {"data": ["a", "b", "c", "d"], "due": [5000, None, 0, 2000]}
+    batch = pa.RecordBatch.from_pydict(columns)
+    found = [(due, rows.column("data").to_pylist()) for due, rows in by_due(batch)]
+    assert found == [(None, [b"b", b"c"]), (2000, [b"d"]), (5000, [b"a"])]
+    clock, store = FakeClock(now=3000), Store([2, 1, 1])
+    sender = ItemSender(store, 10.0, clock, clock.advance, delay=7.0)
+    for due, rows in by_due(batch):
+        sender.send("q", rows.column("data").to_pylist(), due=due)
+    assert store.delays == [7.0, None, 2.0]
 
 
 def test_a_full_queue_holds_the_sender_back() -> None:

@@ -14,12 +14,21 @@ WriteMode = Literal["error", "overwrite", "append"]
 
 @dataclass(frozen=True, slots=True)
 class QueueContents:
-    """What was written of one queue: items, how many of them in open reads, and bytes of data."""
+    """What was written of one queue.
+
+    Attributes:
+        queue: the queue.
+        items: all its items.
+        open_reads: how many of them were in open reads.
+        bytes: bytes of data.
+        delayed: how many of them are delayed.
+    """
 
     queue: str
     items: int
     open_reads: int
     bytes: int
+    delayed: int = 0
 
 
 def replay(
@@ -27,7 +36,7 @@ def replay(
 ) -> list[QueueContents]:
     """Write what is in the queues of `path` to Parquet, partitioned by queue.
 
-    Columns are those of `kestrel.queue`; `position` orders the items of a queue.
+    Columns are those of `kestrel.queue` with delayed items; `position` orders the items of a queue.
 
     Args:
         spark: the session.
@@ -42,12 +51,13 @@ def replay(
         ConfigError: `output` is not apart from the journals.
     """
     check_apart(path, output)
-    contents = read_queues(spark, path)
+    contents = read_queues(spark, path, delayed=True)
     contents.write.mode(mode).partitionBy("queue").parquet(output)
     written = read_partitioned(spark, output, contents.schema)
     rows = written.groupBy("queue").agg(
         f.count("*").alias("items"),
         f.count("xid").alias("open_reads"),
         f.sum("size").alias("bytes"),
+        f.count("due").alias("delayed"),
     )
     return [QueueContents(**row.asDict()) for row in rows.orderBy("queue").collect()]

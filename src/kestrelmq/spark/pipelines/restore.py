@@ -12,7 +12,7 @@ from kestrelmq.spark.journal_writer import check_not_served
 from kestrelmq.spark.queue_source import QUEUE_SCHEMA
 from kestrelmq.spark.reading import read_parquet, read_partitioned, write_journals
 
-_KEPT = ("queue", "data", "add_time", "expiry")
+_KEPT = ("queue", "data", "add_time", "expiry", "due")
 
 
 def restore(
@@ -29,8 +29,8 @@ def restore(
     Args:
         spark: the session.
         source: a Parquet table as `replay` and `history` write it: `queue`, `data`, optionally
-            `add_time` and `expiry` (ms), and optionally the order of a queue's items: `position`
-            (replay) or `ordinal` (history).
+            `add_time`, `expiry` and `due` (ms), and optionally the order of a queue's items:
+            `position` (replay) or `ordinal` (history).
         path: the queue path; no server may run on it.
         since: restore only items added at this time or later; a time without a zone is UTC.
         until: restore only items added before this time.

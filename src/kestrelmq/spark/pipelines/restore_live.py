@@ -27,8 +27,9 @@ def restore_live(
 ) -> int:
     """Add the items of a table to queues of running servers.
 
-    Each item goes behind those that its queue has. With one server, a queue gets its items in their
-    original order; with several, each server gets its share of the items in that order.
+    Each item goes behind those that its queue has; a delayed one waits until it is due. With one
+    server, a queue gets its items in their original order; with several, each server gets its share
+    of the items in that order.
 
     Args:
         spark: the session.
@@ -48,7 +49,7 @@ def restore_live(
     rows = in_time_range(with_data(read_items(spark, source), source), since, until)
     order = [name for name in _ORDER if name in rows.columns][:1]
     ordered = rows.repartition("queue").sortWithinPartitions("queue", *order)
-    kept = [name for name in ("queue", "data", "expiry") if name in rows.columns]
+    kept = [name for name in ("queue", "data", "expiry", "due") if name in rows.columns]
     written = ordered.select(*kept)
     writer = written.drop("queue") if queue is not None else written
     options = cluster.as_options() | ({"queue": queue} if queue is not None else {})

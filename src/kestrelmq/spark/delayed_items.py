@@ -1,0 +1,105 @@
+"""The delayed items of queues, as a server would load them: those that have not joined their queue.
+
+They are in journals of their own, whose names say whose they are; see "Delayed items" in
+`docs/journal.md`. The queue's own journal says which of them have joined it. An item joins by a
+record there first, and leaves the other journal afterwards. So that one is listed first: what is in
+both listings has joined, and no item is in neither.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from kestrelmq.journal.loading import open_all
+from kestrelmq.journal.names import master_of_delayed
+from kestrelmq.journal.records import item_add_time
+from kestrelmq.spark.noted_replay import MEMORY_LIMIT, replay_noted
+from kestrelmq.spark.spool import SpoolFile, by_queue, list_files
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedJournal:
+    """The files of the delayed items of a queue, and those of the queue; both in replay order."""
+
+    files: tuple[SpoolFile, ...]
+    master: tuple[SpoolFile, ...]
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return master_of_delayed(self.files[0].queue) or ""
+
+    @property
+    def spool(self) -> str:
+        """The queue path."""
+        return self.files[0].spool
+
+    @property
+    def cost(self) -> int:
+        """The cost of reading it, in bytes."""
+        return sum(file.cost for file in (*self.files, *self.master))
+
+
+def list_with_delayed(pattern: str) -> tuple[list[SpoolFile], list[DelayedJournal]]:
+    """Return the files that `pattern` means, as `list_files`, and those of delayed items.
+
+    Raises:
+        FileNotFoundError: nothing matches.
+        ConfigError: `pattern` is a URL with another scheme than `file:`.
+    """
+    companions = [
+        files
+        for files in by_queue(list_files(pattern, delayed=True))
+        if master_of_delayed(files[0].queue) is not None
+    ]
+    own = list_files(pattern)
+    masters = {(files[0].spool, files[0].queue): tuple(files) for files in by_queue(own)}
+    found = []
+    for files in companions:
+        master = master_of_delayed(files[0].queue) or ""
+        found.append(DelayedJournal(tuple(files), masters.get((files[0].spool, master), ())))
+    return own, found
+
+
+def delayed_items(journal: DelayedJournal) -> tuple[list[bytes], int]:
+    """Return the delayed items by their due times, as records, and how many items are in line.
+
+    The add time of a record is when the item is due.
+
+    Raises:
+        DamagedJournal: a file is damaged.
+        JournalError: a file is gone, or shorter than when it was listed.
+    """
+    held = replay_noted(journal.files, None)
+    held.end()
+    open_all(held)
+    queue = replay_noted(journal.master, MEMORY_LIMIT, held.open)
+    queue.end()
+    if queue.behind is not None:
+        queue.behind.close()
+    waiting = [record for xid, record in held.open.items() if xid not in queue.joined]
+    in_line = queue.items + len(queue.open) - len(queue.reserved.unconfirmed)
+    return sorted(waiting, key=item_add_time), in_line
+
+
+def delayed_to_text(journals: Iterable[DelayedJournal]) -> str:
+    """Return journals as text."""
+    return json.dumps([asdict(journal) for journal in journals])
+
+
+def delayed_from_text(text: str) -> list[DelayedJournal]:
+    """Return the journals that `delayed_to_text` turned into `text`.
+
+    Raises:
+        ValueError: `text` is not from there.
+    """
+    try:
+        return [
+            DelayedJournal(
+                tuple(SpoolFile(**file) for file in one["files"]),
+                tuple(SpoolFile(**file) for file in one["master"]),
+            )
+            for one in json.loads(text)
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError("a listing that kestrelmq.spark made") from error

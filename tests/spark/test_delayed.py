@@ -1,0 +1,187 @@
+"""Delayed items in tables of queues, and their way through `replay` and `restore`."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from kestrelmq.client import Client
+from kestrelmq.clock import SystemClock
+from kestrelmq.journal.notes import joining
+from kestrelmq.journal.records import REMOVE_TENTATIVE_RECORD, AddX, RemoveTentative, encode, item
+from kestrelmq.spark.kestrel_options import ClusterOptions
+from kestrelmq.spark.pipelines import replay, restore, restore_live
+from kestrelmq.spark.pipelines.replay import QueueContents
+from kestrelmq.spark.reading import read_queues, write_journals
+from tests.spark.spools import NOW, adds, load, write
+from tests.support.commands import run_command
+from tests.support.server import running_server
+
+HOUR = 3_600_000
+
+
+def delayed_spool(path: Path) -> Path:
+    """Write a queue with items in line, an open read, two delayed items and one that has joined."""
+    soon, later, joined = (
+        item(at, 0, data)
+        for at, data in ((NOW + HOUR, b"soon"), (NOW + 2 * HOUR, b"later"), (NOW, b"joined"))
+    )
+    opened = b"".join(record + REMOVE_TENTATIVE_RECORD for record in (joined, later, soon))
+    write(path / "jobs", [*adds([b"open", b"first"]), RemoveTentative()])
+    with (path / "jobs").open("ab") as file:
+        file.write(joining(1, joined, 1))
+    (path / "jobs~~delayed.5").write_bytes(opened)
+    (path / "jobs~~delayed").write_bytes(item(NOW + HOUR + 1, 7, b"torn"))
+    (path / "only~~delayed").write_bytes(item(NOW + 1, 0, b"alone") + REMOVE_TENTATIVE_RECORD)
+    write(path / "plain", adds([b"x"]))
+    return path
+
+
+def contents(rows: DataFrame) -> list[tuple[str, int, int | None, int, int | None, bytes]]:
+    """Return what matters of each row, in order."""
+    found = rows.orderBy("queue", "position").collect()
+    return [
+        (row.queue, row.position, row.xid, row.expiry, row.due, bytes(row.data)) for row in found
+    ]
+
+
+@pytest.mark.parametrize("direct_bytes", [1, 1 << 20])
+def test_delayed_items_are_rows_if_asked_for(
+    spark: SparkSession, tmp_path: Path, direct_bytes: int
+) -> None:
+    """Behind those in line, by due time; not those that have joined their queue."""
+    spool = str(delayed_spool(tmp_path / "spool"))
+    expected = [
+        ("jobs", 0, 1, 0, None, b"open"),
+        ("jobs", 1, None, 0, None, b"first"),
+        ("jobs", 2, None, 0, None, b"joined"),
+        ("jobs", 3, None, 0, NOW + HOUR, b"soon"),
+        ("jobs", 4, None, 7, NOW + HOUR + 1, b"torn"),
+        ("jobs", 5, None, 0, NOW + 2 * HOUR, b"later"),
+        ("only", 0, None, 0, NOW + 1, b"alone"),
+        ("plain", 0, None, 0, None, b"x"),
+    ]
+    rows = read_queues(spark, spool, delayed=True, direct_bytes=direct_bytes)
+
+    assert contents(rows) == expected
+    assert rows.columns[-1] == "due"
+    assert rows.where("due IS NOT NULL AND add_time = due AND size = length(data)").count() == 4
+    plain = read_queues(spark, spool, direct_bytes=direct_bytes)
+    assert "due" not in plain.columns
+    assert plain.count() == 4
+    loaded = spark.read.format("kestrel.queue").option("delayed", "true").load(spool)
+    assert contents(loaded) == expected
+
+
+def test_a_large_queue_with_delayed_items_is_planned(spark: SparkSession, tmp_path: Path) -> None:
+    """Positions go on behind the items in line, also if a Spark job planned those."""
+    spool = delayed_spool(tmp_path)
+    write(spool / "jobs.1", adds([b"%d" % number for number in range(100)]))
+    rows = read_queues(spark, str(spool), delayed=True, direct_bytes=1)
+    late = contents(rows.where("queue = 'jobs' AND due IS NOT NULL"))
+
+    assert [(row[1], row[5]) for row in late] == [(103, b"soon"), (104, b"torn"), (105, b"later")]
+    assert rows.where("queue = 'jobs'").select("position").distinct().count() == 106
+
+
+def test_replay_and_restore_keep_delayed_items(spark: SparkSession, tmp_path: Path) -> None:
+    """A server gets them with the rest of their delay; restoring twice in place adds none."""
+    now = SystemClock().now()
+    with running_server(tmp_path) as server, Client(server.address) as client:
+        client.put_many("jobs", [b"first", b"second"])
+        client.put("jobs", b"later", delay=3600)
+        client.put("jobs", b"much later", delay=7200)
+        client.put("only", b"alone", delay=3600)
+        server.kill9()
+    table, back = str(tmp_path / "table"), tmp_path / "back" / "queues"
+    assert replay(spark, str(server.queue_path), table) == [
+        QueueContents("jobs", 4, 0, 26, 2),
+        QueueContents("only", 1, 0, 5, 1),
+    ]
+    assert restore(spark, table, str(back)) == 5
+    for _ in range(2):
+        assert restore(spark, table, str(back), mode="overwrite") == 5
+    exported = run_command("journal", "export", str(back))
+    assert exported.stdout == run_command("journal", "export", str(server.queue_path)).stdout
+
+    with running_server(tmp_path / "back") as restored, Client(restored.address) as client:
+        assert list(client.consume("jobs", idle_timeout=0)) == [b"first", b"second"]
+        assert {one.name: one.number("delayed") for one in client.queues()} == {
+            "jobs": 2,
+            "only": 1,
+        }
+    times = spark.read.parquet(table).where("due IS NOT NULL").select("due").collect()
+    assert all(now + HOUR <= row.due for row in times)
+
+
+def test_appended_delayed_items_join_those_that_are_there(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Each has an xid of its own; those that are due join their queue, behind what waits."""
+    spool = tmp_path / "queues"
+    now = SystemClock().now()
+    for number in range(3):
+        rows = spark.createDataFrame(
+            [
+                ("jobs", f"in line {number}", None),
+                ("jobs", f"later {number}", now + HOUR),
+                ("jobs", f"due {number}", now - HOUR),
+                ("jobs", f"zero {number}", 0),
+            ],
+            "queue string, data string, due long",
+        )
+        write_journals(rows.coalesce(1), str(spool))
+    table = str(tmp_path / "table")
+    assert replay(spark, str(spool), table)[0].delayed == 6
+
+    with running_server(tmp_path) as server, Client(server.address) as client:
+        got = list(client.consume("jobs", idle_timeout=2, max_items=9))
+        assert sorted(got[6:]) == [b"due 0", b"due 1", b"due 2"]
+        assert {one.name: one.number("delayed") for one in client.queues()} == {"jobs": 3}
+
+
+def test_delayed_items_are_restored_to_live_servers(spark: SparkSession, tmp_path: Path) -> None:
+    """They wait there until they are due; what is due by now waits in line."""
+    spool = tmp_path / "spool"
+    later = item(SystemClock().now() + HOUR, 0, b"later") + REMOVE_TENTATIVE_RECORD
+    write(spool / "jobs", adds([b"first"]))
+    (spool / "jobs~~delayed").write_bytes(item(NOW, 0, b"due") + REMOVE_TENTATIVE_RECORD + later)
+    table = str(tmp_path / "table")
+    replay(spark, str(spool), table)
+
+    with running_server(tmp_path) as server, Client(server.address) as client:
+        assert restore_live(spark, table, ClusterOptions(server.address)) == 3
+        assert sorted(client.consume("jobs", idle_timeout=0)) == [b"due", b"first"]
+        assert [one.number("delayed") for one in client.queues()] == [1]
+
+
+def test_no_row_gets_into_a_journal_of_delayed_items_by_its_name(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The names of these journals are no names of queues."""
+    rows = spark.createDataFrame([("jobs~~delayed", "x")], "queue string, data string")
+
+    with pytest.raises(PySparkException, match="'jobs~~delayed' is not allowed"):
+        write_journals(rows, str(tmp_path / "queues"))
+    assert load(tmp_path / "queues") == {}
+
+
+def test_a_damaged_journal_of_delayed_items_is_an_error(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Only if they are asked for: a server serves the queue without them."""
+    spool = delayed_spool(tmp_path)
+    (spool / "jobs~~delayed").write_bytes(b"\x63" * 30)
+
+    assert read_queues(spark, str(spool)).count() == 4
+    with pytest.raises(PySparkException, match="jobs~~delayed: damaged at byte 0"):
+        read_queues(spark, str(spool), delayed=True).count()
+
+
+def test_a_single_journal_file_has_no_delayed_items(spark: SparkSession, tmp_path: Path) -> None:
+    """They are in other files."""
+    spool = delayed_spool(tmp_path)
+    (spool / "jobs").write_bytes(encode(AddX(NOW, 0, b"a")))
+
+    assert read_queues(spark, str(spool / "jobs"), delayed=True).where("due > 0").count() == 0
