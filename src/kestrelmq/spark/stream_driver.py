@@ -116,7 +116,7 @@ class StreamDriver:
         self._lock: FileLock | None = None
         self._identity: str | None = None
         self._remaining: dict[tuple[str, str], int] | None = None
-        self._counted: set[PartId] = set()
+        self._counted: set[PartId] | None = None
         self._settle_at = 0.0
         self._retired = 0
         self._rate = rate
@@ -212,8 +212,7 @@ class StreamDriver:
         if not counts:
             raise ServerUnavailable("no server can be asked what is in the queue")
         self._remaining = _by_queue(counts)
-        # Items of a batch that was started earlier are not among those on the servers now.
-        self._counted = set(self._staging.parts())
+        self._counted = None
 
     def backlog(self) -> dict[str, dict[str, Any]] | None:
         """Return how much waits on each server that can be asked; None if that is none.
@@ -285,6 +284,11 @@ class StreamDriver:
         """Return how many items may be taken from each server's queues, or None for no limit."""
         if self._remaining is None:
             return _by_queue(self._servers.counts()) if limits.items is None else None
+        if self._counted is None:
+            # A batch that was started earlier has been read again by now. What it had reserved
+            # before the counting is not among what was counted, so nothing of it is subtracted:
+            # rather some items too many, which came later, than some too few.
+            self._counted = set(self._staging.parts())
         parts = [part_id for part_id in self._staging.parts() if part_id not in self._counted]
         self._counted.update(parts)
         taken: dict[tuple[str, str], int] = {}

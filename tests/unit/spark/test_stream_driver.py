@@ -165,6 +165,23 @@ def test_available_now_takes_what_was_there_and_ends(tmp_path: Path) -> None:
     driver.close()
 
 
+def test_available_now_takes_all_after_a_batch_that_had_failed(tmp_path: Path) -> None:
+    """What that batch had reserved was not counted as waiting, and is read again first."""
+    cluster = Cluster({"a:1": 130})
+    driver = driver_of(tmp_path, cluster)
+    offset = driver.latest_offset(driver.initial_offset(), BatchLimits(30, 1000))
+    cluster.items["a:1"] -= 30
+    driver.limit_to_present_items()
+    cluster.items["a:1"] += 30
+    total = read_batch(tmp_path, cluster, offset)
+    while (following := driver.latest_offset(offset, LIMITS)) != offset:
+        total += read_batch(tmp_path, cluster, following)
+        offset = following
+
+    assert total == 130
+    driver.close()
+
+
 def test_available_now_needs_a_server(tmp_path: Path) -> None:
     """Nothing that can be asked is not the same as nothing there."""
     driver = driver_of(tmp_path, Cluster({}))
