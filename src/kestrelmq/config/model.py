@@ -93,6 +93,8 @@ class QueueConfig(_Settings):
     """When the journal is larger than this, it is rewritten to hold only live items."""
     min_journal_compact_delay: OptionalDuration = 60.0
     """Shortest time between two rewrites of the journal; None never delays one."""
+    keep_replaced_journals: Duration = 0.0
+    """How long journal files that were packed stay on disk, for programs that follow them."""
     discard_old_when_full: Flag = False
     """Whether a full queue drops its oldest items to make room instead of refusing new ones."""
     keep_journal: Flag = True

@@ -21,6 +21,7 @@ runs in the worker, while the queue continues in the new file. One thing is done
 
         Syncing, Placing, Clearing, or a rotation  --- it fails ---> Retrying
         Retrying  --- after a delay ---> the failed state, or Idle
+        Placing   --- the old files are to be kept for a while ---> Retrying, and then Clearing
 
     Syncing    the worker syncs the current file, so that a rotation does not make the queue wait
     Placing    the worker writes the new file and puts it in the place of the old ones
@@ -249,7 +250,10 @@ class Clearing:
 
 @dataclass(frozen=True, slots=True)
 class Retrying:
-    """A step failed; at `at` (monotonic seconds), the state `then` is entered."""
+    """At `at` (monotonic seconds), the state `then` is entered.
+
+    A step failed, or old files are kept for those who read them, see `keep_replaced_journals`.
+    """
 
     at: float
     then: Idle | Placing | Clearing
@@ -656,7 +660,12 @@ class Upkeep:
         if error is None:
             error = self._switch(work)
         if error is None:
-            self._enter(Clearing(work))
+            keep = self._config.keep_replaced_journals
+            # After a failed sync, adds are refused until the old files are gone.
+            if not keep or (isinstance(work, Rewrite) and work.cures):
+                self._enter(Clearing(work))
+            else:
+                self._enter(Retrying(self._clock.monotonic() + keep, Clearing(work)))
         else:
             self._failed("replaced", error, state if work.replacement.is_placed else Idle())
 

@@ -20,6 +20,7 @@ def test_built_in_queue_settings_are_those_of_the_original() -> None:
         "max_memory_size": 128 * 1024**2,
         "max_journal_size": 1024**3,
         "min_journal_compact_delay": 60.0,
+        "keep_replaced_journals": 0.0,
         "discard_old_when_full": False,
         "keep_journal": True,
         "sync_journal": None,

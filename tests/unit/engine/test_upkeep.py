@@ -22,6 +22,7 @@ from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.names import parse_name
 from kestrelmq.journal.records import ADDX_HEADER, item_data
 from kestrelmq.journal.scanning import decode
+from kestrelmq.journal.writer import FileJournal
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.worker import HeldWorker
@@ -556,3 +557,59 @@ def test_a_queue_that_leaves_read_behind_is_rotated_and_packed_on(tmp_path: Path
         while (record := queue.remove()) is not None:
             found.append(item_data(record))
         assert found == list(expected)
+
+
+def test_replaced_files_stay_for_those_who_follow_them(tmp_path: Path) -> None:
+    """For as long as the settings say, beside the pack; a start in between removes them."""
+    clock = FakeClock()
+    kept = CONFIG.model_copy(update={"keep_replaced_journals": 10.0})
+    settings = ServerConfig(queue_path=tmp_path / "queues", default=kept)
+
+    def packs() -> list[str]:
+        return [name for name in DiskDirectory(tmp_path / "queues").names() if "pack" in name]
+
+    collection = QueueCollection(settings, clock)
+    collection.open()
+    queue = collection.obtain("jobs")
+    queue.add(b"x" * 9000)
+    queue.remove()
+    while not packs():
+        churn(collection, queue, 1)
+    (pack,) = packs()
+    before = on_disk(tmp_path / "queues")
+    assert sum(before.values()) > CONFIG.default_journal_size
+    clock.advance(9.9)
+    collection.tick()
+    churn(collection, queue, 300)
+    assert before.keys() <= on_disk(tmp_path / "queues").keys()
+    clock.advance(0.1)
+    collection.tick()
+    # By then the journal is so long that the next one is there.
+    assert len(packs()) == 1
+    assert pack not in packs()
+    queue.add(b"waits")
+    commit(collection)
+    collection.close()
+    with queues(tmp_path / "queues") as again:
+        assert not packs()
+        assert [item_data(one) for one in again.obtain("jobs").browse(9)] == [b"waits"]
+
+
+def test_a_failed_sync_is_cured_at_once(tmp_path: Path) -> None:
+    """Files whose sync failed are removed, and adds are taken again, however long others stay."""
+    directory = CrashingDirectory.within(tmp_path)
+    kept = CONFIG.model_copy(update={"keep_replaced_journals": 10.0, "sync_journal": 0.0})
+    collection = QueueCollection(
+        ServerConfig(queue_path=directory.path, default=kept), FakeClock(), directory
+    )
+    collection.open()
+    queue = collection.obtain("jobs")
+    queue.add(b"kept")
+    commit(collection)
+    journal = queue.journal
+    assert isinstance(journal, FileJournal)
+    journal.suspect = True
+    collection.tick()
+    assert not journal.suspect
+    assert not [name for name in directory.names() if "pack" in name]
+    collection.close()
