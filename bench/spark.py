@@ -28,7 +28,8 @@ from kestrelmq.spark import columns
 from kestrelmq.spark.encoding import encode
 from kestrelmq.spark.journal_options import JournalReadOptions, QueueReadOptions
 from kestrelmq.spark.journal_parts import PartWriter
-from kestrelmq.spark.journal_source import JOURNAL_SCHEMA, JournalSourceReader
+from kestrelmq.spark.journal_rows import JOURNAL_SCHEMA
+from kestrelmq.spark.journal_source import JournalSourceReader
 from kestrelmq.spark.pipelines import verify
 from kestrelmq.spark.pipelines.verify import check
 from kestrelmq.spark.planning import file_read_plans, replay_in_order

@@ -23,7 +23,8 @@ from kestrelmq.journal.records import (
     encode,
 )
 from kestrelmq.spark.journal_options import JournalReadOptions
-from kestrelmq.spark.journal_source import JOURNAL_SCHEMA, JournalPartition, JournalSourceReader
+from kestrelmq.spark.journal_rows import JOURNAL_SCHEMA
+from kestrelmq.spark.journal_source import JournalPartition, JournalSourceReader
 from kestrelmq.spark.pipelines import replay, restore
 from kestrelmq.spark.reading import read_journals, read_queues, write_journals
 from tests.spark.spools import NOW, adds, random_spool, write

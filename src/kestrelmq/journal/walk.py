@@ -130,29 +130,31 @@ class Walk(Generic[Found_co]):
         self._forgotten = 0
         self._begin = 0
 
-    def batches(self, position: int = 0) -> Iterator[Found_co]:
-        """Yield the records from `position` on, in batches; after the last, `end` is known."""
+    def batches(self, position: int = 0, *, begin: int | None = None) -> Iterator[Found_co]:
+        """Yield the records from `position` on, in batches; after the last, `end` is known.
+
+        `begin` is where the section of `position` begins, if that is not the same.
+        """
         self._end = None
-        self._begin = position
+        self._begin = position if begin is None else begin
         end = position
         for batch in _whole(self._buffer, self._find, position, self._step):
             end = batch[1]
             yield batch[0]
         self._end = self._classify(end)
 
-    def sections(self) -> Iterator[tuple[int, Iterator[Found_co]]]:
+    def sections(self, position: int = 0) -> Iterator[tuple[int, Iterator[Found_co]]]:
         """Yield the sections of the file, which its STATE_DUMPs separate.
 
         A section is the position where it begins, and its batches; take all of these before the
         next section. The first section begins at 0, each other one behind a STATE_DUMP. Replay ends
-        with the first.
+        with the first. With `position`, where a record of the first section begins, the records
+        before it are left out.
         """
-        begin = 0
-        while True:
-            yield begin, self.batches(begin)
-            if self.end.kind is not EndKind.STATE_DUMP:
-                break
-            begin = self.end.position + STATE_DUMP_SIZE
+        yield position, self.batches(position, begin=0)
+        while self.end.kind is EndKind.STATE_DUMP:
+            behind = self.end.position + STATE_DUMP_SIZE
+            yield behind, self.batches(behind)
 
     @property
     def end(self) -> WalkEnd:

@@ -5,9 +5,17 @@ This module does not need Spark.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, cast
 
-from kestrelmq.spark.given_options import GivenOptions, a_boolean, a_size, a_whole_number, one_of
+from kestrelmq.spark.given_options import (
+    GivenOptions,
+    a_boolean,
+    a_size,
+    a_time,
+    a_whole_number,
+    one_of,
+)
 
 Mode = Literal["failfast", "permissive", "dropmalformed"]
 MODES: Final = ("failfast", "permissive", "dropmalformed")
@@ -15,6 +23,12 @@ MODES: Final = ("failfast", "permissive", "dropmalformed")
 DEFAULT_PARTITION_BYTES: Final = 64 << 20
 DEFAULT_BATCH_ROWS: Final = 10_000
 DEFAULT_DIRECT_BYTES: Final = 256 << 20
+DEFAULT_BATCH_BYTES: Final = 128 << 20
+DEFAULT_WAIT: Final = 1.0
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_STREAMS_ONLY: Final = frozenset(
+    {"startingoffsets", "failondataloss", "max_bytes_per_batch", "wait"}
+)
 _MAX_BATCH_ROWS: Final = 1_000_000
 
 
@@ -36,6 +50,31 @@ class JournalReadOptions:
     partition_bytes: int = DEFAULT_PARTITION_BYTES
     batch_rows: int = DEFAULT_BATCH_ROWS
     pushdown: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JournalStreamOptions:
+    """Options of reading `kestrel.journal` as a stream.
+
+    Attributes:
+        path: a queue path, a journal file, or a glob of either; a file means its queue.
+        mode: as for reading a table.
+        partition_bytes: as for reading a table.
+        batch_rows: as for reading a table.
+        starting: where the stream begins: `earliest`, `latest`, or a time (ms since the epoch).
+        fails_on_loss: whether the query fails if files are gone that it has not read.
+        max_bytes_per_batch: approximate maximum of bytes of journal in a batch.
+        wait: seconds that the driver waits for something new.
+    """
+
+    path: str
+    mode: Mode = "failfast"
+    partition_bytes: int = DEFAULT_PARTITION_BYTES
+    batch_rows: int = DEFAULT_BATCH_ROWS
+    starting: Literal["earliest", "latest"] | int = "earliest"
+    fails_on_loss: bool = True
+    max_bytes_per_batch: int = DEFAULT_BATCH_BYTES
+    wait: float = DEFAULT_WAIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +132,60 @@ def journal_read_options(given: Mapping[str, str]) -> JournalReadOptions:
             pushdown=options.take("pushdown", False, a_boolean),
         )
     )
+
+
+def journal_stream_options(given: Mapping[str, str]) -> JournalStreamOptions:
+    """Validate the options of reading `kestrel.journal` as a stream.
+
+    Raises:
+        ConfigError: an option is missing, unknown or has a value that is not allowed.
+    """
+    options = GivenOptions("reading kestrel.journal as a stream", given)
+    earliest: Literal["earliest", "latest"] | int = "earliest"
+    return options.checked(
+        JournalStreamOptions(
+            path=options.path("a queue path, a journal file, or a glob of either"),
+            mode=cast(Mode, options.take("mode", "failfast", one_of(MODES))),
+            partition_bytes=options.take("partitionBytes", DEFAULT_PARTITION_BYTES, a_size),
+            batch_rows=options.take(
+                "batchRows", DEFAULT_BATCH_ROWS, a_whole_number(_MAX_BATCH_ROWS)
+            ),
+            starting=options.take("startingOffsets", earliest, _starting),
+            fails_on_loss=options.take("failOnDataLoss", True, a_boolean),
+            max_bytes_per_batch=options.take("max_bytes_per_batch", DEFAULT_BATCH_BYTES, a_size),
+            wait=options.take("wait", DEFAULT_WAIT, a_time),
+        )
+    )
+
+
+def journal_path(given: Mapping[str, str]) -> str:
+    """Return the path of reading `kestrel.journal`, as a table or as a stream.
+
+    Raises:
+        ConfigError: the options are not allowed.
+    """
+    if any(name.lower() in _STREAMS_ONLY for name in given):
+        return journal_stream_options(given).path
+    return journal_read_options(given).path
+
+
+def _starting(value: str) -> Literal["earliest", "latest"] | int:
+    match value.lower():
+        case "earliest":
+            return "earliest"
+        case "latest":
+            return "latest"
+    try:
+        return int(value) if value.isdecimal() else _milliseconds(datetime.fromisoformat(value))
+    except (ValueError, OverflowError):
+        raise ValueError(
+            "earliest, latest, or a time such as 2026-01-31T10:00 (UTC) or 1769853600000 (ms)"
+        ) from None
+
+
+def _milliseconds(time: datetime) -> int:
+    zoned = time if time.tzinfo else time.replace(tzinfo=UTC)
+    return (zoned - _EPOCH) // timedelta(milliseconds=1)
 
 
 def queue_read_options(given: Mapping[str, str]) -> QueueReadOptions:

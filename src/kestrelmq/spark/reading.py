@@ -15,7 +15,8 @@ from pyspark.sql.types import StructType
 
 from kestrelmq.spark.delayed_items import delayed_to_text, list_with_delayed
 from kestrelmq.spark.journal_options import DEFAULT_DIRECT_BYTES, Mode
-from kestrelmq.spark.journal_source import JOURNAL_FORMAT, JOURNAL_SCHEMA
+from kestrelmq.spark.journal_rows import JOURNAL_SCHEMA
+from kestrelmq.spark.journal_source import JOURNAL_FORMAT
 from kestrelmq.spark.journal_writer import check_not_served
 from kestrelmq.spark.planning import (
     ReplayedQueue,

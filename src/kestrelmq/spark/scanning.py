@@ -105,26 +105,29 @@ class FileView:
         """Where the torn record at the end of the file begins, or None."""
         return None if self.torn is None else self.torn.position
 
-    def chunks(self, *, tail_may_be_torn: bool, replayed_only: bool = True) -> Iterator[Chunk]:
+    def chunks(
+        self, *, tail_may_be_torn: bool, replayed_only: bool = True, begin: int = 0
+    ) -> Iterator[Chunk]:
         """Split the file into chunks of whole records, in order.
 
         A STATE_DUMP is the last chunk, because replay of the file ends there; without
-        `replayed_only` the whole records behind it follow, too.
+        `replayed_only` the whole records behind it follow, too. With `begin`, where a record before
+        any STATE_DUMP begins, the records before it are left out.
 
         Raises:
             DamagedJournal: after the last good record, if the file is damaged there, or is torn
                 and `tail_may_be_torn` is not set.
         """
         walk = Walk(self.buffer, _find, last=tail_may_be_torn, step=_step, forgets=False)
-        for begin, batches in walk.sections():
-            if begin:
-                dump = np.array([begin - STATE_DUMP_SIZE], dtype=np.int64)
-                yield self._chunk([dump], begin, is_state_dump=True)
+        for section, batches in walk.sections(begin):
+            if section != begin:
+                dump = np.array([section - STATE_DUMP_SIZE], dtype=np.int64)
+                yield self._chunk([dump], section, is_state_dump=True)
                 if replayed_only:
                     break
             for starts, end in batches:
                 yield self._chunk(starts, end)
-            if not begin:
+            if section == begin:
                 self.torn = self._torn(walk.end)
 
     @staticmethod
@@ -196,9 +199,11 @@ def _opened(path: str, inode: int | None) -> BinaryIO:
 
 
 def _names_since(path: str, inode: int | None) -> Iterator[str]:
-    """Yield the path at which a file was listed, and then the path to which it was rotated."""
+    """Yield the path at which a file was listed, and then the path to which it was renamed."""
     yield path
     listed = parse_name(Path(path).name)
+    if listed is not None and listed.packed:
+        yield path.removesuffix(".pack")
     # Only the current file is renamed; the inode number of a deleted file is soon reused.
     if inode is None or listed is None or listed.timestamp is not None:
         return

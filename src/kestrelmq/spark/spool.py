@@ -8,7 +8,7 @@ the listing: what is appended later belongs to the next listing.
 import contextlib
 import glob
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -35,6 +35,7 @@ class SpoolFile:
             end in a torn record.
         spool: the queue path it is in.
         inode: its inode number, which stays the same when a server rotates it.
+        begin: the byte from which on it is wanted, where a record begins.
     """
 
     queue: str
@@ -44,11 +45,57 @@ class SpoolFile:
     last: bool
     spool: str
     inode: int
+    begin: int = 0
 
     @property
     def cost(self) -> int:
         """The cost of reading it, in bytes; opening even an empty file costs something."""
-        return max(self.size, _LOOK)
+        return max(self.size - self.begin, _LOOK)
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedFile:
+    """A journal file of a queue that is followed while it changes.
+
+    Attributes:
+        file: the file.
+        timestamp: when it was rotated (ms); None for the current file.
+        packed: whether it is a pack whose old files are being removed; later it has its last name.
+        replaced: whether a pack replaces it, although it is still there.
+        changed: when it was last changed, renamed included (ns).
+    """
+
+    file: SpoolFile
+    timestamp: int | None
+    packed: bool
+    replaced: bool
+    changed: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueKey:
+    """A queue: its name, and its queue path relative to the fixed part of the pattern."""
+
+    place: str
+    queue: str
+
+    def __str__(self) -> str:
+        """Return it as errors name it."""
+        return self.queue if self.place == "." else f"{self.place}/{self.queue}"
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """All queues that a pattern means.
+
+    Attributes:
+        queues: the files of each queue, those that a pack replaces included; the oldest first, and
+            a pack behind the last file that it replaces.
+        missing: queue paths, relative as in `QueueKey`, of known queues that are not there.
+    """
+
+    queues: dict[QueueKey, tuple[FollowedFile, ...]]
+    missing: frozenset[str]
 
 
 def local_path(written: str, option: str = "path") -> str:
@@ -135,6 +182,110 @@ def check_apart(pattern: str, output: str) -> None:
 def list_spool(spool: str) -> list[SpoolFile]:
     """Return all journal files of one queue path; `spool` is never taken as a glob."""
     return list(_files_in(spool, None, spool, delayed=False))
+
+
+def follow(pattern: str, known: Collection[QueueKey] = ()) -> Following:
+    """Return the files of the queues that `pattern` means, to be followed.
+
+    A file means its queue, whatever the names of that queue's files are now. Queues that are
+    `known` are looked for even if the pattern does not match one of their files at the moment.
+
+    Raises:
+        FileNotFoundError: nothing matches, and nothing is known.
+        ConfigError: `pattern` is a URL with another scheme than `file:`.
+    """
+    pattern = local_path(pattern)
+    if known and _is_gone(pattern):
+        return Following({}, frozenset(key.place for key in known))
+    root = _fixed_part(pattern)
+    wanted = _wanted(pattern, is_required=not known)
+    spools = {key.place: os.path.normpath(f"{root}/{key.place}") for key in known}
+    # An empty directory is what a file system that is not mounted leaves: a queue path has a lock.
+    missing = {
+        place
+        for place, spool in spools.items()
+        if not Path(spool).is_dir() or not os.listdir(spool)  # noqa: PTH208
+    }
+    for key in known:
+        if key.place not in missing:
+            queues = wanted.setdefault(spools[key.place], set())
+            if queues is not None:
+                queues.add(key.queue)
+    found: dict[QueueKey, tuple[FollowedFile, ...]] = {}
+    for spool, only in wanted.items():
+        place = os.path.relpath(spool, root)
+        for queue, files in _followed_in(spool, only, place):
+            found[QueueKey(place, queue)] = files
+    return Following(found, frozenset(missing))
+
+
+def _is_gone(pattern: str) -> bool:
+    """Whether a path that is no glob is not there, and is no file that has a new name by now."""
+    path = Path(pattern)
+    if is_pattern(pattern) or path.exists():
+        return False
+    names = os.listdir(path.parent) if path.parent.is_dir() else []  # noqa: PTH208
+    return not any(
+        parsed is not None and parsed.queue == path.name for parsed in map(parse_name, names)
+    )
+
+
+def _wanted(pattern: str, *, is_required: bool) -> dict[str, set[str] | None]:
+    """Return the queue paths that `pattern` means, each with its queues; None means all."""
+    try:
+        matches = _matches(pattern)
+    except FileNotFoundError:
+        if is_required:
+            raise
+        # The only file that the pattern means is being renamed, or the queues are deleted.
+        matches = []
+    wanted: dict[str, set[str] | None] = {}
+    for path in matches:
+        absolute = os.path.abspath(path)  # noqa: PTH100 # as above
+        if Path(absolute).is_dir():
+            wanted[absolute] = None
+            continue
+        spool, name = os.path.split(absolute)
+        parsed = None if _is_side_file(name, delayed=False) else parse_name(name)
+        queues = wanted.setdefault(spool, set())
+        if parsed is not None and queues is not None:
+            queues.add(parsed.queue)
+    return wanted
+
+
+def _followed_in(
+    spool: str, only: Collection[str] | None, place: str
+) -> Iterator[tuple[str, tuple[FollowedFile, ...]]]:
+    before = "" if place == "." else f"{place}/"
+    listed = _listed(spool, delayed=False)
+    for queue in group_files(listed).queues.values():
+        if only is not None and queue.queue not in only:
+            continue
+        live = _names_on_disk(queue)
+        files = []
+        for name in (*live, *queue.dead):
+            parsed = parse_name(name)
+            if parsed is None or (parsed.packed and name not in live):
+                continue  # a temporary, or a pack that a later one replaces
+            status = listed[name]
+            file = SpoolFile(
+                queue.queue,
+                f"{spool}/{name}",
+                before + name,
+                status.st_size,
+                name == live[-1],
+                spool,
+                status.st_ino,
+            )
+            replaced = name not in live
+            files.append(
+                FollowedFile(file, parsed.timestamp, parsed.packed, replaced, status.st_ctime_ns)
+            )
+        yield queue.queue, tuple(sorted(files, key=_place_in_journal))
+
+
+def _place_in_journal(found: FollowedFile) -> tuple[float, bool]:
+    return (float("inf") if found.timestamp is None else found.timestamp), found.packed
 
 
 def by_queue(files: Iterable[SpoolFile]) -> Iterator[list[SpoolFile]]:

@@ -5,9 +5,12 @@ import pytest
 from kestrelmq.errors import ConfigError
 from kestrelmq.spark.journal_options import (
     JournalReadOptions,
+    JournalStreamOptions,
     JournalWriteOptions,
     QueueReadOptions,
+    journal_path,
     journal_read_options,
+    journal_stream_options,
     journal_write_options,
     queue_read_options,
 )
@@ -87,3 +90,32 @@ def test_each_source_knows_its_own_options_only() -> None:
         queue_read_options({"path": "p", "mode": "failfast"})
     with pytest.raises(ConfigError, match="'mode'"):
         journal_write_options({"path": "p", "mode": "failfast"})
+
+
+@pytest.mark.parametrize(
+    ("written", "starting"),
+    [
+        ("Earliest", "earliest"),
+        ("LATEST", "latest"),
+        ("1769853600000", 1769853600000),
+        ("2026-01-31T10:00", 1769853600000),
+        ("2026-01-31T12:00:00.5+02:00", 1769853600500),
+    ],
+)
+def test_where_a_stream_begins(written: str, starting: str | int) -> None:
+    """A time is UTC unless it has a zone, or milliseconds."""
+    given = {"path": "p", "startingoffsets": written}
+    assert journal_stream_options(given) == JournalStreamOptions("p", starting=starting)  # type: ignore[arg-type]
+
+
+def test_a_stream_and_a_table_have_some_options_each() -> None:
+    """The path can be found with those of either, but not of both."""
+    stream = {"path": "p", "failOnDataLoss": "false", "max_bytes_per_batch": "1 MiB", "wait": "2s"}
+    assert journal_stream_options(stream) == JournalStreamOptions(
+        "p", fails_on_loss=False, max_bytes_per_batch=1 << 20, wait=2.0
+    )
+    assert journal_path(stream) == journal_path({"path": "p", "pushdown": "true"}) == "p"
+    with pytest.raises(ConfigError, match="'failOnDataLoss'"):
+        journal_read_options(stream)
+    with pytest.raises(ConfigError, match="'pushdown'"):
+        journal_path({**stream, "pushdown": "true"})
