@@ -177,6 +177,11 @@ def test_what_fails_within_spark_is_one_line(terminal: Terminal, tmp_path: Path)
         (["archive", "q", "-o", "s3a://bucket/x"], 1, "'s3a://bucket/x' is not allowed"),
         (["report", ".", "-o", "s3a://bucket/x"], 1, "'s3a://bucket/x' is not allowed"),
         (["archive", "bad/name", "-o", "out"], 1, "'bad/name' is not allowed"),
+        (["archive", "-o", "out"], 2, "give QUEUE..., or --journals PATH"),
+        (["archive", "q", "-o", "out", "--accept-loss"], 2, "go with --journals"),
+        (["archive", "-o", "o", "--journals", "p", "--copy", "c"], 2, "do not go with --journals"),
+        (["archive", "-o", "o", "--journals", "nowhere"], 1, "directory matches 'nowhere'"),
+        (["archive", "-o", "o", "--journals", ".", "--start", "soon"], 1, "'soon' is not allowed"),
     ],
 )
 def test_what_is_wrong_is_one_line(

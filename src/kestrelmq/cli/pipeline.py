@@ -154,13 +154,34 @@ def pack(
 @app.command()
 def archive(  # noqa: PLR0913 # one for each flag
     queues: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="QUEUE...", help="The queues to read: names, or patterns such as 'orders_*'."
         ),
-    ],
+    ] = None,
     *,
     output: OutputFlag,
+    journals: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Archive what is added, from the journals in this queue path; without QUEUE, of "
+            "all queues.",
+        ),
+    ] = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME", help="With --journals: earliest, latest, or a time; for a new archive."
+        ),
+    ] = "earliest",
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss",
+            help="With --journals: continue if files were packed before they were read.",
+        ),
+    ] = False,
     copy: Annotated[
         str | None,
         typer.Option(metavar="CHILD", help="Copy through this fanout child instead of draining."),
@@ -179,22 +200,37 @@ def archive(  # noqa: PLR0913 # one for each flag
     path_prefix: PathPrefixFlag = None,
     master: MasterFlag = _LOCAL,
 ) -> None:
-    """Move or copy items of live queues to a Parquet table, now or continuously.
+    """Move or copy items of queues to a Parquet table, now or continuously.
 
     \b
     kestrelmq pipeline archive work --output archive
     kestrelmq pipeline archive 'orders_*' work --output archive
     kestrelmq pipeline archive work --copy archived --follow --output archive
+    kestrelmq pipeline archive --journals /var/spool/kestrel --follow --output archive
+
+    With --journals, items are copied as they are added, and nothing is taken from a server.
 
     If it is started again with the same output, it continues where it stopped, also after a crash.
     """  # noqa: D301 # \b is for the help
+    if journals is None and not queues:
+        raise typer.BadParameter("give QUEUE..., or --journals PATH")
+    if journals is not None and any((copy, servers, zookeeper, path_prefix)):
+        raise typer.BadParameter("--copy and the servers do not go with --journals")
+    if journals is None and (accept_loss or start != "earliest"):
+        raise typer.BadParameter("--start and --accept-loss go with --journals")
+    interval = every if follow else None
     with spark_session(master, "archive") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
-        options = pipelines.ArchiveOptions(
-            _cluster(servers, zookeeper, path_prefix), queues, output, copy, batch_items
-        )
-        query = pipelines.archive(spark, options, every=every if follow else None)
+        if journals is None:
+            cluster = _cluster(servers, zookeeper, path_prefix)
+            live = pipelines.ArchiveOptions(cluster, queues or [], output, copy, batch_items)
+            query = pipelines.archive(spark, live, every=interval)
+        else:
+            files = pipelines.JournalArchiveOptions(
+                journals, output, queues or [], start, not accept_loss
+            )
+            query = pipelines.archive_journals(spark, files, every=interval)
         _wait_for(query)
         written = pipelines.archived(spark, output)
     _table(written, ("queue", "items", "bytes"))

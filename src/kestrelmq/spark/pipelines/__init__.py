@@ -1,6 +1,13 @@
 """Pipelines over journals and servers' queues: functions that take a Spark session and paths."""
 
-from kestrelmq.spark.pipelines.archive import ArchiveOptions, archive, archived, read_archive
+from kestrelmq.spark.pipelines.archive import (
+    ArchiveOptions,
+    JournalArchiveOptions,
+    archive,
+    archive_journals,
+    archived,
+    read_archive,
+)
 from kestrelmq.spark.pipelines.history import history
 from kestrelmq.spark.pipelines.pack import pack
 from kestrelmq.spark.pipelines.replay import replay
@@ -11,7 +18,9 @@ from kestrelmq.spark.pipelines.verify import verify
 
 __all__ = [
     "ArchiveOptions",
+    "JournalArchiveOptions",
     "archive",
+    "archive_journals",
     "archived",
     "history",
     "pack",

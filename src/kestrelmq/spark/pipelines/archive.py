@@ -9,12 +9,17 @@ the only queue, or `~queues`, in which a file names them. Earlier versions read 
 source of its own, from a staging location of its own; such an archive is continued like that,
 because Spark knows the sources of a query by their number.
 
+`archive_journals` writes what is added to queues to such a table from their journals, and takes
+nothing from a server. What counts is in `new_items`.
+
 The table has the columns of `kestrel` and `date` (of the read time, UTC), and is partitioned by
 `queue` and `date`. Spark's file sink writes each batch to it once. A crash may leave files in it
 that belong to no batch: Spark ignores them, but other readers of Parquet do not.
 """
 
 import functools
+import json
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +34,8 @@ from pyspark.sql.types import DateType, StructField, StructType
 from kestrelmq.errors import ConfigError
 from kestrelmq.journal.files import make_directory, rename_durably
 from kestrelmq.names import master_of, queue_name_error
+from kestrelmq.spark.journal_options import DEFAULT_BATCH_BYTES, journal_stream_options
+from kestrelmq.spark.journal_source import JOURNAL_FORMAT
 from kestrelmq.spark.kestrel_options import (
     DEFAULT_BYTES,
     DEFAULT_ITEMS,
@@ -40,7 +47,7 @@ from kestrelmq.spark.queue_choice import QueueChoice, literally
 from kestrelmq.spark.reading import read_partitioned
 from kestrelmq.spark.server_probe import ServerProbe
 from kestrelmq.spark.session import start_query
-from kestrelmq.spark.spool import local_path
+from kestrelmq.spark.spool import check_apart, local_path
 from kestrelmq.spark.staging import Staging
 
 STAGING: Final = "_staging"
@@ -48,6 +55,12 @@ CHECKPOINT: Final = "_checkpoint"
 _SEVERAL: Final = "~queues"
 """The staging location of several queues; no queue has this name."""
 _QUEUES: Final = "queues"
+JOURNALS: Final = "_journals"
+_SOURCE: Final = "source.json"
+_FOLLOWED: Final = (
+    "queue string, operation string, add_time long, expiry long, size int, data binary, "
+    "sequence long, spool string"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +117,28 @@ def _choice(words: Sequence[str]) -> QueueChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class JournalArchiveOptions:
+    """Which journals to archive, and where to.
+
+    Attributes:
+        path: a queue path, a journal file, or a glob of either.
+        output: the table's directory, as for `ArchiveOptions`.
+        queues: names and patterns of the queues; none means all that there are.
+        starting: where to begin, for a new archive: `earliest`, `latest` or a time, as the option
+            `startingOffsets` of `kestrel.journal`.
+        fails_on_loss: whether the query fails if files are gone that it has not read.
+        max_bytes_per_batch: approximate maximum of bytes of journal in a batch.
+    """
+
+    path: str
+    output: str
+    queues: Sequence[str] = ()
+    starting: str = "earliest"
+    fails_on_loss: bool = True
+    max_bytes_per_batch: int = DEFAULT_BATCH_BYTES
+
+
+@dataclass(frozen=True, slots=True)
 class ArchivedQueue:
     """Totals of one queue in an archive: items, and bytes of data."""
 
@@ -135,11 +170,78 @@ def archive(
     sources = _sources(Path(options.output), choice).items()
     tables = [_read(spark, options, queues, location) for location, queues in sources]
     rows = functools.reduce(DataFrame.union, tables)
+    return _start(rows, options.output, every)
+
+
+def archive_journals(
+    spark: SparkSession, options: JournalArchiveOptions, *, every: str | None = None
+) -> StreamingQuery:
+    """Start to archive what is added to queues, from their journals.
+
+    Args:
+        spark: the session.
+        options: what to archive, and where to.
+        every: the interval between batches, as for `archive`.
+
+    Raises:
+        ConfigError: the options cannot be used, or `output` is another archive.
+        FileNotFoundError: there are no such journals.
+    """
+    options = replace(
+        options, path=local_path(options.path), output=local_path(options.output, "output")
+    )
+    choice = _choice(options.queues)
+    given = {
+        "startingOffsets": options.starting,
+        "failOnDataLoss": str(options.fails_on_loss).lower(),
+        "max_bytes_per_batch": str(options.max_bytes_per_batch),
+    }
+    journal_stream_options({"path": options.path, **given})
+    check_apart(options.path, options.output)
+    _check_same_journals(options)
+    reader = spark.readStream.format(JOURNAL_FORMAT).schema(_FOLLOWED).options(**given)
+    rows = new_items(reader.load(options.path))
+    if choice.patterns:
+        rows = rows.where(f.udf(choice.matches, "boolean")("queue"))
+    elif choice.names:
+        rows = rows.where(f.col("queue").isin(*choice.names))
+    return _start(rows, options.output, every)
+
+
+def new_items(operations: DataFrame) -> DataFrame:
+    """Return the items that operations of a stream of journals add, with the columns of `kestrel`.
+
+    ADDX, ADD and ADD_XID add an item. A CONTINUE does not: it puts the item of an open read back
+    into its queue. Nor does an item without data that a pack has in the place of one that is gone:
+    an ADD that never expires, or an ADDX that was added at time 0. The records behind a STATE_DUMP,
+    and packs of files that were read, are no operations of the stream.
+    """
+    is_place = (
+        (f.col("size") == 0)
+        & (f.col("expiry") == 0)
+        & ((f.col("operation") == "ADD") | (f.col("add_time") == 0))
+    )
+    added = operations.where(f.col("operation").isin("ADD", "ADDX", "ADD_XID") & ~is_place)
+    return added.select(
+        "queue",
+        f.col("spool").alias("server"),
+        f.col("sequence").alias("position"),
+        f.unix_millis(f.current_timestamp()).alias("read_time"),
+        "add_time",
+        "expiry",
+        f.lit(None).cast("int").alias("deliveries"),
+        "size",
+        "data",
+    )
+
+
+def _start(rows: DataFrame, output: str, every: str | None) -> StreamingQuery:
+    """Start to append rows with the columns of `kestrel` to the table."""
     writer = (
         rows.withColumn("date", f.to_date(f.timestamp_millis("read_time")))
         .writeStream.format("parquet")
-        .option("path", options.output)
-        .option("checkpointLocation", f"{options.output}/{CHECKPOINT}")
+        .option("path", output)
+        .option("checkpointLocation", f"{output}/{CHECKPOINT}")
         .partitionBy("queue", "date")
         .queryName("archive")
     )
@@ -193,6 +295,8 @@ def _check_same_queues(output: Path, choice: QueueChoice) -> None:
     Raises:
         ConfigError: the archive is of other queues.
     """
+    if (output / JOURNALS).exists():
+        raise ConfigError(f"archive: {output} is an archive of journals, not of live queues")
     staging = output / STAGING
     if not staging.exists():
         unfinished = output / f"{STAGING}~"
@@ -219,3 +323,19 @@ def _sources(output: Path, choice: QueueChoice) -> dict[Path, QueueChoice]:
     if several.exists():
         return {several: choice}
     return {output / STAGING / name: QueueChoice.of_names([name]) for name in choice.names}
+
+
+def _check_same_journals(options: JournalArchiveOptions) -> None:
+    """Check that a query is not started again with other journals than before."""
+    output = Path(options.output)
+    if (output / STAGING).exists():
+        raise ConfigError(f"archive: {output} is an archive of live queues, not of journals")
+    path = os.path.abspath(options.path)  # noqa: PTH100 # it may be a glob, and keeps links
+    source = {"path": path, "queues": sorted(set(options.queues))}
+    before = json.loads(Staging(output / JOURNALS).keep_first(_SOURCE, json.dumps(source)))
+    if before != source:
+        queues = ", ".join(before["queues"]) or "all queues"
+        raise ConfigError(
+            f"archive: {output} holds {queues} of the journals in {before['path']}: archive others "
+            "to another directory"
+        )
