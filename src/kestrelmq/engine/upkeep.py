@@ -19,13 +19,14 @@ runs in the worker, while the queue continues in the new file. One thing is done
                                           '----------------------- Clearing
                                            the old files are gone
 
-        Syncing, Placing, Clearing, or a rotation  --- it fails ---> Retrying
-        Retrying  --- after a delay ---> the failed state, or Idle
-        Placing   --- the old files are to be kept for a while ---> Retrying, and then Clearing
+        Syncing, Placing, Clearing, or a rotation  --- it fails ---> Waiting
+        Waiting  --- after a delay ---> the failed state, or Idle
+        Placing   --- the old files are to be kept for a while ---> Waiting, and then Clearing
 
     Syncing    the worker syncs the current file, so that a rotation does not make the queue wait
     Placing    the worker writes the new file and puts it in the place of the old ones
     Clearing   the worker removes the old files and gives the new one its final name
+    Waiting    for the time at which another state is entered
 
 `_failed` is the one place that handles a failed step, whatever the reason: a full disk, too many
 open files, a queue path that went away, files that cannot be read. The queue never fails because of
@@ -249,7 +250,7 @@ class Clearing:
 
 
 @dataclass(frozen=True, slots=True)
-class Retrying:
+class Waiting:
     """At `at` (monotonic seconds), the state `then` is entered.
 
     A step failed, or old files are kept for those who read them, see `keep_replaced_journals`.
@@ -280,7 +281,7 @@ def _live_contents(checkpoint: Checkpoint, now: LivePlaces, pause: Pause) -> Liv
     )
 
 
-State = Idle | Syncing | Placing | Clearing | Retrying | Removing
+State = Idle | Syncing | Placing | Clearing | Waiting | Removing
 
 
 class Upkeep:
@@ -395,7 +396,7 @@ class Upkeep:
         )
         # A disk may soon have room again; unreadable files are likely to stay unreadable.
         delay = RETRY if isinstance(error, OSError) else RETRY_UNREADABLE
-        self._enter(Retrying(self._clock.monotonic() + delay, then))
+        self._enter(Waiting(self._clock.monotonic() + delay, then))
 
     # --- idle: deciding what to do ---
 
@@ -408,7 +409,7 @@ class Upkeep:
     def waits(self) -> bool:
         """Whether `tick` may have something to do, now or later."""
         match self.state:
-            case Retrying():
+            case Waiting():
                 return True
             case Idle():
                 return self._is_due or self._trim_at is not None
@@ -427,7 +428,7 @@ class Upkeep:
     def tick(self) -> None:
         """Do what is due by time: retry a failed step, or rewrite when the delay is over."""
         state = self.state
-        if isinstance(state, Retrying):
+        if isinstance(state, Waiting):
             if self._clock.monotonic() < state.at:
                 return
             self._enter(state.then)
@@ -665,7 +666,7 @@ class Upkeep:
             if not keep or (isinstance(work, Rewrite) and work.cures):
                 self._enter(Clearing(work))
             else:
-                self._enter(Retrying(self._clock.monotonic() + keep, Clearing(work)))
+                self._enter(Waiting(self._clock.monotonic() + keep, Clearing(work)))
         else:
             self._failed("replaced", error, state if work.replacement.is_placed else Idle())
 
@@ -794,7 +795,7 @@ class Upkeep:
 
     def cancel(self) -> Placing | Clearing | None:
         """Cancel what is being done; return its state if it is a replacement."""
-        state = self.state.then if isinstance(self.state, Retrying) else self.state
+        state = self.state.then if isinstance(self.state, Waiting) else self.state
         self._enter(Idle())
         if not isinstance(state, Placing | Clearing):
             return None

@@ -16,7 +16,7 @@ import pytest
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.upkeep import RETRY, Clearing, Idle, Placing, Retrying, State
+from kestrelmq.engine.upkeep import RETRY, Clearing, Idle, Placing, State, Waiting
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.names import parse_name
@@ -307,7 +307,7 @@ def test_a_disk_that_fills_up_while_a_journal_is_rewritten(tmp_path: Path) -> No
         directory.break_steps("append to jobs~~pack")
         worker.step()
         failed = state_of(queue)
-        assert isinstance(failed, Retrying)
+        assert isinstance(failed, Waiting)
         assert isinstance(failed.then, Idle)
         assert set(directory.names()) == before
         churn(collection, queue, 1)
@@ -320,7 +320,7 @@ def test_a_disk_that_fills_up_while_a_journal_is_rewritten(tmp_path: Path) -> No
         assert isinstance(clearing, Clearing)
         worker.step()
         failed = state_of(queue)
-        assert isinstance(failed, Retrying)
+        assert isinstance(failed, Waiting)
         assert failed.then is clearing
         directory.mend()
         clock.advance(RETRY)
@@ -369,7 +369,7 @@ def test_files_that_do_not_hold_what_the_queue_has_are_not_replaced(
         before = sorted(on_disk(tmp_path).values())
         assert queue._upkeep is not None
         queue._upkeep._rewrite()
-        assert isinstance(state_of(queue), Retrying)
+        assert isinstance(state_of(queue), Waiting)
         assert "the files hold 29 items" in caplog.text
         assert sorted(filter(None, on_disk(tmp_path).values())) == before
 
