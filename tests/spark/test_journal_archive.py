@@ -43,6 +43,7 @@ CONFIG = """\
 max_memory_size = "20 KiB"
 default_journal_size = "1 GiB"
 disable_aggressive_rewrites = true
+keep_replaced_journals = "1 hour"
 """
 
 
@@ -84,8 +85,7 @@ def test_what_is_added_is_archived_and_nothing_is_taken(
         ArchivedQueue("2", 1, 19),
         ArchivedQueue("work", 60, sum(map(len, sent))),
     ]
-    files = set(server.queue_path.glob("work.*"))
-    while files <= set(server.queue_path.glob("work.*")):
+    while not list(server.queue_path.glob("work.*.pack")):
         assert client.get("work") is not None
         sent.append(b"%d " % len(sent) + bytes(3000))
         client.put("work", sent[-1])
@@ -131,6 +131,15 @@ def test_what_counts_as_an_item(spark: SparkSession, tmp_path: Path) -> None:
         b"last",
     ]
     assert items_in(spark, tmp_path / "table", "dumped") == [b"item"]
+
+
+def test_queues_are_chosen_by_name_and_by_pattern(spark: SparkSession, tmp_path: Path) -> None:
+    """A pattern without a plus matches no fanout child."""
+    for queue in ("other", "orders_1", "orders_2", "orders_2+copy", "work"):
+        write(tmp_path / "spool" / queue, [AddX(NOW, 0, queue.encode())])
+    path, output = str(tmp_path / "spool"), str(tmp_path / "table")
+    archives = run(spark, JournalArchiveOptions(path, output, ["orders_*", "work"]))
+    assert [one.queue for one in archives] == ["orders_1", "orders_2", "work"]
 
 
 def test_an_archive_belongs_to_its_journals(spark: SparkSession, tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def archive_journals(
     reader = spark.readStream.format(JOURNAL_FORMAT).schema(_FOLLOWED).options(**given)
     rows = new_items(reader.load(options.path))
     if choice.patterns:
-        rows = rows.where(f.udf(choice.matches, "boolean")("queue"))
+        rows = rows.where(f.udf(choice.matches, "boolean", useArrow=False)("queue"))
     elif choice.names:
         rows = rows.where(f.col("queue").isin(*choice.names))
     return _start(rows, options.output, every)
