@@ -218,10 +218,12 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(confirm=st.booleans())
     def end_read_on_a_failing_disk(self, *, confirm: bool) -> None:
-        """The read stays open."""
+        """A read that is confirmed stays open; one that is given back comes back afterwards."""
         xid = min(self.open)
         end = self.queue.confirm_remove if confirm else self.queue.unremove
         self.fail(lambda: end(xid))
+        if not confirm:
+            self.waiting.insert(0, self.open.pop(xid))
 
     @rule()
     def flush_on_a_failing_disk(self) -> None:

@@ -251,8 +251,6 @@ def _alike(buffer: Buffer, position: int, count: int, length: int) -> int:
         if not isinstance(column, bytes):
             column = bytes(column)
         count = len(column) - len(column.lstrip(column[:1]))
-        if not count:
-            break
     return count
 
 
