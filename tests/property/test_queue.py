@@ -1,5 +1,6 @@
 """A queue against a list and a dictionary, through restarts, crashes and a disk that fails."""
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,6 +47,17 @@ class Entry:
     data: bytes
     add_time: int
     expiry: int | None
+
+
+def copy_as_it_is(source: Path, target: Path) -> None:
+    """Copy the files as they are at one moment, though a thread may be replacing some."""
+    while True:
+        names = sorted(source.iterdir())
+        with contextlib.suppress(shutil.Error):
+            shutil.copytree(source, target)
+            if sorted(source.iterdir()) == names:
+                return
+        shutil.rmtree(target)
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -192,7 +204,7 @@ class QueueMachine(RuleBasedStateMachine):
         """Go on with the files as they are now, perhaps with a record that is not whole."""
         before = self.path
         self.generation += 1
-        shutil.copytree(before, self.path)
+        copy_as_it_is(before, self.path)
         with (self.path / "q").open("ab") as journal:
             journal.write(b"\x02\x20" + torn[:2] if torn else b"")
         self.queue.close()
