@@ -35,7 +35,7 @@ from kestrelmq.spark.pipelines import (
 from kestrelmq.spark.pipelines.archive import ArchivedQueue
 from tests.spark.spools import NOW, load, write
 from tests.support.patience import PATIENCE, until
-from tests.support.server import ServerProcess, running_server
+from tests.support.server import ServerProcess
 
 COMMAND = [sys.executable, "-c", "from kestrelmq.cli.main import main; main()", "pipeline"]
 CONFIG = """\
@@ -45,13 +45,6 @@ default_journal_size = "1 GiB"
 disable_aggressive_rewrites = true
 keep_replaced_journals = "1 hour"
 """
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """Run a server with small files."""
-    with running_server(tmp_path, config=CONFIG) as process:
-        yield process
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tests.spark.processes import SparkProcess
 from tests.spark.spools import NOW, adds, write
 from tests.spark.streams import drain, numbered
 from tests.support.patience import PATIENCE, until
-from tests.support.server import ServerProcess, running_server
+from tests.support.server import ServerProcess
 
 CONFIG = """\
 [default]
@@ -31,13 +31,6 @@ default_journal_size = "1 GiB"
 disable_aggressive_rewrites = true
 """
 COLUMNS = "queue string, operation string, size int, data binary, sequence long, file string"
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """Run a server whose files are small, and which never packs them."""
-    with running_server(tmp_path, config=CONFIG) as process:
-        yield process
 
 
 @pytest.fixture

@@ -31,16 +31,9 @@ from kestrelmq.spark.pipelines.archive import ArchivedQueue
 from kestrelmq.spark.pipelines.restore import in_time_range
 from tests.spark.spools import load
 from tests.support.patience import PATIENCE, until
-from tests.support.server import ServerProcess, running_server
+from tests.support.server import ServerProcess
 
 COMMAND = [sys.executable, "-c", "from kestrelmq.cli.main import main; main()", "pipeline"]
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """Run a server."""
-    with running_server(tmp_path) as process:
-        yield process
 
 
 @pytest.fixture

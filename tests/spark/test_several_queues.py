@@ -1,6 +1,5 @@
 """`kestrel` over several queues: lists and patterns, as streams, tables and archives."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,29 +15,9 @@ from tests.spark.processes import SparkProcess
 from tests.spark.spools import adds, write
 from tests.spark.streams import drain, numbered, stream
 from tests.support.patience import PATIENCE
-from tests.support.server import ServerProcess, running_server
+from tests.support.server import running_server
 
 QUEUES = ("orders_a", "orders_b", "orders_c")
-
-
-@pytest.fixture
-def servers(tmp_path: Path) -> Iterator[list[ServerProcess]]:
-    """Run a cluster of two."""
-    with running_server(tmp_path / "a") as a, running_server(tmp_path / "b") as b:
-        yield [a, b]
-
-
-@pytest.fixture
-def cluster(servers: list[ServerProcess]) -> str:
-    """Return its addresses."""
-    return ",".join(server.address for server in servers)
-
-
-@pytest.fixture
-def client(cluster: str) -> Iterator[Client]:
-    """Return a client of it."""
-    with Client(cluster) as client:
-        yield client
 
 
 def items_by_queue(spark: SparkSession, root: Path) -> dict[str, list[int]]:

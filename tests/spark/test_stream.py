@@ -3,7 +3,6 @@
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
@@ -23,26 +22,6 @@ from tests.spark.spools import adds, load, write
 from tests.spark.streams import QUEUE, drain, items_in, numbered, stream
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
-
-
-@pytest.fixture
-def servers(tmp_path: Path) -> Iterator[list[ServerProcess]]:
-    """Run a cluster of two."""
-    with running_server(tmp_path / "a") as a, running_server(tmp_path / "b") as b:
-        yield [a, b]
-
-
-@pytest.fixture
-def cluster(servers: list[ServerProcess]) -> str:
-    """Return its addresses."""
-    return ",".join(server.address for server in servers)
-
-
-@pytest.fixture
-def client(cluster: str) -> Iterator[Client]:
-    """Return a client of it."""
-    with Client(cluster) as client:
-        yield client
 
 
 def test_a_cluster_is_drained_in_batches(

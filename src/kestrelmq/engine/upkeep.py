@@ -426,7 +426,7 @@ class Upkeep:
         )
 
     def tick(self) -> None:
-        """Do what is due by time: retry a failed step, or rewrite when the delay is over."""
+        """Do what is due by time: what `Waiting` waits for, or a rewrite whose delay is over."""
         state = self.state
         if isinstance(state, Waiting):
             if self._clock.monotonic() < state.at:

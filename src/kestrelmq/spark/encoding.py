@@ -90,8 +90,8 @@ def _encode(batch: pa.RecordBatch, now: int) -> list[EncodedRows]:
     codes: NDArray[np.int32] = queues.indices.to_numpy(zero_copy_only=False)
     names: list[str] = queues.dictionary.to_pylist()
     _check_names(names)
-    if (delayed := _are_delayed(batch)) is not None:
-        codes = codes + delayed * np.int32(len(names))
+    if (due := _due_times(batch)) is not None:
+        codes = codes + (due > 0) * np.int32(len(names))
         names += [delayed_name(name) for name in names]
     if len(names) > 1:
         order = np.argsort(codes, kind="stable")
@@ -100,9 +100,9 @@ def _encode(batch: pa.RecordBatch, now: int) -> list[EncodedRows]:
         data = _column(batch, "data")
     bounds = [0, *np.flatnonzero(np.diff(codes) != 0).tolist(), len(codes)]
     bounds[1:-1] = [bound + 1 for bound in bounds[1:-1]]
-    delayed = _are_delayed(batch)  # in the new order
+    due = _due_times(batch)  # in the new order
     joined = pc.binary_join_element_wise(
-        _headers(batch, data, now, delayed), data, _endings(delayed), pa.scalar(b"")
+        _headers(batch, data, now, due), data, _endings(due), pa.scalar(b"")
     )
     _, offsets, values = joined.buffers()
     return [
@@ -125,18 +125,18 @@ def _check_names(names: Iterable[str]) -> None:
             raise InvalidQueueName(f"column 'queue': {name!r} is not allowed: {error}")
 
 
-def _are_delayed(batch: pa.RecordBatch) -> NDArray[np.bool_] | None:
-    """Return which rows are delayed items: those with a due time that is not 0; None for none."""
+def _due_times(batch: pa.RecordBatch) -> NDArray[np.int64] | None:
+    """Return when each row is due, above 0 for delayed items only; None without that column."""
     if "due" not in batch.schema.names:
         return None
-    return batch.column("due").fill_null(0).to_numpy() > 0  # type: ignore[no-any-return]
+    return batch.column("due").fill_null(0).to_numpy()  # type: ignore[no-any-return]
 
 
-def _endings(delayed: NDArray[np.bool_] | None) -> pa.Scalar | pa.Array:
+def _endings(due: NDArray[np.int64] | None) -> pa.Scalar | pa.Array:
     """Return what follows the ADDX of each row."""
-    if delayed is None:
+    if due is None:
         return pa.scalar(b"")
-    return pc.if_else(pa.array(delayed), pa.scalar(REMOVE_TENTATIVE_RECORD), pa.scalar(b""))
+    return pc.if_else(pa.array(due > 0), pa.scalar(REMOVE_TENTATIVE_RECORD), pa.scalar(b""))
 
 
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
@@ -147,16 +147,15 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def _headers(
-    batch: pa.RecordBatch, data: pa.Array, now: int, delayed: NDArray[np.bool_] | None
+    batch: pa.RecordBatch, data: pa.Array, now: int, due: NDArray[np.int64] | None
 ) -> pa.Array:
     count = batch.num_rows
     headers = np.zeros(count, dtype=_HEADER)
     headers["opcode"] = ADDX
     headers["size"] = pc.binary_length(data).to_numpy() + _TIMES_SIZE
     headers["add_time"] = _milliseconds(batch, "add_time", now)
-    if delayed is not None:
-        due = batch.column("due").fill_null(0).to_numpy()
-        headers["add_time"] = np.where(delayed, due, headers["add_time"])
+    if due is not None:
+        headers["add_time"] = np.where(due > 0, due, headers["add_time"])
     headers["expiry"] = _milliseconds(batch, "expiry", int.from_bytes(NO_EXPIRY))
     offsets = np.arange(count + 1, dtype=np.int32) * ADDX_HEADER
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(headers.view(np.uint8))]

@@ -123,12 +123,10 @@ def journal_read_options(given: Mapping[str, str]) -> JournalReadOptions:
     options = GivenOptions("reading kestrel.journal", given)
     return options.checked(
         JournalReadOptions(
-            path=options.path("a queue path, a journal file, or a glob of either"),
+            path=_journals(options),
             mode=cast(Mode, options.take("mode", "failfast", one_of(MODES))),
-            partition_bytes=options.take("partitionBytes", DEFAULT_PARTITION_BYTES, a_size),
-            batch_rows=options.take(
-                "batchRows", DEFAULT_BATCH_ROWS, a_whole_number(_MAX_BATCH_ROWS)
-            ),
+            partition_bytes=_partition_bytes(options),
+            batch_rows=_batch_rows(options),
             pushdown=options.take("pushdown", False, a_boolean),
         )
     )
@@ -144,18 +142,28 @@ def journal_stream_options(given: Mapping[str, str]) -> JournalStreamOptions:
     earliest: Literal["earliest", "latest"] | int = "earliest"
     return options.checked(
         JournalStreamOptions(
-            path=options.path("a queue path, a journal file, or a glob of either"),
+            path=_journals(options),
             mode=cast(Mode, options.take("mode", "failfast", one_of(MODES))),
-            partition_bytes=options.take("partitionBytes", DEFAULT_PARTITION_BYTES, a_size),
-            batch_rows=options.take(
-                "batchRows", DEFAULT_BATCH_ROWS, a_whole_number(_MAX_BATCH_ROWS)
-            ),
+            partition_bytes=_partition_bytes(options),
+            batch_rows=_batch_rows(options),
             starting=options.take("startingOffsets", earliest, _starting),
             fails_on_loss=options.take("failOnDataLoss", True, a_boolean),
             max_bytes_per_batch=options.take("max_bytes_per_batch", DEFAULT_BATCH_BYTES, a_size),
             wait=options.take("wait", DEFAULT_WAIT, a_time),
         )
     )
+
+
+def _journals(options: GivenOptions) -> str:
+    return options.path("a queue path, a journal file, or a glob of either")
+
+
+def _partition_bytes(options: GivenOptions) -> int:
+    return options.take("partitionBytes", DEFAULT_PARTITION_BYTES, a_size)
+
+
+def _batch_rows(options: GivenOptions) -> int:
+    return options.take("batchRows", DEFAULT_BATCH_ROWS, a_whole_number(_MAX_BATCH_ROWS))
 
 
 def journal_path(given: Mapping[str, str]) -> str:
@@ -197,11 +205,9 @@ def queue_read_options(given: Mapping[str, str]) -> QueueReadOptions:
     options = GivenOptions("reading kestrel.queue", given)
     return options.checked(
         QueueReadOptions(
-            path=options.path("a queue path, a journal file, or a glob of either"),
-            partition_bytes=options.take("partitionBytes", DEFAULT_PARTITION_BYTES, a_size),
-            batch_rows=options.take(
-                "batchRows", DEFAULT_BATCH_ROWS, a_whole_number(_MAX_BATCH_ROWS)
-            ),
+            path=_journals(options),
+            partition_bytes=_partition_bytes(options),
+            batch_rows=_batch_rows(options),
             direct_bytes=options.take("directBytes", DEFAULT_DIRECT_BYTES, a_size),
             planned=options.take("planned", None, str),
             delayed=options.take("delayed", False, a_boolean),
