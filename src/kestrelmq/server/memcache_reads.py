@@ -110,6 +110,7 @@ class MemcacheGet(ReadHandler):
                 ):
                     connection.yield_turn()
                 if connection.must_pause:
+                    self._end_turn()
                     connection.resume_later(self)
                     return
                 if not self._serve_key(keys[self._index]):
@@ -161,6 +162,7 @@ class MemcacheGet(ReadHandler):
             # The items taken already must not be given back during the wait.
             if taken.config.open_transaction_timeout is not None:
                 taken.extend(xid, seconds + _GRACE)
+        self._end_turn()
         PendingRead(self._connection, self._context, self, key.queue, mode, seconds).wait(queue)
 
     def take(self, queue: Queue, record: bytes, xid: int) -> bool:
@@ -255,6 +257,12 @@ class MemcacheGet(ReadHandler):
                 taken.queue.confirm(taken.xid)
         self._taken.clear()
         return self._parts
+
+    def _end_turn(self) -> None:
+        """Let the reply, which comes in a later turn, depend on the changes of this one."""
+        if self._touched:
+            self._connection.push(b"", tuple(self._touched))
+            self._touched.clear()
 
     def _send(self, parts: list[Part]) -> None:
         self._connection.push_large(parts, self._size, tuple(self._touched))

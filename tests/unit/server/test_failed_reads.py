@@ -30,6 +30,31 @@ def serving(path: Path) -> tuple[CrashingDirectory, Turning]:
     return disk, Turning(disk.path, config, directory=disk)
 
 
+def test_a_read_that_could_not_be_opened_before_a_wait_is_not_answered(tmp_path: Path) -> None:
+    """The reply comes in a later turn, when the disk may work again."""
+    disk, turning = serving(tmp_path)
+
+    async def scenario() -> None:
+        queue = turning.collection.obtain("work")
+        queue.add(b"x")
+        await turning.turn()
+        first, second = turning.connect("memcache"), turning.connect("memcache")
+        disk.break_steps("append")
+        await turning.send(first, b"get work/open other/open/t=60000\r\n")
+        await turning.until(lambda: queue.open_reads == 0)
+        disk.mend()
+        await turning.send(second, b"set other 0 0 1\r\ny\r\n")
+        assert await turning.receive(second, b"\r\n") == b"STORED\r\n"
+        assert (await turning.receive(first, b"\r\n")).startswith(b"SERVER_ERROR")
+        await turning.send(second, b"get work\r\n")
+        assert b"\r\nx\r\n" in await turning.receive(second, b"END\r\n")
+        for client in (first, second):
+            await turning.hang_up(client)
+
+    with turning:
+        turning.run(scenario())
+
+
 @pytest.mark.parametrize("kind", OPENING)
 def test_a_read_that_could_not_be_opened_is_nobodys(tmp_path: Path, kind: str) -> None:
     """The next reader gets its item, and has it for itself when the first one leaves."""
