@@ -54,7 +54,7 @@ class ReadOpened:
 class ReadsOpened:
     """Several items were opened by a reader; `last_xid` is the last-used xid before that."""
 
-    xids: list[int]
+    xids: Sequence[int]
     items: list[bytes]
     last_xid: int
 

@@ -563,11 +563,13 @@ class QueueCollection:
             InvalidQueueName: no queue can have that name.
             QueueUnavailable: the queue is damaged or still loading.
         """
-        problem = queue_name_error(name)
-        if problem is not None:
-            raise InvalidQueueName(problem)
-        self.check_usable(name)
-        return self.queues.get(name)
+        queue = self.queues.get(name)
+        if queue is None:
+            problem = queue_name_error(name)
+            if problem is not None:
+                raise InvalidQueueName(problem)
+            self.check_usable(name)
+        return queue
 
     def flushing(self) -> Generator[None, None, list[Queue]]:
         """Drop every waiting item of every queue that exists now, one queue after the other.

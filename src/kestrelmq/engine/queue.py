@@ -1195,18 +1195,18 @@ class Queue(Committable):
         Returns:
             The reads' xids and the items. If it is empty, call `open_read`.
         """
-        xids: list[int] = []
-        self._open_from_memory(xids, most, most_bytes)
+        xids, _ = self._open_from_memory(most, most_bytes)
+        items = self.reads.items_of(xids)
         if mode is ReadMode.OPEN:
             self.transactions += len(xids)
         elif xids:
             self.reads.hold_plainly(xids)
         if xids and self._timeout is not None:
             deadline = self._clock.monotonic() + self._timeout
-            for xid in xids:
-                self.reads.set_deadline(xid, self.reads.open[xid], deadline)
+            for xid, record in zip(xids, items, strict=True):
+                self.reads.set_deadline(xid, record, deadline)
             self._commits.watch_deadlines(self)
-        return [(xid, self.reads.open[xid]) for xid in xids]
+        return list(zip(xids, items, strict=True))
 
     def _open(self, record: bytes, *, by_reader: bool) -> int:
         """Open a read of `record`, which was the head; return its xid."""
@@ -1519,31 +1519,33 @@ class Queue(Committable):
                 f"the reserved items of queue {self.name} take {memory} bytes of memory, which is "
                 "max_memory_size or more; finish or release some"
             )
-        xids: list[int] = []
-        size = plain = 0
-        while len(xids) < most and size < most_bytes and not (xids and self.waiters):
-            begun = len(xids)
-            size += self._open_from_memory(xids, most, most_bytes - size)
-            if len(xids) > begun:
-                plain = len(xids) - begun
-                self.transactions += plain
+        parts: list[Sequence[int]] = []
+        count = size = 0
+        while count < most and size < most_bytes and not (parts and self.waiters):
+            xids, xids_size = self._open_from_memory(most - count, most_bytes - size)
+            if xids:
+                parts.append(xids)
+                count += len(xids)
+                size += xids_size
+                self.transactions += len(xids)
                 continue
             self.transactions += 1
             try:
                 record = self._take()
             except QueueUnavailable:
-                if not xids:
+                if not parts:
                     raise
                 break
             if record is None:
                 break
-            xids.append(self._open(record, by_reader=True))
+            parts.append((self._open(record, by_reader=True),))
+            count += 1
             size += len(record) - ADDX_HEADER
-        if not xids:
+        if not parts:
             return None
         # If a write failed meanwhile, xids may repeat; then all of this is taken back.
-        reads = tuple(xids) if len(xids) == plain else tuple(dict.fromkeys(xids))
-        memory = size + (ADDX_HEADER + OVERHEAD) * len(xids)
+        reads = parts[0] if len(parts) == 1 else tuple(dict.fromkeys(chain.from_iterable(parts)))
+        memory = size + (ADDX_HEADER + OVERHEAD) * count
         reservation = Reservation(nonce, terms, reads, memory, len(reads))
         self.reads.reservations.add(reservation, self._clock.monotonic())
         self._collect(reserved_note(nonce, terms, reservation.xids, self.reads.last_xid))
@@ -1551,17 +1553,18 @@ class Queue(Committable):
         self._commits.watch_deadlines(self)
         return reservation
 
-    def _open_from_memory(self, xids: list[int], most: int, most_bytes: int) -> int:
-        """Open reads of plain items at the head, as one change, until `xids` are `most`.
+    def _open_from_memory(self, most: int, most_bytes: int) -> tuple[Sequence[int], int]:
+        """Open reads of plain items at the head, as one change, at most `most`.
 
         Returns:
-            Bytes of data in them. If none is opened, the head must be opened by itself.
+            Their xids, and the bytes of data in them. If none is opened, the head must be opened by
+            itself.
         """
         backlog, reads = self.backlog, self.reads
         if self._read_needs_checks or self.waiters or reads.dialect != "documented":
-            return 0
+            return (), 0
         last = reads.last_xid
-        free = reads.free_xids(min(most - len(xids), len(backlog.memory)))
+        free = reads.free_xids(min(most, len(backlog.memory)))
         items: list[bytes] = []
         size, left = 0, backlog.memory_bytes
         take = backlog.memory.popleft
@@ -1574,15 +1577,14 @@ class Queue(Committable):
             size += data_size
             left -= data_size
             items.append(record)
+        xids = free if len(items) == len(free) else free[: len(items)]
         if items:
             backlog.memory_bytes = left
-            some = free[: len(items)]
-            xids += some
-            reads.put_all(some, items, size + ADDX_HEADER * len(items))
+            reads.put_all(xids, items, size + ADDX_HEADER * len(items))
             self.get_hits += len(items)
             self._collect(REMOVE_TENTATIVE_RECORD * len(items))
-            self.changes.undo.append(ReadsOpened(some, items, last))
-        return size
+            self.changes.undo.append(ReadsOpened(xids, items, last))
+        return xids, size
 
     def reserve_again(self, terms: ReserveTerms) -> Reservation | None:
         """Return the reservation of an open tag, with a new lease on these terms.
@@ -1611,20 +1613,20 @@ class Queue(Committable):
         if is_new and len(reserved.by_tag) + len(reserved.done) >= MAX_TAGS:
             raise TagRefused(f"queue {self.name} has {MAX_TAGS} tags; retire epochs that are over")
 
-    def reserved_reads(self, reservation: Reservation) -> tuple[tuple[int, ...], list[bytes]]:
+    def reserved_reads(self, reservation: Reservation) -> tuple[Sequence[int], list[bytes]]:
         """Return the xids and the items of a reservation's reads that have not ended."""
         xids = self.reads.reserved.live(reservation)
         return xids, self.reads.items_of(xids)
 
-    def find_reserved(self, reads: Sequence[tuple[int, tuple[int, ...]]]) -> Sequence[int]:
+    def find_reserved(self, reads: Sequence[tuple[int, Sequence[int]]]) -> Sequence[int]:
         """Return the xids of those reads, given by nonce, that are reserved; each once."""
         return self.reads.reserved.find(reads)
 
-    def reserved_with(self, tag: str) -> list[int]:
+    def reserved_with(self, tag: str) -> Sequence[int]:
         """Return the xids of the reads of a tag. Raises TagRefused if it is retired."""
         self.check_tag(tag)
         reservation = self.reads.reserved.by_tag.get(tag)
-        return [] if reservation is None else list(self.reads.reserved.live(reservation))
+        return () if reservation is None else self.reads.reserved.live(reservation)
 
     def reserved_by(self, owner: str, most: int | None = None) -> list[int]:
         """Return the xids of the reads of an owner, at most `most`."""

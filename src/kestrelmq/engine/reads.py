@@ -10,7 +10,7 @@ reserved: `reservations` knows them, and until when. No reader has the others:
 
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from kestrelmq.engine.deadline_heap import DeadlineHeap
 from kestrelmq.engine.reservations import Reservations
@@ -128,24 +128,24 @@ class OpenReads:
         self.open[xid] = record
         self.open_bytes += len(record)
 
-    def free_xids(self, most: int) -> list[int]:
-        """Return the next xids in the documented dialect, at most `most`.
+    def free_xids(self, most: int) -> Sequence[int]:
+        """Return the next xids in the documented dialect, at most `most`; a range if all are free.
 
         They are fewer, perhaps none, before one that is zero, taken or too large.
         """
         first = self.last_xid + 1
-        xids = list(range(first, min(first + most, MAX_XID + 1)))
+        xids = range(first, min(first + most, MAX_XID + 1))
         if first <= 0 < first + most:
             xids = xids[:-first]
         if self.open.has_any(xids):
             return list(takewhile(lambda xid: xid not in self.open, xids))
         return xids
 
-    def put_all(self, xids: list[int], items: list[bytes], size: int) -> None:
-        """Open reads of `items`, which have `size` bytes in all; the last xid is the last-used."""
+    def put_all(self, xids: Sequence[int], items: list[bytes], size: int) -> None:
+        """Open reads of `items`, which have `size` bytes in all, under the first of `free_xids`."""
         self.open.set_all(xids, items)
         self.open_bytes += size
-        self.last_xid = xids[-1]
+        self.last_xid += len(xids)
 
     def items_of(self, xids: Sequence[int]) -> list[bytes]:
         """Return the items of open reads."""
@@ -186,7 +186,9 @@ class OpenReads:
         if len(self.open) > before - len(xids):
             both = zip(xids, found, strict=True)
             xids = [xid for xid, record in both if record is not None]
-        ended = [record for record in found if record is not None]
+            ended = [record for record in found if record is not None]
+        else:
+            ended = cast("list[bytes]", found)
         self.open_bytes -= sum(map(len, ended))
         if len(self.retrying):
             for xid in xids:

@@ -26,7 +26,8 @@ from typing import Any, Final
 from kestrelmq.engine.deadline_heap import DeadlineHeap
 from kestrelmq.journal.empty import NOTHING, own
 from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.reservations import Reservation, ReservedReads, ReserveTerms
+from kestrelmq.journal.records import first_xid
+from kestrelmq.journal.reservations import Reservation, ReservedReads, ReserveTerms, are_same
 
 _AT_ONCE: Final = 1000
 """About how many reads to give back at once, so that nobody else waits for long."""
@@ -144,12 +145,8 @@ class Reservations:
 
     def end_all(self, xids: Sequence[int]) -> list[Reservation | None]:
         """Do `end` for some reads; faster if they are just those of one reservation, in order."""
-        reservation = self.reserved.by_xid.get(xids[0]) if xids else None
-        if (
-            reservation is None
-            or len(xids) != reservation.left
-            or tuple(xids) != self.reserved.live(reservation)
-        ):
+        reservation = self.reserved.by_xid.get(first_xid(xids)) if xids else None
+        if reservation is None or not are_same(xids, self.reserved.live(reservation)):
             return [self.end(xid) for xid in xids]
         self.reserved.end_all(reservation)
         self._end_lease(reservation)

@@ -16,10 +16,9 @@ the journal is loaded: the file is rotated, and the next one begins with the las
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from kestrelmq.journal.checksum import crc32
 from kestrelmq.journal.records import (
@@ -51,8 +50,7 @@ _JOIN: Final = Struct("<iI")
 _JOINS_IN_NOTE: Final = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """A note: its kind and its payload."""
 
     kind: int
@@ -61,9 +59,10 @@ class Note:
 
 def encode(note: Note, last_xid: int) -> bytes:
     """Return the records of a note; `last_xid` is the last-used xid, before and after it."""
-    head = bytes((note.kind,)) + len(note.payload).to_bytes(3, "little")
-    words = NOTE_MARK + head + _U32.pack(crc32(note.payload, crc32(head))) + note.payload
-    words += bytes(-len(words) % 4)
+    payload = note.payload
+    head = _U32.pack(len(payload) << 8 | note.kind)
+    checksum = _U32.pack(crc32(payload, crc32(head)))
+    words = b"".join((NOTE_MARK, head, checksum, payload, bytes(-len(payload) % 4)))
     return records_of_words(SAVE_XID, words) + save_xid(last_xid)
 
 

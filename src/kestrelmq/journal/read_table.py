@@ -4,6 +4,11 @@ A dict grows by copying all of its entries: with 700,000 of them that takes 35 m
 nobody is served. So this table has pages, which are dicts for 4,096 xids each. Xids are given in
 order, so pages fill up, and empty, one after the other. The memory of an empty page is freed.
 
+Many reads are opened together, under consecutive xids, and end together. So the entries that are
+set for a range of xids stay a list, a run of the page, until one of them is asked for or changed by
+itself; then the runs of that page become entries of its dict. To set a run and to take it out again
+costs next to nothing for each entry.
+
 A copy shares the pages, and each table copies a page when it first changes it. So a copy takes a
 moment, and a thread may read it at leisure while the other table is in use. Reading it with `drain`
 frees it page by page, because it may be the last to have its pages.
@@ -16,10 +21,13 @@ from itertools import repeat
 from typing import Any, Final, Generic, TypeVar
 
 from kestrelmq.journal.empty import NOTHING
+from kestrelmq.journal.records import first_xid
 
 _PAGE_BITS: Final = 12
 _NO_PAGE: Final = 1 << 40
 """The number of no page, because no xid is so large."""
+_SHORTEST_RUN: Final = 16
+"""A page has so few runs that they are copied in a moment."""
 _NONE_SHARED: Final[set[int]] = set()
 """As `NOTHING`, which is no pages, and the content of no page: no numbers of pages."""
 
@@ -32,15 +40,17 @@ class ReadTable(Generic[Entry]):
     Entries must not be None.
     """
 
-    __slots__ = ("_count", "_number", "_page", "_pages", "_shared")
+    __slots__ = ("_count", "_number", "_page", "_pages", "_runs", "_shared")
 
     def __init__(self, entries: Iterable[tuple[int, Entry]] = ()) -> None:
         """Start with these xids and entries."""
         self._pages: dict[int, dict[int, Entry]] = NOTHING
+        # The runs of each page that has some, by first xid, in order; its dict has older entries.
+        self._runs: dict[int, dict[int, list[Entry]]] = NOTHING
         # The numbers of pages that another table has, too.
         self._shared: set[int] = _NONE_SHARED
         self._count = 0
-        # The page that was changed last, and its number. Only this one may be empty.
+        # The page that was changed last, and its number. It has no runs. No other one is empty.
         self._number = _NO_PAGE
         self._page: dict[int, Entry] = NOTHING
         for xid, entry in entries:
@@ -53,27 +63,29 @@ class ReadTable(Generic[Entry]):
         """Whether there is an entry for `xid`."""
         if not isinstance(xid, int):
             return False
-        number = xid >> _PAGE_BITS
-        if number == self._number:
-            return xid in self._page
-        page = self._pages.get(number)
+        page = self._page_of(xid >> _PAGE_BITS)
         return page is not None and xid in page
 
     def __getitem__(self, xid: int) -> Entry:
         """Return the entry for `xid`. Raises KeyError if there is none."""
-        return self._pages[xid >> _PAGE_BITS][xid]
+        page = self._page_of(xid >> _PAGE_BITS)
+        if page is None:
+            raise KeyError(xid)
+        return page[xid]
 
     def get(self, xid: int) -> Entry | None:
         """Return the entry for `xid`; None if there is none."""
         number = xid >> _PAGE_BITS
-        if number == self._number:
-            return self._page.get(xid)
-        page = self._pages.get(number)
+        if self._runs and number in self._runs:
+            run = self._runs[number].get(xid)
+            if run is not None:  # it stays a run if only its first entry is asked for
+                return run[0]
+        page = self._page_of(number)
         return None if page is None else page.get(xid)
 
     def __setitem__(self, xid: int, entry: Entry) -> None:
         """Set the entry for `xid`."""
-        page = self._page if xid >> _PAGE_BITS == self._number else self._to_change(xid)
+        page = self._to_change(xid >> _PAGE_BITS)
         before = len(page)
         page[xid] = entry
         self._count += len(page) - before
@@ -87,10 +99,10 @@ class ReadTable(Generic[Entry]):
         """Drop the entry for `xid` and return it; None if there is none."""
         number = xid >> _PAGE_BITS
         if number != self._number:
-            page = self._pages.get(number)
+            page = self._page_of(number)
             if page is None or xid not in page:
                 return None
-            self._to_change(xid)
+            self._to_change(number)
         entry = self._page.pop(xid, None)
         if entry is not None:
             self._count -= 1
@@ -103,34 +115,44 @@ class ReadTable(Generic[Entry]):
         """Return the entries for `xids`. Raises KeyError if one is missing."""
         found: list[Entry] = []
         for number, some in _by_page(xids):
-            page: dict[Any, Entry] = self._pages[number]
+            run = self._run(number, some)
+            if run is not None:
+                found += run
+                continue
+            page: dict[Any, Entry] | None = self._page_of(number)
+            if page is None:
+                raise KeyError(some[0])
             found += [page[xid] for xid in some]
         return found
 
-    def set_all(self, xids: Sequence[int], entries: Iterable[Entry]) -> None:
+    def set_all(self, xids: Sequence[int], entries: list[Entry]) -> None:
         """Set the entries for `xids`, one for each."""
-        source = iter(entries)
-        for _, some in _by_page(xids):
-            page = self._to_change(some[0])
+        at = 0
+        for number, some in _by_page(xids):
+            entries_here = entries[at : at + len(some)]
+            at += len(some)
+            if self._can_be_run(number, some):
+                self._add_run(number, some, entries_here)
+                continue
+            page = self._to_change(number)
             before = len(page)
-            page.update(zip(some, source, strict=False))
+            page.update(zip(some, entries_here, strict=True))
             self._count += len(page) - before
 
     def set_same(self, xids: Sequence[int], entry: Entry) -> None:
         """Set the same entry for all `xids`."""
-        for _, some in _by_page(xids):
-            page = self._to_change(some[0])
-            before = len(page)
-            for xid in some:
-                page[xid] = entry
-            self._count += len(page) - before
+        self.set_all(xids, [entry] * len(xids))
 
     def pop_all(self, xids: Sequence[int]) -> list[Entry | None]:
         """Drop the entries for `xids` and return them, with None for each that is missing."""
         found: list[Entry | None] = []
         for number, some in _by_page(xids):
-            if number in self._pages:
-                page = self._to_change(some[0])
+            run = self._run(number, some)
+            if run is not None:
+                found += run
+                self._drop_run(number, first_xid(some))
+            elif number in self._pages:
+                page = self._to_change(number)
                 before = len(page)
                 found += map(page.pop, some, repeat(None))
                 self._count += len(page) - before
@@ -141,44 +163,106 @@ class ReadTable(Generic[Entry]):
     def has_any(self, xids: Sequence[int]) -> bool:
         """Whether there is an entry for any of `xids`."""
         for number, some in _by_page(xids):
-            page = self._pages.get(number)
+            if type(some) is range and self._is_behind_runs(number, some.start):
+                page = self._pages.get(number)  # the runs have none of them
+            else:
+                page = self._page_of(number)
             if page and not page.keys().isdisjoint(some):
                 return True
         return False
+
+    # --- runs ---
+
+    def _run(self, number: int, xids: Sequence[Any]) -> list[Entry] | None:
+        """Return the entries for `xids`, of page `number`, if they are just those of a run."""
+        if not self._runs or number not in self._runs or type(xids) is not range:
+            return None
+        run = self._runs[number].get(xids.start)
+        return run if run is not None and len(run) == len(xids) else None
+
+    def _can_be_run(self, number: int, xids: Sequence[Any]) -> bool:
+        """Whether new entries for `xids`, of page `number`, can be a run behind the others."""
+        if type(xids) is not range or len(xids) < _SHORTEST_RUN:
+            return False
+        page = self._pages.get(number)
+        is_free = not page or page.keys().isdisjoint(xids)
+        return is_free and self._is_behind_runs(number, xids.start)
+
+    def _is_behind_runs(self, number: int, xid: Any) -> bool:
+        """Whether `xid`, of page `number`, is behind all runs of that page."""
+        if not self._runs or number not in self._runs:
+            return True
+        runs = self._runs[number]
+        last = next(reversed(runs))
+        return bool(xid >= last + len(runs[last]))
+
+    def _add_run(self, number: int, xids: Sequence[Any], entries: list[Entry]) -> None:
+        if number == self._number:
+            self._number, self._page = _NO_PAGE, NOTHING
+        elif number not in self._pages:
+            self._own_pages()[number] = {}
+        if self._runs is NOTHING:
+            self._runs = {}
+        self._runs.setdefault(number, {})[first_xid(xids)] = entries
+        self._count += len(entries)
+
+    def _drop_run(self, number: int, first: Any) -> None:
+        runs = self._runs[number]
+        self._count -= len(runs.pop(first))
+        if runs:
+            return
+        del self._runs[number]
+        if not self._pages[number]:
+            del self._pages[number]
+            self._shared.discard(number)
 
     # --- the first and the last ---
 
     def oldest(self) -> list[int]:
         """Return the xids of the first page in their order; all others are larger."""
         self._drop_empty()
-        return sorted(self._pages[min(self._pages)]) if self._pages else []
+        return sorted(self._page_of(min(self._pages)) or ()) if self._pages else []
 
     def youngest(self) -> list[int]:
         """Return the xids of the last page in their order; all others are smaller."""
         self._drop_empty()
-        return sorted(self._pages[max(self._pages)]) if self._pages else []
+        return sorted(self._page_of(max(self._pages)) or ()) if self._pages else []
 
     # --- pages ---
 
-    def _to_change(self, xid: int) -> dict[int, Entry]:
-        """Return the page of `xid`, which no other table has from now on."""
-        number = xid >> _PAGE_BITS
+    def _page_of(self, number: int) -> dict[int, Entry] | None:
+        """Return the dict of a page, to be read, with all entries of the page; None if none."""
+        if number == self._number:
+            return self._page
+        if self._runs and number in self._runs:
+            return self._to_change(number)
+        return self._pages.get(number)
+
+    def _to_change(self, number: int) -> dict[int, Entry]:
+        """Return the dict of a page, which no other table has from now on, with all entries."""
         if number == self._number:
             return self._page
         self._drop_empty()
         page = self._pages.get(number)
         if page is None:
-            if self._pages is NOTHING:
-                # Not an assertion that -O removes: all queues would have the entry.
-                if self is NO_READS:
-                    raise TypeError("all queues share this table; see own_table")
-                self._pages = {}
-            page = self._pages[number] = {}
+            page = self._own_pages()[number] = {}
         elif self._shared and number in self._shared:
             page = self._pages[number] = page.copy()
             self._shared.discard(number)
         self._number, self._page = number, page
+        if self._runs and number in self._runs:
+            for first, run in self._runs.pop(number).items():
+                page.update(zip(range(first, first + len(run)), run, strict=True))
         return page
+
+    def _own_pages(self) -> dict[int, dict[int, Entry]]:
+        """Return the pages, to be changed."""
+        if self._pages is NOTHING:
+            # Not an assertion that -O removes: all queues would have the entry.
+            if self is NO_READS:
+                raise TypeError("all queues share this table; see own_table")
+            self._pages = {}
+        return self._pages
 
     def _drop_empty(self) -> None:
         """Have no page that was changed last, and free its memory if it is empty."""
@@ -196,13 +280,14 @@ class ReadTable(Generic[Entry]):
         if not self._count:
             return other
         other._pages, other._count = self._pages.copy(), self._count
+        other._runs = {number: runs.copy() for number, runs in self._runs.items()}
         self._shared, other._shared = set(self._pages), set(self._pages)
         return other
 
-    def take_pages(self) -> list[dict[int, Entry]]:
-        """Drop all entries; return the pages, which may have millions of entries to free."""
-        pages = list(self._pages.values())
-        self._pages, self._shared, self._count = NOTHING, _NONE_SHARED, 0
+    def take_pages(self) -> list[dict[int, Any]]:
+        """Drop all entries; return dicts that have them all, perhaps millions, to be freed."""
+        pages: list[dict[int, Any]] = [*self._pages.values(), *self._runs.values()]
+        self._pages, self._runs, self._shared, self._count = NOTHING, NOTHING, _NONE_SHARED, 0
         self._number, self._page = _NO_PAGE, NOTHING
         return pages
 
@@ -212,29 +297,39 @@ class ReadTable(Generic[Entry]):
 
     def drain(self) -> Iterator[list[tuple[int, Entry]]]:
         """Yield all entries, a page at a time, and drop those that were yielded."""
-        pages = self.take_pages()
-        pages.reverse()
-        while pages:
-            yield list(pages.pop().items())
+        pages, runs = self._pages, self._runs
+        self.take_pages()
+        for number in list(pages):
+            found = list(pages.pop(number).items())
+            for first, run in runs.pop(number, NOTHING).items():
+                found += zip(range(first, first + len(run)), run, strict=True)
+            yield found
+
+    def _each_page(self) -> Iterator[dict[int, Entry]]:
+        """Yield the dicts of all pages, with all entries. The table may change meanwhile."""
+        for number in list(self._pages):
+            page = self._page_of(number)
+            if page is not None:
+                yield page
 
     def __iter__(self) -> Iterator[int]:
         """Yield the xids. The table may change meanwhile."""
-        for page in list(self._pages.values()):
+        for page in self._each_page():
             yield from list(page)
 
     def items(self) -> Iterator[tuple[int, Entry]]:
         """Yield xids and entries. The table may change meanwhile."""
-        for page in list(self._pages.values()):
+        for page in self._each_page():
             yield from list(page.items())
 
     def values(self) -> Iterator[Entry]:
         """Yield the entries. The table may change meanwhile."""
-        for page in list(self._pages.values()):
+        for page in self._each_page():
             yield from list(page.values())
 
     def backwards(self) -> Iterator[Entry]:
         """Yield the entries, the last first. The table may change meanwhile."""
-        for page in reversed(list(self._pages.values())):
+        for page in reversed(list(self._each_page())):
             yield from reversed(list(page.values()))
 
 
@@ -251,9 +346,13 @@ def _by_page(xids: Sequence[Any]) -> list[tuple[int, Sequence[Any]]]:
     """Return `xids` in order, in runs of one page each, with the number of that page."""
     if not xids:
         return []
-    ordered = sorted(xids)  # most are; that takes a moment
-    number = ordered[0] >> _PAGE_BITS
-    if ordered[-1] >> _PAGE_BITS == number:
+    if type(xids) is range:
+        smallest, largest = xids.start, xids.stop - 1
+    else:
+        ordered = sorted(xids)  # most are; that takes a moment
+        smallest, largest = ordered[0], ordered[-1]
+    number = smallest >> _PAGE_BITS
+    if largest >> _PAGE_BITS == number:
         return [(number, xids)]
     runs: list[tuple[int, Sequence[Any]]] = []
     first, number = 0, xids[0] >> _PAGE_BITS

@@ -277,7 +277,8 @@ def confirm_removes(xids: Sequence[int]) -> bytes:
     if not is_run(xids):
         return b"".join(map(_XID.pack, repeat(CONFIRM_REMOVE), xids))
     parts = []
-    at, end = xids[0], xids[-1] + 1
+    at = first_xid(xids)
+    end = at + len(xids)
     while at < end:  # those whose last byte alone differs, at once
         place = at & 0xFF
         stop = min(end, at - place + 256)
@@ -288,8 +289,15 @@ def confirm_removes(xids: Sequence[int]) -> bytes:
     return b"".join(parts)
 
 
+def first_xid(xids: Sequence[int]) -> int:
+    """Return the first of some xids; a range takes long to index."""
+    return xids.start if type(xids) is range else xids[0]
+
+
 def is_run(xids: Sequence[int]) -> bool:
-    """Whether some xids, which differ, are consecutive and in order."""
+    """Whether some xids, which differ, are consecutive and in order; a range of ours always is."""
+    if type(xids) is range:
+        return True
     count = len(xids)
     return count > 0 and xids[-1] - xids[0] == count - 1 and sorted(xids) == list(xids)
 

@@ -22,7 +22,7 @@ A tag is `NAME:EPOCH:PART`. It is open with the reads of its reservation, done, 
 tags of its name up to an epoch, or none of that.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from struct import Struct
@@ -34,7 +34,7 @@ from kestrelmq.journal.empty import NOTHING, own
 from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.notes import Note, encode
 from kestrelmq.journal.read_table import NO_READS, ReadTable, own_table
-from kestrelmq.journal.records import is_run
+from kestrelmq.journal.records import first_xid, is_run
 from kestrelmq.tags import Tag, parse_tag
 
 RESERVED: Final = 16
@@ -86,7 +86,8 @@ class Reservation:
     Attributes:
         nonce: a random number that names it; a client must know it.
         terms: the terms in force.
-        xids: the reads, in order, those that have ended included.
+        xids: the reads, in order, those that have ended included; a range if many were opened
+            together.
         size: the memory that their items take, those included.
         left: how many have not ended.
         number: orders those of an owner; 0 if it was not needed yet. This and what follows is of no
@@ -99,7 +100,7 @@ class Reservation:
 
     nonce: int
     terms: ReserveTerms
-    xids: tuple[int, ...]
+    xids: Sequence[int]
     size: int
     left: int
     number: int = 0
@@ -197,7 +198,7 @@ class ReservedReads:
         self.size = self.note_bytes = 0
         return self.by_xid.take_pages()
 
-    def live(self, reservation: Reservation) -> tuple[int, ...]:
+    def live(self, reservation: Reservation) -> Sequence[int]:
         """Return the reads of a reservation that have not ended, in order."""
         xids = reservation.xids
         if reservation.left == len(xids):
@@ -205,17 +206,16 @@ class ReservedReads:
         by_xid = self.by_xid
         return tuple(xid for xid in xids if by_xid.get(xid) is reservation)
 
-    def find(self, reads: Sequence[tuple[int, tuple[int, ...]]]) -> Sequence[int]:
+    def find(self, reads: Sequence[tuple[int, Sequence[int]]]) -> Sequence[int]:
         """Return the xids of those reads, given by nonce, that are reserved; each once."""
         by_xid = self.by_xid
         if len(reads) == 1:  # most requests name all reads of a reservation
             nonce, xids = reads[0]
-            reservation = by_xid.get(xids[0])
+            reservation = by_xid.get(first_xid(xids))
             if (
                 reservation is not None
                 and reservation.nonce == nonce
-                and len(xids) == reservation.left
-                and xids == (live := self.live(reservation))
+                and are_same(xids, live := self.live(reservation))
             ):
                 return live  # with these objects, later look-ups are faster
         found: dict[int, None] = {}
@@ -381,7 +381,14 @@ def items_size(items: list[bytes]) -> int:
     return sum(map(len, items)) + OVERHEAD * len(items)
 
 
-def reserved_note(nonce: int, terms: ReserveTerms, xids: Iterable[int], last_xid: int) -> bytes:
+def are_same(xids: Sequence[int], others: Sequence[int]) -> bool:
+    """Whether these are the same xids, in the same order."""
+    if len(xids) != len(others):
+        return False
+    return xids is others or xids == others or tuple(xids) == tuple(others)
+
+
+def reserved_note(nonce: int, terms: ReserveTerms, xids: Sequence[int], last_xid: int) -> bytes:
     """Return the note that `xids` are reserved."""
     owner, tag = terms.owner.encode(), terms.tag.encode()
     payload = b"".join(
@@ -397,12 +404,12 @@ def reserved_note(nonce: int, terms: ReserveTerms, xids: Iterable[int], last_xid
     return encode(Note(RESERVED, payload), last_xid)
 
 
-def unreserved_note(xids: Iterable[int], last_xid: int) -> bytes:
+def unreserved_note(xids: Sequence[int], last_xid: int) -> bytes:
     """Return the note that `xids` are not reserved any more, but stay open."""
     return encode(Note(UNRESERVED, _encode_reads(xids)), last_xid)
 
 
-def held_back_note(xids: Iterable[int], last_xid: int) -> bytes:
+def held_back_note(xids: Sequence[int], last_xid: int) -> bytes:
     """Return the note that `xids` are not reserved any more, and were no deliveries."""
     return encode(Note(HELD_BACK, _encode_reads(xids)), last_xid)
 
@@ -454,18 +461,17 @@ def _is_up_to(tag: str, name: str, epoch: int) -> bool:
     return parsed.name == name and parsed.epoch <= epoch
 
 
-def _encode_reads(xids: Iterable[int]) -> bytes:
+def _encode_reads(xids: Sequence[int]) -> bytes:
     return b"".join([_RUN.pack(first, count) for first, count in _runs(xids)])
 
 
-def _runs(xids: Iterable[int]) -> Iterator[tuple[int, int]]:
+def _runs(xids: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the first and the number of each run of consecutive xids."""
-    found = tuple(xids)
-    if is_run(found):  # most are
-        yield found[0], len(found)
+    if is_run(xids):  # most are
+        yield first_xid(xids), len(xids)
         return
     first = count = 0
-    for xid in found:
+    for xid in xids:
         if count and xid == first + count:
             count += 1
             continue

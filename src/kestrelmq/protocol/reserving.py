@@ -34,14 +34,17 @@ _SUFFIX: Final = 17
 """Bytes of a read from the hyphen before its nonce on."""
 _HEX_DIGITS: Final = frozenset(b"0123456789abcdef")
 
-Reads = tuple[tuple[int, tuple[int, ...]], ...]
+Reads = tuple[tuple[int, Sequence[int]], ...]
 """Reserved reads, those of one reservation after the other: its nonce, and the xids of the reads.
 On the wire, a read is `XID-NONCE`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reserve:
     """Reserve items, of the first of several queues that have any.
+
+    It is not changed. Neither it nor `Finish` is frozen, because that would triple the time to make
+    one.
 
     Attributes:
         queues: their names; one that is repeated is asked once.
@@ -78,7 +81,7 @@ class Reserve:
 class Finish:
     """Confirm reserved reads, or those of a tag, which is done from then on.
 
-    It is not changed. It is not frozen, because that would triple the time to make one.
+    It is not changed either.
     """
 
     queue: str
@@ -204,7 +207,8 @@ def _parse_run(text: bytes) -> Reads | None:
         written.append(begin + (suffix + b" " + begin).join(endings) + suffix)
     if b" ".join(written) != text:
         return None
-    return ((_nonce(suffix, word), tuple(range(first, first + count))),)
+    xids = range(first, first + count) if count > 1 else (first,)
+    return ((_nonce(suffix, word), xids),)
 
 
 def _nonce(suffix: bytes, word: bytes) -> int:

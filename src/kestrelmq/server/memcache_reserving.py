@@ -1,10 +1,11 @@
 """The memcache commands for reserved reads: `reserve`, `finish`, `release`, `extend`, `retire`."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import KestrelError
-from kestrelmq.journal.records import ADDX_HEADER, is_run, item_deliveries, item_times
+from kestrelmq.journal.records import ADDX_HEADER, first_xid, is_run, item_deliveries, item_times
 from kestrelmq.journal.reservations import Reservation
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.decimals import consecutive
@@ -100,11 +101,11 @@ def _reply_parts(queue: Queue, reservation: Reservation) -> list[bytes | memoryv
     return parts
 
 
-def _decimals(xids: tuple[int, ...]) -> list[tuple[bytes, list[bytes]]]:
+def _decimals(xids: Sequence[int]) -> list[tuple[bytes, list[bytes]]]:
     """Return the texts of xids, as `decimals.consecutive` does."""
     if not is_run(xids):
         return [(b"", [b"%d" % xid for xid in xids])]
-    return consecutive(xids[0], len(xids))
+    return consecutive(first_xid(xids), len(xids))
 
 
 def reserve(

@@ -898,7 +898,7 @@ def test_a_new_file_says_what_joined_and_what_is_reserved(tmp_path: Path, way: s
     assert (spool.items(), queue.delayed) == ([b"b"], 0)
     reads = [(xid, item_data(record)) for xid, record in queue.open.items()]
     assert reads == [(reservation.xids[0], b"a")]
-    assert queue.reserved_with("sink:7:0") == list(reservation.xids)
+    assert list(queue.reserved_with("sink:7:0")) == list(reservation.xids)
     spool.close()
 
 

@@ -142,7 +142,7 @@ REQUESTS: list[tuple[bytes, Request]] = [
     (b"finish work  7-%b \t8-%b " % (NONCE, NONCE), Finish("work", ((0xFEDCBA, (7, 8)),))),
     (
         b"FINISH work " + b" ".join(b"%d-%b" % (xid, NONCE) for xid in range(990, 1020)),
-        Finish("work", ((0xFEDCBA, tuple(range(990, 1020))),)),
+        Finish("work", ((0xFEDCBA, range(990, 1020)),)),
     ),
     (
         b"finish work " + b" ".join(b"%d-%b" % (xid, NONCE) for xid in [*range(9, 20), 30]),
