@@ -2,9 +2,10 @@
 
     PYTHONPATH=build/compiled python -m bench.reserve
 
-One connection reads a queue of items: `get` pipelined, so many at a time, or `reserve` of so many
+Some connections read a queue of items: `get` pipelined, so many at a time, or `reserve` of so many
 and then `finish` of them, which is sent alone or together with the next `reserve`. Printed is the
-server's CPU time for each item, the least of some rounds.
+server's CPU time for each item, the least of some rounds. With one connection, the server waits for
+the client between two requests, and polling for the next one is part of that time.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 import argparse
 import socket
 import sys
+from collections.abc import Callable, Iterator
 from math import inf
 from pathlib import Path
+from typing import Final
 
 from bench import servers
 from bench.load import accounting
@@ -29,38 +32,54 @@ class Reader:
         self._value = b"VALUE work 0 %d\r\n%b\r\nEND\r\n" % (size, b"x" * size)
         self._reads = b""
 
-    def _ask(self, request: bytes, size: int) -> None:
-        """Send a request, and read a reply of `size` bytes."""
-        self._socket.sendall(request)
+    def _receive(self, size: int) -> None:
+        """Read a reply of `size` bytes."""
         while size > 0:
             size -= len(self._socket.recv(1 << 20))
 
     def add(self, items: int) -> None:
         """Add items, a hundred at a time."""
         for _ in range(items // 100):
-            self._ask(self._set * 100, 800)
+            self._socket.sendall(self._set * 100)
+            self._receive(800)
 
-    def get(self, items: int) -> None:
+    # Each of these sends a request; what it yields to has others send theirs. Then it reads the
+    # reply. So the server has something to do while a client works on what it got.
+
+    def get(self, items: int) -> Iterator[None]:
         """Read items by as many pipelined gets."""
-        self._ask(b"get work\r\n" * items, len(self._value) * items)
+        self._socket.sendall(b"get work\r\n" * items)
+        yield
+        self._receive(len(self._value) * items)
 
-    def reserve(self, items: int) -> None:
-        """Reserve items, and finish them. Raises PeerError."""
-        self._finish(self._reserved(items, b""))
+    def reserve(self, items: int) -> Iterator[None]:
+        """Reserve items. Raises PeerError."""
+        self._socket.sendall(b"reserve work %d lease=60000\r\n" % items)
+        yield
+        self._reads = self._reserved(items, 0)
 
-    def reserve_on(self, items: int) -> None:
-        """Finish the items reserved before, and reserve the next ones, pipelined."""
-        self._reads = self._reserved(items, self._reads)
-
-    def end(self) -> None:
-        """Finish the items reserved last."""
-        self._finish(self._reads)
+    def finish(self, items: int) -> Iterator[None]:
+        """Finish the items reserved before."""
+        self._socket.sendall(b"finish work %b\r\n" % self._reads)
+        yield
+        self._receive(len(b"FINISHED %d\r\n" % items))
         self._reads = b""
 
-    def _reserved(self, items: int, finished: bytes) -> bytes:
-        """Reserve items, after a `finish` of `finished`, if any; return their reads."""
-        request = b"finish work %b\r\n" % finished if finished else b""
-        self._socket.sendall(b"%breserve work %d lease=60000\r\n" % (request, items))
+    def reserve_on(self, items: int) -> Iterator[None]:
+        """Finish the items reserved before, and reserve the next ones, pipelined."""
+        finished = items if self._reads else 0
+        finish = b"finish work %b\r\n" % self._reads if finished else b""
+        self._socket.sendall(b"%breserve work %d lease=60000\r\n" % (finish, items))
+        yield
+        self._reads = self._reserved(items, finished)
+
+    @property
+    def has_reads(self) -> bool:
+        """Whether it has items that are not finished."""
+        return bool(self._reads)
+
+    def _reserved(self, items: int, finished: int) -> bytes:
+        """Read the reply of a `reserve`, after that of a `finish`, if any; return the reads."""
         reply = b""
         while not reply.endswith(b"\r\nEND\r\n"):
             reply += self._socket.recv(1 << 20)
@@ -70,25 +89,38 @@ class Reader:
             raise PeerError(f"{len(reads)} of {items} items were reserved")
         return b" ".join(reads)
 
-    def _finish(self, reads: bytes) -> None:
-        if reads:
-            size = len(b"FINISHED %d\r\n" % (reads.count(b" ") + 1))
-            self._ask(b"finish work %b\r\n" % reads, size)
+
+def together(steps: list[Iterator[None]]) -> None:
+    """Let all connections send their requests, and then read their replies."""
+    for step in steps:
+        next(step)
+    for step in steps:
+        next(step, None)
 
 
-def measured(port: int, pid: int, how: str, options: argparse.Namespace) -> float:
+WAYS: Final[dict[str, tuple[Callable[[Reader, int], Iterator[None]], ...]]] = {
+    "get": (Reader.get,),
+    "reserve": (Reader.reserve, Reader.finish),
+    "chained": (Reader.reserve_on,),
+}
+"""What each connection sends, one after the other."""
+
+
+def measured(port: int, pid: int, way: str, options: argparse.Namespace) -> float:
     """Return the server's CPU microseconds for each item."""
-    reader = Reader(port, options.size)
-    step = {"get": reader.get, "reserve": reader.reserve, "chained": reader.reserve_on}[how]
+    readers = [Reader(port, options.size) for _ in range(options.connections)]
+    rounds = options.items // (options.batch * len(readers))
+    items: int = rounds * options.batch * len(readers)
     best: float = inf
     for _ in range(options.rounds):
-        reader.add(options.items)
+        readers[0].add(options.items)
         before = accounting.cpu_seconds(pid)
-        for _ in range(options.items // options.batch):
-            step(options.batch)
-        reader.end()
+        for _ in range(rounds):
+            for step in WAYS[way]:
+                together([step(reader, options.batch) for reader in readers])
+        together([reader.finish(options.batch) for reader in readers if reader.has_reads])
         best = min(best, accounting.cpu_seconds(pid) - before)
-    items: int = options.items
+        together([reader.get(options.items - items) for reader in readers[:1]])
     return best / items * 1e6
 
 
@@ -97,16 +129,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.reserve", description=__doc__)
     parser.add_argument("--items", type=int, default=20_000, help="items of each round")
     parser.add_argument("--batch", type=int, default=100, help="items of each reserve, at most 300")
+    parser.add_argument("--connections", type=int, default=4, help="connections that read")
     parser.add_argument("--size", type=int, default=1024, help="bytes of an item")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dir", type=Path, default=None, help="where the journals are")
     options = parser.parse_args(arguments)
     try:
         with servers.running(servers.ours(), 0, options.dir) as server:
-            costs = {
-                how: measured(server.port, server.pid, how, options)
-                for how in ("get", "reserve", "chained")
-            }
+            costs = {way: measured(server.port, server.pid, way, options) for way in WAYS}
     except PeerError as error:
         print(error, file=sys.stderr)
         return 1
