@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kestrelmq.errors import DamagedJournal
+from kestrelmq.journal.annotated import AnnotatedItem
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import group_files
@@ -19,7 +20,6 @@ from kestrelmq.journal.records import (
     Add,
     AddX,
     AddXid,
-    AnnotatedItem,
     ConfirmRemove,
     Continue,
     Record,

@@ -53,6 +53,7 @@ from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import Worker, run_to_end
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable, TagRefused
+from kestrelmq.journal.annotated import AnnotatedItem
 from kestrelmq.journal.dump import describe_records
 from kestrelmq.journal.empty import NOBODY, own_line
 from kestrelmq.journal.files import Directory
@@ -69,7 +70,6 @@ from kestrelmq.journal.records import (
     REMOVE_RECORD,
     REMOVE_TENTATIVE_RECORD,
     TIMES_SIZE,
-    AnnotatedItem,
     annotated,
     confirm_remove,
     confirm_removes,

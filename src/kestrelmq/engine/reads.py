@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 
 from kestrelmq.engine.deadline_heap import DeadlineHeap
 from kestrelmq.engine.reservations import Reservations
+from kestrelmq.journal.annotated import AnnotatedItem
 from kestrelmq.journal.empty import NOTHING, own
 from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.read_table import NO_READS, ReadTable, own_table
@@ -21,7 +22,6 @@ from kestrelmq.journal.records import (
     ADDX_HEADER,
     MAX_XID,
     REMOVE_TENTATIVE_RECORD,
-    AnnotatedItem,
     annotated,
     item_deliveries,
     kept_xid,

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from itertools import pairwise
 
 from kestrelmq.journal import notes, producers, reservations
@@ -172,7 +173,7 @@ def as_json(queue: str, entry: DumpEntry) -> str:
         fields["is_replayed"] = False
     if entry.note:
         fields["note"] = entry.note
-    for name in record.__slots__:
+    for name in (one.name for one in dataclass_fields(record)):
         value = getattr(record, name)
         if isinstance(value, bytes):
             fields |= data_fields(value)

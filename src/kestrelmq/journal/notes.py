@@ -20,10 +20,10 @@ from itertools import islice
 from struct import Struct
 from typing import Final, NamedTuple
 
+from kestrelmq.journal.annotated import AnnotatedItem
 from kestrelmq.journal.checksum import crc32
 from kestrelmq.journal.records import (
     SAVE_XID,
-    AnnotatedItem,
     records_of_words,
     save_xid,
     unremove,

@@ -11,6 +11,7 @@ from struct import Struct
 from typing import Final
 
 from kestrelmq.errors import DamagedJournal, JournalError
+from kestrelmq.journal.annotated import AnnotatedItem
 from kestrelmq.journal.files import open_regular
 from kestrelmq.journal.notes import NoteReader, noted_deliveries
 from kestrelmq.journal.records import (
@@ -21,7 +22,6 @@ from kestrelmq.journal.records import (
     REMOVE_TENTATIVE,
     SAVE_XID,
     UNREMOVE,
-    AnnotatedItem,
     added_item,
     is_state_dump,
     kept_xid,

@@ -29,6 +29,7 @@ from struct import Struct
 from typing import Final
 
 from kestrelmq.clock import Pause
+from kestrelmq.journal.annotated import AnnotatedItem
 
 ADD: Final = 0
 REMOVE: Final = 1
@@ -315,26 +316,6 @@ def records_of_words(opcode: int, words: bytes) -> bytes:
 def remove_tentative_xid(xid: int) -> bytes:
     """Return a REMOVE_TENTATIVE_XID record (Kestrel 2.x)."""
     return _XID.pack(REMOVE_TENTATIVE_XID, xid)
-
-
-class AnnotatedItem(bytes):
-    """An item with what its ADDX record cannot hold.
-
-    Attributes:
-        xid: the xid that it keeps when it is opened, because ADD_XID added it; None for most.
-        deliveries: how often it was handed out before.
-    """
-
-    xid: int | None
-    deliveries: int
-
-    @classmethod
-    def of(cls, record: bytes, *, xid: int | None = None, deliveries: int = 0) -> "AnnotatedItem":
-        """Return `record` with these annotations, whatever it had before."""
-        annotated = cls(record)
-        annotated.xid = xid
-        annotated.deliveries = deliveries
-        return annotated
 
 
 def annotated(record: bytes, *, xid: int | None = None, deliveries: int = 0) -> bytes:

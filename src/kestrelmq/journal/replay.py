@@ -32,6 +32,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, Literal, Protocol, TypeVar
 
+from kestrelmq.journal.annotated import AnnotatedItem
 from kestrelmq.journal.checksum import crc32
 from kestrelmq.journal.memory import fitting, limit_for_now
 from kestrelmq.journal.notes import (
@@ -59,7 +60,6 @@ from kestrelmq.journal.records import (
     REMOVE_TENTATIVE_XID,
     SAVE_XID,
     UNREMOVE,
-    AnnotatedItem,
     Buffer,
     added_item,
     item_deliveries,

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kestrelmq.journal.annotated import AnnotatedItem
 from kestrelmq.journal.notes import (
     DELIVERIES,
     Note,
@@ -22,7 +23,6 @@ from kestrelmq.journal.records import (
     MAX_XID,
     MIN_XID,
     SAVE_XID,
-    AnnotatedItem,
     item,
     item_deliveries,
     record_xid,
