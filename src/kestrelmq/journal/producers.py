@@ -60,7 +60,7 @@ class Producers:
         self.ttl = _NEVER
         # None if there are no producers: there may be very many queues without.
         self._table: MarkTable | None = None
-        # Not after the time of the first mark (ms), so that most calls of `forget_before` end soon.
+        # Not after the second of the first mark, so that most calls of `forget_before` end soon.
         self._oldest = _NEVER
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class Producers:
     def last(self, producer: bytes, now: int) -> int:
         """Return the number of the producer's last item; -1 if that is unknown, or forgotten."""
         last = None if self._table is None else self._table.get(producer)
-        return -1 if last is None or last.added * 1000 < now - self.ttl else last.sequence
+        return -1 if last is None or last.added < _second(now - self.ttl) else last.sequence
 
     @property
     def is_full(self) -> bool:
@@ -88,7 +88,7 @@ class Producers:
         before = table.set(producer, sequence, added)
         if before is None:
             self.note_bytes += _MARK_BYTES + len(producer)
-        self._oldest = min(self._oldest, added * 1000)
+        self._oldest = min(self._oldest, added)
         return before
 
     def restore(self, producer: bytes, before: LastMark | None) -> None:
@@ -108,14 +108,15 @@ class Producers:
         Returns:
             Whether there may be more of them.
         """
-        if time <= self._oldest:
+        second = _second(time)
+        if second <= self._oldest:
             return False
         for _ in range(_FORGOTTEN_AT_ONCE):
             if self._table is None:
                 return False
             producer, last = self._table.oldest()
-            self._oldest = last.added * 1000
-            if self._oldest >= time:
+            self._oldest = last.added
+            if second <= self._oldest:
                 return False
             self._forget(producer)
         return True
@@ -136,6 +137,15 @@ class Producers:
     def snapshot(self) -> Iterable[tuple[bytes, LastMark]]:
         """Return what there is now, oldest first, to be written later with `marks_notes`."""
         return () if self._table is None else self._table.copy()
+
+
+def _second(time: int) -> int:
+    """Return the first second that does not begin before `time` (ms).
+
+    What was added before that second was added before `time`. To multiply seconds instead takes
+    long: compiled code takes such products for large ones.
+    """
+    return -(-time // 1000)
 
 
 class NotedMark(NamedTuple):
