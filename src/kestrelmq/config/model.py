@@ -345,15 +345,20 @@ def effective_settings(
     built-in values, as in Kestrel 2.3.4 and later. Only `fanout_only` is never inherited by a
     child: it means that items go to the children only. A queue's own settings are those of its
     table in the configuration, then those that clients `declared` for it.
+
+    A queue that inherits itself as `dead_letter_queue` has none: its bad items stay in it.
     """
     master = master_of(queue_name)
-    if master is None and queue_name not in config.queues and queue_name not in declared:
+    has_own = master is not None or queue_name in config.queues or queue_name in declared
+    if not has_own and config.default.dead_letter_queue != queue_name:
         return config.default  # shared: there may be very many such queues
     merged = _explicit(config.default)
     if master is not None:
         merged |= _explicit(declared.get(master)) | _explicit(config.queues.get(master))
         merged.pop("fanout_only", None)
     merged |= _explicit(declared.get(queue_name)) | _explicit(config.queues.get(queue_name))
+    if merged.get("dead_letter_queue") == queue_name:
+        merged |= {"dead_letter_queue": None, "max_deliveries": None}
     # Each layer's values have been validated already.
     return QueueConfig.model_construct(**merged)
 

@@ -1749,7 +1749,7 @@ class Queue(Committable):
     def _dead_letter(self, record: bytes, deliveries: int, why: str) -> bool:
         """Add an item to the dead-letter queue; return False if that cannot take it now."""
         target = self.config.dead_letter_queue
-        if target is None or target == self.name:
+        if target is None:
             return False
         # The target must be on disk before it is written here that the item has gone.
         durable = self._sync_period is not None

@@ -115,3 +115,25 @@ def test_what_is_declared_stands_between_what_is_inherited_and_the_queues_table(
     assert found("q+d") == (2, 4.0, 4.0, False)
     assert found("other") == (6, None, None, False)
     assert found("none") == (1, None, None, False)
+
+
+def test_a_queue_does_not_inherit_itself_as_dead_letter_queue() -> None:
+    """It has none, then, and items that were delivered too often stay in it."""
+    config = config_from_toml(
+        """
+        [default]
+        max_deliveries = 3
+        dead_letter_queue = "dead"
+        max_items = 7
+        [queues.work]
+        dead_letter_queue = "work+bad"
+        """,
+        "test",
+    )
+    for name in ("dead", "work+bad"):
+        settings = effective_settings(config, name)
+        assert (settings.dead_letter_queue, settings.max_deliveries) == (None, None)
+        assert settings.max_items == 7
+    child = effective_settings(config, "work+other")
+    assert (child.dead_letter_queue, child.max_deliveries) == ("work+bad", 3)
+    assert effective_settings(config, "other") is config.default

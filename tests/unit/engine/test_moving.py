@@ -284,3 +284,14 @@ def test_whose_dead_letters_a_queue_has(tmp_path: Path) -> None:
         with pytest.raises(InvalidQueueName, match=why):
             source_of_dead_letters(spool.collection, name)
     spool.close()
+
+
+def test_a_dead_letter_queue_of_all_queues_has_only_the_letters_of_others(tmp_path: Path) -> None:
+    """It inherits itself as its dead-letter queue, which does not count."""
+    spool = LocalQueues(queue_settings(tmp_path, max_deliveries=1, dead_letter_queue="dead"))
+    spool.add(b"x", name="dead")
+    with pytest.raises(InvalidQueueName, match="no queue has dead"):
+        source_of_dead_letters(spool.collection, "dead")
+    spool.add(b"x", name="work")
+    assert source_of_dead_letters(spool.collection, "dead") == "work"
+    spool.close()
