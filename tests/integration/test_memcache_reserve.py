@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,6 +121,40 @@ def test_several_queues_in_one_wait(server: ServerProcess, wire: Wire) -> None:
         assert b"second" in later.until(b"END\r\n")
         wait_for(wire, "r3a", "waiters", 0)
     assert reserve(wire, "r3a,r3b 9 lease=600000 t=20") == []
+
+
+@contextmanager
+def waiting_twice(server: ServerProcess, wire: Wire, tag: str) -> Iterator[tuple[list[Item], Wire]]:
+    """Let two readers wait for a tag; yield what one of them got, and the other one."""
+    queue = tag.partition(":")[0]
+    request = f"reserve {queue}-empty,{queue} 9 lease=600000 t=600000 tag={tag}\r\n".encode()
+    with Wire(server) as first, Wire(server) as second:
+        for number, reader in enumerate((first, second), start=1):
+            reader.send(request)
+            wait_for(wire, queue, "waiters", number)
+        put(wire, queue, "item")
+        yield items(first.until(b"END\r\n")), second
+
+
+def test_a_wait_ends_as_its_tag_says(server: ServerProcess, wire: Wire) -> None:
+    """Of two readers that wait for one tag, the second must not hear that there is nothing.
+
+    It would finish what it never got.
+    """
+    with waiting_twice(server, wire, "r10:7:a") as (got, second):
+        second.send(b"version\r\n")
+        assert items(second.until(b"END\r\n")) == got
+    with waiting_twice(server, wire, "r11:7:a") as (got, second):
+        assert ask(wire, "delete r11-empty") == "DELETED"
+        assert items(second.until(b"END\r\n")) == got
+    with waiting_twice(server, wire, "r12:7:a") as (_, second):
+        assert ask(wire, "finish r12 tag=r12:7:a") == "FINISHED 1"
+        second.send(b"version\r\n")
+        assert second.until(b"\r\n") == b"DONE\r\n"
+    with waiting_twice(server, wire, "r13:7:a") as (_, second):
+        assert ask(wire, "retire r13 r13 7") == "RETIRED 1"
+        second.send(b"version\r\n")
+        assert second.until(b"\r\n") == b"CLIENT_ERROR the epoch of tag r13:7:a is retired\r\n"
 
 
 def test_the_end_of_an_owner(server: ServerProcess, wire: Wire) -> None:

@@ -165,8 +165,8 @@ class PendingReserve(PendingRequest):
         self._release()
 
     def input_arrived(self) -> None:
-        """Answer without an item: the next command ends the wait."""
-        self._answer([])
+        """End the wait: the next command does."""
+        self._end_wait()
 
     # --- reserving ---
 
@@ -190,24 +190,35 @@ class PendingReserve(PendingRequest):
         Raises:
             KestrelError: a queue cannot be read, or the tag is refused; nothing was reserved.
         """
-        tag = self._terms.tag
-        if tag:
-            for queue in queues:
-                queue.check_tag(tag)
-            again = [(queue, queue.reserve_again(self._terms)) for queue in queues]
-            found = [(queue, one) for queue, one in again if one is not None]
-            if found:
-                self._answer(found)
-                return True
-            if any(queue.is_done(tag) for queue in queues):
-                self._stop_waiting()
-                self._requester.request_done()
-                self._handler.answer_done()
-                return True
+        if self._try_tag(queues):
+            return True
         self._take(queues)
         if self._taken:
             self._answer(self._taken)
         return bool(self._taken)
+
+    def _try_tag(self, queues: list[Queue]) -> bool:
+        """Answer if the tag is open or done; return whether it was answered.
+
+        Raises:
+            KestrelError: the tag is retired, or a queue cannot be changed.
+        """
+        tag = self._terms.tag
+        if not tag:
+            return False
+        for queue in queues:
+            queue.check_tag(tag)
+        again = [(queue, queue.reserve_again(self._terms)) for queue in queues]
+        found = [(queue, one) for queue, one in again if one is not None]
+        if found:
+            self._answer(found)
+            return True
+        if any(queue.is_done(tag) for queue in queues):
+            self._stop_waiting()
+            self._requester.request_done()
+            self._handler.answer_done()
+            return True
+        return False
 
     def _take(self, queues: list[Queue]) -> None:
         """Reserve items; what was taken is kept if a later queue fails."""
@@ -283,7 +294,7 @@ class PendingReserve(PendingRequest):
         queues = [queue for queue, _ in self._waiting]
         self._stop_waiting()
         try:
-            if record is None or not self._try(queues):
+            if not (self._try_tag(queues) if record is None else self._try(queues)):
                 self._answer([])
         except KestrelError as error:
             self._fail(error)
@@ -297,7 +308,21 @@ class PendingReserve(PendingRequest):
         self._timer = None
         for queue, _ in self._waiting:
             queue.get_misses += 1
-        self._requester.guard(lambda: self._answer([]))
+        self._requester.guard(self._end_wait)
+
+    def _end_wait(self) -> None:
+        """Answer without an item.
+
+        But the tag may be open or done by now, if another connection reserves for it, too. To
+        answer that there is nothing would let this one finish items that it never got.
+        """
+        queues = [queue for queue, _ in self._waiting]
+        self._stop_waiting()
+        try:
+            if not self._try_tag(queues):
+                self._answer([])
+        except KestrelError as error:
+            self._fail(error)
 
 
 def begin_reserve(
