@@ -157,6 +157,22 @@ def test_a_wait_ends_as_its_tag_says(server: ServerProcess, wire: Wire) -> None:
         assert second.until(b"\r\n") == b"CLIENT_ERROR the epoch of tag r13:7:a is retired\r\n"
 
 
+def test_what_another_reader_of_the_tag_has_is_not_released(
+    server: ServerProcess, wire: Wire
+) -> None:
+    """The first reader hangs, and does not read its answer; later its connection ends."""
+    large = "x" * 30_000_000
+    put(wire, "r14", large)
+    request = b"reserve r14 1 lease=600000 tag=r14:7:a\r\n"
+    with Wire(server) as hanging:
+        hanging.send(request)
+        wait_for(wire, "r14", "open_transactions", 1)
+        got = items(wire.ask_until(request, b"END\r\n"))
+    until(lambda: stats(wire)["curr_connections"] == "1")
+    assert stats(wire, "r14")["open_transactions"] == "1"
+    assert (ask(wire, "finish r14 tag=r14:7:a"), got[0].data) == ("FINISHED 1", large)
+
+
 def test_the_end_of_an_owner(server: ServerProcess, wire: Wire) -> None:
     """Its items come back after the grace, unless it is back before."""
     put(wire, "r4", "a")

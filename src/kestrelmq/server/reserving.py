@@ -128,7 +128,8 @@ class PendingReserve(PendingRequest):
         self._deadline = context.loop.time() + seconds
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: list[tuple[Queue, Waiter]] = []
-        self._taken: Reserved = []
+        # With the number of the event that began the lease.
+        self._taken: list[tuple[Queue, Reservation, int]] = []
         self._is_answered = self.is_lost = False
 
     @property
@@ -194,7 +195,7 @@ class PendingReserve(PendingRequest):
             return True
         self._take(queues)
         if self._taken:
-            self._answer(self._taken)
+            self._answer([(queue, reservation) for queue, reservation, _ in self._taken])
         return bool(self._taken)
 
     def _try_tag(self, queues: list[Queue]) -> bool:
@@ -232,7 +233,7 @@ class PendingReserve(PendingRequest):
                 return
             if reservation is None:
                 continue
-            self._taken.append((queue, reservation))
+            self._taken.append((queue, reservation, reservation.set_at))
             if queue is queues[-1]:
                 return
             left -= reservation.left
@@ -259,9 +260,14 @@ class PendingReserve(PendingRequest):
         self._handler.fail(error)
 
     def _release(self) -> None:
+        """Give back what was not sent; but not if it was sent to another reader of the tag since.
+
+        That one has begun the lease anew, and may be storing the items.
+        """
         taken, self._taken = self._taken, []
-        for queue, reservation in taken:
-            queue.give_back(queue.reserved_reads(reservation)[0], counted=False)
+        for queue, reservation, set_at in taken:
+            if reservation.set_at == set_at:
+                queue.give_back(queue.reserved_reads(reservation)[0], counted=False)
 
     # --- waiting ---
 
