@@ -134,6 +134,28 @@ def test_a_queue_is_created(console: Console) -> None:
     console.expect_toast("fresh was created.")
 
 
+def test_a_queue_is_created_with_settings_of_its_own(console: Console) -> None:
+    """What is not given is inherited."""
+    console.open()
+    console.press("New queue")
+    console.page.get_by_label("Name", exact=True).fill("replies")
+    console.page.get_by_text("Settings of its own").click()
+    console.page.get_by_label("Most items").fill("7")
+    console.page.get_by_label("Items expire after (seconds)").fill("60")
+    console.page.get_by_label("The empty queue goes after (seconds)").fill("600")
+    console.page.get_by_label("Only its fanout children").check()
+    console.page.get_by_label("No journal").check()
+    assert "\n".join(console.accessibility_problems()) == ""
+    console.confirm("Create")
+    console.expect_toast("replies was created.")
+    console.page.get_by_text("Settings in force").click()
+    settings = console.page.locator("details", has_text="Settings in force")
+    for setting in ("max_items7", "max_age1m", "max_queue_age10m", "keep_journalfalse"):
+        expect(settings).to_contain_text(setting)
+    expect(settings).to_contain_text("fanout_onlytrue")
+    expect(settings).to_contain_text("max_sizeunlimited")
+
+
 def test_a_queue_page_tells_everything(console: Console) -> None:
     """Charts, facts, fanout, journal and settings of one queue."""
     console.open()
@@ -351,6 +373,19 @@ def test_an_item_is_put(console: Console) -> None:
     expect(console.page.locator(".facts")).to_contain_text(re.compile("expires in (9|10) m"))
     with console.client() as client:
         assert client.get("work") == b"from the console"
+
+
+def test_an_item_is_put_with_a_delay(console: Console) -> None:
+    """It does not wait in the queue before its time."""
+    console.open("#/queue/work")
+    console.press("Put item")
+    console.page.get_by_label("Item", exact=True).fill("later")
+    console.page.get_by_label("Delay (seconds)").fill("3600")
+    console.confirm("Put")
+    console.expect_toast("5 bytes put on work.")
+    with console.client() as client:
+        assert client.get("work") is None
+        assert [one.values["delayed"] for one in client.queues("work")] == [1]
 
 
 def test_items_are_moved_and_copied(console: Console) -> None:

@@ -47,27 +47,58 @@ export async function askToken(wrong) {
   return (await show("A token is needed", body, buttons("Continue"))) ? input.value.trim() : null;
 }
 
-/** Ask for the name of a new queue; null if the user cancels. */
+function seconds(id) {
+  return h("input", { id, type: "number", min: "0.001", step: "any", placeholder: "never" });
+}
+
+/** Ask for a new queue, as the API takes it: its name, and perhaps settings; null if the user cancels. */
 export async function askQueue() {
-  const input = h("input", {
+  const name = h("input", {
     id: "queue-name", required: true, maxlength: "200", pattern: "[^\\/~.\\s]+",
     title: "no spaces, slashes, dots or tildes", autocomplete: "off", spellcheck: "false",
   });
+  const items = h("input", { id: "queue-items", type: "number", min: "0", step: "1", placeholder: "unlimited" });
+  const age = seconds("queue-age");
+  const expires = seconds("queue-expires");
+  const fanout = h("input", { id: "queue-fanout", type: "checkbox" });
+  const memory = h("input", { id: "queue-memory", type: "checkbox" });
   const body = h("div", {},
-    h("label", { for: "queue-name", text: "Name" }), input,
-    h("p", { class: "hint", text: "MASTER+CHILD makes a fanout child: it receives every item that is added to MASTER." }));
-  return (await show("New queue", body, buttons("Create"))) ? input.value : null;
+    h("label", { for: "queue-name", text: "Name" }), name,
+    h("p", { class: "hint", text: "MASTER+CHILD makes a fanout child: it receives every item that is added to MASTER." }),
+    h("details", {}, h("summary", { text: "Settings of its own" }),
+      h("div", {},
+        h("label", { for: "queue-items", text: "Most items" }), items,
+        h("label", { for: "queue-age", text: "Items expire after (seconds)" }), age,
+        h("label", { for: "queue-expires", text: "The empty queue goes after (seconds)" }), expires,
+        h("label", { for: "queue-fanout" }, fanout, "Only its fanout children get items"),
+        h("label", { for: "queue-memory" }, memory, "No journal: a restart loses its items"))));
+  if (!(await show("New queue", body, buttons("Create")))) return null;
+  const declared = {
+    ...(items.value ? { max_items: Number(items.value) } : {}),
+    ...(age.value ? { max_age: Number(age.value) } : {}),
+    ...(expires.value ? { max_queue_age: Number(expires.value) } : {}),
+    ...(fanout.checked ? { fanout_only: true } : {}),
+    ...(memory.checked ? { keep_journal: false } : {}),
+  };
+  return { name: name.value, ...(Object.keys(declared).length ? { declared } : {}) };
 }
 
 /** Ask for an item; null if the user cancels. */
 export async function askItem(queue) {
   const text = h("textarea", { id: "item-text", rows: "7", spellcheck: "false" });
-  const expires = h("input", { id: "item-expires", type: "number", min: "0.001", step: "any", placeholder: "never" });
+  const expires = seconds("item-expires");
+  const delay = h("input", { id: "item-delay", type: "number", min: "0", step: "any", placeholder: "none" });
   const body = h("div", {},
     h("label", { for: "item-text", text: "Item" }), text,
-    h("label", { for: "item-expires", text: "Expires in (seconds)" }), expires);
+    h("label", { for: "item-expires", text: "Expires in (seconds)" }), expires,
+    h("label", { for: "item-delay", text: "Delay (seconds)" }), delay,
+    h("p", { class: "hint", text: "A delayed item waits in the queue only after that time, from which its expiry counts." }));
   if (!(await show(`Put an item on ${queue}`, body, buttons("Put")))) return null;
-  return { text: text.value, ...(expires.value ? { expires_in: Number(expires.value) } : {}) };
+  return {
+    text: text.value,
+    ...(expires.value ? { expires_in: Number(expires.value) } : {}),
+    ...(delay.value ? { delay: Number(delay.value) } : {}),
+  };
 }
 
 /** Ask where to move or copy items of a queue, and how many; null if the user cancels. */

@@ -99,10 +99,11 @@ export class Overview {
   }
 
   async #create() {
-    const name = await askQueue();
-    if (name === null) return;
+    const queue = await askQueue();
+    if (queue === null) return;
+    const { name } = queue;
     try {
-      const { created } = await call("POST", "/queues", { name });
+      const { created } = await call("POST", "/queues", queue);
       toast(created ? `${name} was created.` : `${name} exists already.`);
       location.hash = `#/queue/${encodeURIComponent(name)}`;
     } catch (error) {
