@@ -24,6 +24,8 @@ def parse_tag(text: str) -> Tag:
     epoch, _, part = rest.partition(":")
     if not name or not part or ":" in part or not (epoch.isascii() and epoch.isdigit()):
         raise TagRefused("a tag is NAME:EPOCH:PART, and the epoch a whole number")
+    if not text.isprintable() or " " in text:
+        raise TagRefused("a tag has no spaces or control characters")
     if len(text.encode()) > MAX_TAG:
         raise TagRefused(f"a tag has at most {MAX_TAG} bytes")
     if int(epoch) > MAX_EPOCH:

@@ -1773,11 +1773,17 @@ class Queue(Committable):
         return True
 
     def extend(self, xid: int, timeout: float) -> bool:
-        """Extend the open read `xid`: give it back `timeout` seconds from now, not earlier."""
+        """Extend the open read `xid`: give it back `timeout` seconds from now, not earlier.
+
+        If it is reserved, its lease ends then.
+        """
         record = self.reads.open.get(xid)
         if record is None:
             return False
-        self._set_deadline(xid, record, timeout)
+        if xid in self.reads.reserved.by_xid:
+            self.extend_leases((xid,), timeout)
+        else:
+            self._set_deadline(xid, record, timeout)
         return True
 
     def _set_deadline(self, xid: int, record: bytes, seconds: float) -> None:

@@ -11,6 +11,7 @@ an open read.
 import asyncio
 import logging
 import math
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
@@ -37,11 +38,14 @@ from kestrelmq.library.items import (
     check_held,
     exported,
     extending,
+    finishing,
     found_page,
     importing,
     longest_wait,
     looking,
     releasing,
+    reserving,
+    retiring,
     searching,
 )
 from kestrelmq.library.opening import check_queue, open_queue
@@ -264,6 +268,31 @@ class AsyncPersistentQueue:
                 if held is None:
                     return
                 yield held.item
+
+    async def reserve_many(
+        self, count: int, lease: float, timeout: float | None = 0.0, *, tag: str = ""
+    ) -> list[Item] | None:
+        """Reserve items, as `PersistentQueue.reserve_many` does.
+
+        Those of a task that is cancelled here stay reserved until their leases end.
+        """
+        reserve = reserving(count, lease, tag)
+        longest = longest_wait(timeout)
+        deadline = None if longest is None else time.monotonic() + longest
+        while True:
+            found = await self._change(reserve)
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if found != [] or (remaining is not None and remaining <= 0):
+                return found
+            await self.wait_peek(remaining)
+
+    async def finish(self, tag: str) -> int:
+        """Confirm the items of a tag, as `PersistentQueue.finish` does."""
+        return await self._change(finishing(tag))
+
+    async def retire(self, name: str, epoch: int) -> int:
+        """Forget the tags of a name up to an epoch, as `PersistentQueue.retire` does."""
+        return await self._change(retiring(name, epoch))
 
     async def wait_remove(
         self, timeout: float | None = None, *, transaction: bool = False

@@ -36,11 +36,14 @@ from kestrelmq.library.items import (
     check_held,
     exported,
     extending,
+    finishing,
     found_page,
     importing,
     longest_wait,
     looking,
     releasing,
+    reserving,
+    retiring,
     searching,
 )
 from kestrelmq.library.opening import check_queue, open_queue
@@ -233,6 +236,60 @@ class BlockingQueue(ABC):
                 if held is None:
                     return
                 yield held.item
+
+    def reserve_many(
+        self, count: int, lease: float, timeout: float | None = 0.0, *, tag: str = ""
+    ) -> list[Item] | None:
+        """Reserve up to `count` items for `lease` seconds, with the xids of their open reads.
+
+        They stay reserved when the program ends: after the next `setup` each lease begins anew. A
+        read ends by `confirm_remove`, by `release` or `unremove`, or when its lease does; `extend`
+        lets that end later.
+
+        With a `tag`, `NAME:EPOCH:PART`, the step can be repeated, also by the next run of the
+        program: while the tag is open, the same items are returned again, with a new lease.
+        `finish` ends it.
+
+        Args:
+            count: the most items, up to 1000; beyond about 16 MiB it returns fewer.
+            lease: how many seconds they are reserved for.
+            timeout: how many seconds to wait for an item; None is for as long as it takes.
+            tag: the step that they belong to.
+
+        Returns:
+            The items that are there, at least one unless none came; None if the tag is done.
+
+        Raises:
+            ValueError: the count or the lease is out of range.
+            TagRefused: this is no tag, or its epoch was retired.
+        """
+        reserve = reserving(count, lease, tag)
+        longest = longest_wait(timeout)
+        deadline = None if longest is None else time.monotonic() + longest
+        while True:
+            found = self._change(reserve)
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if found != [] or (remaining is not None and remaining <= 0):
+                return found
+            self.wait_peek(remaining)
+
+    def finish(self, tag: str) -> int:
+        """Confirm the items of a tag, which is done then; return how many, also when repeated.
+
+        Raises:
+            TagRefused: this is no tag, or its epoch was retired.
+        """
+        return self._ask(finishing(tag), absent=0)
+
+    def retire(self, name: str, epoch: int) -> int:
+        """Forget the tags of `name` up to an epoch, and refuse them from now on; return how many.
+
+        The items of those that are open go back.
+
+        Raises:
+            TagRefused: no tag can have this name or epoch.
+        """
+        return self._change(retiring(name, epoch))
 
     def wait_remove(
         self, timeout: float | None = None, *, transaction: bool = False

@@ -1,6 +1,7 @@
 """Items as users of the library see them."""
 
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,13 +24,19 @@ from kestrelmq.errors import ImportStopped, KestrelError, LeaseEnded
 from kestrelmq.given_data import given_bytes, item_bytes
 from kestrelmq.journal.export_rows import ExportRow, live_rows, to_json
 from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
+from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.marks import PutMark, put_mark
+from kestrelmq.tags import parse_tag
 
 Expiry = float | timedelta | datetime | None
 """When an item expires: seconds from now, a `datetime` with a time zone, or never (None)."""
 
 _LONGEST_TIME: Final = 1e9
 """Seconds that a read may be held back or extended by, and that a wait may be limited to."""
+_SHORTEST_LEASE: Final = 0.001
+"""Seconds that a read may be reserved for: leases are in milliseconds."""
+_MOST_RESERVED: Final = 1000
+"""Items that are reserved at once, as by a server: other threads or tasks wait meanwhile."""
 _LONGEST_EXPIRY: Final = 1e14
 """Seconds until an item is due, or expires; in milliseconds, a journal has room for them."""
 
@@ -121,6 +128,46 @@ def extending(xid: int, seconds: float) -> Callable[[Queue], bool]:
     if not 0 <= seconds <= _LONGEST_TIME:
         raise ValueError(f"a read is extended by 0 to {_LONGEST_TIME:.0f} seconds")
     return lambda queue: queue.extend(xid, seconds)
+
+
+def reserving(count: int, lease: float, tag: str) -> Callable[[Queue], list[Item] | None]:
+    """Return what reserves items; it returns None if the tag is done.
+
+    What it raises, and this: as `BlockingQueue.reserve_many`.
+    """
+    if not 1 <= count <= _MOST_RESERVED:
+        raise ValueError(f"1 to {_MOST_RESERVED} items are reserved at once")
+    if not _SHORTEST_LEASE <= lease <= _LONGEST_TIME:
+        raise ValueError(f"a lease is from a millisecond to {_LONGEST_TIME:.0f} seconds")
+    if tag:
+        parse_tag(tag)
+    terms = ReserveTerms(round(lease * 1000), tag=tag)
+
+    def reserve(queue: Queue) -> list[Item] | None:
+        reservation = queue.reserve_again(terms) if tag else None
+        if reservation is None:
+            if queue.is_done(tag):
+                return None
+            nonce = int.from_bytes(os.urandom(8))
+            reservation = queue.reserve(terms, nonce, count, READ_BYTES)
+        if reservation is None:
+            return []
+        xids, records = queue.reserved_reads(reservation)
+        return [Item.of(record, xid) for xid, record in zip(xids, records, strict=True)]
+
+    return reserve
+
+
+def finishing(tag: str) -> Callable[[Queue], int]:
+    """Return what finishes the reads of a tag. Raises TagRefused: it is none."""
+    parse_tag(tag)
+    return lambda queue: queue.finish(tag)
+
+
+def retiring(name: str, epoch: int) -> Callable[[Queue], int]:
+    """Return what retires the tags of a name. Raises TagRefused: no tag can have these parts."""
+    parse_tag(f"{name}:{epoch}:0")
+    return lambda queue: queue.retire(name, epoch)
 
 
 def longest_wait(timeout: float | None) -> float | None:

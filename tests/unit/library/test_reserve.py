@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kestrelmq import AsyncPersistentQueue, PersistentQueue, QueueCollection, QueueConfig
-from kestrelmq.errors import LeaseEnded
-from kestrelmq.library import HeldItem
+from kestrelmq.errors import LeaseEnded, TagRefused
+from kestrelmq.library import HeldItem, Item
 from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.compiled
@@ -182,3 +182,87 @@ async def test_tasks_hold_items(tmp_path: Path) -> None:
             await held.finish()
         async with queue.reserve() as held:
             assert held is None
+
+
+def data_of(items: list[Item] | None) -> list[bytes]:
+    """Return the data of reserved items."""
+    assert items is not None
+    return [item.data for item in items]
+
+
+def test_a_step_is_repeated_after_a_restart(tmp_path: Path) -> None:
+    """It gets the same items until they are finished, and then none."""
+    with filled(tmp_path) as queue:
+        first = queue.reserve_many(2, PATIENCE, tag="sink:7:0")
+        assert data_of(first) == [b"a", b"b"]
+        assert data_of(queue.reserve_many(1, PATIENCE)) == [b"c"]
+    with PersistentQueue("work", tmp_path) as queue:
+        assert queue.reserve_many(9, PATIENCE, 0.01) == []
+        assert queue.reserve_many(9, PATIENCE, tag="sink:7:0") == first
+        assert queue.finish("sink:7:0") == 2
+    with PersistentQueue("work", tmp_path) as queue:
+        assert (queue.finish("sink:7:0"), queue.finish("sink:7:1")) == (2, 0)
+        assert queue.reserve_many(9, PATIENCE, tag="sink:7:0") is None
+        assert queue.retire("sink", 7) == 1
+        for call in (queue.finish, lambda tag: queue.reserve_many(1, PATIENCE, tag=tag)):
+            with pytest.raises(TagRefused, match="retired"):
+                call("sink:7:0")
+
+
+def test_reserved_items_are_ended_one_by_one(tmp_path: Path) -> None:
+    """By their xids, or by their lease, which may be extended."""
+    with filled(tmp_path, open_transaction_timeout=0.001) as queue:
+        a, b, c = queue.reserve_many(9, PATIENCE) or []
+        assert (queue.confirm_remove(a.xid), queue.release(b.xid, counted=False)) == (True, True)
+        assert queue.extend(c.xid, 0.001)
+        found = queue.wait_remove(PATIENCE), queue.wait_remove(PATIENCE)
+        assert {item.data: item.deliveries for item in found if item} == {b"b": 0, b"c": 1}
+        assert not queue.confirm_remove(c.xid)
+        queue.add(b"d")
+        (d,) = queue.reserve_many(9, 0.001) or []
+        again = queue.reserve_many(9, PATIENCE, PATIENCE) or []
+        assert [(item.data, item.deliveries) for item in again] == [(d.data, 1)]
+
+
+def test_what_cannot_be_reserved(tmp_path: Path) -> None:
+    """An error says why, and nothing is reserved."""
+    with filled(tmp_path) as queue:
+        for number, lease in ((0, 1.0), (1001, 1.0), (1, 0.0), (1, float("nan")), (1, 1e30)):
+            with pytest.raises(ValueError, match=r"1 to 1000 items|a lease is"):
+                queue.reserve_many(number, lease)
+        for tag in ("sink", "sink:x:0", "si nk:7:0", f"sink:7:{'x' * 200}"):
+            for call in (queue.finish, lambda tag: queue.reserve_many(1, 1, tag=tag)):
+                with pytest.raises(TagRefused, match="a tag"):
+                    call(tag)
+        for name, epoch in (("a:b", 7), ("", 7), ("sink", -1)):
+            with pytest.raises(TagRefused, match="a tag is"):
+                queue.retire(name, epoch)
+        assert len(queue) == 3
+
+
+def test_tasks_reserve_items(tmp_path: Path) -> None:
+    """As threads do; a task may wait for them."""
+
+    async def use() -> None:
+        async with AsyncPersistentQueue("work", tmp_path) as queue:
+            waiting = asyncio.ensure_future(
+                queue.reserve_many(9, PATIENCE, PATIENCE, tag="sink:7:0")
+            )
+            await asyncio.sleep(0)
+            await queue.add(b"a")
+            assert data_of(await waiting) == [b"a"]
+            assert await queue.finish("sink:7:0") == 1
+            assert await queue.reserve_many(9, PATIENCE, tag="sink:7:0") is None
+            assert await queue.retire("sink", 7) == 1
+            assert await queue.reserve_many(9, PATIENCE, 0.01) == []
+
+    asyncio.run(use())
+
+
+def test_a_collection_reserves_items(tmp_path: Path) -> None:
+    """To finish what is not there creates no queue."""
+    with QueueCollection(tmp_path) as queues:
+        queues.add("work", b"a")
+        assert data_of(queues.queue("work").reserve_many(1, PATIENCE, tag="sink:7:0")) == [b"a"]
+        assert queues.queue("work").finish("sink:7:0") == 1
+        assert (queues.queue("none").finish("sink:7:0"), queues.names()) == (0, ["work"])
