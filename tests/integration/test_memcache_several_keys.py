@@ -60,6 +60,17 @@ def test_a_later_key_fails(wire: Wire) -> None:
     assert stats(wire, "c")["open_transactions"] == "0"
 
 
+def test_a_later_key_fails_after_an_open_one(wire: Wire) -> None:
+    """What was opened is given back: the client has not seen it, and /close would confirm it."""
+    put(wire, "i", "1", "2", "3")
+    wire.ask(b"get i/open\r\n", value("i", "1") + b"END\r\n")
+    assert b"_ERROR " in wire.ask_until(b"get i/close/open j restricted\r\n", b"\r\n")
+    wire.ask(b"get i/close/open\r\n", value("i", "2") + b"END\r\n")
+    assert b"_ERROR " in wire.ask_until(b"get i/close i i/open restricted\r\n", b"\r\n")
+    wire.ask(b"get i\r\n", value("i", "3") + b"END\r\n")
+    assert stats(wire, "i")["open_transactions"] == "0"
+
+
 def test_given_back_items_go_to_those_who_wait(wire: Wire, other: Wire) -> None:
     """A waiting reader gets what a request that failed had taken."""
     put(wire, "d", "1")

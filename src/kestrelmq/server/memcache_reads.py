@@ -42,12 +42,17 @@ def error_reply(error: KestrelError) -> bytes:
 
 
 class _TakenItem(NamedTuple):
-    """An item of a plain key: its read stays open until its part of the reply is sent."""
+    """An item in a reply that is not sent yet, of a request with several keys.
+
+    That of a plain key has an open read until its part of the reply is sent. That of a key with
+    /open is among the open reads of the connection already.
+    """
 
     part: int
     queue: Queue
     xid: int
     record: bytes
+    is_plain: bool
 
     @property
     def is_open(self) -> bool:
@@ -158,10 +163,10 @@ class MemcacheGet(ReadHandler):
     def wait(self, key: Key, queue: Queue | None, mode: ReadMode) -> None:
         """Wait for an item for `key`; `queue` is empty now, and None for an alias."""
         seconds = (key.timeout or 0) / 1000
-        for _, taken, xid, _ in self._taken:
+        for one in self._taken:
             # The items taken already must not be given back during the wait.
-            if taken.config.open_transaction_timeout is not None:
-                taken.extend(xid, seconds + _GRACE)
+            if one.is_plain and one.queue.config.open_transaction_timeout is not None:
+                one.queue.extend(one.xid, seconds + _GRACE)
         self._end_turn()
         PendingRead(self._connection, self._context, self, key.queue, mode, seconds).wait(queue)
 
@@ -186,14 +191,22 @@ class MemcacheGet(ReadHandler):
         self.proceed()
 
     def fail(self, error: KestrelError) -> None:
-        """Answer with an error, and give back the items taken."""
+        """Answer with an error, and give back the items taken, which the client does not get.
+
+        Those that were opened, too: a later /close would confirm an item that nobody has seen.
+        """
         if isinstance(error, Forbidden):
             self._close_with(error_reply(error))
             return
-        reads = ConnectionOpenReads()
-        for _, queue, xid, record in self._taken:
-            reads.add(queue, xid, record)
+        kept = [
+            one
+            for one in reversed(self._taken)
+            if one.is_plain or self._reads.take_newest(one.queue, one.xid)
+        ]
         self._taken.clear()
+        reads = ConnectionOpenReads()
+        for one in reversed(kept):
+            reads.add(one.queue, one.xid, one.record)
         reads.give_back(counted=False)  # the oldest of a queue becomes its head
         self._send([error_reply(error)])
 
@@ -205,8 +218,9 @@ class MemcacheGet(ReadHandler):
     def cancel(self) -> None:
         """Add the items taken to the connection's open reads, which are given back."""
         # A plain key is refused while its queue has open reads: those there now are newer.
-        for _, queue, xid, record in reversed(self._taken):
-            self._reads.add_oldest(queue, xid, record)
+        for one in reversed(self._taken):
+            if one.is_plain:
+                self._reads.add_oldest(one.queue, one.xid, one.record)
         self._taken.clear()
 
     def _close_with(self, reply: bytes) -> None:
@@ -229,8 +243,9 @@ class MemcacheGet(ReadHandler):
         """Add an item to the reply."""
         if key.open:
             self._reads.add(queue, xid, record)
-        elif self._several and not key.peek:
-            self._taken.append(_TakenItem(len(self._parts), queue, xid, record))
+        if self._several and not key.peek:
+            taken = _TakenItem(len(self._parts), queue, xid, record, is_plain=not key.open)
+            self._taken.append(taken)
         self._touched.append(queue)
         cas = None if not self._request.cas else xid if key.open else 0
         self._parts += memcache.value_parts(key.echo, rest_of(record, ADDX_HEADER), cas)
@@ -247,13 +262,14 @@ class MemcacheGet(ReadHandler):
         Raises:
             JournalError: an item was given back because its read could not be written.
         """
-        lost = [taken for taken in self._taken if not taken.is_open]
-        for part, queue, _, _ in lost:
-            if queue.failure is not None:
-                raise JournalError(str(queue.failure))
-            self._parts[part : part + 3] = [b""] * 3  # its queue was deleted, or its time was up
         for taken in self._taken:
-            if taken.is_open:
+            if taken.is_plain and not taken.is_open:
+                if taken.queue.failure is not None:
+                    raise JournalError(str(taken.queue.failure))
+                part = taken.part  # its queue was deleted, or its time was up
+                self._parts[part : part + 3] = [b""] * 3
+        for taken in self._taken:
+            if taken.is_plain and taken.is_open:
                 taken.queue.confirm(taken.xid)
         self._taken.clear()
         return self._parts

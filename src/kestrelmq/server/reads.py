@@ -339,6 +339,16 @@ class ConnectionOpenReads:
             del self.by_queue[queue]
         return found, xid
 
+    def take_newest(self, queue: Queue, xid: int) -> bool:
+        """Remove the read that was opened last on a queue; return False if that is another one."""
+        reads = self.by_queue.get(queue.name)
+        if not reads or reads[-1][0] is not queue or reads[-1][1] != xid:
+            return False
+        reads.pop()
+        if not reads:
+            del self.by_queue[queue.name]
+        return True
+
     def confirm_oldest(self, queue: str, count: int) -> tuple[Queue, ...] | None:
         """Confirm the `count` oldest reads open on a queue; none if there are fewer.
 
