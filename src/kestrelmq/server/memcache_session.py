@@ -26,6 +26,7 @@ from kestrelmq.protocol.memcache import (
     SEQUENCE,
     STORED,
     TOUCHED,
+    VALUE,
     BareCommand,
     Confirm,
     Dump,
@@ -356,10 +357,16 @@ class MemcacheSession(Session):
         self._connection.closing = True
 
     def failure_reply(self, failure: JournalError, reply: bytes) -> bytes:
-        """Return the error reply to an operation that was undone."""
+        """Return the error reply to an operation that was undone, or that could not be synced.
+
+        If items were opened that the client does not get now, the connection ends, and gives them
+        back. Otherwise its next /close or CONFIRM would confirm what it has never seen.
+        """
         pending = self._connection.pending
         if isinstance(pending, PendingReserve) and reply.startswith(ITEM):
             pending.is_lost = True
+        elif reply.startswith(VALUE) and self._reads.counts():
+            self._connection.closing = True
         return memcache.server_error(str(failure))
 
     def answer_internal_error(self) -> None:

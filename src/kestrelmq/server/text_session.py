@@ -124,10 +124,16 @@ class TextSession(Session):
                 return parser.take_back()
 
     def failure_reply(self, failure: JournalError, reply: bytes) -> bytes:
-        """Return the error reply to an operation that was undone."""
+        """Return the error reply to an operation that was undone, or that could not be synced.
+
+        If items were opened that the client does not get now, the connection ends, as that of a
+        memcache client does.
+        """
         pending = self._connection.pending
         if isinstance(pending, PendingReserve) and reply.startswith(self._reserved):
             pending.is_lost = True
+        elif reply.startswith(b":") and self._reads.counts():
+            self._connection.closing = True
         return text.error_reply(str(failure))
 
     def answer_internal_error(self) -> None:

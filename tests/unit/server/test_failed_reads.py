@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.config import ServerConfig
+from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.errors import JournalError
 from kestrelmq.testing.crashing import CrashingDirectory
 from tests.support.turning import Turning
@@ -78,6 +78,40 @@ def test_a_read_that_could_not_be_opened_is_nobodys(tmp_path: Path, kind: str) -
         assert (len(queue), queue.open_reads) == (1, 0)
 
     with turning:
+        turning.run(scenario())
+
+
+SYNCED = OPENING | {
+    "memcache, several": (b"get other/open work/open\r\n", b"SERVER_ERROR", b"\r\n"),
+    "memcache, gets": (b"gets work/open\r\n", b"SERVER_ERROR", b"\r\n"),
+}
+
+
+@pytest.mark.parametrize("kind", SYNCED)
+def test_a_read_whose_sync_failed_is_given_back(tmp_path: Path, kind: str) -> None:
+    """Its client got an error, and could confirm with its next request what it has never seen."""
+    disk = CrashingDirectory.within(tmp_path)
+    synced = QueueConfig.model_validate({"sync_journal": "0ms"})
+    config = ServerConfig(queue_path=disk.path, queues={"work": synced})
+    request, error, _ = SYNCED[kind]
+
+    async def scenario() -> None:
+        queues = [turning.collection.obtain(name) for name in ("work", "other")]
+        for queue in queues:
+            queue.add(b"x")
+        await turning.turn()
+        client = turning.connect(kind.partition(",")[0])
+        number = client.fileno()
+        disk.break_steps("sync")
+        await turning.send(client, request)
+        await turning.until(lambda: number not in turning.connections)
+        assert client.recv(9999).startswith(error)
+        disk.mend()
+        await wait_for(turning, lambda: all(queue.open_reads == 0 for queue in queues))
+        assert [len(queue) for queue in queues] == [1, 1]
+        client.close()
+
+    with Turning(disk.path, config, directory=disk) as turning:
         turning.run(scenario())
 
 
