@@ -42,9 +42,6 @@ DISK = (
 AGAIN = "the last sync of the switch does it again; this one shows in time that it fails"
 TASKS = "files that the tasks of a Spark job write before its commit is told of them"
 UNSEEN = {
-    "journal/replacement.py Replacement.clear: self._directory.rename(self.pack, self.name)": (
-        LOADING
-    ),
     "journal/replacement.py Replacement.clear: self._directory.sync()": LOADING,
     f"{CLEANED} < take_place": LOADING,
     "journal/loading.py clean_up: directory.sync() #2": LOADING,
@@ -92,8 +89,15 @@ UNSEEN_SWAPS = {
     ("sync_file(existing.files[-1])", "rename(queue, rotated_name(queue, timestamp))"): ENDED,
     ("rename(queue_files.queue, rotated)", "_rotate: directory.sync()"): FOLLOWER,
     ("save_tail: directory.sync()", "rename(queue_files.queue, rotated)"): "another sync follows",
-    ("remove(name)", "Replacement._remove_old: self._directory.sync()"): (
+    ("remove(name)", "Replacement.remove_old: self._directory.sync()"): (
         "the pack is there until the sync, and while it is, an old file means nothing"
+    ),
+    (
+        "Replacement.remove_old: self._directory.sync()",
+        "remove_old: self._directory.remove(name)",
+    ): (
+        "the old files of two replacements: the newest pack replaces both, and comes after another"
+        " sync"
     ),
     ("self._directory.rename(self.pack, self.name)", "self._directory.sync()"): LOADING,
     ("clean_up: directory.sync() #2", "rename(placed, queue)"): LOADING,

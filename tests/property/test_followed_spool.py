@@ -80,8 +80,8 @@ class FollowedSpool(RuleBasedStateMachine):
         self.clock = FakeClock(NOW)
         self.journal: FileJournal | None = None
         self.deleted_up_to = 0
-        self.replacement: Replacement | None = None
-        self.pack: ModelFile | None = None
+        # With the pack, and the files that it replaces; the oldest first.
+        self.replacements: list[tuple[Replacement, ModelFile, list[ModelFile]]] = []
         self.disk: list[ModelFile] = []
         self.number = 0
         self.copies = 0
@@ -125,47 +125,52 @@ class FollowedSpool(RuleBasedStateMachine):
         self.disk[-1].timestamp = newest_timestamp([rotated])
         self.disk.append(ModelFile())
 
-    @precondition(lambda self: self.replacement is None and len(self.disk) > 1)
+    @precondition(lambda self: len(self.replacements) < 3 and self.replaceable())
     @rule(kept=st.integers(0, 3), later=st.integers(0, 2))
     def put_pack(self, kept: int, later: int) -> None:
         """Write a pack beside the files that it replaces, all rotated ones or some less."""
         assert self.journal is not None
+        least = 2 if self.replacements else 1
         names = list(self.journal.sizes)
-        names = names[: max(1, len(names) - later)]
-        live = [one for one in self.disk if one.timestamp is not None][: len(names)]
+        names = names[: max(least, len(names) - later)]
+        live = self.replaceable()[: len(names)]
         adds = [one for file in live for one in file.records if one != SAVED]
         records = adds[len(adds) - min(kept, len(adds)) :]
         source = MemorySource("documented", 0, ReadTable(), list(records))
-        self.replacement = Replacement(self.directory, "work", names, source)
-        self.replacement.place(no_pause)
-        self.journal.replaced(
-            list(self.replacement.files), self.replacement.pack, self.replacement.size
-        )
+        replacement = Replacement(self.directory, "work", names, source)
+        replacement.place(no_pause)
+        self.journal.replaced(list(replacement.files), replacement.pack, replacement.size)
         for one in live:
             one.replaced = True
-        self.pack = ModelFile([SAVED, *records], live[-1].timestamp, packed=True)
-        self.disk.insert(len(live), self.pack)
+        pack = ModelFile([SAVED, *records], live[-1].timestamp, packed=True)
+        self.disk.insert(self.disk.index(live[-1]) + 1, pack)
+        self.replacements.append((replacement, pack, live))
 
-    @precondition(lambda self: self.replacement is not None)
+    def replaceable(self) -> list[ModelFile]:
+        """Return what a pack may replace; nothing if that is a pack alone."""
+        found = [one for one in self.disk if one.timestamp is not None and not one.replaced]
+        return found if found and not found[-1].packed else []
+
+    @precondition(lambda self: self.replacements)
     @rule(whole=st.booleans())
     def clear(self, whole: bool) -> None:  # noqa: FBT001 # a random choice
         """Remove the files that a pack replaces; only the first of them, if a crash ends that."""
         assert self.journal is not None
-        assert self.replacement is not None
-        assert self.pack is not None
-        dead = [one for one in self.disk if one.replaced]
+        replacement, pack, dead = self.replacements[0]
         if not whole and len(dead) > 1:
-            name = f"work.{dead[0].timestamp}"
-            (self.spool / name).unlink()
-            self.disk.remove(dead[0])
+            (self.spool / replacement.files[-len(dead)]).unlink()
+            self.disk.remove(dead.pop(0))
             return
-        self.replacement.clear(no_pause)
-        self.journal.renamed(self.replacement.pack, self.replacement.name)
-        self.disk = [one for one in self.disk if not one.replaced]
-        self.pack.packed = False
-        self.replacement = self.pack = None
+        del self.replacements[0]
+        self.disk = [one for one in self.disk if not any(one is other for other in dead)]
+        if self.replacements:
+            replacement.remove_old(no_pause)
+            return
+        replacement.clear(no_pause)
+        self.journal.renamed(replacement.pack, replacement.name)
+        pack.packed = False
 
-    @precondition(lambda self: self.journal is not None and self.replacement is None)
+    @precondition(lambda self: self.journal is not None and not self.replacements)
     @rule()
     def delete(self) -> None:
         """Delete the queue."""

@@ -16,6 +16,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine import upkeep
 from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.upkeep import Waiting
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.records import item, item_data, item_deliveries
 from kestrelmq.journal.writer import FileJournal
@@ -62,6 +63,7 @@ class QueueMachine(QueuesMachine):
         default=st.sampled_from([60, 300, 5000]),
         maximum=st.sampled_from([400, 1500]),
         delay=st.sampled_from([0, 2]),
+        kept=st.sampled_from([0, 0, 2]),
         lazy=st.booleans(),
         dialect=st.sampled_from(["documented", "kestrel-2"]),
         at_hand=st.sampled_from([0, 50_000]),
@@ -73,6 +75,7 @@ class QueueMachine(QueuesMachine):
         default: int,
         maximum: int,
         delay: int,
+        kept: int,
         lazy: bool,  # noqa: FBT001 # drawn
         dialect: str,
         at_hand: int,
@@ -84,6 +87,7 @@ class QueueMachine(QueuesMachine):
             default_journal_size=default,
             max_journal_size=maximum,
             min_journal_compact_delay=delay,
+            keep_replaced_journals=kept,
             disable_aggressive_rewrites=lazy,
             journal_dialect=dialect,
         )
@@ -412,7 +416,7 @@ class QueueMachine(QueuesMachine):
         self.collection.tick()
         assert isinstance(journal, FileJournal)
         assert upkeep_of_it is not None
-        if not (self.worker or upkeep_of_it.waits):
+        if not (self.worker or isinstance(upkeep_of_it.state, Waiting)):
             # Not of `queues.config`: a queue that was deleted and made anew has the collection's.
             assert journal.current_size <= self.queue.config.max_memory_size
 

@@ -267,6 +267,11 @@ class Run:
         self.queue.flush()
         self.write()
 
+    def tick(self, seconds: int) -> None:
+        """Let time pass, and the upkeep do what is due."""
+        self.clock.advance(seconds)
+        self.collection.tick()
+
     def restart(self) -> None:
         """Kill the server, and start it again; nothing was under way."""
         self.kill()
@@ -490,6 +495,30 @@ def behind_beside_a_worker(run: Run) -> None:
     run.add()
 
 
+def kept(run: Run) -> None:
+    """Keeps replaced files for a while, beside the packs of several, and is deleted with some."""
+    worker = HeldWorker()
+    run.collection.commits.worker = worker
+    for number in range(40):
+        run.add(15)
+        if number > 4:
+            run.remove()
+        if number == 20:
+            run.sync()
+        if number % 3 == 0:
+            run.tick(1)
+        worker.step()
+    for _ in range(4):
+        run.tick(2)
+        worker.step()
+    for _ in range(20):
+        run.add(15)
+        run.remove()
+        worker.step()
+    run.delete()
+    run.add()
+
+
 def killed_in_between(run: Run) -> None:
     """Is killed at moments of a rotation, comes up again and goes on with what is not synced."""
     for later in (2, 3, 4, 5, 6):
@@ -605,6 +634,18 @@ SCENARIOS = {
         behind_beside_a_worker,
         TINY.model_copy(update={"default_journal_size": 10_000}),
         50_000,
+    ),
+    "kept": (
+        kept,
+        TINY.model_copy(update={"default_journal_size": 10_000, "keep_replaced_journals": 4}),
+        50_000,
+    ),
+    "kept, rewritten": (
+        kept,
+        TINY.model_copy(
+            update={"max_journal_size": 900, "max_memory_size": 150, "keep_replaced_journals": 4}
+        ),
+        0,
     ),
     "killed in between": (killed_in_between, TINY, 50_000),
     "journal switched": (

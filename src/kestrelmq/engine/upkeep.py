@@ -21,12 +21,15 @@ runs in the worker, while the queue continues in the new file. One thing is done
 
         Syncing, Placing, Clearing, or a rotation  --- it fails ---> Waiting
         Waiting  --- after a delay ---> the failed state, or Idle
-        Placing   --- the old files are to be kept for a while ---> Waiting, and then Clearing
 
     Syncing    the worker syncs the current file, so that a rotation does not make the queue wait
     Placing    the worker writes the new file and puts it in the place of the old ones
     Clearing   the worker removes the old files and gives the new one its final name
-    Waiting    for the time at which another state is entered
+    Waiting    for the time at which a failed step is tried again
+
+With `keep_replaced_journals`, upkeep goes from Placing to Idle, and to Clearing when the time of
+the old files is over. Meanwhile the journal is rotated and packed as ever, and the next replacement
+may replace the new file of the last one, which is then an old file, too.
 
 `_failed` is the one place that handles a failed step, whatever the reason: a full disk, too many
 open files, a queue path that went away, files that cannot be read. The queue never fails because of
@@ -38,7 +41,7 @@ crash leaves.
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -50,7 +53,7 @@ from kestrelmq.engine.backlog import Backlog
 from kestrelmq.engine.changes import Changes, Checkpoint, LivePlaces, PlaceTracker
 from kestrelmq.engine.delayed import DelayedItems
 from kestrelmq.engine.reads import OpenReads
-from kestrelmq.engine.worker import InlineWorker, Worker
+from kestrelmq.engine.worker import InlineWorker, Job, Worker
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.records import ADD_XID_HEADER, ADDX_HEADER
@@ -225,6 +228,18 @@ class Pack:
 Work = Rewrite | Pack
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Replaced:
+    """Files that were replaced at `at` (monotonic seconds), and are still there.
+
+    `cures` as of the `Rewrite` that replaced them.
+    """
+
+    replacement: Replacement
+    at: float
+    cures: bool
+
+
 class Idle:
     """Nothing is being done."""
 
@@ -244,17 +259,14 @@ class Placing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clearing:
-    """The new file has replaced the old ones, which the worker removes."""
+    """New files have replaced the old ones, which the worker removes, the oldest first."""
 
-    work: Work
+    replaced: tuple[Replaced, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """At `at` (monotonic seconds), the state `then` is entered.
-
-    A step failed, or old files are kept for those who read them, see `keep_replaced_journals`.
-    """
+    """A step failed; at `at` (monotonic seconds), the state `then` is entered."""
 
     at: float
     then: Idle | Placing | Clearing
@@ -281,6 +293,11 @@ def _live_contents(checkpoint: Checkpoint, now: LivePlaces, pause: Pause) -> Liv
     )
 
 
+def _run_all(jobs: Sequence[Job], pause: Pause) -> None:
+    for job in jobs:
+        job(pause)
+
+
 State = Idle | Syncing | Placing | Clearing | Waiting | Removing
 
 
@@ -302,6 +319,7 @@ class Upkeep:
         "_journal",
         "_name",
         "_reads",
+        "_replaced",
         "_rewrote_at",
         "_trim_at",
         "_worker",
@@ -347,6 +365,9 @@ class Upkeep:
         # When to trim memory (monotonic seconds); None if it need not be trimmed.
         self._trim_at: float | None = None
         self._rewrote_at: float | None = None
+        # Files that were replaced and are still there, the oldest first. The last new file gets its
+        # final name when they are all gone: until then it replaces them.
+        self._replaced: tuple[Replaced, ...] = ()
         self.state: State = Idle()
         self.delayed: DelayedItems[Any] | None = None
         self.attend_at = self.attend_empty_at = 0
@@ -385,8 +406,15 @@ class Upkeep:
                 is_short = self._trim_at is not None and self._journal.size <= INLINE_TRIM_LIMIT
                 worker = InlineWorker() if is_short else self._worker
                 worker.run(work.replacement.place, lambda error: self._placed(state, error))
-            case Clearing(work):
-                self._worker.run(work.replacement.clear, lambda error: self._cleared(state, error))
+            case Clearing(replaced):
+                newest = self._replaced[-1]
+                jobs = [
+                    one.replacement.clear if one is newest else one.replacement.remove_old
+                    for one in replaced
+                ]
+                self._worker.run(
+                    lambda pause: _run_all(jobs, pause), lambda error: self._cleared(state, error)
+                )
 
     def _failed(self, verb: str, error: BaseException, then: Idle | Placing | Clearing) -> None:
         """Handle a failed step: log it, and enter `then` after a delay."""
@@ -402,8 +430,8 @@ class Upkeep:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is being done, and no failed step waits."""
-        return isinstance(self.state, Idle)
+        """Whether nothing is being done, and nothing waits for its time."""
+        return isinstance(self.state, Idle) and not self._replaced
 
     @property
     def waits(self) -> bool:
@@ -412,7 +440,7 @@ class Upkeep:
             case Waiting():
                 return True
             case Idle():
-                return self._is_due or self._trim_at is not None
+                return self._is_due or self._trim_at is not None or bool(self._replaced)
             case _:
                 return False
 
@@ -421,12 +449,13 @@ class Upkeep:
         journal = self._journal
         return (
             journal.suspect
+            or self._is_removal_due
             or self._is_trim_due
             or journal.size > min(self.attend_at, self.attend_empty_at)
         )
 
     def tick(self) -> None:
-        """Do what is due by time: what `Waiting` waits for, or a rewrite whose delay is over."""
+        """Do what is due by time: a failed step, old files to remove, or a delayed rewrite."""
         state = self.state
         if isinstance(state, Waiting):
             if self._clock.monotonic() < state.at:
@@ -441,6 +470,9 @@ class Upkeep:
             return
         if self._journal.suspect:
             self._rewrite()
+            return
+        if self._is_removal_due:
+            self._clear_due()
             return
         if self._is_trim_due:
             if self._may_rotate():
@@ -660,15 +692,18 @@ class Upkeep:
         work = state.work
         if error is None:
             error = self._switch(work)
-        if error is None:
-            keep = self._config.keep_replaced_journals
-            # After a failed sync, adds are refused until the old files are gone.
-            if not keep or (isinstance(work, Rewrite) and work.cures):
-                self._enter(Clearing(work))
-            else:
-                self._enter(Waiting(self._clock.monotonic() + keep, Clearing(work)))
-        else:
+        if error is not None:
             self._failed("replaced", error, state if work.replacement.is_placed else Idle())
+            return
+        work.replacement.forget_contents()
+        cures = isinstance(work, Rewrite) and work.cures
+        replaced = Replaced(work.replacement, self._clock.monotonic(), cures)
+        self._replaced = (*self._replaced, replaced)
+        self._enter(Idle())
+        if cures:  # adds are refused until the old files are gone
+            self._clear(len(self._replaced))
+        elif self._is_removal_due:
+            self._clear_due()
 
     def _switch(self, work: Work) -> BaseException | None:
         """Let the queue use the new file; return the error if it cannot."""
@@ -679,8 +714,11 @@ class Upkeep:
             except (OSError, JournalError) as error:
                 return error
         journal.replaced(list(replacement.files), replacement.pack, replacement.size)
-        if isinstance(work, Rewrite) and self._trim_at is not None:
-            self._trim(work)
+        match work:
+            case Rewrite() if self._trim_at is not None:
+                self._trim(work)
+            case Pack(checkpoint=checkpoint) if self._changes.places is not None:
+                self._changes.places.forget_packed(checkpoint)
         return None
 
     def _move_reader(self, work: Work) -> None:
@@ -697,19 +735,35 @@ class Upkeep:
         # All items that are still to be read are in the files after the replaced ones.
         backlog.move_reader(later, 0, 0)
 
+    # --- the old files are removed ---
+
+    @property
+    def _is_removal_due(self) -> bool:
+        return bool(self._replaced) and self._is_over(self._replaced[0])
+
+    def _is_over(self, replaced: Replaced) -> bool:
+        """Whether old files were kept for long enough."""
+        return self._clock.monotonic() - replaced.at >= self._config.keep_replaced_journals
+
+    def _clear_due(self) -> None:
+        self._clear(sum(map(self._is_over, self._replaced)))
+
+    def _clear(self, count: int) -> None:
+        """Begin to remove the oldest `count` of what was replaced."""
+        self._enter(Clearing(self._replaced[:count]))
+
     def _cleared(self, state: Clearing, error: BaseException | None) -> None:
         if self.state is not state:
             return  # it was cancelled
         if error is not None:
             self._failed("cleared", error, state)
             return
-        work, journal, places = state.work, self._journal, self._changes.places
-        journal.renamed(work.replacement.pack, work.replacement.name)
-        match work:
-            case Rewrite(cures=True):
-                journal.suspect = False
-            case Pack(checkpoint=checkpoint) if places is not None:
-                places.forget_packed(checkpoint)
+        self._replaced = self._replaced[len(state.replaced) :]
+        last = state.replaced[-1]
+        if not self._replaced:
+            self._journal.renamed(last.replacement.pack, last.replacement.name)
+        if last.cures:
+            self._journal.suspect = False
         self._enter(Idle())
 
     # --- trimming memory ---
@@ -776,8 +830,9 @@ class Upkeep:
         """
         given_up = self.cancel()
         self._enter(Removing(given_up))
-        left = given_up.work.replacement.names if given_up is not None else ()
-        return self._journal.begin_removal(left)
+        return self._journal.begin_removal(
+            name for one in self._replacements(given_up) for name in one.names
+        )
 
     def removal_failed(self) -> None:
         """Resume the upkeep, because the queue was not removed."""
@@ -785,19 +840,28 @@ class Upkeep:
         self._journal.is_ending = False
         if not isinstance(state, Removing):
             return
-        given_up = state.given_up
-        if given_up is None or not given_up.work.replacement.is_placed:
-            self._enter(Idle())
-            return
-        # The new file has replaced the old ones, so it must be completed.
-        given_up.work.replacement.resume()
-        self._enter(type(given_up)(given_up.work))
+        for one in self._replacements(state.given_up):
+            one.resume()
+        # A new file that has replaced old ones must be completed.
+        match state.given_up:
+            case Placing(work) if work.replacement.is_placed:
+                self._enter(Placing(work))
+            case Clearing(replaced):
+                self._enter(Clearing(replaced))
+            case _:
+                self._enter(Idle())
 
     def cancel(self) -> Placing | Clearing | None:
         """Cancel what is being done; return its state if it is a replacement."""
         state = self.state.then if isinstance(self.state, Waiting) else self.state
         self._enter(Idle())
-        if not isinstance(state, Placing | Clearing):
-            return None
-        state.work.replacement.cancel()
-        return state
+        given_up = state if isinstance(state, Placing | Clearing) else None
+        for one in self._replacements(given_up):
+            one.cancel()
+        return given_up
+
+    def _replacements(self, given_up: Placing | Clearing | None) -> Iterator[Replacement]:
+        """Yield those whose old files are there, and the one that `given_up` puts in place."""
+        yield from (one.replacement for one in self._replaced)
+        if isinstance(given_up, Placing):
+            yield given_up.work.replacement

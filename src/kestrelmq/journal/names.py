@@ -23,6 +23,7 @@ QUEUES_NAME: Final = "~~queues"
 DAMAGED: Final = "damaged"
 """Purpose of a side file that could not be used, set aside."""
 _DELAYED: Final = "~~delayed"
+_PACKED: Final = ".pack"
 # Purposes of temporaries that are useless once the process that wrote them has ended.
 NEXT: Final = "next"
 PACK: Final = "pack"
@@ -143,7 +144,12 @@ def newest_timestamp(rotated: Sequence[str]) -> int:
 
 def pack_name(queue: str, timestamp: int) -> str:
     """Return the name of the pack that replaces every file up to `timestamp` (ms)."""
-    return f"{queue}.{timestamp}.pack"
+    return f"{queue}.{timestamp}{_PACKED}"
+
+
+def is_pack(name: str) -> bool:
+    """Whether a rotated file of a queue is a pack, which replaces all files before it."""
+    return name.endswith(_PACKED)
 
 
 def temporary_name(queue: str, purpose: str, timestamp: int) -> str:

@@ -8,6 +8,10 @@ The files that are replaced are rotated ones, which do not change. Steps, each a
    on disk, loading would replay it as well as the pack.
 2. `clear`, once nobody reads the old files: remove them, sync, drop the `.pack`, sync.
 
+In between, another replacement may replace the pack, which then is one of its old files and keeps
+its name. So the older replacement ends with `remove_old`. The newest pack drops its `.pack` when no
+file is left that it replaces.
+
 The new file holds records that replay to the same contents:
 
     documented   SAVE_XID, ADD_XID and REMOVE_TENTATIVE for each open read, SAVE_XID, then ADDX ...
@@ -21,9 +25,9 @@ Then come notes of the delayed items that joined the queue in the files that are
 still in their own journal (see `notes`), those about reserved reads and tags (see `reservations`),
 and the last marks of producers (see `producers`). All of them come behind the open reads.
 
-A crash leaves the old files, or the pack beside some of them, or the pack alone; loading completes
-the replacement. Each step may be tried again after a failure. `cancel`, from another thread,
-prevents further steps when the queue is deleted or closed.
+A crash leaves the old files, or packs beside some of them, or the newest pack alone; loading
+completes the replacement. Each step may be tried again after a failure. `cancel`, from another
+thread, prevents further steps when the queue is deleted or closed.
 """
 
 import contextlib
@@ -398,6 +402,9 @@ class _GentleReplay(Replay):
             self._pause()
 
 
+_NOTHING: Final = MemorySource("documented", 0, ReadTable(), ())
+
+
 class Replacement:
     """Replaces the first files of a queue by one new file.
 
@@ -427,10 +434,10 @@ class Replacement:
             before: called once the new file is written, before it replaces anything.
         """
         parsed = parse_name(files[-1])
-        if parsed is None or parsed.timestamp is None:
+        if parsed is None or parsed.timestamp is None or parsed.packed:
             raise ValueError(f"{files[-1]} is not a rotated file")
         self.files = tuple(files)
-        self.name = files[-1].removesuffix(".pack")
+        self.name = files[-1]
         self.pack = pack_name(queue, parsed.timestamp)
         self.size = 0
         self.marks: list[tuple[int, int]] = []
@@ -524,7 +531,7 @@ class Replacement:
             OSError: a file could not be removed or renamed.
         """
         if not self._ended:
-            self._remove_old(pause)
+            self.remove_old(pause)
             with self._lock:
                 if self._cancelled:
                     raise ReplacementCancelled
@@ -534,7 +541,8 @@ class Replacement:
             self._directory.crash_point("replace: pack renamed")
         self._directory.sync()
 
-    def _remove_old(self, pause: Pause) -> None:
+    def remove_old(self, pause: Pause) -> None:
+        """Remove the old files. Raises as `clear`."""
         for name in self.files:
             if self._cancelled:
                 raise ReplacementCancelled
@@ -543,6 +551,11 @@ class Replacement:
             pause()
         self._directory.sync()
         self._directory.crash_point("replace: old files gone")
+
+    def forget_contents(self) -> None:
+        """Let go of what was written, and of the marks: the new file is in use, `clear` is left."""
+        self._source = _NOTHING
+        self.marks = []
 
     def mark_before(self, item_number: int) -> tuple[int, int]:
         """Return the last mark at or before the waiting item `item_number`, counted from 0."""

@@ -19,6 +19,7 @@ from kestrelmq.journal.files import AppendFile, Directory, FoundFile, UnnamedFil
 from kestrelmq.journal.names import (
     DELETE,
     NEXT,
+    is_pack,
     later_timestamp,
     newest_timestamp,
     pack_name,
@@ -372,15 +373,17 @@ class FileJournal:
     def end_file(self, *, cures: bool = False) -> str:
         """Make all existing content part of rotated files; return the name of the last of those.
 
-        Rotates the current file, unless it is empty and follows a rotated one.
+        Rotates the current file, unless it is empty and follows a rotated one that is no
+        pack: what replaces these files has the name of a pack with the timestamp of the last.
 
         Raises:
             OSError: as `rotate`.
         """
         self.rotated_ahead = 0
-        if self.sizes and not self.current_size:
-            return list(self.sizes)[-1]
-        return self.rotate(cures=cures)
+        last = next(reversed(self.sizes), None)
+        if last is None or self.current_size or is_pack(last):
+            return self.rotate(cures=cures)
+        return last
 
     def write_ahead(self, name: str, record: bytes, pause: Pause, note: bytes = b"") -> None:
         """Write `record` to a new file that is not part of the journal yet; from any thread.

@@ -19,7 +19,7 @@ What is behind a position follows from the files alone:
 This module does no I/O.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -160,13 +160,17 @@ def unread(position: Position, files: Sequence[FollowedFile], match: Match) -> U
     return Unread(Position(after, base=position.total), left, lost=_lost(position, left))
 
 
-def unread_plain(behind: Unread, files: Sequence[FollowedFile]) -> Unread:
-    """Return the same as `behind`, but from the files that a pack replaces and not from the pack.
+def unread_replaced(behind: Unread, files: Sequence[FollowedFile]) -> Iterator[Unread]:
+    """Yield the same as `behind`, but from files that a pack replaces and not from that pack.
 
-    When a batch was planned that begins with the first file, there may have been no pack yet.
+    When a batch was planned that begins with the first file, there may have been no pack yet, or
+    another one.
     """
-    later = [found for found in _plain(files) if _is_later(found, behind.origin.after)]
-    return replace(behind, files=later)
+    later = [found for found in files if _is_later(found, behind.origin.after)]
+    yield replace(behind, files=_plain(later))
+    for place, found in enumerate(later):
+        if found.packed and found.replaced:
+            yield replace(behind, files=[found, *_plain(later[place + 1 :])])
 
 
 def up_to(

@@ -60,7 +60,8 @@ class FollowedFile:
     Attributes:
         file: the file.
         timestamp: when it was rotated (ms); None for the current file.
-        packed: whether it is a pack whose old files are being removed; later it has its last name.
+        packed: whether it is a pack some of whose old files may be there; it gets its last name
+            later, unless another pack replaces it.
         replaced: whether a pack replaces it, although it is still there.
         changed: when it was last changed, renamed included (ns).
     """
@@ -265,8 +266,8 @@ def _followed_in(
         files = []
         for name in (*live, *queue.dead):
             parsed = parse_name(name)
-            if parsed is None or (parsed.packed and name not in live):
-                continue  # a temporary, or a pack that a later one replaces
+            if parsed is None:
+                continue  # a temporary
             status = listed[name]
             file = SpoolFile(
                 queue.queue,

@@ -30,7 +30,7 @@ from kestrelmq.spark.journal_positions import (
     is_first_offset,
     to_offset,
     unread,
-    unread_plain,
+    unread_replaced,
     up_to,
 )
 from kestrelmq.spark.scanning import FileView, open_view
@@ -284,7 +284,7 @@ class SpoolFollower:
         behind = unread(start, files, _match)
         choices = [behind]
         if start == BEGINNING or behind.lost is not None:
-            choices.append(unread_plain(behind, files))
+            choices += unread_replaced(behind, files)
         for choice in choices:
             parts, is_complete = _Parts.before(end, choice)
             taken = _take(parts, EVERYTHING)

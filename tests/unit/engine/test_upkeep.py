@@ -559,57 +559,155 @@ def test_a_queue_that_leaves_read_behind_is_rotated_and_packed_on(tmp_path: Path
         assert found == list(expected)
 
 
-def test_replaced_files_stay_for_those_who_follow_them(tmp_path: Path) -> None:
-    """For as long as the settings say, beside the pack; a start in between removes them."""
+@contextmanager
+def keeping_queues(
+    path: Path, directory: CrashingDirectory | None = None
+) -> Iterator[tuple[QueueCollection, FakeClock]]:
+    """Queues whose replaced files stay for 10 s; rewrites never wait."""
+    kept = {"keep_replaced_journals": 10.0, "min_journal_compact_delay": 0}
     clock = FakeClock()
-    kept = CONFIG.model_copy(update={"keep_replaced_journals": 10.0})
-    settings = ServerConfig(queue_path=tmp_path / "queues", default=kept)
-
-    def packs() -> list[str]:
-        return [name for name in DiskDirectory(tmp_path / "queues").names() if "pack" in name]
-
-    collection = QueueCollection(settings, clock)
+    collection = QueueCollection(
+        ServerConfig(queue_path=path, default=CONFIG.model_copy(update=kept)), clock, directory
+    )
     collection.open()
-    queue = collection.obtain("jobs")
-    queue.add(b"x" * 9000)
-    queue.remove()
-    while not packs():
+    try:
+        yield collection, clock
+    finally:
+        collection.close()
+
+
+def packs(path: Path) -> list[str]:
+    """Return the names of the packs on disk, the oldest first."""
+    return sorted(one.name for one in path.iterdir() if "pack" in one.name)
+
+
+def churn_up_to(collection: QueueCollection, queue: Queue, count: int) -> None:
+    """Pass items through a queue until its journal has so many packs, all but one old files."""
+    while len(packs(collection.config.queue_path)) < count:
         churn(collection, queue, 1)
-    (pack,) = packs()
-    before = on_disk(tmp_path / "queues")
-    assert sum(before.values()) > CONFIG.default_journal_size
-    clock.advance(9.9)
-    collection.tick()
-    churn(collection, queue, 300)
-    assert before.keys() <= on_disk(tmp_path / "queues").keys()
-    clock.advance(0.1)
-    collection.tick()
-    # By then the journal is so long that the next one is there.
-    assert len(packs()) == 1
-    assert pack not in packs()
-    queue.add(b"waits")
-    commit(collection)
-    collection.close()
-    with queues(tmp_path / "queues") as again:
-        assert not packs()
+
+
+def test_replaced_files_stay_for_those_who_follow_them(tmp_path: Path) -> None:
+    """For as long as the settings say, beside the packs; a start in between removes them."""
+    path = tmp_path / "queues"
+    with keeping_queues(path) as (collection, clock):
+        queue = collection.obtain("jobs")
+        churn_up_to(collection, queue, 1)
+        (pack,) = packs(path)
+        first = on_disk(path).keys() - {pack, "jobs"}
+        clock.advance(9.9)
+        collection.tick()
+        churn(collection, queue, 300)
+        # Nobody waits for that: the journal is rotated, and packed when its pack is long enough.
+        assert queue.journal.size < 2 * CONFIG.default_journal_size
+        assert len(packs(path)) > 2
+        assert first < on_disk(path).keys()
+        assert not queue.is_quiet
+        clock.advance(0.1)
+        collection.tick()
+        assert not first & on_disk(path).keys()
+        # This was replaced later.
+        assert pack in packs(path)
+        queue.add(b"waits")
+        commit(collection)
+    with queues(path) as again:
+        assert not packs(path)
         assert [item_data(one) for one in again.obtain("jobs").browse(9)] == [b"waits"]
 
 
-def test_a_failed_sync_is_cured_at_once(tmp_path: Path) -> None:
-    """Files whose sync failed are removed, and adds are taken again, however long others stay."""
+def test_the_newest_pack_drops_its_name_when_all_is_gone_that_it_replaces(tmp_path: Path) -> None:
+    """Not before: those files would come back at a start."""
+    with keeping_queues(tmp_path) as (collection, clock):
+        queue = collection.obtain("jobs")
+        queue.add(b"waits")
+        for number in range(3):
+            churn_up_to(collection, queue, number + 1)
+            clock.advance(3)
+            collection.tick()
+        assert len(packs(tmp_path)) == 3
+        clock.advance(9.9 - 6)
+        collection.tick()
+        journal = queue.journal
+        assert isinstance(journal, FileJournal)
+        assert journal.files[0] == packs(tmp_path)[-1]
+        clock.advance(9.9)
+        collection.tick()
+        assert not packs(tmp_path)
+        assert queue.is_quiet
+        assert sorted(on_disk(tmp_path)) == sorted(journal.files)
+        assert journal.size == sum(on_disk(tmp_path).values())
+
+
+def test_a_kept_journal_is_rewritten_at_once_to_trim_memory(tmp_path: Path) -> None:
+    """Though its current file is empty, and all before that is a pack already."""
+    with keeping_queues(tmp_path) as (collection, clock):
+        queue = collection.obtain("jobs")
+        for number in range(50):
+            queue.add(b"%04d" % number * 25)
+        churn_up_to(collection, queue, 1)
+        assert on_disk(tmp_path)["jobs"] == 0
+        expected = [item_data(one) for one in queue.browse(99)]
+        assert len(expected) == 50
+        queue.configure(collection.config.default.model_copy(update={"max_memory_size": 2000}))
+        collection.tick()
+        assert queue.read_behind
+        assert queue.backlog.memory_bytes <= 2000
+        clock.advance(10)
+        collection.tick()
+        assert not packs(tmp_path)
+    with queues(tmp_path) as again:
+        assert [item_data(one) for one in again.obtain("jobs").browse(99)] == expected
+
+
+def test_files_are_kept_no_longer_than_new_settings_say(tmp_path: Path) -> None:
+    """At the next tick."""
+    with keeping_queues(tmp_path) as (collection, clock):
+        queue = collection.obtain("jobs")
+        churn_up_to(collection, queue, 2)
+        clock.advance(1)
+        collection.tick()
+        assert len(packs(tmp_path)) == 2
+        queue.configure(CONFIG)
+        collection.tick()
+        assert not packs(tmp_path)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_deletion_removes_what_is_kept(tmp_path: Path, fails: bool) -> None:  # noqa: FBT001
+    """If it fails, that stays for its time."""
     directory = CrashingDirectory.within(tmp_path)
-    kept = CONFIG.model_copy(update={"keep_replaced_journals": 10.0, "sync_journal": 0.0})
-    collection = QueueCollection(
-        ServerConfig(queue_path=directory.path, default=kept), FakeClock(), directory
-    )
-    collection.open()
-    queue = collection.obtain("jobs")
-    queue.add(b"kept")
-    commit(collection)
-    journal = queue.journal
-    assert isinstance(journal, FileJournal)
-    journal.suspect = True
-    collection.tick()
-    assert not journal.suspect
-    assert not [name for name in directory.names() if "pack" in name]
-    collection.close()
+    with keeping_queues(directory.path, directory) as (collection, clock):
+        queue = collection.obtain("jobs")
+        churn_up_to(collection, queue, 3)
+        if not fails:
+            collection.delete("jobs")
+            assert [name for name in directory.names() if "jobs" in name] == []
+            return
+        directory.break_steps("create")
+        with pytest.raises(JournalError):
+            collection.delete("jobs")
+        directory.mend()
+        assert len(packs(directory.path)) == 3
+        clock.advance(10)
+        collection.tick()
+        assert not packs(directory.path)
+
+
+@pytest.mark.parametrize("packed", [0, 2])
+def test_a_failed_sync_is_cured_at_once(tmp_path: Path, packed: int) -> None:
+    """Files whose sync failed are removed, and adds are taken again, however long others stay."""
+    with keeping_queues(tmp_path) as (collection, _clock):
+        queue = collection.obtain("jobs")
+        queue.add(b"kept")
+        commit(collection)
+        churn_up_to(collection, queue, packed)
+        journal = queue.journal
+        assert isinstance(journal, FileJournal)
+        journal.suspect = True
+        collection.tick()
+        assert not journal.suspect
+        assert not packs(tmp_path)
+        assert sorted(on_disk(tmp_path)) == sorted(journal.files)
+        (left,) = queue.browse(9)
+    with queues(tmp_path) as again:
+        assert [item_data(one) for one in again.obtain("jobs").browse(9)] == [item_data(left)]

@@ -190,6 +190,27 @@ def test_a_batch_is_read_again_beside_a_pack(tmp_path: Path, is_first: bool) -> 
     assert items(again.ranges(start, stream.offset)) == [b"1", b"2"]
 
 
+def test_a_pack_that_another_replaces_is_read_on(tmp_path: Path) -> None:
+    """A stream that is in it, or was just behind it, goes on in the files after it."""
+    write(tmp_path / "q.1000", adds([b"0"]))
+    write(tmp_path / "q.2000", adds([b"1"]))
+    write(tmp_path / "q.2000.pack", adds([b"2", b"3"]))
+    write(tmp_path / "q", adds([b"4"]))
+    within, behind, whole = Stream(tmp_path), Stream(tmp_path), Stream(tmp_path)
+    start = whole.offset
+    assert within.batch(ONE) == [b"2"]
+    assert behind.batch(2 * ONE) == [b"2", b"3"]
+    assert whole.batch() == [b"2", b"3", b"4"]
+    (tmp_path / "q").rename(tmp_path / "q.3000")
+    write(tmp_path / "q.3000.pack", adds([b"5"]))
+    write(tmp_path / "q", adds([b"6"]))
+    (tmp_path / "q.1000").unlink()
+    (tmp_path / "q.2000").unlink()
+    assert within.batch() == [b"3", b"4", b"6"]
+    assert behind.batch() == [b"4", b"6"]
+    assert items(Stream(tmp_path).follower.ranges(start, whole.offset)) == [b"2", b"3", b"4"]
+
+
 def test_a_queue_path_that_is_gone_is_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
