@@ -233,6 +233,8 @@ class ApiOperation:
         secret: whether it needs a token (where tokens are configured) although it only reads.
         sends_lines, takes_lines: whether its reply, or the request's body, are lines of JSON.
         action: the action on the whole server that it carries out, if any.
+        is_traffic: whether it puts items or reads them, as programs do all the time. It is logged
+            at DEBUG then; any other change at INFO.
     """
 
     method: Method
@@ -248,6 +250,7 @@ class ApiOperation:
     sends_lines: bool = False
     takes_lines: bool = False
     action: Action | None = None
+    is_traffic: bool = False
 
     @property
     def changes(self) -> bool:

@@ -8,10 +8,12 @@
   loopback address and the request uses a name of this machine. So a page of another origin that
   resolves its own name to 127.0.0.1 is refused. With `allow_remote_admin`, actions on the whole
   server are served on any address.
-- A peer that sends wrong tokens is slowed down. Changes are logged with the client's address.
+- A peer that sends wrong tokens is slowed down. Changes are logged with the client's address; those
+  that are the traffic of items, with less severity.
 """
 
 import hmac
+import logging
 from collections.abc import Sequence
 from typing import Final
 from urllib.parse import quote, urlsplit
@@ -29,6 +31,8 @@ GUARDED: Final = "guarded"
 """Attribute of a route's handler: whether the route needs a token although it only reads."""
 SERVER_ACTION: Final = "server_action"
 """Attribute of a route's handler: the action on the whole server that it carries out."""
+TRAFFIC: Final = "traffic"
+"""Attribute of a route's handler: whether it is an `ApiOperation.is_traffic`."""
 
 
 class Guard:
@@ -83,7 +87,8 @@ class Guard:
             self._actions.check(action, "http", peer, has_token=bool(self._tokens))
         elif request.match_info.http_exception is None:
             path = quote(request.rel_url.raw_path, safe="/%", errors="surrogateescape")
-            log_request(f"{request.method} {path}", "http", peer)
+            level = logging.DEBUG if getattr(handler, TRAFFIC, False) else logging.INFO
+            log_request(f"{request.method} {path}", "http", peer, level=level)
 
     def _check_name(self, request: web.Request) -> None:
         if not self._loopback or self._tokens or _is_over_unix(request):

@@ -8,7 +8,7 @@ from kestrelmq.admin import clients, items, queues, reserving, serverwide, trans
 from kestrelmq.admin.bodies import BodyReader
 from kestrelmq.admin.calls import AdminContext, ApiOperation, Call, to_response
 from kestrelmq.admin.errors import Handler
-from kestrelmq.admin.guard import GUARDED, SERVER_ACTION
+from kestrelmq.admin.guard import GUARDED, SERVER_ACTION, TRAFFIC
 from kestrelmq.admin.models import (
     ClientPage,
     ConfigAnswer,
@@ -126,6 +126,7 @@ OPERATIONS: Final = (
         body=NewItem,
         statuses=(201,),
         failures=(409, 503),
+        is_traffic=True,
     ),
     ApiOperation(
         "GET",
@@ -199,6 +200,7 @@ OPERATIONS: Final = (
         "reserved reads",
         body=Reserving,
         failures=(409, 503),
+        is_traffic=True,
     ),
     ApiOperation(
         "POST",
@@ -208,6 +210,7 @@ OPERATIONS: Final = (
         "reserved reads",
         body=Finishing,
         failures=(409, 503),
+        is_traffic=True,
     ),
     ApiOperation(
         "POST",
@@ -217,6 +220,7 @@ OPERATIONS: Final = (
         "reserved reads",
         body=Releasing,
         failures=(409, 503),
+        is_traffic=True,
     ),
     ApiOperation(
         "POST",
@@ -226,6 +230,7 @@ OPERATIONS: Final = (
         "reserved reads",
         body=Extending,
         failures=(409, 503),
+        is_traffic=True,
     ),
     ApiOperation(
         "POST",
@@ -234,6 +239,7 @@ OPERATIONS: Final = (
         Extended,
         "reserved reads",
         body=ExtendingOwner,
+        is_traffic=True,
     ),
     ApiOperation(
         "POST",
@@ -243,6 +249,7 @@ OPERATIONS: Final = (
         "reserved reads",
         body=Retiring,
         failures=(409, 503),
+        is_traffic=True,
     ),
     ApiOperation("GET", "/clients", clients.list_clients, ClientPage, "clients", query=PageQuery),
     ApiOperation(
@@ -298,4 +305,5 @@ def _handler(operation: ApiOperation, admin: AdminContext, bodies: BodyReader) -
 
     setattr(serve, GUARDED, operation.secret)
     setattr(serve, SERVER_ACTION, operation.action)
+    setattr(serve, TRAFFIC, operation.is_traffic)
     return serve

@@ -36,13 +36,15 @@ def is_loopback(address: str) -> bool:
     return (mapped or parsed).is_loopback
 
 
-def log_request(action: str, protocol: str, peer: str, queue: str | None = None) -> None:
+def log_request(
+    action: str, protocol: str, peer: str, queue: str | None = None, *, level: int = logging.INFO
+) -> None:
     """Log that a client requests `action`, of the queue `queue` if it concerns only that."""
     what = action if queue is None else f"{action} {queue}"
     fields = {"action": action, "peer": peer, "protocol": protocol}
     if queue is not None:
         fields["queue"] = queue
-    log.info("%s: asked for by %s (%s)", what, peer, protocol, extra=fields)
+    log.log(level, "%s: asked for by %s (%s)", what, peer, protocol, extra=fields)
 
 
 class ServerActionGuard:
