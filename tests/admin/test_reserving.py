@@ -246,6 +246,32 @@ def test_who_disconnects_while_waiting_takes_nothing(shared: Admin, wire: Wire) 
     assert stats(wire, "left")["open_transactions"] == "0"
 
 
+@pytest.mark.parametrize("before", [b"", b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_the_next_request_ends_a_wait(shared: Admin, before: bytes) -> None:
+    """Whether it came before the wait or in it: the answer has no item."""
+    ping = b"GET /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    asked = request(queues=["pipelined"], lease=600, timeout=600)
+    with socket.create_connection(("127.0.0.1", shared.port), PATIENCE) as connection:
+        connection.sendall(before + asked + ping)
+        with connection.makefile("rb") as answers:
+            found = answers.read()
+    assert b'{"done":false,"items":[]}' in found
+    assert found.count(b"pong") == (2 if before else 1)
+
+
+def test_who_disconnects_with_many_requests_behind_a_wait_takes_nothing(
+    shared: Admin, wire: Wire
+) -> None:
+    """Though the server does not read them all, and so would not see that the client goes."""
+    with sent(shared, queues=["many"], lease=600, timeout=600) as connection:
+        wait_for(wire, "many", "waiters", 1)
+        connection.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n" * 40)
+    wait_for(wire, "many", "waiters", 0)
+    put(wire, "many", "a")
+    assert items(shared, "many") == [b"a"]
+    assert stats(wire, "many")["open_transactions"] == "0"
+
+
 @pytest.mark.parametrize("tag", [None, "sink:1:0"])
 def test_what_was_not_sent_is_released(shared: Admin, wire: Wire, tag: str | None) -> None:
     """The client goes before it has read all of the answer: the item is as it was."""

@@ -106,7 +106,15 @@ class HttpConnection(web.RequestHandler):
         unsent: bytes of replies that were still unsent at the last check.
     """
 
-    __slots__ = ("_connections", "_end_wait", "peer", "serving", "since", "unsent")
+    __slots__ = (
+        "_connections",
+        "_end_wait",
+        "_next_arrived",
+        "peer",
+        "serving",
+        "since",
+        "unsent",
+    )
 
     def __init__(self, connections: "Connections", server: web.Server) -> None:
         super().__init__(
@@ -124,6 +132,7 @@ class HttpConnection(web.RequestHandler):
         self.since = 0.0
         self.unsent = 0
         self._end_wait: Callable[[], None] | None = None
+        self._next_arrived: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start to serve the connection, or close it if there is no place for it."""
@@ -142,19 +151,34 @@ class HttpConnection(web.RequestHandler):
         super().connection_lost(exc)
         self.end_wait()
 
+    def data_received(self, data: bytes) -> None:
+        """Take input; a next request ends what the one that is served waits for.
+
+        aiohttp stops reading after some of these; then nobody sees that the client disconnects.
+        """
+        super().data_received(data)
+        if self._messages and self._next_arrived is not None:
+            self._next_arrived()
+
     @contextmanager
-    def waiting(self, end_wait: Callable[[], None]) -> Iterator[None]:
+    def waiting(
+        self, end_wait: Callable[[], None], next_arrived: Callable[[], None]
+    ) -> Iterator[None]:
         """Call `end_wait` if the client disconnects, or the service ends, within the block.
+
+        And call `next_arrived` if the client sends another request, or has done so already.
 
         Raises ConnectionError: the client is gone already.
         """
         if self.transport is None:
             raise _gone()
-        self._end_wait = end_wait
+        self._end_wait, self._next_arrived = end_wait, next_arrived
         try:
+            if self._messages:
+                next_arrived()
             yield
         finally:
-            self._end_wait = None
+            self._end_wait = self._next_arrived = None
 
     def end_wait(self) -> None:
         """End what the request that is served waits for, if it says how."""

@@ -60,14 +60,15 @@ async def reserve_items(call: Call) -> Answer | web.StreamResponse:
     """Reserve items of the first of some queues that have any; their reads end by their names.
 
     A read ends by `finish`, by `release`, or when its lease ends: then its item goes back. If there
-    is no item, wait up to `timeout`. If the client disconnects before that, nothing is reserved;
-    if it disconnects before it was sent the answer, the items go back at once.
+    is no item, wait up to `timeout`; the next request on the connection ends the wait. If the
+    client disconnects before that, nothing is reserved; if it disconnects before it was sent the
+    answer, the items go back at once.
     """
     request = _checked(lambda: _reserve(call.body(Reserving)))
     with call.admin.reserves.one():
         awaited = AwaitedRequest(call.admin.context)
         try:
-            with call.connection.waiting(awaited.cancel):
+            with call.connection.waiting(awaited.cancel, awaited.input_arrived):
                 reserved = await awaited.reserve(request)
         except ConnectionError:
             if call.connection.transport is None:

@@ -555,7 +555,17 @@ class AwaitedRequest(ReserveHandler):
     connection has named their owner.
     """
 
-    __slots__ = ("_context", "_count", "_ended", "_is_done", "_pending", "_queues", "_reserved")
+    __slots__ = (
+        "_context",
+        "_count",
+        "_ended",
+        "_has_input",
+        "_is_done",
+        "_is_waiting",
+        "_pending",
+        "_queues",
+        "_reserved",
+    )
 
     def __init__(self, context: ServerContext) -> None:
         """Prepare; `reserve` or `end_reads` is to follow."""
@@ -564,7 +574,7 @@ class AwaitedRequest(ReserveHandler):
         self._pending: PendingRequest | None = None
         self._queues: tuple[Queue, ...] = ()
         self._reserved: Reserved = []
-        self._is_done = False
+        self._is_done = self._is_waiting = self._has_input = False
         self._count = 0
 
     async def reserve(self, request: Reserve) -> Reserved | None:
@@ -607,6 +617,12 @@ class AwaitedRequest(ReserveHandler):
         """Take note that the socket has taken the answer."""
         if self._pending is not None:
             self._pending.resume()
+
+    def input_arrived(self) -> None:
+        """End the wait for an item, if there is or will be one: the client sent a next request."""
+        self._has_input = True
+        if self._is_waiting and self._pending is not None:
+            self.guard(self._pending.input_arrived)
 
     def cancel(self) -> None:
         """Stop waiting, and release what was not sent to the client, which is gone."""
@@ -651,11 +667,15 @@ class AwaitedRequest(ReserveHandler):
     def wait_for_item(self, request: PendingRequest) -> bool:
         """Keep `request`, which waits for an item."""
         self._pending = request
+        self._is_waiting = True
+        if self._has_input:
+            self._context.loop.call_soon(self.input_arrived)
         return True
 
     def resume_later(self, request: PendingRequest) -> None:
         """Resume `request` once others have been served; after the answer, when that was sent."""
         self._pending = request
+        self._is_waiting = False
         if not self._ended.done():
             self._context.loop.call_soon(self._resume)
 
@@ -666,6 +686,7 @@ class AwaitedRequest(ReserveHandler):
     def request_done(self) -> None:
         """Take note that the request was answered."""
         self._pending = None
+        self._is_waiting = False
 
     def guard(self, step: Callable[[], None]) -> None:
         """Call `step`, which continues the request; if it raises, the task gets the exception."""

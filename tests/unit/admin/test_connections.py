@@ -114,10 +114,10 @@ async def test_a_wait_of_one_that_is_gone_does_not_begin(tmp_path: Path) -> None
     waiting, lost, ended = loop.create_future(), loop.create_future(), loop.create_future()
 
     async def handle(connection: HttpConnection, _request: web.BaseRequest) -> None:
-        with connection.waiting(lambda: lost.set_result(None)):
+        with connection.waiting(lambda: lost.set_result(None), _nothing):
             waiting.set_result(None)
             await lost
-        with pytest.raises(ConnectionError), connection.waiting(lambda: None):
+        with pytest.raises(ConnectionError), connection.waiting(_nothing, _nothing):
             pass
         ended.set_result(None)
 
@@ -125,3 +125,7 @@ async def test_a_wait_of_one_that_is_gone_does_not_begin(tmp_path: Path) -> None
         await waiting
         client.close()
         await ended
+
+
+def _nothing() -> None:
+    """Do nothing."""
