@@ -377,10 +377,10 @@ class Server:
         return count
 
     async def _close_silent(self, limit: float) -> None:
-        """Every `limit` seconds, close the connections that sent nothing since the last check."""
-        watch = SilenceWatch()
+        """Close the connections that sent nothing for `limit` seconds."""
+        watch = SilenceWatch(limit)
         while True:
-            await asyncio.sleep(limit)
+            await asyncio.sleep(watch.period)
             for connection in watch.look(self._connections.values()):
                 log.info(
                     "closing %s: no input for %s s",

@@ -10,16 +10,37 @@ from tests.support.turning import Turning
 pytestmark = pytest.mark.compiled
 
 
+def test_a_client_is_closed_at_most_a_quarter_late(tmp_path: Path) -> None:
+    """Four looks after the one that saw it first; whatever it sends begins that anew."""
+    with Turning(tmp_path) as server:
+        client = server.connect("memcache")
+
+        async def scenario() -> None:
+            watch = SilenceWatch(60)
+            assert watch.period == 15
+            found = []
+            for number in range(10):
+                if number == 3:
+                    await server.send(client, b"version\r\n")
+                    await server.receive(client, b"\r\n")
+                found.append(len(watch.look(server.connections.values())))
+            assert found == [0, 0, 0, 0, 0, 0, 0, 1, 1, 1]
+
+        server.run(scenario())
+        client.close()
+
+
 def test_silence_begins_after_a_wait(tmp_path: Path) -> None:
-    """A client that waited through a look is given all of the time until the one after next."""
+    """A client that waited through a look is given all of the time from the next one on."""
     with Turning(tmp_path) as server:
         client, other = server.connect("memcache"), server.connect("text")
 
         def silent(watch: SilenceWatch) -> list[str]:
-            return [found.protocol for found in watch.look(server.connections.values())]
+            looks = [watch.look(server.connections.values()) for _ in range(4)]
+            return [found.protocol for found in looks[-1]]
 
         async def scenario() -> None:
-            watch = SilenceWatch()
+            watch = SilenceWatch(1)
             await server.send(client, b"get work/t=60000\r\n")
             assert silent(watch) == []
             assert silent(watch) == ["text"]
