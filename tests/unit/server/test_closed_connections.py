@@ -15,7 +15,6 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.waiters import Waiter
-from kestrelmq.journal.files import DiskDirectory, DiskFile, FoundFile
 from kestrelmq.protocol.text import TextParser
 from kestrelmq.protocol.thrift import ThriftParser
 from kestrelmq.server.connection import Connection
@@ -31,9 +30,12 @@ from kestrelmq.server.reserving import ConnectionOwners, PendingReserve
 from kestrelmq.server.text_session import TextRead, TextSession
 from kestrelmq.server.thrift_reads import ThriftGet
 from kestrelmq.server.thrift_session import ThriftSession
+from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.worker import HeldWorker
-from tests.support.patience import until
+from tests.support.patience import PATIENCE, until
 from tests.support.turning import Turning, alive, no_collector
+
+pytestmark = pytest.mark.compiled
 
 OWNED: Final = (
     Connection,
@@ -192,7 +194,6 @@ def configured(path: Path) -> ServerConfig:
     return ServerConfig(queue_path=path, queues={"small": QueueConfig(max_item_size=1000)})
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("state", STATES)
 def test_memory_of_a_closed_connection(tmp_path: Path, state: str) -> None:
     """Its last reference goes with it, whatever the connection was in the middle of."""
@@ -236,66 +237,35 @@ def test_memory_of_a_connection_whose_item_was_being_written(tmp_path: Path, pro
         until(lambda: not alive(*OWNED))  # a thread that wrote for one may still be ending
 
 
-class SlowFile(DiskFile):
-    """A file whose sync takes until the test lets it end."""
-
-    __slots__ = ("gate",)
-    gate: threading.Event
-
-    def sync(self) -> None:
-        """Wait, then sync."""
-        assert self.gate.wait(30)
-        super().sync()
-
-
-class SlowDirectory(DiskDirectory):
-    """A queue path on a disk that is as slow as the test wants it.
-
-    Attributes:
-        gate: set while the disk works.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.gate = threading.Event()
-
-    def append_to(self, name: str, _found: FoundFile | None = None) -> DiskFile:
-        """Open a file."""
-        file = SlowFile(self, name)
-        file.gate = self.gate
-        return file.open()
-
-
 def test_memory_of_a_connection_whose_replies_waited_for_a_sync(tmp_path: Path) -> None:
     """It is free when the sync is done."""
-    directory = SlowDirectory(tmp_path)
-    config = ServerConfig(queue_path=tmp_path, default=QueueConfig(sync_journal=0))
+    directory = CrashingDirectory.within(tmp_path)
+    config = ServerConfig(queue_path=directory.path, default=QueueConfig(sync_journal=0))
+    disk_works = threading.Event()
+
+    def waits(point: str) -> bool:
+        """Let the sync of the queue's file take until the test lets it end."""
+        assert point != "sync work" or disk_works.wait(PATIENCE)
+        return False
 
     async def scenario() -> None:
         client = turning.connect("memcache")
         await turning.send(client, b"set work 0 0 1\r\nx\r\nget work\r\n")
         await turning.until(lambda: any(one.is_held for one in turning.connections.values()))
         await turning.hang_up(client)
-        directory.gate.set()
+        disk_works.set()
         await turning.until(lambda: not alive(Connection))
 
-    with Turning(tmp_path, config, directory=directory) as turning, no_collector():
+    directory.fail = waits
+    with Turning(directory.path, config, directory=directory) as turning, no_collector():
         turning.run(scenario())
         until(lambda: not alive(*OWNED))  # a thread that wrote for one may still be ending
 
 
 def test_memory_of_connections_whose_requests_failed(tmp_path: Path) -> None:
     """A queue that remembers why its disk failed does not remember who asked."""
-
-    class FullDirectory(DiskDirectory):
-        def append_to(self, name: str, _found: FoundFile | None = None) -> DiskFile:
-            return FullFile(self, name).open()
-
-    class FullFile(DiskFile):
-        __slots__ = ()
-
-        def append(self, data: bytes) -> None:  # noqa: ARG002 # it is never written
-            raise OSError(28, "No space left on device")
+    directory = CrashingDirectory.within(tmp_path)
+    directory.break_steps("append")
 
     async def scenario() -> None:
         for protocol, request in (
@@ -309,7 +279,7 @@ def test_memory_of_connections_whose_requests_failed(tmp_path: Path) -> None:
             await turning.turn()
             await turning.hang_up(client)
 
-    with Turning(tmp_path, directory=FullDirectory(tmp_path)) as turning, no_collector():
+    with Turning(directory.path, directory=directory) as turning, no_collector():
         turning.run(scenario())
         assert turning.collection.queues["work"].failure is not None
         until(lambda: not alive(*OWNED))  # a thread that wrote for one may still be ending
