@@ -20,7 +20,7 @@ from kestrelmq.engine.upkeep import RETRY, Clearing, Idle, Placing, State, Waiti
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.names import parse_name
-from kestrelmq.journal.records import ADDX_HEADER, item_data
+from kestrelmq.journal.records import ADDX_HEADER, item, item_data
 from kestrelmq.journal.scanning import decode
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.testing.clock import FakeClock
@@ -711,3 +711,52 @@ def test_a_failed_sync_is_cured_at_once(tmp_path: Path, packed: int) -> None:
         (left,) = queue.browse(9)
     with queues(tmp_path) as again:
         assert [item_data(one) for one in again.obtain("jobs").browse(9)] == [item_data(left)]
+
+
+def test_a_rewrite_ends_the_checkpoints_of_its_files(tmp_path: Path) -> None:
+    """A pack up to one of them would look for a file that is gone, or that holds other items."""
+    expected = deque[bytes]()
+
+    def add(number: int) -> None:
+        expected.append(b"%03d" % number * 333)
+        queue.add(expected[-1])
+        commit(collection)
+
+    with queues(tmp_path) as collection:
+        queue = collection.obtain("jobs")
+        for number in range(60):
+            add(number)
+        assert queue.changes.places is not None
+        assert len(queue.changes.places.checkpoints) > 1
+        assert queue._upkeep is not None
+        queue._upkeep._rewrite()
+        for number in range(60, 200):
+            record = queue.remove()
+            assert record is not None
+            assert item_data(record) == expected.popleft()
+            add(number)
+        assert queue.journal.rewrites > 1
+    with queues(tmp_path) as again:
+        queue = again.obtain("jobs")
+        found = []
+        while (record := queue.remove()) is not None:
+            found.append(item_data(record))
+        assert found == list(expected)
+
+
+def test_files_of_large_items_count_up_to_the_next_checkpoint_only(tmp_path: Path) -> None:
+    """A current file is not rotated for what an earlier rotation had counted already."""
+    with queues(tmp_path) as collection:
+        queue = collection.obtain("jobs")
+        for number in range(30):
+            record = item(FakeClock().now(), 0, b"%d" % number * 2000)
+            file = queue.new_file_name()
+            queue.write_ahead(file, record, lambda: None)
+            queue.accept_written_ahead(record, file)
+            commit(collection)
+        assert queue.read_behind
+        before = queue.journal.rotations
+        for _ in range(100):
+            queue.add(b"x" * 100)
+            commit(collection)
+        assert queue.journal.rotations <= before + 1
