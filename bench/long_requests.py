@@ -32,6 +32,8 @@ CONFIG: Final = """max_monitor_transactions = 1000000
 max_item_size = "128 MiB"
 [queues.expiring]
 expire_to_queue = "expired"
+[queues.memory]
+keep_journal = false
 """
 
 
@@ -145,12 +147,12 @@ def _text_put(server: Server) -> Callable[[], object]:
 
 
 def _thrift_put(server: Server) -> Callable[[], object]:
-    return _put_over_thrift(server, [string(ITEM)] * min(server.count, 99_000))
+    return _put_over_thrift(server, b"q", [string(ITEM)] * min(server.count, 99_000))
 
 
-def _put_over_thrift(server: Server, items: list[bytes]) -> Callable[[], object]:
+def _put_over_thrift(server: Server, queue: bytes, items: list[bytes]) -> Callable[[], object]:
     client = server.client("thrift")
-    fields = field(STRING, 1, string(b"q")) + field(LIST, 2, sequence(STRING, *items))
+    fields = field(STRING, 1, string(queue)) + field(LIST, 2, sequence(STRING, *items))
     request = frame(b"put", CALL, fields + field(I32, 3, LENGTH.pack(0)))
     return lambda: client.call(request)
 
@@ -260,8 +262,9 @@ def _large_set(server: Server, key: bytes = b"q") -> Callable[[], object]:
     return _one_large(server.client(), b"set %b 0 0 %d\r\n" % (key, _LARGE), _LARGE, b"\r\n")
 
 
-def _text_large_put(server: Server) -> Callable[[], object]:
-    return _one_large(server.client("text"), b"put q:\n", _LARGE_FRAME, b"\n\n")
+def _text_large_put(key: bytes = b"q") -> Callable[[Server], Callable[[], object]]:
+    begin = b"put %b:\n" % key
+    return lambda server: _one_large(server.client("text"), begin, _LARGE_FRAME, b"\n\n")
 
 
 def _one_large(client: Client, begin: bytes, size: int, end: bytes) -> Callable[[], object]:
@@ -277,8 +280,8 @@ def _one_large(client: Client, begin: bytes, size: int, end: bytes) -> Callable[
     return run
 
 
-def _thrift_large_put(server: Server) -> Callable[[], object]:
-    return _put_over_thrift(server, [string(b"x" * _LARGE_FRAME)])
+def _thrift_large_put(queue: bytes = b"q") -> Callable[[Server], Callable[[], object]]:
+    return lambda server: _put_over_thrift(server, queue, [string(b"x" * _LARGE_FRAME)])
 
 
 def _large_set_to_children(server: Server) -> Callable[[], object]:
@@ -289,6 +292,14 @@ def _large_set_to_children(server: Server) -> Callable[[], object]:
 
 def _large_set_by_producer(server: Server) -> Callable[[], object]:
     return _large_set(server, b"q/producer=p/seq=1")
+
+
+def _large_set_delayed(server: Server) -> Callable[[], object]:
+    return _large_set(server, b"q/delay=600000")
+
+
+def _large_set_in_memory(server: Server) -> Callable[[], object]:
+    return _large_set(server, b"memory")
 
 
 def _second_large_set(server: Server) -> Callable[[], object]:
@@ -334,8 +345,13 @@ REQUESTS: Final[dict[str, Callable[[Server], Callable[[], object]]]] = {
     "set of 100 MiB, old queue": _second_large_set,
     "set of 100 MiB, 3 children": _large_set_to_children,
     "set of 100 MiB, producer": _large_set_by_producer,
-    "text put of 60 MiB": _text_large_put,
-    "thrift put of 60 MiB": _thrift_large_put,
+    "text put of 60 MiB": _text_large_put(),
+    "text put of 60 MiB, delayed": _text_large_put(b"q/delay=600000"),
+    "text put of 60 MiB, no journal": _text_large_put(b"memory"),
+    "thrift put of 60 MiB": _thrift_large_put(),
+    "thrift 60 MiB, no journal": _thrift_large_put(b"memory"),
+    "set of 100 MiB, delayed": _large_set_delayed,
+    "set of 100 MiB, no journal": _large_set_in_memory,
     "get of 100 MiB": _large_read("memcache", b"get q\r\n"),
     "browse of 100 MiB": _large_read("memcache", b"browse q 0 1\r\n"),
     "text reserve of 100 MiB": _large_read("text", b"reserve q 1 lease=60000\n"),

@@ -20,6 +20,7 @@ REACHED = {
     "empty again": {"rotate", "remove_old"},
     "delayed": {"rotate", "remove_old", "replace", "remove"},
     "delayed, rewritten from files": {"rotate", "remove_old", "replace", "remove"},
+    "delayed, written ahead": {"rotate", "write_ahead", "replace", "remove"},
     "delayed beside a worker": {"rotate", "remove_old"},
     "rewritten": {"rotate", "remove_old"},
     "rewritten from files": {"rotate", "remove_old"},

@@ -7,6 +7,7 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import run_to_end
+from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import item
 from kestrelmq.testing.clock import FakeClock
@@ -248,6 +249,19 @@ class Run:
         self.delayed.sort(key=lambda one: one[0])
         self.commit()
 
+    def delay_written_ahead(self, seconds: int) -> None:
+        """Add an item that is written before, and due so many seconds from now."""
+        data = b"%d large and late" % self.added
+        self.added += 1
+        due = self.clock.now() + 1000 * seconds
+        large = WrittenAhead(self.queue, due, 0, is_delayed=True)
+        large.write(data, lambda: None)
+        self.delayed.append((due, data))
+        self.delayed.sort(key=lambda one: one[0])
+        self.note()
+        assert large.add()
+        self.write()
+
     def pass_time(self, seconds: int) -> None:
         """Let time pass, and the items join that are due."""
         self.clock.advance(seconds)
@@ -375,6 +389,23 @@ def delayed_beside_a_worker(run: Run) -> None:
         run.pass_time(1)
     run.restart()
     run.pass_time(5)
+
+
+def delayed_written_ahead(run: Run) -> None:
+    """Has delayed items that are written before they are added, among others."""
+    run.add()
+    for number in range(4):
+        run.delay_written_ahead(3 + number % 2)
+        run.delay(2)
+        run.delay_written_ahead(1)
+        if number == 1:
+            run.sync()
+        run.pass_time(1)
+        run.remove()
+    run.restart()
+    run.pass_time(5)
+    run.delay_written_ahead(1)
+    run.delete()
 
 
 def empty_again(run: Run) -> None:
@@ -603,6 +634,11 @@ TINY = QueueConfig(
     min_journal_compact_delay=0,
 )
 SCENARIOS = {
+    "delayed, written ahead": (
+        delayed_written_ahead,
+        TINY.model_copy(update={"max_memory_size": 10_000}),
+        50_000,
+    ),
     "empty again": (empty_again, TINY, 50_000),
     "delayed": (delayed, TINY.model_copy(update={"max_memory_size": 10_000}), 50_000),
     "delayed, rewritten from files": (

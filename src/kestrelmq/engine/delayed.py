@@ -111,6 +111,9 @@ class Companion(Protocol):
     def hold(self, record: bytes, mark: PutMark | None = None) -> int:
         """Add an item as an open read that no reader has; return its xid."""
 
+    def hold_written_ahead(self, record: bytes, file: str, mark: PutMark | None = None) -> int:
+        """Do the same for an item that is in `file` already. Raises JournalError."""
+
     def confirm_held(self, xids: Sequence[int]) -> None:
         """Confirm such reads, and write that. Raises JournalError: they are still open."""
 
@@ -204,6 +207,11 @@ class DelayedItems(Generic[AnyCompanion]):
     def add(self, record: bytes, mark: PutMark | None = None) -> None:
         """Hold an item, whose add time is when it is due; `mark` is that of its producer."""
         xid = self.companion.hold(record, mark)
+        heapq.heappush(self._due, _entry(item_add_time(record), xid))
+
+    def add_written_ahead(self, record: bytes, file: str, mark: PutMark | None = None) -> None:
+        """Do what `add` does, for a record that was written to `file`. Raises JournalError."""
+        xid = self.companion.hold_written_ahead(record, file, mark)
         heapq.heappush(self._due, _entry(item_add_time(record), xid))
 
     def dropping(self, worker: Worker) -> Generator[None, None, int]:

@@ -809,12 +809,22 @@ class Queue(Committable):
             child.accept_once(record, mark.by_master(), is_delayed=is_delayed)
         return self._accept_after(last, record, mark, is_delayed=is_delayed)
 
-    def accept_once(self, record: bytes, mark: PutMark, *, is_delayed: bool) -> bool:
-        """Do what `add_record_once` does, for this queue only."""
+    def accept_once(
+        self, record: bytes, mark: PutMark, *, is_delayed: bool, file: str | None = None
+    ) -> bool:
+        """Do what `add_record_once` does, for this queue only; `file` as for `accept_delayed`."""
         last = self.last_number(mark.producer)
-        return self._accept_after(last, record, mark, is_delayed=is_delayed)
+        return self._accept_after(last, record, mark, is_delayed=is_delayed, file=file)
 
-    def _accept_after(self, last: int, record: bytes, mark: PutMark, *, is_delayed: bool) -> bool:
+    def _accept_after(
+        self,
+        last: int,
+        record: bytes,
+        mark: PutMark,
+        *,
+        is_delayed: bool,
+        file: str | None = None,
+    ) -> bool:
         """Do what `accept_once` does; `last` is the number of the producer's last item."""
         if self._limits.fanout_only:
             return True
@@ -824,7 +834,7 @@ class Queue(Committable):
         if last < 0 and self.backlog.producers.is_full:
             return False
         if is_delayed:
-            return self.accept_delayed(record, mark)
+            return self.accept_delayed(record, mark, file)
         if self._needs_checks or record[13:21] != NO_EXPIRY:
             admitted = self._admit(record, len(record) - ADDX_HEADER)
             if admitted is None:
@@ -891,10 +901,13 @@ class Queue(Committable):
             child.accept_delayed(record)
         return self.accept_delayed(record)
 
-    def accept_delayed(self, record: bytes, mark: PutMark | None = None) -> bool:
+    def accept_delayed(
+        self, record: bytes, mark: PutMark | None = None, file: str | None = None
+    ) -> bool:
         """Do what `add_delayed` does, for this queue only.
 
         The add time of `record` is when it is due; `mark` is that of its producer, if it has one.
+        The queue that `writes_ahead` may have written it to `file`.
         """
         if self._limits.fanout_only:
             return True
@@ -906,6 +919,12 @@ class Queue(Committable):
         if not delayed.has_room(size, self.config.max_memory_size):
             self.refusals.count("memory")
             return False
+        if file is not None:
+            if admitted is record and delayed.companion.takes_file(record, mark):
+                delayed.add_written_ahead(record, file, mark)
+                self._commits.watch_deadlines(self)
+                return True
+            self.discard_file(file)
         delayed.add(admitted, mark)
         self._commits.watch_deadlines(self)
         return True
@@ -965,6 +984,23 @@ class Queue(Committable):
             self._append(record, len(record) - ADDX_HEADER)
             self._collect(record)
         return self._open(self.backlog.take(), by_reader=False)
+
+    def hold_written_ahead(self, record: bytes, file: str, mark: PutMark | None = None) -> int:
+        """Do what `hold` does, for a record that `write_ahead` wrote to `file`.
+
+        Raises:
+            JournalError: the journal could not be written; the item was not added.
+        """
+        self._append_file(record, file, mark)
+        xid, records = self.reads.open_read(self.backlog.take())
+        # The item is in the journal and stays there, so this cannot be taken back with the changes
+        # of the turn. If it cannot be written now, it comes first in the next write, and after a
+        # crash loading opens the read.
+        self.changes.prelude += records
+        with contextlib.suppress(OSError):
+            self.journal.append(self.changes.prelude)
+            self.changes.prelude = b""
+        return xid
 
     def confirm_held(self, xids: Sequence[int]) -> None:
         """Confirm open reads that no reader has, and write that.
@@ -1039,6 +1075,26 @@ class Queue(Committable):
             and not self._limits.writes_paused
         )
 
+    def writes_ahead(self, *, is_delayed: bool) -> "Queue | None":
+        """Return who has the journal that an item is written to, if it may be written ahead.
+
+        That is the queue itself, or the companion if the item is delayed: it is begun, unless the
+        queue is full.
+        """
+        if not self.can_write_ahead:
+            return None
+        if not is_delayed:
+            return self
+        delayed = self._delayed
+        if delayed is None:
+            if not self.has_room(0):
+                return None
+            with contextlib.suppress(QueueUnavailable):  # adding the item says so, too
+                delayed = self._new_delayed()
+        if delayed is None or not delayed.companion.can_write_ahead:
+            return None
+        return delayed.companion
+
     def new_file_name(self) -> str:
         """Return a new temporary name for a file, for `write_ahead`."""
         self._commits.new_files += 1
@@ -1073,7 +1129,7 @@ class Queue(Committable):
         with contextlib.suppress(OSError):
             directory.remove(file)
 
-    def _takes_file(self, record: bytes, mark: PutMark | None) -> bool:
+    def takes_file(self, record: bytes, mark: PutMark | None) -> bool:
         """Whether a record that was written ahead may be added with its file, as things are now."""
         expiry = item_expiry(record)
         return (
@@ -1093,7 +1149,7 @@ class Queue(Committable):
         Raises:
             JournalError: the journal could not be written; the item was not added.
         """
-        if not self._takes_file(record, mark):
+        if not self.takes_file(record, mark):
             self.discard_file(file)
             if mark is not None:
                 return self.accept_once(record, mark, is_delayed=False)
@@ -1101,6 +1157,18 @@ class Queue(Committable):
         size = len(record) - ADDX_HEADER
         if (self._needs_checks or expiry) and self._admit(record, size) is None:
             return False
+        self._append_file(record, file, mark)
+        if self.waiters:
+            self._serve()
+        return True
+
+    def _append_file(self, record: bytes, file: str, mark: PutMark | None) -> None:
+        """Append an item whose record is in `file`, and continue the journal there.
+
+        Raises:
+            JournalError: the journal could not be written; the item was not added.
+        """
+        size = len(record) - ADDX_HEADER
         # All earlier records must be in earlier files.
         self.write_now()
         self._append(record, size)
@@ -1124,9 +1192,6 @@ class Queue(Committable):
         if self._sync_period is not None:
             self._schedule_sync(self._sync_period)
         self._commits.dirty.append(self)  # the journal grew, so the commit must check upkeep
-        if self.waiters:
-            self._serve()
-        return True
 
     # --- taking ---
 

@@ -1,9 +1,10 @@
 """A large item that is written before it is added, so that other clients need not wait for that.
 
 A thread writes it to a new file for each queue that gets it: the queue it is for, and its fanout
-children. The files are not part of their journals yet. When the item is added, each becomes the
-current file of its journal. A crash in between leaves the files, which replay ignores; the item was
-not acknowledged.
+children; if it is delayed, for their companions. The files are not part of their journals yet. When
+the item is added, each becomes the current file of its journal. A crash in between leaves the
+files, which replay ignores; the item was not acknowledged. For a queue without a journal, the
+thread only makes the record.
 """
 
 from kestrelmq.clock import Pause
@@ -25,33 +26,48 @@ class WrittenAhead:
         "_expiries",
         "_expiry",
         "_files",
+        "_is_delayed",
         "_mark",
         "_queue",
         "_records",
+        "_writers",
         "record",
     )
 
-    def __init__(self, queue: Queue, added: int, expiry: int, mark: PutMark | None = None) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        added: int,
+        expiry: int,
+        mark: PutMark | None = None,
+        *,
+        is_delayed: bool = False,
+    ) -> None:
         """Prepare; `write` is to follow.
 
         Args:
             queue: the queue.
-            added: when the item is added (ms since the epoch).
+            added: when the item is added, or when it is due (ms since the epoch).
             expiry: when it expires (ms since the epoch), 0 for never.
             mark: that of its producer, if it has one.
+            is_delayed: whether it is delayed until then.
         """
         self.record = b""
         self._queue = queue
         self._added = added
         self._expiry = expiry
         self._mark = mark
-        self._files = {one: one.new_file_name() for one in queue.targets if one.can_write_ahead}
-        self._expiries = {one: one.limited_expiry(added, expiry) for one in self._files}
+        self._is_delayed = is_delayed
+        writers = {one: one.writes_ahead(is_delayed=is_delayed) for one in queue.targets}
+        # Who writes the item for which queue, and the files.
+        self._writers = {one: writer for one, writer in writers.items() if writer is not None}
+        self._files = {one: one.new_file_name() for one in self._writers}
+        self._expiries = {one: one.limited_expiry(added, expiry) for one in queue.targets}
         self._records: dict[int, bytes] = {}
 
     @property
     def is_useful(self) -> bool:
-        """Whether there is anything to write."""
+        """Whether there is anything to write to a file."""
         return len(self._files) > 0
 
     def write(self, data: bytes | memoryview, pause: Pause) -> None:
@@ -65,9 +81,13 @@ class WrittenAhead:
         """Do what `write` does, for an item that is already a record."""
         self.record = record
         self._records[item_expiry(record)] = record
-        for one, file in list(self._files.items()):
+        for one in self._expiries:
+            own = self._record_for(one, pause)
+            file = self._files.get(one)
+            if file is None:
+                continue
             try:
-                one.write_ahead(file, self._record_for(one, pause), pause, self._mark_for(one))
+                self._writers[one].write_ahead(file, own, pause, self._mark_for(one))
             except OSError:
                 if one is self._queue:
                     raise
@@ -88,7 +108,7 @@ class WrittenAhead:
         return self._mark.by_master()
 
     def add(self) -> bool:
-        """Do what `Queue.add_record` or `add_record_once` does, in the thread of the queues.
+        """Do what the queue's `put` does, in the thread of the queues.
 
         If a child cannot be written, the others and the queue get the item all the same.
 
@@ -99,7 +119,7 @@ class WrittenAhead:
         queue, mark = self._queue, self._mark
         if mark is not None and not queue.is_next(mark):
             self.discard()
-            return queue.add_record_once(self.record, mark)
+            return queue.add_record_once(self.record, mark, is_delayed=self._is_delayed)
         queue.check_writes()
         failure: JournalError | None = None
         for child in queue.children:
@@ -113,14 +133,17 @@ class WrittenAhead:
         return is_stored
 
     def _accept(self, one: Queue) -> bool:
-        mark = self._mark_for(one)
-        file = self._files.get(one)
+        mark, file = self._mark_for(one), self._files.get(one)
+        record = self._records.get(self._expiries.get(one, self._expiry), self.record)
+        if self._is_delayed:
+            if mark is not None:
+                return one.accept_once(record, mark, is_delayed=True, file=file)
+            return one.accept_delayed(record, file=file)
         if file is not None:
-            record = self._records[self._expiries[one]]
             return one.accept_written_ahead(record, file, self._expiry, mark)
         if mark is not None:
-            return one.accept_once(self.record, mark, is_delayed=False)
-        return one.accept(self.record, self._expiry)
+            return one.accept_once(record, mark, is_delayed=False)
+        return one.accept(record, self._expiry)
 
     def discard(self) -> None:
         """Remove the files whose item was not added; the others have new names."""

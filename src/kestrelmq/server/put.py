@@ -108,11 +108,12 @@ class PendingPut(PendingRequest):
         except KestrelError as error:
             self._refuse(error)
             return
-        if queue is not None and not self._times.due:
+        if queue is not None:
             places = [
                 place for place, data in enumerate(self._items) if len(data) >= WRITE_AHEAD_SIZE
             ]
-            if places and self._write_large(queue, places):
+            if places:
+                self._write_large(queue, places)
                 return
         self._add()
 
@@ -123,22 +124,32 @@ class PendingPut(PendingRequest):
             False if the queues that get it must write it themselves.
         """
         self._record = record
-        return self._write_large(queue, [0])
-
-    def _write_large(self, queue: Queue, places: list[int]) -> bool:
-        """Have a thread write the large items, at these places; then add all items."""
-        now = self._context.turns.clock.now()
-        for place in places:
-            mark = self._mark_of(place)
-            self._large[place] = WrittenAhead(queue, now, self._times.expiry, mark)
-        if not self._large[places[0]].is_useful:
-            self._large.clear()
+        large = self._prepare(queue, 0)
+        if not large.is_useful:
             return False
+        self._write(queue, {0: large})
+        return True
+
+    def _write_large(self, queue: Queue, places: list[int]) -> None:
+        """Have a thread write the large items, at these places; then add all items."""
+        self._write(queue, {place: self._prepare(queue, place) for place in places})
+
+    def _prepare(self, queue: Queue, place: int) -> WrittenAhead:
+        times = self._times
+        return WrittenAhead(
+            queue,
+            times.due or self._context.turns.clock.now(),
+            times.expiry,
+            self._mark_of(place),
+            is_delayed=times.due > 0,
+        )
+
+    def _write(self, queue: Queue, large: dict[int, WrittenAhead]) -> None:
+        self._large = large
         self._queue = queue
         self._is_writing = True
         self._connection.wait_for_work(self)
         self._context.writer.run(self._write_files, self._files_written)
-        return True
 
     def _write_files(self, pause: Pause) -> None:
         """Write the large items; runs in the thread. Raises OSError."""

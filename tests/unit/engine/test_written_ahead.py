@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -425,3 +426,98 @@ def test_behind_a_sync_that_failed_nothing_is_in_another_file(
     found = items_on_disk(tmp_path / "survived")
     assert found == [b"first", b"second", b"third", b"large"][: len(found)]
     assert found
+
+
+DUE: Final = 2_000_000_000_000
+"""Later than the clock of a test says (ms)."""
+
+
+def begin_delayed(queue: Queue, data: bytes, mark: PutMark | None = None) -> WrittenAhead:
+    """Write an item that is delayed; return it, to be added."""
+    large = WrittenAhead(queue, DUE, 0, mark, is_delayed=True)
+    large.write(data, lambda: None)
+    return large
+
+
+def delayed_after_a_start(directory: CrashingDirectory) -> list[bytes]:
+    """Return the delayed items that the next start finds."""
+    config = CONFIG.model_copy(update={"queue_path": directory.path})
+    collection = QueueCollection(config, FakeClock())
+    collection.open()
+    companion = collection.obtain("jobs").with_companion[-1]
+    found = [item_data(record) for _, record in companion.reads.open.items()]
+    collection.close()
+    return found
+
+
+def test_the_file_of_a_delayed_item_becomes_the_companions(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """After what was collected, and before what comes; a restart finds all delayed."""
+    queue = collection.obtain("jobs")
+    large = begin_delayed(queue, b"large")
+    queue.add_delayed(b"before", DUE)
+    assert large.add()
+    queue.add_delayed(b"after", DUE)
+    assert not collection.commits.commit()
+    assert (directory.path / "jobs~~delayed").read_bytes().startswith(large.record)
+    assert (len(queue), queue.delayed_items) == (0, 3)
+    collection.close()
+    assert delayed_after_a_start(directory) == [b"before", b"large", b"after"]
+
+
+def test_a_delayed_item_whose_read_cannot_be_written_at_once(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """It is stored all the same: the next write opens the read first, and so does a start."""
+    queue = collection.obtain("jobs")
+    first, second = begin_delayed(queue, b"first"), begin_delayed(queue, b"second")
+    directory.break_steps("append")
+    assert first.add()
+    directory.mend()
+    assert delayed_in_a_copy(directory) == [b"first"]
+    assert second.add()
+    assert not collection.commits.commit()
+    assert queue.delayed_items == 2
+    collection.close()
+    assert delayed_after_a_start(directory) == [b"first", b"second"]
+
+
+def delayed_in_a_copy(directory: CrashingDirectory) -> list[bytes]:
+    """Return the delayed items that a start would find now."""
+    copy = CrashingDirectory.within(directory.path.parent / "copy")
+    for name in directory.names():
+        if not name.startswith("~~"):
+            (copy.path / name).write_bytes((directory.path / name).read_bytes())
+    return delayed_after_a_start(copy)
+
+
+@pytest.mark.parametrize("limit", ["max_items", "max_age"])
+def test_a_delayed_item_that_is_not_as_it_was_written(
+    collection: QueueCollection, directory: CrashingDirectory, limit: str
+) -> None:
+    """One that is refused, or expires earlier by new settings, leaves no file."""
+    queue = collection.obtain("jobs")
+    large = begin_delayed(queue, b"large")
+    queue.configure(queue.config.model_copy(update={limit: 0}))
+    assert large.add() is (limit == "max_age")
+    large.discard()
+    assert not collection.commits.commit()
+    assert not [name for name in directory.names() if "ahead" in name]
+    assert queue.delayed_items == (limit == "max_age")
+
+
+def test_a_delayed_item_of_a_producer(collection: QueueCollection) -> None:
+    """It is stored once, whatever is sent again, also after a restart."""
+    queue = collection.obtain("jobs")
+    mark = PutMark(b"p", 5)
+    assert begin_delayed(queue, b"large", mark).add()
+    assert not collection.commits.commit()
+    again = begin_delayed(queue, b"large", mark)
+    assert again.add()
+    assert (queue.delayed_items, queue.last_number(b"p")) == (1, 5)
+    collection.close()
+    reopened = QueueCollection(collection.config, FakeClock())
+    reopened.open()
+    assert reopened.obtain("jobs").last_number(b"p") == 5
+    reopened.close()
