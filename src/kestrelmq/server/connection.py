@@ -72,8 +72,13 @@ class Session:
         """Give back what the session holds; the connection is closed and its request cancelled."""
         raise NotImplementedError
 
-    def failure_reply(self, failure: JournalError, reply: bytes) -> bytes:
-        """Return the error that replaces `reply` when the operation was undone."""
+    def failure_reply(
+        self, failure: JournalError, reply: bytes, queues: Sequence[Committable]
+    ) -> bytes:
+        """Return the error that replaces `reply`, which depends on `queues`, after a failure.
+
+        The operation was undone, or could not be synced.
+        """
         raise NotImplementedError
 
     def open_reads(self) -> dict[str, int]:

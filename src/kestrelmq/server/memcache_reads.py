@@ -278,7 +278,6 @@ class MemcacheGet(ReadHandler):
         """Let the reply, which comes in a later turn, depend on the changes of this one."""
         if self._touched:
             self._connection.push(b"", tuple(self._touched))
-            self._touched.clear()
 
     def _send(self, parts: list[Part]) -> None:
         self._connection.push_large(parts, self._size, tuple(self._touched))

@@ -5,9 +5,11 @@ All other requests go to `_serve_other`. The connection collects the replies, ea
 whose journals must be written before the reply may be sent.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from kestrelmq.engine.durability import Committable
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
@@ -356,7 +358,9 @@ class MemcacheSession(Session):
         self._connection.push(reply)
         self._connection.closing = True
 
-    def failure_reply(self, failure: JournalError, reply: bytes) -> bytes:
+    def failure_reply(
+        self, failure: JournalError, reply: bytes, queues: Sequence[Committable]
+    ) -> bytes:
         """Return the error reply to an operation that was undone, or that could not be synced.
 
         If items were opened that the client does not get now, the connection ends, and gives them
@@ -365,7 +369,7 @@ class MemcacheSession(Session):
         pending = self._connection.pending
         if isinstance(pending, PendingReserve) and reply.startswith(ITEM):
             pending.is_lost = True
-        elif reply.startswith(VALUE) and self._reads.counts():
+        elif reply.startswith(VALUE) and self._reads.has_of(queues):
             self._connection.closing = True
         return memcache.server_error(str(failure))
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 from itertools import chain, islice
 from typing import Final
 
+from kestrelmq.engine.durability import Committable
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import run_to_end
@@ -313,6 +314,11 @@ class ConnectionOpenReads:
     def most(self, queue: str) -> int:
         """Return how many reads are open on a queue at most: some may have ended by themselves."""
         return len(self.by_queue.get(queue, ()))
+
+    def has_of(self, queues: Sequence[Committable]) -> bool:
+        """Whether there is an open read of any of `queues`."""
+        some = [name for name, reads in self.by_queue.items() if reads[0][0] in queues]
+        return any(map(self.count, some))
 
     def counts(self) -> dict[str, int]:
         """Return how many of the first `MOST_READS_COUNTED` reads are open, by queue."""

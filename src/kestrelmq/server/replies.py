@@ -39,9 +39,9 @@ Part = bytes | memoryview | LatePart
 Extent = tuple[int, int, Queues]
 """A reply: the index of its first part, the index after its last, and the queues it depends on."""
 
-FailureReply = Callable[[JournalError, bytes], bytes]
+FailureReply = Callable[[JournalError, bytes, Sequence[Committable]], bytes]
 """Returns the error that replaces the given reply, of which large parts are missing, when the
-operation was undone."""
+operation was undone, or could not be synced; and is given the queues that the reply depends on."""
 
 OUTPUT_LIMIT: Final = 1 << 20
 """When a connection has more bytes of replies than this, no further request is applied."""
@@ -194,7 +194,8 @@ class Replies:
             # Who looks at the reply needs its beginning only.
             reply = b"".join([part for part in parts[first:end] if isinstance(part, bytes)])
             if reply:
-                parts[first:end] = [failure_reply(self.failure, reply), *[b""] * (end - first - 1)]
+                error = failure_reply(self.failure, reply, _each(queues))
+                parts[first:end] = [error, *[b""] * (end - first - 1)]
                 self.failure = None
 
     def clear(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Final, TypeVar, cast
 
+from kestrelmq.engine.durability import Committable
 from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.searching import Page
@@ -123,7 +124,9 @@ class TextSession(Session):
             if connection.paused or connection.closing:
                 return parser.take_back()
 
-    def failure_reply(self, failure: JournalError, reply: bytes) -> bytes:
+    def failure_reply(
+        self, failure: JournalError, reply: bytes, queues: Sequence[Committable]
+    ) -> bytes:
         """Return the error reply to an operation that was undone, or that could not be synced.
 
         If items were opened that the client does not get now, the connection ends, as that of a
@@ -132,7 +135,7 @@ class TextSession(Session):
         pending = self._connection.pending
         if isinstance(pending, PendingReserve) and reply.startswith(self._reserved):
             pending.is_lost = True
-        elif reply.startswith(b":") and self._reads.counts():
+        elif reply.startswith(b":") and self._reads.has_of(queues):
             self._connection.closing = True
         return text.error_reply(str(failure))
 

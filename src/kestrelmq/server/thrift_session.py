@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Final
 
 from kestrelmq.clock import Pause
+from kestrelmq.engine.durability import Committable
 from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.searching import Page
@@ -204,7 +205,9 @@ class ThriftSession(Session):
         log.debug("%s: %s", self._connection.peer, fault.message)
         self._connection.closing = True
 
-    def failure_reply(self, failure: JournalError, reply: bytes) -> bytes:
+    def failure_reply(
+        self, failure: JournalError, reply: bytes, _queues: Sequence[Committable]
+    ) -> bytes:
         """Return the exception that replaces `reply` when the operation was undone."""
         header, pending = thrift.header_of(reply), self._connection.pending
         if isinstance(pending, PendingReserve) and header.name == "reserve":

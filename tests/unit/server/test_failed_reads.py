@@ -81,6 +81,30 @@ def test_a_read_that_could_not_be_opened_is_nobodys(tmp_path: Path, kind: str) -
         turning.run(scenario())
 
 
+def test_other_open_reads_stay_when_one_could_not_be_opened(tmp_path: Path) -> None:
+    """They have nothing to do with it, and the connection lives on."""
+    disk, turning = serving(tmp_path)
+
+    async def scenario() -> None:
+        for name in ("work", "other"):
+            turning.collection.obtain(name).add(b"x")
+        await turning.turn()
+        client = turning.connect("memcache")
+        await turning.send(client, b"get other/open\r\n")
+        assert b"\r\nx\r\n" in await turning.receive(client, b"END\r\n")
+        disk.break_steps("append")
+        await turning.send(client, b"get work/open\r\n")
+        assert (await turning.receive(client, b"\r\n")).startswith(b"SERVER_ERROR")
+        disk.mend()
+        await turning.send(client, b"get other/close\r\n")
+        assert await turning.receive(client, b"END\r\n") == b"END\r\n"
+        assert turning.collection.obtain("other").open_reads == 0
+        await turning.hang_up(client)
+
+    with turning:
+        turning.run(scenario())
+
+
 SYNCED = OPENING | {
     "memcache, several": (b"get other/open work/open\r\n", b"SERVER_ERROR", b"\r\n"),
     "memcache, gets": (b"gets work/open\r\n", b"SERVER_ERROR", b"\r\n"),

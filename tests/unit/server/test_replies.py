@@ -1,5 +1,7 @@
 """Replies wait for what they depend on, in their order, and fail with it."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from kestrelmq.engine.durability import Committable
@@ -12,7 +14,7 @@ pytestmark = pytest.mark.compiled
 ONE, OTHER = Committable(), Committable()
 
 
-def failed(failure: JournalError, reply: bytes) -> bytes:
+def failed(failure: JournalError, reply: bytes, _queues: Sequence[Committable]) -> bytes:
     """Return the reply to what was taken back."""
     return b"[%b failed: %b]" % (reply, str(failure).encode())
 
