@@ -323,7 +323,7 @@ def test_a_long_listing_may_take_its_time(
     assert until_when == sorted(until_when)
     until_when.clear()
     assert (
-        connection.run(commands.set_items(b"work", [(b"x" * 100, None)], ItemTimes(0, 0), []))
+        connection.run(commands.set_items(b"work", [(b"x" * 100, ItemTimes(0, 0), None)], []))
         is None
     )
     assert connection.run(commands.peek(b"work")) == b"x" * 100

@@ -130,16 +130,16 @@ def abort_read(queue: bytes) -> Command[bytes | None]:
 
 def set_items(
     queue: bytes,
-    items: Sequence[tuple[bytes, PutMark | None]],
-    times: ItemTimes,
+    items: Sequence[tuple[bytes, ItemTimes, PutMark | None]],
     acknowledged: list[bool],
 ) -> Command[None]:
-    """Add `items`, given with the marks of their producer if it has a name, pipelined.
+    """Add `items`, given with their times and the marks of their producer, if any, pipelined.
 
     Each answer is appended to `acknowledged` as it arrives, so that they are known after an error.
     """
     request = b"".join(
-        wire.set_request(queue, item, times.expiry, times.delay, mark) for item, mark in items
+        wire.set_request(queue, item, times.expiry, times.delay, mark)
+        for item, times, mark in items
     )
 
     def read() -> Reading[None]:

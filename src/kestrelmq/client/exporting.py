@@ -10,7 +10,7 @@ from kestrelmq.errors import JournalError
 from kestrelmq.journal.export_rows import ExportRow, live_rows
 
 EXPORTED_AT_ONCE: Final = 1000
-"""The most items that one request of an export returns, and that are added together."""
+"""The most items that one request of an export returns."""
 _BATCH_BYTES: Final = 1 << 20
 """No further items are added together with so many bytes."""
 
@@ -31,8 +31,10 @@ class ExportPage:
     following: ExportPlace | None
 
 
-def import_batches(lines: Iterable[str | bytes], queue: str | None) -> Iterator[list[ExportRow]]:
-    """Yield rows that can be added together: of one queue, with the same times.
+def import_batches(
+    lines: Iterable[str | bytes], queue: str | None, most: int
+) -> Iterator[list[ExportRow]]:
+    """Yield rows that are added together: at most so many of one queue that follow each other.
 
     `queue` gets all of them if it is given. Raises as `live_rows`, behind what comes before.
     """
@@ -42,9 +44,7 @@ def import_batches(lines: Iterable[str | bytes], queue: str | None) -> Iterator[
     try:
         for row in live_rows(lines, queue, lambda: time.time_ns() // 1_000_000):
             if batch and (
-                _key(row) != _key(batch[0])
-                or len(batch) == EXPORTED_AT_ONCE
-                or size >= _BATCH_BYTES
+                row.queue != batch[0].queue or len(batch) == most or size >= _BATCH_BYTES
             ):
                 yield batch
                 batch, size = [], 0
@@ -56,7 +56,3 @@ def import_batches(lines: Iterable[str | bytes], queue: str | None) -> Iterator[
         yield batch
     if wrong is not None:
         raise wrong
-
-
-def _key(row: ExportRow) -> tuple[str, int, int]:
-    return row.queue, row.expiry, row.due

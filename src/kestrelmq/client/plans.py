@@ -248,21 +248,23 @@ class PutBatch:
     def __init__(
         self,
         items: Sequence[bytes],
+        times: Sequence[ItemTimes],
         indexes: Sequence[int],
         outcomes: list[bool | None],
         mark: PutMark | None = None,
     ) -> None:
-        """Start with the items at `indexes`; `mark` is that of the first of all `items`."""
+        """Start with the items at `indexes`, of all `items`, whose first one has `mark`."""
         self.mark = mark
         self.pending = list(indexes)
         self._items = items
+        self._times = times
         self._outcomes = outcomes
 
-    def left(self) -> list[tuple[bytes, PutMark | None]]:
-        """Return the items that are not stored yet, with their marks."""
+    def left(self) -> list[tuple[bytes, ItemTimes, PutMark | None]]:
+        """Return the items that are not stored yet, with their times and marks."""
         mark = self.mark
         return [
-            (self._items[index], None if mark is None else mark.of_next(index))
+            (self._items[index], self._times[index], None if mark is None else mark.of_next(index))
             for index in self.pending
         ]
 
@@ -468,11 +470,12 @@ class Planner:
         """
         if isinstance(items, str | bytes | bytearray):
             raise InvalidRequest("put_many takes a list of items; put takes one")
+        encoded = [commands.checked_bytes(item, "an item") for item in items]
         return (
             yield from self._put_all(
                 queue,
-                [commands.checked_bytes(item, "an item") for item in items],
-                item_times(expiry, delay),
+                encoded,
+                [item_times(expiry, delay)] * len(encoded),
                 mark_of(producer, sequence),
                 retry_unknown=retry_unknown,
             )
@@ -482,12 +485,12 @@ class Planner:
         self,
         queue: str,
         items: Sequence[bytes],
-        times: ItemTimes,
+        times: Sequence[ItemTimes],
         mark: PutMark | None = None,
         *,
         retry_unknown: bool | None = None,
     ) -> Plan[list[bool]]:
-        """Do what `put_many` does; `mark` is that of the first item."""
+        """Do what `put_many` does; each item has its times, and the first one `mark`."""
         name = commands.checked_queue(queue)
         retry = self.retry_unknown if retry_unknown is None else retry_unknown
         outcomes: list[bool | None] = [None] * len(items)
@@ -495,7 +498,7 @@ class Planner:
         for batch in batch_ranges(items):
             try:
                 yield from self._put_patiently(
-                    name, times, PutBatch(items, batch, outcomes, mark), deadline, retry=retry
+                    name, PutBatch(items, times, batch, outcomes, mark), deadline, retry=retry
                 )
             except ClientError as error:
                 error.stored = tuple(outcomes)
@@ -503,7 +506,7 @@ class Planner:
         return [outcome is True for outcome in outcomes]
 
     def _put_patiently(
-        self, queue: bytes, times: ItemTimes, batch: PutBatch, deadline: float, *, retry: bool
+        self, queue: bytes, batch: PutBatch, deadline: float, *, retry: bool
     ) -> Plan[None]:
         """Add the items; until `deadline`, wait for the only server if it cannot be reached.
 
@@ -519,9 +522,7 @@ class Planner:
                     "the items of a producer need a client of one server, or with affinity"
                 )
             try:
-                yield from self._put_batch(
-                    queue, times, batch, server_round, retry=retry or is_marked
-                )
+                yield from self._put_batch(queue, batch, server_round, retry=retry or is_marked)
             except ClientError:
                 again = server_round.is_unanswered if is_marked else server_round.found_no_server
                 if not again or self.clock() >= deadline:
@@ -533,7 +534,6 @@ class Planner:
     def _put_batch(
         self,
         queue: bytes,
-        times: ItemTimes,
         batch: PutBatch,
         server_round: ServerRound,
         *,
@@ -541,7 +541,7 @@ class Planner:
     ) -> Plan[None]:
         while (server := server_round.next_server()) is not None:
             answers: list[bool] = []
-            command = commands.set_items(queue, batch.left(), times, answers)
+            command = commands.set_items(queue, batch.left(), answers)
             try:
                 yield RunStep(server, command)
             except ServerRefused as error:
@@ -1034,6 +1034,8 @@ class Planner:
 
         They are new items: they keep their expiry, to the second, but not the time when they were
         added. Those that have expired meanwhile are left out; those that are not due are delayed.
+        Items of one queue that follow each other are sent together, as by `put_many`. When one is
+        refused, those that were sent behind it may be added, and count; no others are sent.
 
         Args:
             lines: the lines, such as an open file.
@@ -1045,9 +1047,10 @@ class Planner:
         """
         added = 0
         try:
-            for rows in import_batches(lines, queue):
+            for rows in import_batches(lines, queue, BATCH_ITEMS):
                 name = rows[0].queue
-                times = times_of_row(rows[0].expiry, rows[0].due, time.time_ns() // 1_000_000)
+                now = time.time_ns() // 1_000_000
+                times = [times_of_row(row.expiry, row.due, now) for row in rows]
                 outcomes = yield from self._put_all(name, [row.data for row in rows], times)
                 added += outcomes.count(True)
                 if not all(outcomes):

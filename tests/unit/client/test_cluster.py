@@ -1,5 +1,6 @@
 """What an operation does when servers fail, refuse, or have nothing: plans with played servers."""
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from kestrelmq.client.plans import (
 from kestrelmq.errors import (
     ClientError,
     ConnectionLost,
+    ImportStopped,
     InvalidRequest,
     OperationTimeout,
     ServerRefused,
@@ -161,6 +163,38 @@ def test_a_put_whose_reply_was_lost_is_repeated_where_duplicates_are_accepted() 
     """With retry_unknown the caller sees no error while any server answers."""
     play = Play(lambda server, _: STORED if server == C else ConnectionLost("cut"))
     assert [put(play, retry=True) for _ in range(5)] == [[True]] * 5
+
+
+def imported(play: Play, count: int) -> Any:
+    """Import items, each with an expiry of its own, into queue q."""
+    far = 4_000_000_000_000
+    lines = [
+        json.dumps({"queue": "q", "data": "x", "expiry": far + 1000 * number})
+        for number in range(count)
+    ]
+    return play.run(play.planner.import_items(lines))
+
+
+def test_items_with_different_times_are_imported_together() -> None:
+    """They need no round trip each."""
+    play = Play(lambda _, request: STORED * request.count(b"set q "), [A])
+    assert imported(play, BATCH_ITEMS + 10) == BATCH_ITEMS + 10
+    assert [request.count(b"set q ") for _, request in play.asked] == [BATCH_ITEMS, 10]
+    assert b"set q 0 4000000009 1\r\n" in play.asked[0][1]
+
+
+def test_an_import_stops_with_what_was_sent_together() -> None:
+    """What was stored behind the refused item counts; nothing else is sent."""
+
+    def answer(_server: Address, request: bytes) -> bytes:
+        count = request.count(b"set q ")
+        return STORED * 3 + NOT_STORED + STORED * (count - 4) if count > 1 else NOT_STORED
+
+    play = Play(answer, [A])
+    with pytest.raises(ImportStopped) as stopped:
+        imported(play, 3 * BATCH_ITEMS)
+    assert stopped.value.added == BATCH_ITEMS - 1
+    assert [request.count(b"set q ") for _, request in play.asked] == [BATCH_ITEMS]
 
 
 def test_a_full_queue_is_tried_elsewhere_and_then_reported() -> None:
