@@ -44,6 +44,10 @@ class QueuePathLocked(JournalError):  # noqa: N818
     """A server, a tool or the library uses the queue path, or the queue."""
 
 
+class StorageError(KestrelError):
+    """A store (S3, HDFS and the like) that cannot be reached, or that refuses what was asked."""
+
+
 class QueueUnavailable(KestrelError):  # noqa: N818
     """The queue cannot be used: it was closed, is damaged, or its items cannot be read."""
 

@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
 from kestrelmq.spark.session import local_session
+from tests.support.object_store import ObjectStore, running_store
 from tests.support.server import ServerProcess, running_server
 
 
@@ -17,6 +18,13 @@ def spark() -> Iterator[SparkSession]:
     with local_session("local[2,2]", quick=True) as session:
         session.sparkContext.setLogLevel("OFF")
         yield session
+
+
+@pytest.fixture(scope="session")
+def store() -> Iterator[ObjectStore]:
+    """Run an S3 server, for the whole run."""
+    with running_store() as running:
+        yield running
 
 
 @pytest.fixture

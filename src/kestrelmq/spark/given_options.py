@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 from kestrelmq.errors import ConfigError
-from kestrelmq.spark.spool import local_path
+from kestrelmq.spark.storage import local_path
 from kestrelmq.units import parse_duration, parse_size
 
 # Options that Spark itself adds to some calls.

@@ -32,7 +32,7 @@ from kestrelmq.spark.encoding import check_columns, encode
 from kestrelmq.spark.journal_commit import JournalCommit
 from kestrelmq.spark.journal_options import JournalWriteOptions
 from kestrelmq.spark.journal_parts import JournalPart, PartWriter, ordered_parts
-from kestrelmq.spark.spool import local_path
+from kestrelmq.spark.storage import local_path
 from kestrelmq.spark.written_columns import session_zone
 
 _PATIENCE: Final = 3600.0

@@ -13,7 +13,7 @@ from kestrelmq.names import queue_name_error
 from kestrelmq.spark.batch_plan import MAX_PARTITION_ITEMS, MAX_PARTITIONS
 from kestrelmq.spark.given_options import GivenOptions, a_boolean, a_size, a_time, a_whole_number
 from kestrelmq.spark.queue_choice import QueueChoice
-from kestrelmq.spark.spool import local_path
+from kestrelmq.spark.storage import local_path
 
 DEFAULT_ITEMS: Final = 100_000
 DEFAULT_BYTES: Final = 128 << 20

@@ -17,6 +17,7 @@ from typing import Final
 
 from kestrelmq.errors import ConfigError, JournalError
 from kestrelmq.journal.names import TEMPORARY_MARK, QueueFiles, group_files, parse_name
+from kestrelmq.spark.storage import local_path
 
 _LOOK: Final = 64 << 10
 _LISTINGS: Final = 100
@@ -97,26 +98,6 @@ class Following:
 
     queues: dict[QueueKey, tuple[FollowedFile, ...]]
     missing: frozenset[str]
-
-
-def local_path(written: str, option: str = "path") -> str:
-    """Return a path of the file system from a path or a `file:` URL, which Spark users also write.
-
-    `option` is the name of the option, for the error message.
-
-    Raises:
-        ConfigError: it is a URL with another scheme.
-    """
-    scheme, colon, rest = written.partition(":")
-    if not colon or "/" in scheme or not rest.startswith("/"):
-        return written
-    path = rest.removeprefix("//")
-    if scheme.lower() != "file" or not path.startswith("/"):
-        raise ConfigError(
-            f"option '{option}': {written!r} is not allowed: it must be a path of a file system "
-            "that the driver and every executor have, or a file: URL"
-        )
-    return path
 
 
 def is_pattern(path: str) -> bool:

@@ -47,8 +47,9 @@ from kestrelmq.spark.queue_choice import QueueChoice, literally
 from kestrelmq.spark.reading import read_partitioned
 from kestrelmq.spark.server_probe import ServerProbe
 from kestrelmq.spark.session import start_query
-from kestrelmq.spark.spool import check_apart, local_path
+from kestrelmq.spark.spool import check_apart
 from kestrelmq.spark.staging import Staging
+from kestrelmq.spark.storage import local_path
 
 STAGING: Final = "_staging"
 CHECKPOINT: Final = "_checkpoint"

@@ -24,7 +24,8 @@ from kestrelmq.spark.pipelines.report_page import (
     page,
 )
 from kestrelmq.spark.reading import read_parquet
-from kestrelmq.spark.spool import check_apart, local_path
+from kestrelmq.spark.spool import check_apart
+from kestrelmq.spark.storage import local_path
 
 _PERCENTILES = (50, 95, 99)
 _LARGEST = 10

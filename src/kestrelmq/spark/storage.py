@@ -1,0 +1,497 @@
+"""Paths and URIs: what a path means, and the files of a store that `pyarrow.fs` opens.
+
+A path of the file system, or a `file:` URL, stays text. A URI of a store, such as
+`s3://bucket/spool`, becomes a `Location`: the URI without credentials, and the options of the file
+system. So a location may be shown, logged and stored as text; options never are. Options come from
+the URI's query and user, or are given beside it, and are the arguments of `pyarrow.fs`, as text:
+nothing of them is evaluated.
+
+A store has no rename and no inode numbers. A file in it is replaced as a whole, and appears when
+it is whole.
+"""
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any, Final
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from kestrelmq.errors import ConfigError, StorageError
+from kestrelmq.journal.names import TEMPORARY_MARK
+
+STORAGE_OPTION: Final = "storage."
+"""How the names of storage options of a data source begin."""
+_PUBLIC: Final = frozenset(
+    {"region", "scheme", "endpoint_override", "anonymous", "user", "port", "account_name"}
+)
+"""Options whose values errors may show."""
+_SHOWN: Final = 500
+"""Most characters of an error of a store."""
+_URI_SAFE: Final = "/!$&'()*+,;=:@~"
+
+
+def _a_text(value: str) -> str:
+    if not value:
+        raise ValueError("a text that is not empty")
+    return value
+
+
+def _a_boolean(value: str) -> bool:
+    if value.lower() not in {"true", "false"}:
+        raise ValueError("true or false")
+    return value.lower() == "true"
+
+
+def _a_number(value: str) -> int:
+    if not value.isdecimal():
+        raise ValueError("a whole number")
+    return int(value)
+
+
+def _seconds(value: str) -> float:
+    if not value.replace(".", "", 1).isdecimal():
+        raise ValueError("a number of seconds")
+    return float(value)
+
+
+def _a_duration(value: str) -> timedelta:
+    return timedelta(seconds=_seconds(value))
+
+
+def _a_time(value: str) -> datetime:
+    try:
+        return datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError("a time such as 2026-01-31T10:00:00+00:00") from None
+
+
+def _a_scheme(value: str) -> str:
+    if value not in {"http", "https"}:
+        raise ValueError("http or https")
+    return value
+
+
+Parsers = Mapping[str, Callable[[str], object]]
+
+_S3: Final[Parsers] = {
+    "access_key": _a_text,
+    "secret_key": _a_text,
+    "session_token": _a_text,
+    "anonymous": _a_boolean,
+    "role_arn": _a_text,
+    "session_name": _a_text,
+    "external_id": _a_text,
+    "load_frequency": _a_number,
+    "region": _a_text,
+    "request_timeout": _seconds,
+    "connect_timeout": _seconds,
+    "scheme": _a_scheme,
+    "endpoint_override": _a_text,
+    "proxy_options": _a_text,
+    "force_virtual_addressing": _a_boolean,
+    "tls_ca_file_path": _a_text,
+}
+_GCS: Final[Parsers] = {
+    "anonymous": _a_boolean,
+    "access_token": _a_text,
+    "credential_token_expiration": _a_time,
+    "target_service_account": _a_text,
+    "scheme": _a_scheme,
+    "endpoint_override": _a_text,
+    "retry_time_limit": _a_duration,
+    "project_id": _a_text,
+}
+_HDFS: Final[Parsers] = {
+    "user": _a_text,
+    "replication": _a_number,
+    "buffer_size": _a_number,
+    "default_block_size": _a_number,
+    "kerb_ticket": _a_text,
+}
+_AZURE: Final[Parsers] = {
+    "account_name": _a_text,
+    "account_key": _a_text,
+    "blob_storage_authority": _a_text,
+    "blob_storage_scheme": _a_scheme,
+    "client_id": _a_text,
+    "client_secret": _a_text,
+    "dfs_storage_authority": _a_text,
+    "dfs_storage_scheme": _a_scheme,
+    "sas_token": _a_text,
+    "tenant_id": _a_text,
+}
+_SCHEMES: Final[Mapping[str, Parsers]] = {
+    "s3": _S3,
+    "gs": _GCS,
+    "gcs": _GCS,
+    "hdfs": _HDFS,
+    "viewfs": _HDFS,
+    "abfs": _AZURE,
+    "abfss": _AZURE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file or a directory in a store, as it was listed.
+
+    Attributes:
+        name: its name in its directory.
+        size: its size in bytes; 0 for a directory.
+        is_directory: whether it is a directory.
+        changed: when it was last written (ns since the epoch; 0 if the store does not tell).
+    """
+
+    name: str
+    size: int
+    is_directory: bool
+    changed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A file or directory in a store. It can be pickled, to travel to executors.
+
+    Attributes:
+        scheme: the scheme of its URI.
+        authority: the bucket, container or host, without user and password.
+        path: the path behind that, without a slash at either end; not quoted as in a URI.
+        options: the options of the file system: names and values; never shown.
+    """
+
+    scheme: str
+    authority: str
+    path: str
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @property
+    def uri(self) -> str:
+        """The URI, without credentials and options."""
+        return f"{self.scheme}://{self.authority}/{quote(self.path, _URI_SAFE)}".rstrip("/")
+
+    def __str__(self) -> str:
+        """Return the URI, without credentials and options."""
+        return self.uri
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def parent(self) -> "Location":
+        """The directory that it is in; the root is in itself."""
+        return replace(self, path=self.path.rpartition("/")[0])
+
+    def __truediv__(self, name: str) -> "Location":
+        """Return what is called `name` in this directory; `name` may have slashes."""
+        return replace(self, path=f"{self.path}/{name}".strip("/"))
+
+    def as_options(self) -> dict[str, str]:
+        """Return the options of a data source that give these storage options; they are secret."""
+        return {f"{STORAGE_OPTION}{name}": value for name, value in self.options}
+
+    def entries(self) -> list[StoredFile]:
+        """Return what is in this directory, sorted by name.
+
+        Raises:
+            FileNotFoundError: there is no such directory.
+            StorageError: the store cannot be reached, or refuses.
+        """
+        with _errors(self):
+            found = _file_system(self).get_file_info(fs.FileSelector(_inner_path(self)))
+        return sorted(map(_stored, found), key=lambda one: one.name)
+
+    def find(self) -> StoredFile | None:
+        """Return what is here, or None.
+
+        Raises:
+            StorageError: the store cannot be reached, or refuses.
+        """
+        with _errors(self):
+            found = _file_system(self).get_file_info(_inner_path(self))
+        return None if found.type == fs.FileType.NotFound else _stored(found)
+
+    def exists(self) -> bool:
+        """Whether there is a file or a directory here. Raises as `find`."""
+        return self.find() is not None
+
+    def read(self, begin: int = 0, end: int | None = None) -> pa.Buffer:
+        """Return the bytes of this file from `begin` to `end`, or to the end of the file.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            StorageError: the store cannot be reached, or refuses.
+        """
+        with _errors(self), _file_system(self).open_input_file(_inner_path(self)) as file:
+            most = file.size() if end is None else min(end, file.size())
+            file.seek(begin)
+            return file.read_buffer(max(0, most - begin))
+
+    def read_into(self, target: memoryview, parts: "list[tuple[int, int]]") -> int:
+        """Read parts of this file, each to the same place in `target`; return the file's size.
+
+        If the file is smaller than `target`, nothing is read. Raises as `read`.
+        """
+        with _errors(self), _file_system(self).open_input_file(_inner_path(self)) as file:
+            size: int = file.size()
+            if size < len(target):
+                return size
+            for begin, end in parts:
+                _fill(file, target[begin:end], begin)
+            return size
+
+    def write(self, content: bytes | pa.Buffer) -> None:
+        """Write this file, or replace it: readers see the old content or all of the new.
+
+        Raises:
+            StorageError: the store cannot be reached, or refuses; the file is as it was.
+        """
+        with _errors(self):
+            system = _file_system(self)
+            if _SCHEMES[self.scheme] is not _HDFS:
+                # An object appears when it is closed.
+                with system.open_output_stream(_inner_path(self)) as stream:
+                    stream.write(content)
+                return
+            temporary = replace(self, path=f"{self.path}{TEMPORARY_MARK}new")
+            system.create_dir(_inner_path(self.parent))
+            with system.open_output_stream(_inner_path(temporary)) as stream:
+                stream.write(content)
+            # Its rename replaces nothing.
+            with contextlib.suppress(FileNotFoundError):
+                system.delete_file(_inner_path(self))
+            system.move(_inner_path(temporary), _inner_path(self))
+
+    def delete(self) -> None:
+        """Delete this file.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            StorageError: the store cannot be reached, or refuses.
+        """
+        with _errors(self):
+            _file_system(self).delete_file(_inner_path(self))
+
+
+def located(
+    written: "str | Location", options: Mapping[str, str] | None = None, option: str = "path"
+) -> str | Location:
+    """Return what a path means: a path of the file system, or a location in a store.
+
+    Args:
+        written: a path, a `file:` URL, or a URI of a store; a location stays as it is.
+        options: storage options by name, in any case; a path of the file system needs none.
+        option: the name of the option, for error messages.
+
+    Raises:
+        ConfigError: it is a URI of something else, or an option is unknown or not allowed.
+    """
+    if isinstance(written, Location):
+        return written
+    given = {name.lower(): value for name, value in (options or {}).items()}
+    scheme = scheme_of(written)
+    if scheme is None or scheme == "file":
+        _check(given, {name: one for parsers in _SCHEMES.values() for name, one in parsers.items()})
+        return local_path(written, option)
+    if scheme not in _SCHEMES:
+        raise ConfigError(
+            f"option '{option}': {_without_credentials(written)!r} is not allowed: it must be a "
+            f"path, or a URI that begins with file:, {'://, '.join(sorted(_SCHEMES))}://"
+        )
+    return _remote(written, scheme, given, option)
+
+
+def local_path(written: str, option: str = "path") -> str:
+    """Return a path of the file system from a path or a `file:` URL, which Spark users also write.
+
+    `option` is the name of the option, for the error message.
+
+    Raises:
+        ConfigError: it is a URL with another scheme.
+    """
+    scheme = scheme_of(written)
+    if scheme is None:
+        return written
+    path = written.partition(":")[2].removeprefix("//")
+    if scheme != "file" or not path.startswith("/"):
+        raise ConfigError(
+            f"option '{option}': {_without_credentials(written)!r} is not allowed: it must be a "
+            "path of a file system that the driver and every executor have, or a file: URL"
+        )
+    return path
+
+
+def scheme_of(written: str) -> str | None:
+    """Return the scheme of a URI in lower case; None for a path."""
+    scheme, colon, rest = written.partition(":")
+    is_uri = colon and "/" not in scheme and rest.startswith("/")
+    return scheme.lower() if is_uri else None
+
+
+def storage_options(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the storage options among the options of a data source, by their own names."""
+    return {
+        name.lower().removeprefix(STORAGE_OPTION): value
+        for name, value in given.items()
+        if name.lower().startswith(STORAGE_OPTION)
+    }
+
+
+def _remote(written: str, scheme: str, given: Mapping[str, str], option: str) -> Location:
+    try:
+        parts = urlsplit(written)
+        host = parts.hostname and parts.netloc.rpartition("@")[2]
+        query = dict(
+            parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        )
+    except ValueError:
+        host, parts, query = "", urlsplit("//"), {}
+    if not host or parts.fragment or not written.lower().startswith(f"{scheme}://"):
+        raise ConfigError(
+            f"option '{option}': {_without_credentials(written)!r} is not allowed: it must be a "
+            f"URI such as {scheme}://NAME/DIRECTORY?OPTION=VALUE; write # as %23 and ? as %3F"
+        )
+    chosen = {**_of_authority(parts, scheme), **query, **given}
+    _check(chosen, _SCHEMES[scheme])
+    path = unquote(parts.path).strip("/")
+    if _SCHEMES[scheme] is _AZURE:
+        # Within `pyarrow.fs` a path begins with the container.
+        host, path, chosen = _azure(parts, path, chosen, option)
+    return Location(scheme, host, path, tuple(sorted(chosen.items())))
+
+
+def _of_authority(parts: SplitResult, scheme: str) -> dict[str, str]:
+    """Return the options that a URI's user and password give."""
+    user, password = (unquote(one or "") for one in (parts.username, parts.password))
+    match scheme:
+        case "s3":
+            found = {"access_key": user, "secret_key": password}
+        case "gs" | "gcs":
+            found = {"anonymous": "true" if user == "anonymous" else ""}
+        case "hdfs" | "viewfs":
+            found = {"user": user}
+        case _:
+            found = {"account_key": password}
+    return {name: value for name, value in found.items() if value}
+
+
+def _azure(
+    parts: SplitResult, path: str, chosen: dict[str, str], option: str
+) -> tuple[str, str, dict[str, str]]:
+    """Return the authority, the path within it, and the options of a URI of Azure's.
+
+    It is `abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH`, or `abfs://CONTAINER/PATH` with the
+    option `account_name`.
+    """
+    user, host = unquote(parts.username or ""), parts.hostname or ""
+    if "." in host and user:
+        return f"{user}@{host}", path, {"account_name": host.partition(".")[0], **chosen}
+    if "." in host or not (user or "account_name" in chosen):
+        raise ConfigError(
+            f"option '{option}': it must be abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH, or "
+            "abfs://CONTAINER/PATH with the storage option account_name"
+        )
+    return host, path, {"account_name": user, **chosen} if user else chosen
+
+
+def _check(given: Mapping[str, str], allowed: Parsers) -> None:
+    for name, value in given.items():
+        if name not in allowed:
+            raise ConfigError(
+                f"storage option '{name}' is unknown: allowed are {', '.join(sorted(allowed))}"
+            )
+        try:
+            allowed[name](value)
+        except ValueError as error:
+            shown = f"{value!r} is not allowed" if name in _PUBLIC else "its value is not allowed"
+            raise ConfigError(f"storage option '{name}': {shown}: it must be {error}") from None
+
+
+def _without_credentials(written: str) -> str:
+    """Return a URI as errors may show it."""
+    scheme, colon, rest = written.partition("://")
+    authority, slash, path = rest.partition("/")
+    path = path.partition("?")[0]
+    return f"{scheme}{colon}{authority.rpartition('@')[2].partition('?')[0]}{slash}{path}"
+
+
+def _inner_path(location: Location) -> str:
+    """Return the path that `pyarrow.fs` has for a location."""
+    parsers = _SCHEMES[location.scheme]
+    if parsers is _HDFS:
+        return f"/{location.path}"
+    container = location.authority.partition("@")[0]
+    return f"{container}/{location.path}".rstrip("/")
+
+
+def _file_system(location: Location) -> fs.FileSystem:
+    return _made(location.scheme, location.authority, location.options)
+
+
+@lru_cache(maxsize=16)
+def _made(scheme: str, authority: str, options: tuple[tuple[str, str], ...]) -> fs.FileSystem:
+    parsers = _SCHEMES[scheme]
+    arguments: dict[str, Any] = {name: parsers[name](value) for name, value in options}
+    try:
+        if parsers is _S3:
+            if "region" not in arguments and "endpoint_override" not in arguments:
+                arguments["region"] = fs.resolve_s3_region(authority)
+            return fs.S3FileSystem(**arguments)
+        if parsers is _GCS:
+            return fs.GcsFileSystem(**arguments)
+        if parsers is _AZURE:
+            return fs.AzureFileSystem(**arguments)
+        host, _, port = authority.partition(":")
+        if scheme == "viewfs":
+            host = f"viewfs://{host}"
+        return fs.HadoopFileSystem(host, int(port or 0), **arguments)
+    except (TypeError, ValueError, ImportError, AttributeError) as error:
+        # The installed version lacks it, or options contradict each other.
+        names = ", ".join(name for name, _ in options)
+        raise ConfigError(
+            f"{scheme}://{authority}: pyarrow {pa.__version__} does not take the storage options "
+            f"{names or '(none)'}: {_scrubbed(str(error), options)}"
+        ) from None
+
+
+def _fill(file: pa.NativeFile, target: memoryview, begin: int) -> None:
+    file.seek(begin)
+    done = 0
+    while done < len(target):
+        count = file.readinto(target[done:])
+        if not count:
+            raise OSError(f"there are no bytes at {begin + done}")
+        done += count
+
+
+def _stored(found: fs.FileInfo) -> StoredFile:
+    is_directory = found.type == fs.FileType.Directory
+    size = 0 if is_directory else found.size
+    return StoredFile(found.base_name, size or 0, is_directory, found.mtime_ns or 0)
+
+
+@contextlib.contextmanager
+def _errors(location: Location) -> Iterator[None]:
+    """Raise errors of `pyarrow.fs` as ours, without secrets. It has tried again already."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", location.uri) from None
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(f"{location.uri}: {_scrubbed(str(error), location.options)}") from None
+
+
+def _scrubbed(text: str, options: tuple[tuple[str, str], ...]) -> str:
+    """Return the first line of an error, without the values of options that are secret."""
+    line = text.partition("\n")[0]
+    for name, value in options:
+        if name not in _PUBLIC:
+            line = line.replace(value, "***")
+    return line[:_SHOWN]
