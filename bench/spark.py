@@ -30,12 +30,12 @@ from kestrelmq.spark.journal_options import JournalReadOptions, QueueReadOptions
 from kestrelmq.spark.journal_parts import PartWriter
 from kestrelmq.spark.journal_rows import JOURNAL_SCHEMA
 from kestrelmq.spark.journal_source import JournalSourceReader
+from kestrelmq.spark.opening import open_view
 from kestrelmq.spark.pipelines import verify
 from kestrelmq.spark.pipelines.verify import check
 from kestrelmq.spark.planning import file_read_plans, replay_in_order
 from kestrelmq.spark.queue_source import QUEUE_SCHEMA, QueueSourceReader
 from kestrelmq.spark.reading import read_journals, read_queues
-from kestrelmq.spark.scanning import open_view
 from kestrelmq.spark.session import local_session
 from kestrelmq.spark.spool import by_queue, list_files
 from kestrelmq.units import parse_size
@@ -92,7 +92,7 @@ def consume(rows: DataFrame) -> None:
 def scan_alone(spool: Path, wanted_columns: list[str]) -> Iterator[pa.RecordBatch]:
     """Yield the Arrow columns of all records, made in this process."""
     for file in list_files(str(spool)):
-        view = open_view(file.path, file.size, file.inode)
+        view = open_view(file)
         for chunk in view.chunks(tail_may_be_torn=True):
             for batch in columns.batches(chunk, 10_000):
                 arrays = [columns.RECORD_COLUMNS[name](view, batch) for name in wanted_columns]
@@ -104,7 +104,7 @@ def replay_alone(spool: Path) -> int:
     total = 0
     for files in by_queue(list_files(str(spool))):
         for plan in file_read_plans(replay_in_order(files).plan()):
-            view = open_view(plan.file.path, plan.file.size, plan.file.inode)
+            view = open_view(plan.file)
             for chunk in view.chunks(tail_may_be_torn=True):
                 for batch in columns.batches(chunk.part(chunk.adds), 10_000):
                     total += columns.data(view, batch).nbytes

@@ -9,7 +9,7 @@ from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.records import item
 from kestrelmq.library.blocking import PersistentQueue
 from kestrelmq.spark.journal_parts import JournalPart, PartWriter, join_parts
-from kestrelmq.spark.scanning import open_view
+from kestrelmq.spark.opening import open_view
 from kestrelmq.spark.spool import list_files
 from tests.integration.test_cli_journal import run
 
@@ -48,9 +48,9 @@ def test_what_spark_reads(path: Path, name: str) -> None:
     """A link is an error of its queue, not a queue with fewer items."""
     link(path / name)
     bad, good = list_files(str(path))
-    assert open_view(good.path, good.size, good.inode).size == len(ADDED)
+    assert open_view(good).size == len(ADDED)
     with pytest.raises(OSError, match="symbolic link, which is not followed"):
-        open_view(bad.path, bad.size, bad.inode)
+        open_view(bad)
 
 
 def test_what_spark_writes(path: Path) -> None:

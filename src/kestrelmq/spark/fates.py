@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from kestrelmq.journal.records import CONTINUE
 from kestrelmq.spark import columns
-from kestrelmq.spark.scanning import Chunk, FileView, open_view, record_run
+from kestrelmq.spark.opening import open_view
+from kestrelmq.spark.scanning import Chunk, FileView, record_run
 from kestrelmq.spark.segments import ReplayState
 from kestrelmq.spark.spool import SpoolFile
 from kestrelmq.spark.summarising import Fate, RecordRun, Summariser
@@ -98,7 +99,7 @@ def add_times(file: SpoolFile) -> AddTimes:
         DamagedJournal: the file is damaged.
         JournalError: the file is gone, or shorter than when it was listed.
     """
-    view = open_view(file.path, file.size, file.inode)
+    view = open_view(file)
     found = AddTimes()
     for chunk in view.chunks(tail_may_be_torn=file.last):
         times = _add_times(view, chunk)
@@ -125,7 +126,7 @@ def items(task: TraceTask, *, with_data: bool, rows: int) -> Iterator[pa.RecordB
     """Yield the items that a file adds, with their ordinals."""
     file = task.file
     ordinal = task.state.adds
-    view = open_view(file.path, file.size, file.inode)
+    view = open_view(file)
     for chunk in view.chunks(tail_may_be_torn=file.last):
         for batch in columns.batches(chunk.part(chunk.adds), rows):
             count = len(batch)
@@ -151,7 +152,7 @@ def item_events(task: TraceTask) -> Iterator[pa.RecordBatch]:
     file, state = task.file, task.state
     traced: list[tuple[int, int, int]] = []
     summariser = Summariser(state.start(), trace=lambda *event: traced.append(event))
-    view = open_view(file.path, file.size, file.inode)
+    view = open_view(file)
     before = task.before
     waiting: list[_ItemEvents] = []  # events that wait for the next add time, their upper bound
     for chunk in view.chunks(tail_may_be_torn=file.last):

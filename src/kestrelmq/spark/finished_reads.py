@@ -14,7 +14,7 @@ from kestrelmq.journal.records import CONFIRM_REMOVE, SAVE_XID
 from kestrelmq.journal.reservations import DONE
 from kestrelmq.journal.walk import Walk, find_records
 from kestrelmq.spark.noted_replay import MEMORY_LIMIT, replay_noted
-from kestrelmq.spark.scanning import open_view
+from kestrelmq.spark.opening import open_view
 from kestrelmq.spark.spool import SpoolFile
 
 _DONE: Final = bytes((SAVE_XID,)) + NOTE_MARK + bytes((SAVE_XID, DONE))
@@ -40,8 +40,8 @@ def finished_reads(files: Sequence[SpoolFile]) -> frozenset[int]:
 
 def _may_end_within_finish(file: SpoolFile) -> bool:
     """Whether nothing but records of notes and CONFIRM_REMOVEs follow what looks like a DONE."""
-    buffer = open_view(file.path, file.size, file.inode).buffer
     begin = max(0, file.size - _LOOK)
+    buffer = open_view(file, begin=begin).buffer
     at = bytes(buffer[begin:]).rfind(_DONE)
     if at < 0:
         return False

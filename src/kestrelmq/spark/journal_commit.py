@@ -29,7 +29,7 @@ from kestrelmq.journal.names import (
 )
 from kestrelmq.journal.pack import take_place
 from kestrelmq.spark.journal_parts import JournalPart, join_parts
-from kestrelmq.spark.scanning import open_view
+from kestrelmq.spark.opening import map_view
 
 
 class JournalCommit:
@@ -119,7 +119,7 @@ class JournalCommit:
     def _check_tail(self, name: str) -> None:
         """Check that a file is not torn: only the last file of a journal may be."""
         path = self._directory.path / name
-        view = open_view(str(path), path.stat().st_size)
+        view = map_view(path)
         try:
             for _ in view.chunks(tail_may_be_torn=True):
                 pass

@@ -35,7 +35,7 @@ from kestrelmq.spark.journal_options import (
 from kestrelmq.spark.journal_rows import JOURNAL_SCHEMA, RowMaker
 from kestrelmq.spark.journal_stream import SEQUENCE_COLUMN, JournalStreamReader
 from kestrelmq.spark.journal_writer import JournalWriter
-from kestrelmq.spark.scanning import open_view
+from kestrelmq.spark.opening import open_view
 from kestrelmq.spark.sharing import divide_by_cost
 from kestrelmq.spark.spool import SpoolFile, list_files
 from kestrelmq.spark.tables import SPOOL_COLUMN, TableSource, with_spool
@@ -111,7 +111,7 @@ class JournalSourceReader(DataSourceReader):
         return column not in self._allowed or value in self._allowed[column]
 
     def _read_file(self, file: SpoolFile) -> Iterator[pa.RecordBatch]:
-        view = open_view(file.path, file.size, file.inode)
+        view = open_view(file)
         operations = self._allowed.get("operation")
         return self._rows.batches(file, view, replayed_only=False, operations=operations)
 

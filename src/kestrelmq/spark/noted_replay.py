@@ -12,7 +12,7 @@ from kestrelmq.journal.loading import fold
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.replay import NONE_DELAYED, ItemsByXid, Replay
 from kestrelmq.journal.walk import WINDOW
-from kestrelmq.spark.scanning import open_view
+from kestrelmq.spark.opening import open_view
 from kestrelmq.spark.spool import SpoolFile
 
 MEMORY_LIMIT: Final = 8 << 20
@@ -36,6 +36,6 @@ def replay_noted(
     names: list[str] = []
     for file in files:
         names.append(Path(file.path).name)
-        buffer = open_view(file.path, file.size, file.inode).buffer
+        buffer = open_view(file, begin=0).buffer
         fold(state, buffer, tuple(names), file.path, lambda _at: WINDOW, last=file.last)
     return state

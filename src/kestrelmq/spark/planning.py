@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.spark.finished_reads import finished_reads
-from kestrelmq.spark.scanning import Chunk, FileView, open_view, record_run
+from kestrelmq.spark.opening import open_view
+from kestrelmq.spark.scanning import Chunk, FileView, record_run
 from kestrelmq.spark.segments import (
     EMPTY_START,
     LiveItems,
@@ -126,7 +127,7 @@ def summarise(task: SummaryTask) -> SegmentSummary:
         JournalError: the file is gone, or shorter than when it was listed.
     """
     file = task.file
-    view = open_view(file.path, file.size, file.inode)
+    view = open_view(file)
     summariser = Summariser(task.start, last_xid=task.last_xid)
     try:
         for chunk in view.chunks(tail_may_be_torn=file.last):
@@ -250,7 +251,7 @@ def live_items(plan: FileReadPlan) -> Iterator[tuple[FileView, Chunk, NDArray[np
         JournalError: the file is gone, or shorter than when it was listed.
     """
     file = plan.file
-    view = open_view(file.path, file.size, file.inode)
+    view = open_view(file)
     ordinal = plan.first
     for chunk in view.chunks(tail_may_be_torn=file.last):
         items = chunk.part(chunk.adds)

@@ -3,20 +3,14 @@
 `boundaries` finds the records; everything else is done for a whole chunk at once.
 """
 
-import contextlib
-import mmap
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kestrelmq.errors import DamagedJournal, JournalError
-from kestrelmq.journal.files import open_stream
-from kestrelmq.journal.names import parse_name
+from kestrelmq.errors import DamagedJournal
 from kestrelmq.journal.records import (
     ADD,
     ADD_XID,
@@ -162,56 +156,6 @@ def _find(buffer: Buffer, position: int, end: int, *, more: bool) -> tuple[Found
 
 def _step(_position: int) -> int:
     return CHUNK
-
-
-def open_view(path: str, size: int, inode: int | None = None) -> FileView:
-    """Map the first `size` bytes of a journal file.
-
-    The file stays mapped until the last array or Arrow buffer over it is gone.
-
-    Args:
-        path: where the file was when it was listed; a server may have rotated it since.
-        size: its size in bytes then.
-        inode: its inode number; None opens whatever file is at `path` now.
-
-    Raises:
-        JournalError: the file is gone, or shorter than when it was listed.
-    """
-    if size == 0:
-        return FileView(b"", 0)
-    with _opened(path, inode) as file:
-        found = os.fstat(file.fileno()).st_size
-        if found < size:
-            raise JournalError(f"{path}: shrank from {size} to {found} bytes while it was read")
-        buffer = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-    buffer.madvise(mmap.MADV_SEQUENTIAL)
-    return FileView(buffer, size)
-
-
-def _opened(path: str, inode: int | None) -> BinaryIO:
-    for name in _names_since(path, inode):
-        with contextlib.suppress(FileNotFoundError):
-            file = open_stream(name, "rb")
-            if inode is None or os.fstat(file.fileno()).st_ino == inode:
-                return file
-            file.close()
-    raise JournalError(f"{path}: was packed away while it was read")
-
-
-def _names_since(path: str, inode: int | None) -> Iterator[str]:
-    """Yield the path at which a file was listed, and then the path to which it was renamed."""
-    yield path
-    listed = parse_name(Path(path).name)
-    if listed is not None and listed.packed:
-        yield path.removesuffix(".pack")
-    # Only the current file is renamed; the inode number of a deleted file is soon reused.
-    if inode is None or listed is None or listed.timestamp is not None:
-        return
-    with contextlib.suppress(FileNotFoundError), os.scandir(Path(path).parent) as entries:
-        for entry in entries:
-            name = parse_name(entry.name) if entry.inode() == inode else None
-            if name is not None and name.queue == listed.queue:
-                yield entry.path
 
 
 def record_run(view: FileView, chunk: Chunk) -> RecordRun:

@@ -49,6 +49,12 @@ class SpoolFile:
     begin: int = 0
 
     @property
+    def is_current(self) -> bool:
+        """Whether it was the current file of its queue, which a server may append to or cut."""
+        name = parse_name(Path(self.path).name)
+        return name is None or name.timestamp is None
+
+    @property
     def cost(self) -> int:
         """The cost of reading it, in bytes; opening even an empty file costs something."""
         return max(self.size - self.begin, _LOOK)

@@ -33,7 +33,8 @@ from kestrelmq.spark.journal_positions import (
     unread_replaced,
     up_to,
 )
-from kestrelmq.spark.scanning import FileView, open_view
+from kestrelmq.spark.opening import ENDS, open_view
+from kestrelmq.spark.scanning import FileView
 from kestrelmq.spark.spool import FollowedFile, Following, QueueKey, SpoolFile, follow
 
 Starting = Literal["earliest", "latest"] | int
@@ -41,7 +42,7 @@ Starting = Literal["earliest", "latest"] | int
 
 EVERYTHING: Final = sys.maxsize
 """Room in a batch for all there is."""
-_CHECKED: Final = 4096
+_CHECKED: Final = ENDS
 """Bytes at the begin of a file, and before a position, that identify it."""
 _LOOK: Final = 0.25
 """Seconds between two looks for something new."""
@@ -84,7 +85,7 @@ class FileRange:
             JournalError: the file is gone.
         """
         file = self.file
-        view = open_view(file.path, file.size, file.inode)
+        view = open_view(file)
         if checksums(view, file.size) != self.check:
             raise JournalError(f"{file.path}: was packed away while it was read")
         return view
@@ -358,7 +359,7 @@ def _take(parts: _Parts, room: int) -> _Taken:
         is_limited = False
         if end is None or end - begin > room:
             end, is_limited = _records_end(found, begin, room)
-        check = checksums(open_view(file.path, end, file.inode), end)
+        check = checksums(open_view(file, end, begin=end), end)
         if end > begin:
             wanted = replace(file, begin=begin, size=end)
             ranges.append(FileRange(wanted, position.base, check))
@@ -394,7 +395,7 @@ def _records_end(found: FollowedFile, begin: int, room: int) -> tuple[int, bool]
     file: only then it is sure that it is not the begin of a CONTINUE.
     """
     file = found.file
-    view = open_view(file.path, file.size, file.inode)
+    view = open_view(file, begin=begin)
     end = begin
     try:
         for chunk in view.chunks(tail_may_be_torn=file.last, begin=begin):
@@ -429,7 +430,7 @@ def _position_at(files: Sequence[FollowedFile], since: int | None) -> Position:
             continue
         if end is None:
             end, _ = _records_end(found, 0, EVERYTHING)
-        return _at(position, found, end, checksums(open_view(file.path, end, file.inode), end))
+        return _at(position, found, end, checksums(open_view(file, end, begin=end), end))
     return position
 
 
@@ -444,7 +445,7 @@ def _at(position: Position, found: FollowedFile, end: int, check: tuple[int, int
 def _first_since(found: FollowedFile, since: int) -> int | None:
     """Return where the first item begins that was added at `since` (ms) or later."""
     file = found.file
-    view = open_view(file.path, file.size, file.inode)
+    view = open_view(file)
     try:
         for chunk in view.chunks(tail_may_be_torn=file.last):
             items = chunk.part(chunk.adds)
@@ -473,9 +474,9 @@ def _match(position: Position, found: FollowedFile) -> int | None:
         known = min(at, _CHECKED)
         if file.inode != position.inode or file.size < known:
             return None
-        view = open_view(file.path, file.size, file.inode)
+        view = open_view(file, begin=file.size)
         return file.size if checksums(view, known)[0] == position.head else None
-    view = open_view(file.path, at, file.inode)
+    view = open_view(file, at, begin=at)
     return at if checksums(view, at) == (position.head, position.tail) else None
 
 

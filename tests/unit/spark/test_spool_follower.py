@@ -19,7 +19,7 @@ from kestrelmq.journal.records import (
     encode,
 )
 from kestrelmq.spark.journal_positions import from_offset
-from kestrelmq.spark.scanning import open_view
+from kestrelmq.spark.opening import open_view
 from kestrelmq.spark.spool import QueueKey
 from kestrelmq.spark.spool_follower import (
     EVERYTHING,
@@ -298,7 +298,7 @@ def test_a_file_that_is_replaced_between_plan_and_task(tmp_path: Path) -> None:
     stream = Stream(tmp_path)
     (one,) = stream.follower.ranges(stream.offset, stream.follower.latest_offset(stream.offset, 99))
     (tmp_path / "q.1000").write_bytes(encode(AddX(NOW, 0, b"2")))
-    assert open_view(one.file.path, one.file.size, one.file.inode).size == ONE
+    assert open_view(one.file).size == ONE
     with pytest.raises(JournalError, match="packed away"):
         one.open()
 

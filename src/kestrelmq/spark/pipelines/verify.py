@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from kestrelmq.errors import DamagedJournal
+from kestrelmq.spark.opening import open_view
 from kestrelmq.spark.reading import map_on
-from kestrelmq.spark.scanning import open_view
 from kestrelmq.spark.spool import SpoolFile, list_files
 
 
@@ -51,7 +51,7 @@ def verify(spark: SparkSession, path: str) -> list[FileCheck]:
 
 def check(file: SpoolFile) -> FileCheck:
     """Check one journal file."""
-    view = open_view(file.path, file.size, file.inode)
+    view = open_view(file)
     records = 0
     damaged_at, reason = None, None
     try:
