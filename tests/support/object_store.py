@@ -76,6 +76,15 @@ class ObjectStore:
                 self.put(f"{path}/{file.name}", file.read_bytes())
         return f"s3://{BUCKET}/{path}"
 
+    def ship(self, directory: Path, path: str) -> None:
+        """Bring a copy up to date: new files before the current ones, deletions at the end."""
+        there = set(self.names(path)) if path in self.names("") else set()
+        files = [file for file in directory.iterdir() if file.is_file()]
+        for file in sorted(files, key=lambda file: (file.name in there, file.name)):
+            self.put(f"{path}/{file.name}", file.read_bytes())
+        for name in there - {file.name for file in files}:
+            self.delete(f"{path}/{name}")
+
     @contextlib.contextmanager
     def checking_rights(self) -> Iterator[None]:
         """Refuse every request, as of an unknown user, during a `with` block."""

@@ -27,6 +27,33 @@ app: Final = typer.Typer(
 PathArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="A queue path, or a glob of queue paths.")
 ]
+JournalsArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH",
+        help="A queue path, or a glob of queue paths: a path, or a URI such as s3://BUCKET/SPOOL.",
+    ),
+]
+
+
+def _storage_options(given: list[str] | None) -> list[str] | None:
+    """Check that each is NAME=VALUE; an error shows no value, which may be secret."""
+    for one in given or ():
+        if not one.partition("=")[0] or "=" not in one:
+            raise typer.BadParameter("it must be NAME=VALUE, such as region=eu-west-1")
+    return given
+
+
+StorageFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage-option",
+        metavar="NAME=VALUE",
+        callback=_storage_options,
+        help="An option of the store of a URI, such as endpoint_override=HOST:PORT; may be "
+        "repeated. Better keep secrets in the environment, as AWS_SECRET_ACCESS_KEY.",
+    ),
+]
 OutputFlag = Annotated[
     str, typer.Option("--output", "-o", metavar="DIR", help="Where the result goes.")
 ]
@@ -61,9 +88,10 @@ _MOST_ITEMS: Final = 1 << 22
 
 @app.command()
 def report(
-    path: PathArgument,
+    path: JournalsArgument,
     *,
     output: OutputFlag,
+    storage_option: StorageFlag = None,
     overwrite: OverwriteFlag = False,
     master: MasterFlag = _LOCAL,
 ) -> None:
@@ -71,7 +99,9 @@ def report(
     with spark_session(master, "report") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # Spark may be missing
 
-        written = pipelines.report(spark, path, output, mode=_mode(overwrite=overwrite))
+        written = pipelines.report(
+            spark, path, output, mode=_mode(overwrite=overwrite), storage=_storage(storage_option)
+        )
     fates = ("removed", "confirmed", "expired", "open", "live")
     _table(written.queues, ("queue", "items", "bytes", *fates))
     print(f"\n{written.page}")
@@ -79,9 +109,10 @@ def report(
 
 @app.command()
 def replay(
-    path: PathArgument,
+    path: JournalsArgument,
     *,
     output: OutputFlag,
+    storage_option: StorageFlag = None,
     overwrite: OverwriteFlag = False,
     master: MasterFlag = _LOCAL,
 ) -> None:
@@ -89,16 +120,19 @@ def replay(
     with spark_session(master, "replay") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
-        written = pipelines.replay(spark, path, output, mode=_mode(overwrite=overwrite))
+        written = pipelines.replay(
+            spark, path, output, mode=_mode(overwrite=overwrite), storage=_storage(storage_option)
+        )
     delayed = ("delayed",) if any(one.delayed for one in written) else ()
     _table(written, ("queue", "items", "open_reads", "bytes", *delayed))
 
 
 @app.command()
 def history(
-    path: PathArgument,
+    path: JournalsArgument,
     *,
     output: OutputFlag,
+    storage_option: StorageFlag = None,
     with_data: Annotated[bool, typer.Option("--with-data", help="Keep the items' data.")] = False,
     overwrite: OverwriteFlag = False,
     master: MasterFlag = _LOCAL,
@@ -108,9 +142,11 @@ def history(
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
         from kestrelmq.spark.reading import read_parquet  # noqa: PLC0415 # as above
         from kestrelmq.spark.spool import check_apart  # noqa: PLC0415 # as above
+        from kestrelmq.spark.storage import located  # noqa: PLC0415 # as above
 
-        check_apart(path, output)
-        items = pipelines.history(spark, path, with_data=with_data)
+        journals = located(path, _storage(storage_option))
+        check_apart(journals, output)
+        items = pipelines.history(spark, journals, with_data=with_data)
         items.write.mode(_mode(overwrite=overwrite)).parquet(output)
         counted = read_parquet(spark, output).groupBy("queue", "fate").count()
         rows = [[str(value) for value in row] for row in counted.orderBy("queue", "fate").collect()]
@@ -118,12 +154,17 @@ def history(
 
 
 @app.command()
-def verify(path: PathArgument, *, master: MasterFlag = _LOCAL) -> None:
+def verify(
+    path: JournalsArgument,
+    *,
+    storage_option: StorageFlag = None,
+    master: MasterFlag = _LOCAL,
+) -> None:
     """Check every journal file; exit status 1 if one is damaged."""
     with spark_session(master, "verify") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
-        checks = pipelines.verify(spark, path)
+        checks = pipelines.verify(spark, path, storage=_storage(storage_option))
     rows = [
         [check.file, str(check.size), str(check.records), _state(check)]
         for check in sorted(checks, key=lambda check: check.is_good)
@@ -165,8 +206,8 @@ def archive(  # noqa: PLR0913 # one for each flag
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Archive what is added, from the journals in this queue path; without QUEUE, of "
-            "all queues.",
+            help="Archive what is added, from the journals in this queue path, or at this URI; "
+            "without QUEUE, of all queues.",
         ),
     ] = None,
     start: Annotated[
@@ -198,6 +239,7 @@ def archive(  # noqa: PLR0913 # one for each flag
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
+    storage_option: StorageFlag = None,
     master: MasterFlag = _LOCAL,
 ) -> None:
     """Move or copy items of queues to a Parquet table, now or continuously.
@@ -228,7 +270,12 @@ def archive(  # noqa: PLR0913 # one for each flag
             query = pipelines.archive(spark, live, every=interval)
         else:
             files = pipelines.JournalArchiveOptions(
-                journals, output, queues or [], start, not accept_loss
+                journals,
+                output,
+                queues or [],
+                start,
+                not accept_loss,
+                storage=_storage(storage_option),
             )
             query = pipelines.archive_journals(spark, files, every=interval)
         _wait_for(query)
@@ -288,6 +335,11 @@ def restore(  # noqa: PLR0913 # one for each flag
                 spark, source, cluster, queue=queue, since=begin, until=end
             )
     print_table(["restored to", "items"], [[output or "live servers", str(items)]])
+
+
+def _storage(given: list[str] | None) -> dict[str, str]:
+    """Return storage options by name."""
+    return {name: value for name, _, value in (one.partition("=") for one in given or ())}
 
 
 def _mode(*, overwrite: bool) -> Literal["error", "overwrite"]:

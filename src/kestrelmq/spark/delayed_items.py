@@ -7,7 +7,7 @@ both listings has joined, and no item is in neither.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from kestrelmq.journal.loading import open_all
@@ -15,6 +15,7 @@ from kestrelmq.journal.names import master_of_delayed
 from kestrelmq.journal.records import item_add_time
 from kestrelmq.spark.noted_replay import MEMORY_LIMIT, replay_noted
 from kestrelmq.spark.spool import SpoolFile, by_queue, list_files
+from kestrelmq.spark.trees import JournalPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,12 @@ class DelayedJournal:
         return sum(file.cost for file in (*self.files, *self.master))
 
 
-def list_with_delayed(pattern: str) -> tuple[list[SpoolFile], list[DelayedJournal]]:
+def list_with_delayed(pattern: JournalPath) -> tuple[list[SpoolFile], list[DelayedJournal]]:
     """Return the files that `pattern` means, as `list_files`, and those of delayed items.
 
     Raises:
         FileNotFoundError: nothing matches.
-        ConfigError: `pattern` is a URL with another scheme than `file:`.
+        ConfigError: `pattern` is a URI of something else.
     """
     companions = [
         files
@@ -83,12 +84,19 @@ def delayed_items(journal: DelayedJournal) -> tuple[list[bytes], int]:
 
 
 def delayed_to_text(journals: Iterable[DelayedJournal]) -> str:
-    """Return journals as text."""
-    return json.dumps([asdict(journal) for journal in journals])
+    """Return journals as text, without storage options."""
+    return json.dumps([asdict(_without_locations(journal)) for journal in journals])
 
 
-def delayed_from_text(text: str) -> list[DelayedJournal]:
-    """Return the journals that `delayed_to_text` turned into `text`.
+def _without_locations(journal: DelayedJournal) -> DelayedJournal:
+    return DelayedJournal(
+        tuple(file.without_location() for file in journal.files),
+        tuple(file.without_location() for file in journal.master),
+    )
+
+
+def delayed_from_text(text: str, storage: Mapping[str, str]) -> list[DelayedJournal]:
+    """Return the journals that `delayed_to_text` turned into `text`; `storage` are storage options.
 
     Raises:
         ValueError: `text` is not from there.
@@ -96,8 +104,8 @@ def delayed_from_text(text: str) -> list[DelayedJournal]:
     try:
         return [
             DelayedJournal(
-                tuple(SpoolFile(**file) for file in one["files"]),
-                tuple(SpoolFile(**file) for file in one["master"]),
+                tuple(SpoolFile(**file).located(storage) for file in one["files"]),
+                tuple(SpoolFile(**file).located(storage) for file in one["master"]),
             )
             for one in json.loads(text)
         ]

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 from kestrelmq.errors import ConfigError
-from kestrelmq.spark.storage import local_path
+from kestrelmq.spark.storage import STORAGE_OPTION, local_path, located, storage_options
+from kestrelmq.spark.trees import JournalPath
 from kestrelmq.units import parse_duration, parse_size
 
 # Options that Spark itself adds to some calls.
@@ -26,14 +27,30 @@ class GivenOptions:
         self._known: list[str] = []
 
     def path(self, allowed: str) -> str:
-        """Return the required option `path`."""
+        """Return the required option `path`, of the file system."""
+        return local_path(self._path(allowed))
+
+    def journals(self, allowed: str) -> JournalPath:
+        """Return the required option `path`, of the file system or in a store."""
+        return located(self._path(allowed), self.storage())
+
+    def storage(self) -> dict[str, str]:
+        """Return the storage options, by their own names."""
+        self._known.append(f"{STORAGE_OPTION}NAME")
+        given = dict(self._given.values())
+        self._given = {
+            name: one for name, one in self._given.items() if not name.startswith(STORAGE_OPTION)
+        }
+        return storage_options(given)
+
+    def _path(self, allowed: str) -> str:
         self._known.append("path")
         _, value = self._given.get("path", ("path", ""))
         if not value and "paths" in self._given:
             raise ConfigError(f"option 'path' of {self._purpose}: give one path: it may be a glob")
         if not value:
             raise ConfigError(f"option 'path' of {self._purpose} is missing: it must be {allowed}")
-        return local_path(value)
+        return value
 
     def take(self, name: str, default: T, parse: Callable[[str], T]) -> T:
         """Return the parsed value of an option, or the default if it was not given."""
@@ -53,8 +70,9 @@ class GivenOptions:
         known = {name.lower() for name in self._known} | _SPARKS_OWN
         for name, (written, value) in self._given.items():
             if name not in known:
+                shown = "" if name.startswith(STORAGE_OPTION) else f" = {value!r}"
                 raise ConfigError(
-                    f"option '{written}' = {value!r} of {self._purpose} is unknown: "
+                    f"option '{written}'{shown} of {self._purpose} is unknown: "
                     f"allowed are {', '.join(sorted(self._known))}"
                 )
         return options

@@ -16,6 +16,7 @@ from kestrelmq.spark.given_options import (
     a_whole_number,
     one_of,
 )
+from kestrelmq.spark.trees import JournalPath
 
 Mode = Literal["failfast", "permissive", "dropmalformed"]
 MODES: Final = ("failfast", "permissive", "dropmalformed")
@@ -45,7 +46,7 @@ class JournalReadOptions:
         pushdown: apply Spark's filters here; needs `spark.sql.python.filterPushdown.enabled`.
     """
 
-    path: str
+    path: JournalPath
     mode: Mode = "failfast"
     partition_bytes: int = DEFAULT_PARTITION_BYTES
     batch_rows: int = DEFAULT_BATCH_ROWS
@@ -67,7 +68,7 @@ class JournalStreamOptions:
         wait: seconds that the driver waits for something new.
     """
 
-    path: str
+    path: JournalPath
     mode: Mode = "failfast"
     partition_bytes: int = DEFAULT_PARTITION_BYTES
     batch_rows: int = DEFAULT_BATCH_ROWS
@@ -94,7 +95,7 @@ class QueueReadOptions:
             (`delayed_items.delayed_to_text`).
     """
 
-    path: str
+    path: JournalPath
     partition_bytes: int = DEFAULT_PARTITION_BYTES
     batch_rows: int = DEFAULT_BATCH_ROWS
     direct_bytes: int = DEFAULT_DIRECT_BYTES
@@ -154,8 +155,8 @@ def journal_stream_options(given: Mapping[str, str]) -> JournalStreamOptions:
     )
 
 
-def _journals(options: GivenOptions) -> str:
-    return options.path("a queue path, a journal file, or a glob of either")
+def _journals(options: GivenOptions) -> JournalPath:
+    return options.journals("a queue path, a journal file, or a glob of either")
 
 
 def _partition_bytes(options: GivenOptions) -> int:
@@ -166,7 +167,7 @@ def _batch_rows(options: GivenOptions) -> int:
     return options.take("batchRows", DEFAULT_BATCH_ROWS, a_whole_number(_MAX_BATCH_ROWS))
 
 
-def journal_path(given: Mapping[str, str]) -> str:
+def journal_path(given: Mapping[str, str]) -> JournalPath:
     """Return the path of reading `kestrel.journal`, as a table or as a stream.
 
     Raises:

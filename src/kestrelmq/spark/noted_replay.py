@@ -12,7 +12,7 @@ from kestrelmq.journal.loading import fold
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.replay import NONE_DELAYED, ItemsByXid, Replay
 from kestrelmq.journal.walk import WINDOW
-from kestrelmq.spark.opening import open_view
+from kestrelmq.spark.opening import open_copy, open_view
 from kestrelmq.spark.spool import SpoolFile
 
 MEMORY_LIMIT: Final = 8 << 20
@@ -28,14 +28,17 @@ def replay_noted(
         DamagedJournal: a file is damaged.
         JournalError: a file is gone, or shorter than when it was listed.
     """
+    by_name = {file.name_in_spool: file for file in files}
     state = Replay(
         memory_limit,
-        lambda name, at: JournalReader(Path(files[0].spool), name, at),
+        lambda name, at: JournalReader(
+            Path(by_name[name].spool), name, at, open_file=lambda name: open_copy(by_name[name])
+        ),
         delayed=delayed,
     )
     names: list[str] = []
     for file in files:
-        names.append(Path(file.path).name)
+        names.append(file.name_in_spool)
         buffer = open_view(file, begin=0).buffer
         fold(state, buffer, tuple(names), file.path, lambda _at: WINDOW, last=file.last)
     return state

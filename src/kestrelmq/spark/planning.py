@@ -6,7 +6,7 @@ are folded in this process.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -215,29 +215,30 @@ def file_read_plans(plan: QueueReadPlan) -> list[FileReadPlan]:
 
 
 def to_text(plans: Iterable[FileReadPlan]) -> str:
-    """Return plans as text."""
-    return json.dumps([asdict(plan) for plan in plans])
+    """Return plans as text, without storage options."""
+    bare = (replace(plan, file=plan.file.without_location()) for plan in plans)
+    return json.dumps([asdict(plan) for plan in bare])
 
 
-def from_text(text: str) -> list[FileReadPlan]:
-    """Return the plans that `to_text` turned into `text`.
+def from_text(text: str, storage: Mapping[str, str]) -> list[FileReadPlan]:
+    """Return the plans that `to_text` turned into `text`; `storage` are storage options.
 
     Raises:
         ValueError: `text` is not from `to_text`.
     """
     try:
-        return [_plan_from(plan) for plan in json.loads(text)]
+        return [_plan_from(plan, storage) for plan in json.loads(text)]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError("a plan that kestrelmq.spark made") from error
 
 
-def _plan_from(plan: "dict[str, object]") -> FileReadPlan:
+def _plan_from(plan: "dict[str, object]", storage: Mapping[str, str]) -> FileReadPlan:
     file = plan.pop("file")
     exceptions = plan.pop("exceptions")
     if not isinstance(file, dict) or not isinstance(exceptions, dict):
         raise TypeError("no plan")
     return FileReadPlan(
-        file=SpoolFile(**file),
+        file=SpoolFile(**file).located(storage),
         exceptions={int(item): (place, xid) for item, (place, xid) in exceptions.items()},
         **plan,  # type: ignore[arg-type] # the constructor checks the names
     )

@@ -55,6 +55,7 @@ from kestrelmq.spark.scanning import Chunk, FileView
 from kestrelmq.spark.segments import SegmentSummary
 from kestrelmq.spark.sharing import divide_by_cost
 from kestrelmq.spark.spool import SpoolFile, by_queue, list_files
+from kestrelmq.spark.storage import Location
 from kestrelmq.spark.tables import (
     SPOOL_COLUMN,
     ColumnMakers,
@@ -125,8 +126,9 @@ class QueueSourceReader(DataSourceReader):
         options = self._options
         if options.planned is not None:
             try:
-                found = from_text(options.planned)
-                delayed = delayed_from_text(options.planned_delayed or "[]")
+                storage = _storage(options)
+                found = from_text(options.planned, storage)
+                delayed = delayed_from_text(options.planned_delayed or "[]", storage)
             except ValueError as error:
                 raise ConfigError(f"option 'planned' must be {error}") from None
             return [*self._planned(found), *self._delayed(delayed)]
@@ -191,6 +193,10 @@ class QueueSourceReader(DataSourceReader):
             here = ordinals[done : done + len(batch)]
             done += len(batch)
             yield rows(self._schema, _makers(view, plan, batch, here))
+
+
+def _storage(options: QueueReadOptions) -> dict[str, str]:
+    return dict(options.path.options) if isinstance(options.path, Location) else {}
 
 
 def queue_columns(*, delayed: bool) -> StructType:

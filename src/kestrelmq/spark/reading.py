@@ -5,11 +5,11 @@ do: request only the needed columns, push filters down, plan with a Spark job, s
 they are written.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal, TypeVar
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
@@ -28,7 +28,9 @@ from kestrelmq.spark.planning import (
 )
 from kestrelmq.spark.queue_source import QUEUE_FORMAT, queue_columns, split_by_size
 from kestrelmq.spark.spool import SpoolFile, is_pattern, list_files
+from kestrelmq.spark.storage import Location, located
 from kestrelmq.spark.tables import SPOOL_COLUMN, with_spool
+from kestrelmq.spark.trees import JournalPath
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -40,10 +42,11 @@ _SPARKS_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 def read_journals(
     spark: SparkSession,
-    path: str,
+    path: JournalPath,
     columns: Sequence[str] | None = None,
     *,
     mode: Mode = "failfast",
+    storage: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Return the operations in the journals of `path`.
 
@@ -52,20 +55,23 @@ def read_journals(
         path: a queue path, a journal file, or a glob of either.
         columns: the columns to read; without `data` no item data is read.
         mode: what to do at damage: see `kestrelmq.spark.journal_options`.
+        storage: options of the store that the path is in, see `kestrelmq.spark.storage`.
     """
+    path = located(path, storage)
     pushdown = spark.conf.get(_PUSHDOWN, "false") or "false"
     schema = _pick(JOURNAL_SCHEMA, path, columns)
     reader = spark.read.format(JOURNAL_FORMAT).schema(schema)
-    return reader.option("mode", mode).option("pushdown", pushdown).load(path)
+    return _load(reader.option("mode", mode).option("pushdown", pushdown), path)
 
 
 def read_queues(
     spark: SparkSession,
-    path: str,
+    path: JournalPath,
     columns: Sequence[str] | None = None,
     *,
     direct_bytes: int = DEFAULT_DIRECT_BYTES,
     delayed: bool = False,
+    storage: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Return what is in the queues of `path` now.
 
@@ -78,7 +84,9 @@ def read_queues(
         columns: the columns to read; without `data` no item data is read.
         direct_bytes: the size above which a queue is planned first.
         delayed: whether delayed items are rows, too; then there is a column `due`.
+        storage: options of the store that the path is in.
     """
+    path = located(path, storage)
     files, later = list_with_delayed(path) if delayed else (list_files(path), [])
     table = queue_columns(delayed=delayed)
     reader = spark.read.format(QUEUE_FORMAT).schema(_pick(table, path, columns))
@@ -89,10 +97,10 @@ def read_queues(
         plans = [plan for queue in replayed for plan in file_read_plans(queue.plan())]
         reader = reader.option("planned", to_text(plans))
         reader = reader.option("plannedDelayed", delayed_to_text(later))
-    return reader.option("directBytes", str(max(direct_bytes, 1))).load(path)
+    return _load(reader.option("directBytes", str(max(direct_bytes, 1))), path)
 
 
-def replay_journals(spark: SparkSession, path: str) -> list[ReplayedQueue]:
+def replay_journals(spark: SparkSession, path: JournalPath) -> list[ReplayedQueue]:
     """Replay every queue of `path` with a Spark job; item data takes no memory."""
     queues: dict[tuple[str, str], list[SpoolFile]] = {}
     for file in list_files(path):
@@ -159,7 +167,13 @@ def read_partitioned(spark: SparkSession, path: str, schema: StructType) -> Data
     return rows.withColumn("queue", f.coalesce("queue", f.lit(_SPARKS_NULL)))
 
 
-def _pick(table: StructType, path: str, columns: Sequence[str] | None) -> StructType:
+def _load(reader: DataFrameReader, path: JournalPath) -> DataFrame:
+    if isinstance(path, Location):
+        reader = reader.options(**path.as_options())
+    return reader.load(str(path))
+
+
+def _pick(table: StructType, path: JournalPath, columns: Sequence[str] | None) -> StructType:
     if columns is None:
         return with_spool(table, path)
     schema = StructType([*table, *SPOOL_COLUMN])

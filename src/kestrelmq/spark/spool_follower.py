@@ -36,6 +36,7 @@ from kestrelmq.spark.journal_positions import (
 from kestrelmq.spark.opening import ENDS, open_view
 from kestrelmq.spark.scanning import FileView
 from kestrelmq.spark.spool import FollowedFile, Following, QueueKey, SpoolFile, follow
+from kestrelmq.spark.trees import JournalPath
 
 Starting = Literal["earliest", "latest"] | int
 """Where a stream begins: an int is a time (ms since the epoch)."""
@@ -125,7 +126,7 @@ class SpoolFollower:
 
     def __init__(
         self,
-        pattern: str,
+        pattern: JournalPath,
         *,
         starting: Starting = "earliest",
         fails_on_loss: bool = True,

@@ -10,6 +10,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from kestrelmq.errors import ConfigError
 from kestrelmq.spark.spool import has_several_spools
+from kestrelmq.spark.trees import JournalPath
 
 ColumnMakers = Mapping[str, Callable[[], pa.Array]]
 """How to make each column; only the requested columns are made."""
@@ -65,7 +66,7 @@ SPOOL_COLUMN: Final = StructType([StructField("spool", StringType(), nullable=Fa
 """The queue path of a row, in a table of several queue paths."""
 
 
-def with_spool(table: StructType, path: str) -> StructType:
+def with_spool(table: StructType, path: JournalPath) -> StructType:
     """Return the columns of `table`, and `spool` if `path` matches several queue paths."""
     several = has_several_spools(path)
     return StructType([*table, *SPOOL_COLUMN]) if several else table

@@ -9,7 +9,7 @@ import base64
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final, Literal
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from kestrelmq.spark.journal_options import DEFAULT_BATCH_ROWS, DEFAULT_PARTITIO
 from kestrelmq.spark.segments import ReplayState
 from kestrelmq.spark.sharing import divide_by_cost
 from kestrelmq.spark.spool import SpoolFile
+from kestrelmq.spark.storage import storage_options
 from kestrelmq.spark.tables import arrow_schema
 
 TRACE_FORMAT: Final = "kestrel.trace"
@@ -53,7 +54,8 @@ class TraceSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the files that the options name."""
-        return TraceSourceReader(self.options["kind"], decoded(self.options["tracings"]), schema)
+        found = decoded(self.options["tracings"], storage_options(self.options))
+        return TraceSourceReader(self.options["kind"], found, schema)
 
 
 class TraceSourceReader(DataSourceReader):
@@ -94,19 +96,23 @@ class TraceSourceReader(DataSourceReader):
 def trace(
     spark: SparkSession, trace_tasks: Sequence[fates.TraceTask], kind: TraceKind
 ) -> DataFrame:
-    """Return the items that files add, or the events in them."""
+    """Return the items that files add, or the events in them; all are in the same place."""
     reader = spark.read.format(TRACE_FORMAT).option("kind", kind)
+    location = trace_tasks[0].file.location if trace_tasks else None
+    if location is not None:
+        reader = reader.options(**location.as_options())
     return reader.option("tracings", encoded(trace_tasks)).load()
 
 
 def encoded(trace_tasks: Sequence[fates.TraceTask]) -> str:
-    """Return `trace_tasks` as the text of an option."""
-    text = json.dumps([asdict(task) for task in trace_tasks])
+    """Return `trace_tasks` as the text of an option, without storage options."""
+    bare = (replace(task, file=task.file.without_location()) for task in trace_tasks)
+    text = json.dumps([asdict(task) for task in bare])
     return base64.b64encode(zlib.compress(text.encode())).decode()
 
 
-def decoded(option: str) -> list[fates.TraceTask]:
-    """Return the tasks that `encoded` turned into `option`.
+def decoded(option: str, storage: Mapping[str, str]) -> list[fates.TraceTask]:
+    """Return the tasks that `encoded` turned into `option`; `storage` are storage options.
 
     Raises:
         ConfigError: `option` is not from `encoded`.
@@ -115,7 +121,7 @@ def decoded(option: str) -> list[fates.TraceTask]:
         listed = json.loads(zlib.decompress(base64.b64decode(option, validate=True)))
         return [
             fates.TraceTask(
-                SpoolFile(**task["file"]),
+                SpoolFile(**task["file"]).located(storage),
                 _state(task["state"]),
                 int(task["before"]),
                 int(task["after"]),

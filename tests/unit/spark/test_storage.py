@@ -1,7 +1,6 @@
 """What a path or a URI means, and the files of a real S3 server."""
 
 import pickle
-from collections.abc import Iterator
 
 import pytest
 from pyarrow import fs
@@ -9,14 +8,7 @@ from pyarrow import fs
 from kestrelmq.errors import ConfigError, StorageError
 from kestrelmq.spark import storage
 from kestrelmq.spark.storage import Location, StoredFile, located, storage_options
-from tests.support.object_store import BUCKET, SECRET_KEY, ObjectStore, running_store
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[ObjectStore]:
-    """Run an S3 server."""
-    with running_store() as running:
-        yield running
+from tests.support.object_store import BUCKET, SECRET_KEY, ObjectStore
 
 
 def at(store: ObjectStore, path: str) -> Location:

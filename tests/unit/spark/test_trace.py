@@ -56,7 +56,7 @@ def test_a_pickle_is_refused_and_not_loaded(tmp_path: Path) -> None:
 def test_what_was_not_encoded_is_refused(option: str) -> None:
     """Any other text is an error of the options, and says so."""
     with pytest.raises(ConfigError, match="option 'tracings'"):
-        decoded(option)
+        decoded(option, {})
 
 
 def test_tracings_come_back_as_they_were() -> None:
@@ -66,4 +66,4 @@ def test_tracings_come_back_as_they_were() -> None:
         TraceTask(file, ReplayState()),
         TraceTask(file, ReplayState(7, (3, 1), 5, {-4: 2, 9: 0}, -7, {3: 11})),
     ]
-    assert decoded(encoded(trace_tasks)) == trace_tasks
+    assert decoded(encoded(trace_tasks), {}) == trace_tasks

@@ -21,8 +21,8 @@ import functools
 import json
 import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -49,7 +49,8 @@ from kestrelmq.spark.server_probe import ServerProbe
 from kestrelmq.spark.session import start_query
 from kestrelmq.spark.spool import check_apart
 from kestrelmq.spark.staging import Staging
-from kestrelmq.spark.storage import local_path
+from kestrelmq.spark.storage import Location, local_path, located
+from kestrelmq.spark.trees import JournalPath
 
 STAGING: Final = "_staging"
 CHECKPOINT: Final = "_checkpoint"
@@ -129,14 +130,16 @@ class JournalArchiveOptions:
             `startingOffsets` of `kestrel.journal`.
         fails_on_loss: whether the query fails if files are gone that it has not read.
         max_bytes_per_batch: approximate maximum of bytes of journal in a batch.
+        storage: options of the store that the journals are in.
     """
 
-    path: str
+    path: JournalPath
     output: str
     queues: Sequence[str] = ()
     starting: str = "earliest"
     fails_on_loss: bool = True
     max_bytes_per_batch: int = DEFAULT_BATCH_BYTES
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,20 +191,21 @@ def archive_journals(
         ConfigError: the options cannot be used, or `output` is another archive.
         FileNotFoundError: there are no such journals.
     """
-    options = replace(
-        options, path=local_path(options.path), output=local_path(options.output, "output")
-    )
+    path = located(options.path, options.storage)
+    options = replace(options, path=path, output=local_path(options.output, "output"))
     choice = _choice(options.queues)
     given = {
         "startingOffsets": options.starting,
         "failOnDataLoss": str(options.fails_on_loss).lower(),
         "max_bytes_per_batch": str(options.max_bytes_per_batch),
     }
-    journal_stream_options({"path": options.path, **given})
-    check_apart(options.path, options.output)
+    if isinstance(path, Location):
+        given |= path.as_options()
+    journal_stream_options({"path": str(path), **given})
+    check_apart(path, options.output)
     _check_same_journals(options)
     reader = spark.readStream.format(JOURNAL_FORMAT).schema(_FOLLOWED).options(**given)
-    rows = new_items(reader.load(options.path))
+    rows = new_items(reader.load(str(path)))
     if choice.patterns:
         rows = rows.where(f.udf(choice.matches, "boolean", useArrow=False)("queue"))
     elif choice.names:
@@ -331,7 +335,9 @@ def _check_same_journals(options: JournalArchiveOptions) -> None:
     output = Path(options.output)
     if (output / STAGING).exists():
         raise ConfigError(f"archive: {output} is an archive of live queues, not of journals")
-    path = os.path.abspath(options.path)  # noqa: PTH100 # it may be a glob, and keeps links
+    path = str(options.path)
+    if not isinstance(options.path, Location):
+        path = os.path.abspath(path)  # noqa: PTH100 # it may be a glob, and keeps links
     source = {"path": path, "queues": sorted(set(options.queues))}
     before = json.loads(Staging(output / JOURNALS).keep_first(_SOURCE, json.dumps(source)))
     if before != source:

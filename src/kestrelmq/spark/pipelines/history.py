@@ -14,7 +14,7 @@ is past its expiry. How a journal is divided into files makes no difference.
 Packing drops history: items that were gone before a journal was packed are not in it any more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -23,13 +23,21 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from kestrelmq.spark import fates
 from kestrelmq.spark.planning import ReplayedQueue
 from kestrelmq.spark.reading import map_on, replay_journals
+from kestrelmq.spark.storage import located
 from kestrelmq.spark.summarising import Fate
 from kestrelmq.spark.trace_source import trace
+from kestrelmq.spark.trees import JournalPath
 
 _KEY = ["spool", "queue", "ordinal"]
 
 
-def history(spark: SparkSession, path: str, *, with_data: bool = False) -> DataFrame:
+def history(
+    spark: SparkSession,
+    path: JournalPath,
+    *,
+    with_data: bool = False,
+    storage: Mapping[str, str] | None = None,
+) -> DataFrame:
     """Return every item that the journals still have an add of.
 
     Columns: `spool, queue, ordinal, file, position, add_time, expiry, size, data, fate, aborts,
@@ -40,8 +48,9 @@ def history(spark: SparkSession, path: str, *, with_data: bool = False) -> DataF
         spark: the session.
         path: a queue path, or a glob of queue paths; whole queues.
         with_data: read the items' data; otherwise `data` is null.
+        storage: options of the store that the journals are in; see "Paths" in `docs/pipeline.md`.
     """
-    replayed = replay_journals(spark, path)
+    replayed = replay_journals(spark, located(path, storage))
     times = iter(map_on(spark, fates.add_times, [f for queue in replayed for f in queue.files]))
     trace_tasks = [
         task

@@ -26,6 +26,7 @@ from kestrelmq.spark.journal_commit import JournalCommit
 from kestrelmq.spark.journal_parts import JournalPart
 from kestrelmq.spark.reading import map_on
 from kestrelmq.spark.spool import list_files, list_spool
+from kestrelmq.spark.storage import local_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ def pack(
         QueuePathLocked: a server uses the queue path.
         ValueError: `path` matches only some files of a queue path.
     """
+    path = local_path(path)
     now = (clock or SystemClock()).now()
     with ExitStack() as locks:
         spools = sorted({Path(file.spool) for file in list_files(path)})

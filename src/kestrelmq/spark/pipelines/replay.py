@@ -1,5 +1,6 @@
 """`replay`: write the current contents of every queue to Parquet."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,6 +9,8 @@ from pyspark.sql import functions as f
 
 from kestrelmq.spark.reading import read_partitioned, read_queues
 from kestrelmq.spark.spool import check_apart
+from kestrelmq.spark.storage import located
+from kestrelmq.spark.trees import JournalPath
 
 WriteMode = Literal["error", "overwrite", "append"]
 
@@ -32,7 +35,12 @@ class QueueContents:
 
 
 def replay(
-    spark: SparkSession, path: str, output: str, *, mode: WriteMode = "error"
+    spark: SparkSession,
+    path: JournalPath,
+    output: str,
+    *,
+    mode: WriteMode = "error",
+    storage: Mapping[str, str] | None = None,
 ) -> list[QueueContents]:
     """Write what is in the queues of `path` to Parquet, partitioned by queue.
 
@@ -43,6 +51,7 @@ def replay(
         path: a queue path, a journal file, or a glob of either.
         output: where to write the Parquet table.
         mode: what to do if there is something at `output` already.
+        storage: options of the store that the journals are in; see "Paths" in `docs/pipeline.md`.
 
     Returns:
         A summary for each queue that has items, sorted by name.
@@ -50,6 +59,7 @@ def replay(
     Raises:
         ConfigError: `output` is not apart from the journals.
     """
+    path = located(path, storage)
     check_apart(path, output)
     contents = read_queues(spark, path, delayed=True)
     contents.write.mode(mode).partitionBy("queue").parquet(output)

@@ -8,6 +8,7 @@ of the lower bound, or, without one, of the upper bound or else of its own add. 
 given as two bounds.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -25,7 +26,8 @@ from kestrelmq.spark.pipelines.report_page import (
 )
 from kestrelmq.spark.reading import read_parquet
 from kestrelmq.spark.spool import check_apart
-from kestrelmq.spark.storage import local_path
+from kestrelmq.spark.storage import local_path, located
+from kestrelmq.spark.trees import JournalPath
 
 _PERCENTILES = (50, 95, 99)
 _LARGEST = 10
@@ -40,7 +42,12 @@ class ReportResult:
 
 
 def report(
-    spark: SparkSession, path: str, output: str, *, mode: WriteMode = "error"
+    spark: SparkSession,
+    path: JournalPath,
+    output: str,
+    *,
+    mode: WriteMode = "error",
+    storage: Mapping[str, str] | None = None,
 ) -> ReportResult:
     """Write a report on the queues of `path`.
 
@@ -49,11 +56,13 @@ def report(
         path: a queue path, or a glob of queue paths.
         output: a directory, on a file system that the driver sees.
         mode: what to do if there is something at `output` already.
+        storage: options of the store that the journals are in; see "Paths" in `docs/pipeline.md`.
 
     Raises:
         ConfigError: `output` is not apart from the journals.
     """
     output = local_path(output, "output")
+    path = located(path, storage)
     check_apart(path, output)
     items = history(spark, path).drop("data").persist()
     try:

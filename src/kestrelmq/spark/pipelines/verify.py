@@ -1,5 +1,6 @@
 """`verify`: check every journal of a queue path, in parallel."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
@@ -8,6 +9,8 @@ from kestrelmq.errors import DamagedJournal
 from kestrelmq.spark.opening import open_view
 from kestrelmq.spark.reading import map_on
 from kestrelmq.spark.spool import SpoolFile, list_files
+from kestrelmq.spark.storage import located
+from kestrelmq.spark.trees import JournalPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +19,7 @@ class FileCheck:
 
     Attributes:
         queue: the queue it belongs to.
-        file: its path.
+        file: its path, or its URI.
         size: its size in bytes.
         records: number of whole records, up to the damage if there is any.
         damaged_at: where the damage begins; None if the file is good.
@@ -39,14 +42,21 @@ class FileCheck:
         return self.damaged_at is None
 
 
-def verify(spark: SparkSession, path: str) -> list[FileCheck]:
+def verify(
+    spark: SparkSession, path: JournalPath, *, storage: Mapping[str, str] | None = None
+) -> list[FileCheck]:
     """Check every journal file of `path`, those of delayed items, too.
+
+    Args:
+        spark: the session.
+        path: a queue path, a journal file, or a glob of either.
+        storage: options of the store that the journals are in; see "Paths" in `docs/pipeline.md`.
 
     Returns:
         The results in replay order; the journal of a queue's delayed items is that of another
         queue, as in `journal verify`.
     """
-    return map_on(spark, check, list_files(path, delayed=True))
+    return map_on(spark, check, list_files(located(path, storage), delayed=True))
 
 
 def check(file: SpoolFile) -> FileCheck:
