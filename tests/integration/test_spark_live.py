@@ -20,6 +20,7 @@ from kestrelmq.clock import SystemClock
 from kestrelmq.errors import ServerUnavailable
 from kestrelmq.spark import staging as staging_module
 from kestrelmq.spark.batch_plan import BatchPlan, from_offset
+from kestrelmq.spark.file_batches import FileBatches
 from kestrelmq.spark.refusals import QueueCannotBeRead
 from kestrelmq.spark.server_probe import ServerProbe
 from kestrelmq.spark.server_reads import (
@@ -268,9 +269,8 @@ def test_a_server_killed_before_its_reads_are_finished_is_told_later(
     Staging(location).identity()
     first = _read(Staging(location, killing(server)), 1, server, reserves=True)
     assert first == numbered(50)
-    driver = StreamDriver(
-        Staging(location), ServerProbe(membership_of(server.address), QUEUE), QUEUE
-    )
+    probe = ServerProbe(membership_of(server.address), QUEUE)
+    driver = StreamDriver(FileBatches(Staging(location), probe), probe, QUEUE)
     share = {"server": server.address, "items": 50, "bytes": 1, "reserves": True}
     start = {**driver.initial_offset(), "epoch": 1, "shares": {"0": share}}
     server.start()
@@ -287,7 +287,7 @@ def test_what_a_task_had_reserved_that_was_ended_is_there_for_the_next_batch(
     """Another task had read its partition; what is only reserved does not wait for its lease."""
     client.put_many(QUEUE, numbered(5))
     probe = ServerProbe(membership_of(server.address), QUEUE)
-    driver = StreamDriver(Staging(tmp_path / "staging"), probe, QUEUE)
+    driver = StreamDriver(FileBatches(Staging(tmp_path / "staging"), probe), probe, QUEUE)
     start = driver.initial_offset()
     end = driver.latest_offset(start, BatchLimits(100, 1000))
     ended = TaggedReads(_access(server), start["staging"], 600.0)
@@ -566,7 +566,9 @@ def test_no_queue_is_left_out(server: ServerProcess, client: Client, tmp_path: P
     for name in queues:
         client.put_many(name, numbered(50))
     probe = ServerProbe(membership_of(server.address), "q*", random=Random(7))
-    driver = StreamDriver(Staging(tmp_path / "staging"), probe, "q*", random=Random(7))
+    driver = StreamDriver(
+        FileBatches(Staging(tmp_path / "staging"), probe), probe, "q*", random=Random(7)
+    )
     offset, got = driver.initial_offset(), dict.fromkeys(queues, 0)
     for _ in range(25):
         offset = driver.latest_offset(offset, BatchLimits(2, 1 << 20))

@@ -1,13 +1,15 @@
 """A stream from live servers to Parquet in a process of its own, which a test may kill.
 
-    python -m tests.spark.stream_session ROOT SERVERS QUEUE STEP NTH
+    python -m tests.spark.stream_session ROOT SERVERS QUEUE STEP NTH [OPTIONS]
 
 The process that is the NTH to come to STEP of the staging protocol writes `ROOT/reached` and stands
-still: the test then kills the session.
+still: the test then kills the session. OPTIONS are more options of reading, as JSON.
 """
 
+import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +19,9 @@ from kestrelmq.spark.session import local_session, start_query
 FORMAT: Final = "kestrel.stopping"
 
 
-def main(root: Path, servers: str, queue: str, step: str, nth: int) -> None:
+def main(
+    root: Path, servers: str, queue: str, step: str, nth: int, options: Mapping[str, str]
+) -> None:
     """Run the stream."""
     # Each task has a copy of its own of what is here; a file is what they share.
     hits = root / "hits"
@@ -49,6 +53,7 @@ def main(root: Path, servers: str, queue: str, step: str, nth: int) -> None:
             spark.readStream.format(FORMAT)
             .options(servers=servers, queue=queue, staging_location=str(root / "staging"))
             .options(max_items_per_batch="400", wait="200ms")
+            .options(**options)
             .load()
         )
         writer = rows.writeStream.format("parquet").option("path", str(root / "table"))
@@ -57,4 +62,5 @@ def main(root: Path, servers: str, queue: str, step: str, nth: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]))
+    root, servers, queue, step, nth, *rest = sys.argv[1:]
+    main(Path(root), servers, queue, step, int(nth), json.loads(rest[0]) if rest else {})

@@ -27,7 +27,7 @@ def stream(
 ) -> DataFrame:
     """Return the queue as a stream."""
     reader = spark.readStream.format(form).options(servers=cluster, queue=queue, wait="200ms")
-    return reader.options(staging_location=str(root / "staging"), **options).load()
+    return reader.options(**{"staging_location": str(root / "staging"), **options}).load()
 
 
 def drain(rows: DataFrame, root: Path) -> list[int]:

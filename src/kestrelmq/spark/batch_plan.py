@@ -31,12 +31,14 @@ class BatchPlan:
         staging: the identity of the staging location.
         queue: the option `queue`; None in an offset written by an earlier version.
         shares: what each partition may take.
+        serial: the number of the batch in a store, which says all else; None if parts are files.
     """
 
     epoch: int
     staging: str
     queue: str | None = None
     shares: tuple[PartitionShare, ...] = field(default=())
+    serial: int | None = None
 
     def to_offset(self) -> dict[str, Any]:
         """Return the offset that Spark logs."""
@@ -55,6 +57,7 @@ class BatchPlan:
             "staging": self.staging,
             "queue": self.queue,
             "shares": shares,
+            **({} if self.serial is None else {"serial": self.serial}),
         }
 
 
@@ -76,6 +79,7 @@ def from_offset(offset: Mapping[str, Any]) -> BatchPlan:
             )
             for share in shares
         ),
+        offset.get("serial"),
     )
 
 

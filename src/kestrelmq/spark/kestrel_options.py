@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,7 @@ from kestrelmq.names import queue_name_error
 from kestrelmq.spark.batch_plan import MAX_PARTITION_ITEMS, MAX_PARTITIONS
 from kestrelmq.spark.given_options import GivenOptions, a_boolean, a_size, a_time, a_whole_number
 from kestrelmq.spark.queue_choice import QueueChoice
-from kestrelmq.spark.storage import local_path
+from kestrelmq.spark.storage import Location, local_path, located
 
 DEFAULT_ITEMS: Final = 100_000
 DEFAULT_BYTES: Final = 128 << 20
@@ -64,7 +65,7 @@ class KestrelReadOptions:
     Attributes:
         cluster: the servers.
         queue: the queues to read, as `QueueChoice` writes them: a name, a list, or a pattern.
-        staging_location: a directory that the driver and every executor see.
+        staging_location: a directory that the driver and every executor see, or one in a store.
         max_items_per_batch: maximum number of items in a batch.
         max_bytes_per_batch: approximate maximum of bytes of items in a batch.
         min_partitions: minimum number of tasks that read a batch; there is at least one for each
@@ -81,7 +82,7 @@ class KestrelReadOptions:
 
     cluster: ClusterOptions
     queue: str
-    staging_location: str
+    staging_location: str | Location
     max_items_per_batch: int = DEFAULT_ITEMS
     max_bytes_per_batch: int = DEFAULT_BYTES
     min_partitions: int = 1
@@ -121,7 +122,8 @@ def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
     options = GivenOptions("reading kestrel", given)
     cluster = _cluster(options, "reading kestrel")
     queue = options.take("queue", None, lambda value: str(QueueChoice.parse(value)))
-    staging = options.take("staging_location", None, _staging_location)
+    storage = options.storage()
+    staging = options.take("staging_location", None, partial(_staging_location, storage))
     if queue is None:
         raise ConfigError(
             "option 'queue' of reading kestrel is missing: it must be a queue's name, several "
@@ -130,7 +132,8 @@ def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
     if not staging:
         raise ConfigError(
             "option 'staging_location' of reading kestrel is missing: it must be a directory that "
-            "the driver and every executor see, and that no other query uses"
+            "the driver and every executor see, and that no other query uses, or a URI such as "
+            "s3://BUCKET/DIRECTORY"
         )
     return options.checked(
         KestrelReadOptions(
@@ -194,19 +197,20 @@ def _servers(value: str) -> str:
         raise ValueError("servers such as 'localhost:22133', separated by commas") from None
 
 
-def _staging_location(value: str) -> str:
-    return _shared_directory(value, "staging_location") if value else value
+def _staging_location(storage: Mapping[str, str], value: str) -> str | Location:
+    found = located(value, storage, "staging_location") if value else value
+    return _shared_directory(found) if isinstance(found, str) and found else found
 
 
-def _shared_directory(value: str, option: str) -> str:
+def _shared_directory(path: str) -> str:
     # Executors may have another working directory than the driver.
-    return str(Path(local_path(value, option)).absolute())
+    return str(Path(path).absolute())
 
 
 def _dead_letter_path(value: str) -> str:
     if not value:
         raise ValueError("a directory that every executor sees")
-    return _shared_directory(value, "dead_letter_path")
+    return _shared_directory(local_path(value, "dead_letter_path"))
 
 
 def _lease(value: str) -> float:

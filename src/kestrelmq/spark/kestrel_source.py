@@ -14,6 +14,7 @@ table is no longer used. The option `batch` reads it again.
 
 import json
 from collections.abc import Iterator, MutableMapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -57,6 +58,7 @@ from kestrelmq.spark.batch_plan import (
     from_offset,
     share_out,
 )
+from kestrelmq.spark.file_batches import FileBatches
 from kestrelmq.spark.kestrel_options import (
     DEFAULT_STREAM_LEASE,
     DEFAULT_TABLE_LEASE,
@@ -68,8 +70,11 @@ from kestrelmq.spark.kestrel_writer import KestrelStreamWriter, KestrelWriter
 from kestrelmq.spark.queue_choice import QueueChoice
 from kestrelmq.spark.server_probe import ServerProbe
 from kestrelmq.spark.server_reads import MonitoredReads, ServerAccess, TaggedReads
+from kestrelmq.spark.shares import PartitionShare
 from kestrelmq.spark.staging import QueueReads, Reached, StagedPart, Staging
-from kestrelmq.spark.stream_driver import BatchLimits, StreamDriver
+from kestrelmq.spark.storage import Location
+from kestrelmq.spark.stored_batches import PartsToRead, StoredBatches, planning_lock
+from kestrelmq.spark.stream_driver import Batches, BatchLimits, StreamDriver
 from kestrelmq.spark.tables import TableSource, arrow_schema, rows
 
 KESTREL_FORMAT: Final = "kestrel"
@@ -106,7 +111,7 @@ class KestrelPartition(InputPartition):
             waits: whether to wait for a queue that is loading; False leaves its items for later.
         """
         super().__init__(None)
-        self.staging = options.staging_location
+        self.staging = str(options.staging_location)
         self.epoch = plan.epoch
         self.partition = partition
         self.only = QueueChoice.parse(options.queue).only
@@ -124,6 +129,16 @@ class KestrelPartition(InputPartition):
         if self.share.reserves:
             return TaggedReads(access, self.name, self.lease)
         return MonitoredReads(access)
+
+
+class StoredPartition(InputPartition):
+    """What one task reads: parts of a batch that the driver has staged in a store."""
+
+    def __init__(self, epoch: int, parts: PartsToRead) -> None:
+        super().__init__(None)
+        self.epoch = epoch
+        self.partition = parts.partition
+        self.parts = parts
 
 
 class KestrelSource(TableSource):
@@ -185,13 +200,20 @@ class _PartitionReader:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a partition's items: those staged already, then new ones, which it stages first."""
-        if not isinstance(partition, KestrelPartition):
+        if isinstance(partition, StoredPartition):
+            parts = partition.parts.read(self._reached)
+        elif isinstance(partition, KestrelPartition):
+            parts = Staging(Path(partition.staging), self._reached, partition.only).read(
+                partition.epoch,
+                partition.partition,
+                partition.share,
+                partition.reads,
+                SystemClock(),
+            )
+        else:
             return
-        staging = Staging(Path(partition.staging), self._reached, partition.only)
         position = first_position(partition.epoch, partition.partition)
-        for part in staging.read(
-            partition.epoch, partition.partition, partition.share, partition.reads, SystemClock()
-        ):
+        for part in parts:
             queues, start = part.queues(), 0
             for batch in part.batches:
                 names = queues.slice(start, batch.num_rows)
@@ -216,6 +238,14 @@ class _PartitionReader:
             },
         )
 
+    def _stored(self, location: Location, servers: ServerProbe, lease: float) -> StoredBatches:
+        lease = self._options.lease or lease
+
+        def connect(share: PartitionShare, name: str, patience: float) -> TaggedReads:
+            return TaggedReads(ServerAccess.to(share.server, patience or None), name, lease)
+
+        return StoredBatches(location, servers, connect, reached=self._reached)
+
     def _probe(self) -> ServerProbe:
         options = self._options
         return ServerProbe(
@@ -227,6 +257,7 @@ class KestrelStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrig
     """Reads a stream. Spark calls `read` on a copy, in tasks, and the rest in one process."""
 
     _driver: StreamDriver | None = None
+    _batches: StoredBatches | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 # Spark's
         """Return the offset before the first batch."""
@@ -253,7 +284,10 @@ class KestrelStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrig
         if start == end:
             return []
         driver = self._stream_driver()
-        return _partitions(self._options, driver.plan_of(end), waits=driver.is_limited)
+        plan = driver.plan_of(end)
+        if self._batches is not None:
+            return _stored_partitions(self._batches, plan)
+        return _partitions(self._options, plan, waits=driver.is_limited)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Delete the parts of all batches up to `end`."""
@@ -263,18 +297,24 @@ class KestrelStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrig
         """Release the staging location."""
         if self._driver is not None:
             self._driver.close()
-            self._driver = None
+            self._driver = self._batches = None
 
     def _stream_driver(self) -> StreamDriver:
         if self._driver is None:
-            options = self._options
+            options, probe = self._options, self._probe()
+            batches: Batches
+            if isinstance(options.staging_location, Location):
+                batches = self._batches = self._stored(
+                    options.staging_location, probe, DEFAULT_STREAM_LEASE
+                )
+            else:
+                only = QueueChoice.parse(options.queue).only
+                batches = FileBatches(
+                    Staging(Path(options.staging_location), self._reached, only), probe
+                )
             self._driver = StreamDriver(
-                Staging(
-                    Path(options.staging_location),
-                    self._reached,
-                    QueueChoice.parse(options.queue).only,
-                ),
-                self._probe(),
+                batches,
+                probe,
                 options.queue,
                 wait=options.wait,
                 patience=options.patience,
@@ -307,6 +347,8 @@ class KestrelSourceReader(_PartitionReader, DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return the partitions of the batch's plan; make the plan if there is none."""
+        if isinstance(self._options.staging_location, Location):
+            return self._partitions_in_store(self._options.staging_location)
         directory = Path(self._options.staging_location) / self._batch
         try:
             text = (directory / _PLAN).read_text()
@@ -314,20 +356,40 @@ class KestrelSourceReader(_PartitionReader, DataSourceReader):
             if self._options.batch is not None:
                 raise self._not_allowed(error) from None
             # If two processes plan at the same time, the plan of the first is kept; both use it.
-            text = Staging(directory).keep_first(_PLAN, json.dumps(self._plan().to_offset()))
+            with closing(self._probe()) as probe:
+                planned = json.dumps(self._plan(probe).to_offset())
+            text = Staging(directory).keep_first(_PLAN, planned)
         lease = self._options.lease or DEFAULT_TABLE_LEASE
         options = replace(self._options, staging_location=str(directory), lease=lease)
         return _partitions(options, self._parsed(text), waits=True)
 
-    def _plan(self) -> BatchPlan:
+    def _partitions_in_store(self, location: Location) -> list[InputPartition]:
+        """Return the same of a batch in a store; it is staged when its plan is made."""
+        file = location / self._batch / _PLAN
+        with closing(self._probe()) as probe:
+            batches = self._stored(location, probe, DEFAULT_TABLE_LEASE)
+            with planning_lock():
+                try:
+                    plan = self._parsed(bytes(file.read()).decode())
+                except FileNotFoundError as error:
+                    if self._options.batch is not None:
+                        raise self._not_allowed(error) from None
+                    shares = self._plan(probe).shares
+                    before = BatchPlan(0, self._batch, self._options.queue)
+                    made = (
+                        batches.make(before, before.queue or "", shares, self._options.patience)
+                        if shares
+                        else None
+                    )
+                    plan = made or replace(before, epoch=1)
+                    file.write(json.dumps(plan.to_offset()).encode())
+            return _stored_partitions(batches, plan)
+
+    def _plan(self, probe: ServerProbe) -> BatchPlan:
         options = self._options
-        probe = self._probe()
-        try:
-            probe.check_readable(options.patience)
-            counts = probe.counts()
-            reserving = probe.reserving(counts)
-        finally:
-            probe.close()
+        probe.check_readable(options.patience)
+        counts = probe.counts()
+        reserving = probe.reserving(counts)
         if not reserving:
             raise ServerUnavailable("no server can be asked what is in the queue")
         waiting = [
@@ -371,6 +433,10 @@ def _partitions(
     return [
         KestrelPartition(options, plan, place, waits=waits) for place in range(len(plan.shares))
     ]
+
+
+def _stored_partitions(batches: StoredBatches, plan: BatchPlan) -> list[InputPartition]:
+    return [StoredPartition(plan.epoch, parts) for parts in batches.to_read(plan)]
 
 
 def _column(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:

@@ -20,7 +20,7 @@ from kestrelmq.client import commands
 from kestrelmq.client.address import Address, parse_address
 from kestrelmq.client.blocking import Connection
 from kestrelmq.client.cluster import Membership, ServerSet
-from kestrelmq.client.commands import Command
+from kestrelmq.client.commands import Command, Reads
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.statistics import (
     QueueStats,
@@ -218,6 +218,41 @@ class ServerProbe:
             _log.info("%s: cannot be told yet what was read: %s", part.server, error)
             return False
         return True
+
+    def finish(self, server: str, tags: Sequence[tuple[str, str]]) -> list[int] | None:
+        """Finish what is reserved under tags; return how many reads that were, for each.
+
+        0 means that they went back: the lease has ended, the tag is retired, or the queue is gone.
+        The call may be repeated. If the server cannot be told, return None.
+
+        Args:
+            server: the server.
+            tags: queues, each with a tag.
+        """
+        counts = []
+        try:
+            for queue, tag in tags:
+                command = commands.finish(commands.checked_queue(queue), Reads(tag=tag))
+                try:
+                    counts.append(self._run(parse_address(server), command))
+                except ServerRefused as error:
+                    if "is retired" not in str(error):
+                        raise
+                    counts.append(0)
+        except ClientError as error:
+            _log.warning("%s: it will be told later what was read: %s", server, error)
+            return None
+        return counts
+
+    def release(self, server: str, queue: str, tag: str) -> None:
+        """Give back what is reserved under a tag, uncounted; if that fails, its lease ends."""
+        command = commands.release(
+            commands.checked_queue(queue), Reads(tag=tag), 0.0, counted=False
+        )
+        try:
+            self._run(parse_address(server), command)
+        except ClientError as error:
+            _log.info("%s: some items stay reserved: %s", server, error)
 
     def retire(self, queues: Mapping[str, Collection[str]], name: str, epoch: int) -> None:
         """Release what is reserved under tags of `name` up to `epoch`, and refuse these tags.

@@ -88,6 +88,7 @@ class TaggedReads:
         self._lease = lease
         self._connection: Connection | None = None
         self._held: list[ReservedRead] = []
+        self._has_left = False
 
     def open(self, part: PartId, queue: str, items: int, size: int) -> OpenedItems:
         """Reserve up to `items` items, of about `size` bytes, in the queue's order.
@@ -97,6 +98,7 @@ class TaggedReads:
             QueueCannotBeRead: the queue cannot be read, and there is `patience`.
         """
         found: list[ReservedRead] = []
+        tags: list[tuple[str, int]] = []
         for times, wanted in enumerate(_requests(found, items, size, _MOST_RESERVED)):
             tag = f"{self._name}:{part.epoch}:{part.partition}.{part.number}.{times}"
             try:
@@ -105,18 +107,19 @@ class TaggedReads:
                 if not found:
                     raise
                 # Keep the reads; the next call raises the error if it lasts.
-                return self._opened(found, exhausted=False)
+                return self._opened(found, tags, exhausted=False)
             except ServerUnavailable:
                 if not self._held:
                     raise
-                return self._opened(found, exhausted=True, is_lost=True)
+                return self._opened(found, tags, exhausted=True, is_lost=True)
             except (ConnectionLost, OperationTimeout):
-                return self._opened(found, exhausted=True, is_lost=True, unsure=tag)
+                return self._opened(found, tags, exhausted=True, is_lost=True, unsure=tag)
             if not arrived:
-                return self._opened(found, exhausted=True)
+                return self._opened(found, tags, exhausted=True)
             found += arrived
+            tags.append((tag, len(arrived)))
             self._held += arrived
-        return self._opened(found, exhausted=False)
+        return self._opened(found, tags, exhausted=False)
 
     def confirm(self, part: StagedPart) -> bool:
         """Finish the reads of the part; return whether the server was told."""
@@ -151,6 +154,10 @@ class TaggedReads:
             _log.warning("%s: some items stay reserved: %s", self._access.address, error)
         self.close()
 
+    def leave(self) -> None:
+        """Forget the open reads: they stay reserved."""
+        self._held, self._has_left = [], True
+
     def close(self) -> None:
         """Close the connection; the reads stay reserved."""
         if self._connection is not None:
@@ -158,10 +165,16 @@ class TaggedReads:
             self._connection = None
 
     def _opened(
-        self, found: list[ReservedRead], *, exhausted: bool, is_lost: bool = False, unsure: str = ""
+        self,
+        found: list[ReservedRead],
+        tags: list[tuple[str, int]],
+        *,
+        exhausted: bool,
+        is_lost: bool = False,
+        unsure: str = "",
     ) -> OpenedItems:
         data = [read.data for read in found]
-        return OpenedItems(data, exhausted, tuple(found), unsure, is_lost)
+        return OpenedItems(data, exhausted, tuple(found), unsure, is_lost, tuple(tags))
 
     def _reserve(self, queue: str, items: int, tag: str) -> list[ReservedRead]:
         terms = commands.reserve_terms(self._lease, tag)
@@ -171,7 +184,7 @@ class TaggedReads:
             self._access.run,
             queue,
             lambda: self._connected().run(command),
-            now=bool(self._held),
+            now=self._has_left or bool(self._held),
         )
         try:
             return run() or []

@@ -79,8 +79,8 @@ _LATE: Final = "late-"
 _IDENTITY: Final = "identity"
 _COMMITTED: Final = "committed"
 _LOCK: Final = "lock"
-_DATA_FIELDS: Final = (pa.field("data", pa.binary(), nullable=False),)
-_RESERVED_FIELDS: Final = (
+DATA_FIELDS: Final = (pa.field("data", pa.binary(), nullable=False),)
+RESERVED_FIELDS: Final = (
     pa.field("add_time", pa.int64(), nullable=False),
     pa.field("expiry", pa.int64(), nullable=False),
     pa.field("deliveries", pa.int32(), nullable=False),
@@ -126,6 +126,7 @@ class OpenedItems:
         reserved: the reads, if they are reserved, one for each item.
         unsure: a tag under which the server may have reserved more: its answer was lost.
         is_lost: whether the server cannot be reached any more; what it reserved stays reserved.
+        tags: the tags of the reads, if they are reserved, each with how many it has, in order.
     """
 
     items: Sequence[bytes]
@@ -133,6 +134,7 @@ class OpenedItems:
     reserved: Sequence[ReservedRead] = ()
     unsure: str = ""
     is_lost: bool = False
+    tags: Sequence[tuple[str, int]] = ()
 
 
 class QueueReads(Protocol):
@@ -234,7 +236,7 @@ class Staging:
                 this one, and do not name it.
         """
         self.path = path
-        self._reached = reached or _ignore_step
+        self._reached = reached or ignore_step
         self._only = only or ""
 
     # --- for tasks ---
@@ -328,13 +330,13 @@ class Staging:
         clock: Clock,
     ) -> StagedPart:
         try:
-            opened = _open(part_id, server, progress, reads)
+            opened = open_part(part_id, server, progress, reads)
         except ClientError as error:
             reads.give_back()
             if isinstance(error, ServerRefused):
                 raise
             # The server cannot be reached; the batch continues without its items.
-            opened = _Opened(is_last=True)
+            opened = OpenedPart(is_last=True)
         self._reached("opened")
         metadata = {
             "server": server,
@@ -360,9 +362,9 @@ class Staging:
             reads.give_back(but=part.reads)
         return part
 
-    def _write_part(self, part_id: PartId, opened: "_Opened", metadata: dict[str, str]) -> bool:
+    def _write_part(self, part_id: PartId, opened: "OpenedPart", metadata: dict[str, str]) -> bool:
         """Write a part; return False if it exists already."""
-        fields = [*_DATA_FIELDS, *(_RESERVED_FIELDS if opened.reserved else ())]
+        fields = [*DATA_FIELDS, *(RESERVED_FIELDS if opened.reserved else ())]
         schema = pa.schema(fields, metadata=metadata)
 
         def write(file: BinaryIO) -> None:
@@ -509,24 +511,30 @@ class Staging:
 
 
 @dataclass(slots=True)
-class _Opened:
-    """What is to become a part: open reads of one queue after the other."""
+class OpenedPart:
+    """What is to become a part: open reads of one queue after the other.
+
+    `tags` has, in the order of the items, the queue and the tag of reserved reads, and how many.
+    """
 
     items: list[bytes] = field(default_factory=list)
     reserved: list[ReservedRead] = field(default_factory=list)
     runs: list[QueueRun] = field(default_factory=list)
+    tags: list[tuple[str, str, int]] = field(default_factory=list)
     unsure: str = ""
     is_last: bool = False
 
 
-def _open(part_id: PartId, server: str, progress: ShareProgress, reads: QueueReads) -> _Opened:
+def open_part(
+    part_id: PartId, server: str, progress: ShareProgress, reads: QueueReads
+) -> OpenedPart:
     """Open the reads of a part.
 
     Raises:
         QueueCannotBeRead: the first queue to read cannot be read, and must not count as empty.
         ClientError: the server cannot be read.
     """
-    opened = _Opened()
+    opened = OpenedPart()
     rest = progress.copy()
     size = 0
     while (allowed := rest.next()) is not None and size < PART_BYTES:
@@ -548,6 +556,7 @@ def _open(part_id: PartId, server: str, progress: ShareProgress, reads: QueueRea
         opened.runs.append(run)
         opened.items += found.items
         opened.reserved += found.reserved
+        opened.tags += [(allowed.queue, tag, count) for tag, count in found.tags]
         opened.unsure = found.unsure
         size += taken
         rest.add(run)
@@ -560,24 +569,24 @@ def _open(part_id: PartId, server: str, progress: ShareProgress, reads: QueueRea
     return opened
 
 
-def _record_batches(opened: _Opened, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _record_batches(opened: OpenedPart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Split items into record batches that Arrow can address."""
     items = opened.items
     start, size = 0, 0
     for place, item in enumerate(items):
         if place > start and (place - start == _BATCH_ROWS or size + len(item) > _BATCH_BYTES):
-            yield _record_batch(opened, start, place, schema)
+            yield record_batch(opened, start, place, schema)
             start, size = place, 0
         size += len(item)
     if start < len(items):
-        yield _record_batch(opened, start, len(items), schema)
+        yield record_batch(opened, start, len(items), schema)
 
 
-def _record_batch(opened: _Opened, start: int, end: int, schema: pa.Schema) -> pa.RecordBatch:
+def record_batch(opened: OpenedPart, start: int, end: int, schema: pa.Schema) -> pa.RecordBatch:
+    """Return items of a part as a batch with some of `DATA_FIELDS` and `RESERVED_FIELDS`."""
     columns: list[Sequence[object]] = [opened.items[start:end]]
-    if opened.reserved:
-        reads = opened.reserved[start:end]
-        columns += [[getattr(read, field.name) for read in reads] for field in _RESERVED_FIELDS]
+    reads = opened.reserved[start:end]
+    columns += [[getattr(read, name) for read in reads] for name in schema.names[1:]]
     arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -595,5 +604,5 @@ def _data_bytes(batch: pa.RecordBatch) -> int:
     return buffers[2].size if buffers[2] is not None else 0
 
 
-def _ignore_step(_point: str) -> None:
+def ignore_step(_point: str) -> None:
     """Ignore the point; used when no test watches."""

@@ -1,31 +1,21 @@
 """The driver's side of a stream: plan the next batch, and delete parts that are done.
 
-It holds the lock of the staging location from its first call on. The tasks confirm the items; it
-only tells a server that they could not reach, when that is back. This module does not need Spark;
-`kestrel_source` connects it to Spark's interface.
+Where the batches are kept is another module's: `file_batches` if the staging location is a
+directory, `stored_batches` if it is in a store. This module does not need Spark; `kestrel_source`
+connects it to Spark's interface.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final, Protocol
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import ConfigError, ServerUnavailable
-from kestrelmq.journal.files import FileLock
 from kestrelmq.spark.batch_plan import BatchPlan, WaitingQueue, from_offset, share_out
 from kestrelmq.spark.queue_choice import QueueChoice
-from kestrelmq.spark.staging import PartId, StagedPart, Staging, StagingInUse
-
-LOCK_PATIENCE: Final = 15.0
-"""Seconds that a new query waits for the lock. If a driver was killed, its Python process keeps the
-lock for as long as its option `wait`."""
-
-
-SETTLE_PAUSE: Final = 5.0
-"""Seconds before a server that could not be told about parts is asked again."""
-
+from kestrelmq.spark.shares import PartitionShare
 
 BACKLOG_PAUSE: Final = 10.0
 """Seconds for which the backlog is not asked for again."""
@@ -52,17 +42,53 @@ class QueueServers(Protocol):
     def reserving(self, servers: Iterable[str]) -> dict[str, bool]:
         """Return which of the servers have reserved reads; without those that do not answer."""
 
-    def settle(self, part: StagedPart) -> bool:
-        """Tell the server of a part about it; return whether that was possible."""
-
-    def retire(self, queues: Mapping[str, Collection[str]], name: str, epoch: int) -> None:
-        """Release what is reserved under tags of `name` up to `epoch`, and refuse these tags.
-
-        `queues` are those of each server.
-        """
-
     def close(self) -> None:
         """Close all connections."""
+
+
+class Batches(Protocol):
+    """Where the batches of a query are kept; `FileBatches` and `StoredBatches` implement it."""
+
+    def begin(self) -> str:
+        """Return the identity that a new checkpoint gets. Raises StagingInUse."""
+
+    def check(self, plan: BatchPlan) -> None:
+        """Check that a plan is of the query whose batches these are. Raises StagingInUse."""
+
+    def settle(self, before: BatchPlan, only: str | None) -> None:
+        """Tell the servers what they do not know yet of `before`, which is over.
+
+        Args:
+            before: the last batch.
+            only: the query's queue, if it is a single one.
+
+        Raises:
+            StagingInUse: there are later batches: the checkpoint is another one, or an old copy.
+        """
+
+    def make(
+        self, before: BatchPlan, queue: str, shares: tuple[PartitionShare, ...], patience: float
+    ) -> BatchPlan | None:
+        """Return the plan of the batch after `before`; None if there are no items after all.
+
+        Args:
+            before: the last batch.
+            queue: the option `queue`.
+            shares: what each partition may take.
+            patience: seconds to wait for a queue that is loading.
+        """
+
+    def restart_counting(self) -> None:
+        """Let `newly_taken` begin anew; make sure that no other driver takes items meanwhile."""
+
+    def newly_taken(self) -> dict[tuple[str, str], int]:
+        """Return how many items were taken of servers' queues since the last call."""
+
+    def commit(self, plan: BatchPlan) -> None:
+        """Delete what is kept of this and all earlier batches."""
+
+    def close(self) -> None:
+        """Release what is held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +104,7 @@ class StreamDriver:
 
     def __init__(  # noqa: PLR0913 # one for each option
         self,
-        staging: Staging,
+        batches: Batches,
         servers: QueueServers,
         queue: str,
         *,
@@ -93,18 +119,18 @@ class StreamDriver:
         """Prepare to plan batches. No I/O is done before the first call.
 
         Args:
-            staging: where parts are kept.
+            batches: where batches are kept.
             servers: the servers to ask.
             queue: the option `queue`.
             wait: seconds that `latest_offset` waits for an item.
             patience: seconds that a query that ends by itself waits for a queue that is loading.
             partitions: minimum number of partitions in a batch.
             rate: most items in a second; None for any number.
-            clock: measures how long to wait for the lock, and what `rate` allows.
-            pause: sleeps between two attempts to take the lock, and until `rate` allows an item.
+            clock: measures what `rate` allows.
+            pause: sleeps until `rate` allows an item.
             random: the order of the queues in a batch.
         """
-        self._staging = staging
+        self._batches = batches
         self._servers = servers
         self._choice = QueueChoice.parse(queue)
         self._random = random or Random()  # noqa: S311 # a fair order, keeps no secret
@@ -113,33 +139,16 @@ class StreamDriver:
         self._partitions = partitions
         self._clock = clock or SystemClock()
         self._pause = pause
-        self._lock: FileLock | None = None
-        self._identity: str | None = None
         self._remaining: dict[tuple[str, str], int] | None = None
-        self._counted: set[PartId] | None = None
-        self._settle_at = 0.0
-        self._retired = 0
         self._rate = rate
         self._asked_at: float | None = None
         self._fraction = 0.0
         self._backlog: dict[str, dict[str, Any]] | None = None
         self._backlog_until = 0.0
 
-    def lock_staging(self) -> str:
-        """Lock the staging location unless that is done; return its identity.
-
-        Raises:
-            StagingInUse: another query has it locked.
-        """
-        if self._identity is None:
-            self._lock = self._staging.lock(LOCK_PATIENCE, self._clock, self._pause)
-            self._identity = self._staging.identity()
-            self._staging.collect_garbage()
-        return self._identity
-
     def initial_offset(self) -> dict[str, Any]:
         """Return the offset before the first batch."""
-        return BatchPlan(0, self.lock_staging(), str(self._choice)).to_offset()
+        return BatchPlan(0, self._batches.begin(), str(self._choice)).to_offset()
 
     @property
     def is_limited(self) -> bool:
@@ -167,8 +176,8 @@ class StreamDriver:
                 queue but refuses to let it be read, or it is paused.
         """
         before = from_offset(start)
-        self._check(before)
-        self._settle(before)
+        self._check_identity(before)
+        self._batches.settle(before, self._choice.only)
         if self.is_limited:
             self._servers.check_readable(self._patience)
         limits = self._rated(limits)
@@ -192,12 +201,14 @@ class StreamDriver:
             self._partitions,
             [server for server, reserves in reserving.items() if reserves],
         )
-        if not shares:
+        patience = self._patience if self.is_limited else 0.0
+        plan = self._batches.make(before, str(self._choice), shares, patience) if shares else None
+        if plan is None:
             if self._remaining is not None and any(self._remaining.values()):
                 # Other readers took the rest, or somebody paused a queue: then this raises.
                 self._servers.counts()
             return dict(start)
-        return BatchPlan(before.epoch + 1, before.staging, str(self._choice), shares).to_offset()
+        return plan.to_offset()
 
     def limit_to_present_items(self) -> None:
         """From now on, take no more than the servers have now.
@@ -206,13 +217,12 @@ class StreamDriver:
             ServerUnavailable: no server can be asked.
             QueueCannotBeRead: a server has a queue but refuses to let it be read.
         """
-        self.lock_staging()
+        self._batches.restart_counting()
         self._servers.check_readable(self._patience)
         counts = self._servers.counts()
         if not counts:
             raise ServerUnavailable("no server can be asked what is in the queue")
         self._remaining = _by_queue(counts)
-        self._counted = None
 
     def backlog(self) -> dict[str, dict[str, Any]] | None:
         """Return how much waits on each server that can be asked; None if that is none.
@@ -229,14 +239,12 @@ class StreamDriver:
         """Delete the parts of all batches up to `end`."""
         plan = from_offset(end)
         self._check_identity(plan)
-        self._staging.commit(plan.epoch)
+        self._batches.commit(plan)
 
     def close(self) -> None:
-        """Close the connections and release the lock."""
+        """Close the connections, and release the staging location."""
         self._servers.close()
-        if self._lock is not None:
-            self._lock.release()
-        self._identity = None
+        self._batches.close()
 
     def _rated(self, limits: BatchLimits) -> BatchLimits:
         """Return the limits of a batch that takes what `rate` allows since the last call."""
@@ -254,63 +262,14 @@ class StreamDriver:
         most = items if limits.items is None else min(items, limits.items)
         return BatchLimits(most, limits.bytes)
 
-    def _settle(self, before: BatchPlan) -> None:
-        """Tell servers what was read of them in the batches up to `before`, if tasks could not.
-
-        When all is told, release what is still reserved: for tasks that were ended because another
-        one had read their partition, or that are still to come.
-        """
-        if before.epoch == self._retired or self._clock.monotonic() < self._settle_at:
-            return
-        failed: set[str] = set()
-        for name, part in self._staging.unsettled(before.epoch):
-            if part.server not in failed and self._servers.settle(part):
-                self._staging.mark_settled(name)
-            else:
-                failed.add(part.server)
-        if failed:
-            self._settle_at = self._clock.monotonic() + SETTLE_PAUSE
-            return
-        self._retired = before.epoch
-        queues: dict[str, list[str]] = {}
-        for share in before.shares:
-            if share.reserves:
-                # An offset of an earlier version is of a single queue, and does not name it.
-                names = [name for name, _ in share.queues] or [self._choice.only or ""]
-                queues.setdefault(share.server, []).extend(names)
-        self._servers.retire(queues, before.staging, before.epoch)
-
     def _items_left(self, limits: BatchLimits) -> dict[tuple[str, str], int] | None:
         """Return how many items may be taken from each server's queues, or None for no limit."""
         if self._remaining is None:
             return _by_queue(self._servers.counts()) if limits.items is None else None
-        if self._counted is None:
-            # A batch that was started earlier has been read again by now. What it had reserved
-            # before the counting is not among what was counted, so nothing of it is subtracted:
-            # rather some items too many, which came later, than some too few.
-            self._counted = set(self._staging.parts())
-        parts = [part_id for part_id in self._staging.parts() if part_id not in self._counted]
-        self._counted.update(parts)
-        taken: dict[tuple[str, str], int] = {}
-        for part in filter(None, map(self._staging.find, parts)):
-            for run in part.runs:
-                key = part.server, run.queue
-                taken[key] = taken.get(key, 0) + run.items
-        for key, items in taken.items():
+        for key, items in self._batches.newly_taken().items():
             # A queue that gave nothing has none of those items left.
             self._remaining[key] = max(0, self._remaining.get(key, 0) - items) if items else 0
         return self._remaining
-
-    def _check(self, start: BatchPlan) -> None:
-        """Check that the staging location belongs to the checkpoint that `start` is from."""
-        self._check_identity(start)
-        strays = [part_id for part_id in self._staging.parts() if part_id.epoch > start.epoch]
-        if strays or self._staging.committed() > start.epoch:
-            raise StagingInUse(
-                f"staging location {self._staging.path} has batches after batch {start.epoch}, the "
-                "last one of the checkpoint: it holds items of a query with another checkpoint. "
-                "Start that query again, or give this one its own staging location"
-            )
 
     def _check_identity(self, plan: BatchPlan) -> None:
         if plan.queue is not None and not self._choice.means(plan.queue):
@@ -319,11 +278,7 @@ class StreamDriver:
                 f"checkpoint is of queue {plan.queue!r}, and staged items would appear under the "
                 "wrong name. Give other queues their own checkpoint and staging location"
             )
-        if plan.staging != self.lock_staging():
-            raise StagingInUse(
-                f"staging location {self._staging.path} belongs to another query than the "
-                "checkpoint: give each query its own"
-            )
+        self._batches.check(plan)
 
 
 def _by_queue(counts: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], int]:

@@ -9,9 +9,10 @@ import pytest
 
 from kestrelmq.errors import ConfigError, ServerRefused, ServerUnavailable
 from kestrelmq.spark.batch_plan import WaitingQueue, from_offset
+from kestrelmq.spark.file_batches import SETTLE_PAUSE, FileBatches
 from kestrelmq.spark.refusals import QueueCannotBeRead, ask_when_loaded
 from kestrelmq.spark.staging import OpenedItems, PartId, StagedPart, Staging, StagingInUse
-from kestrelmq.spark.stream_driver import BACKLOG_PAUSE, SETTLE_PAUSE, BatchLimits, StreamDriver
+from kestrelmq.spark.stream_driver import BACKLOG_PAUSE, BatchLimits, StreamDriver
 from kestrelmq.testing.clock import FakeClock
 
 LIMITS = BatchLimits(100, 1000)
@@ -102,7 +103,7 @@ def driver_of(
     """Return a driver whose lock waits on a fake clock."""
     clock = FakeClock()
     return StreamDriver(
-        Staging(location),
+        FileBatches(Staging(location), cluster, clock, clock.advance),
         cluster,
         queue,
         partitions=partitions,
@@ -305,7 +306,13 @@ def test_a_server_that_went_away_meanwhile_is_not_in_the_batch(tmp_path: Path) -
 def test_a_server_is_told_of_its_parts_when_it_is_back(tmp_path: Path) -> None:
     """The driver tries again after a pause, and tells it once."""
     location, cluster, clock = tmp_path / "staging", Cluster({"a:1": 5}), FakeClock()
-    driver = StreamDriver(Staging(location), cluster, "q", clock=clock, pause=clock.advance)
+    driver = StreamDriver(
+        FileBatches(Staging(location), cluster, clock),
+        cluster,
+        "q",
+        clock=clock,
+        pause=clock.advance,
+    )
     end = driver.latest_offset(driver.initial_offset(), LIMITS)
     cluster.away.add("a:1")
     read_batch(location, cluster, end)
@@ -341,7 +348,14 @@ def test_a_queue_that_is_paused_midway_does_not_end_a_limited_query(tmp_path: Pa
 def test_a_rate_limits_batches(tmp_path: Path, limit: int | None) -> None:
     """A batch has what the time since the last one allows; no credit is saved up while idle."""
     location, cluster, clock = tmp_path / "staging", Cluster({"a:1": 10_000}), FakeClock()
-    driver = StreamDriver(Staging(location), cluster, "q", rate=5, clock=clock, pause=clock.advance)
+    driver = StreamDriver(
+        FileBatches(Staging(location), cluster),
+        cluster,
+        "q",
+        rate=5,
+        clock=clock,
+        pause=clock.advance,
+    )
     limits = BatchLimits(limit, 1000)
 
     def planned(offset: dict[str, Any]) -> int:
@@ -363,7 +377,9 @@ def test_a_rate_limits_batches(tmp_path: Path, limit: int | None) -> None:
 def test_the_backlog_is_asked_for_now_and_then(tmp_path: Path) -> None:
     """It is what waits on each server; if none can be asked, nothing is known."""
     cluster, clock = Cluster({"a:1": 7}), FakeClock()
-    driver = StreamDriver(Staging(tmp_path), cluster, "q", clock=clock, pause=clock.advance)
+    driver = StreamDriver(
+        FileBatches(Staging(tmp_path), cluster), cluster, "q", clock=clock, pause=clock.advance
+    )
 
     assert driver.backlog() == {"a:1": {"items": 7}}
     cluster.items["a:1"] = 9
