@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from pyarrow.dataset import dataset
 
 from kestrelmq.client import Client
 from kestrelmq.client.cluster import membership_of
 from kestrelmq.errors import ConfigError
 from kestrelmq.spark import staging as staging_module
 from kestrelmq.spark.batch_plan import BatchPlan, from_offset
+from kestrelmq.spark.dead_letters import DeadLetter, DeadLetters
 from kestrelmq.spark.server_probe import ServerProbe
 from kestrelmq.spark.server_reads import ServerAccess, TaggedReads
 from kestrelmq.spark.shares import PartitionShare
@@ -371,3 +373,30 @@ def test_offsets_of_files_are_as_they_were() -> None:
     """Only those of a store have a serial number."""
     assert "serial" not in BatchPlan(3, "x", "q").to_offset()
     assert from_offset(BatchPlan(3, "x", "q", serial=5).to_offset()).serial == 5
+
+
+def test_dead_letters_go_to_a_store(location: Location, store: ObjectStore) -> None:
+    """Each file is a whole table; without any there is no file."""
+    letters = DeadLetters(location, FakeClock())
+    letters.flush()
+    assert not location.exists()
+    for number in range(3):
+        letters.add(DeadLetter("q", b"%d" % number, 0, "too large"))
+    letters.flush()
+    letters.add(DeadLetter(None, None, 7, "no data"))
+    letters.flush()
+
+    found = dataset(f"{BUCKET}/{location.path}", filesystem=store.file_system).to_table()
+    assert sorted(found.to_pylist(), key=lambda row: row["data"] or b"") == [
+        {"queue": None, "data": None, "expiry": 7, "reason": "no data", "time": FakeClock().now()},
+        *(
+            {
+                "queue": "q",
+                "data": b"%d" % number,
+                "expiry": 0,
+                "reason": "too large",
+                "time": FakeClock().now(),
+            }
+            for number in range(3)
+        ),
+    ]

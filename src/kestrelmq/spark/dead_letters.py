@@ -1,8 +1,9 @@
 """Rows that can never become items: they fail the query, or are kept in a table of their own.
 
-With the option `dead_letter_path`, a task writes them to a Parquet file in that directory, once
-it is on disk; the columns are `queue`, `data`, `expiry` (ms), `reason` and `time` (ms), so that
-`restore` can read it. A task that is run again writes them again.
+With the option `dead_letter_path`, a task writes them to a Parquet file in that directory, which
+may be in a store; the columns are `queue`, `data`, `expiry` (ms), `reason` and `time` (ms), so that
+`restore` can read it. A file appears when it is whole and on disk. A task that is run again writes
+them again.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal.files import make_directory, rename_durably, sync_path
+from kestrelmq.spark.storage import Location
 
 _SCHEMA: Final = pa.schema(
     [
@@ -47,9 +49,9 @@ class DeadLetter:
 class DeadLetters:
     """The dead letters of one task."""
 
-    def __init__(self, path: str | None, clock: Clock | None = None) -> None:
+    def __init__(self, path: str | Location | None, clock: Clock | None = None) -> None:
         """Prepare to write to the directory `path`; with None, a dead letter is an error."""
-        self._path = None if path is None else Path(path)
+        self._path = Path(path) if isinstance(path, str) else path
         self._clock = clock or SystemClock()
         self._letters: list[DeadLetter] = []
         self._size = 0
@@ -60,6 +62,7 @@ class DeadLetters:
         Raises:
             CannotBeStored: there is no directory for it.
             OSError: the file cannot be written.
+            StorageError: the store cannot be reached, or refuses.
         """
         if self._path is None:
             raise CannotBeStored(f"{letter.reason} (option 'dead_letter_path' keeps such rows)")
@@ -78,11 +81,20 @@ class DeadLetters:
         ]
         table = pa.table([*columns, [now] * len(self._letters)], schema=_SCHEMA)
         name = f"part-{now}-{uuid4().hex}.parquet"
-        # Readers of a table ignore names that begin with an underscore.
-        unfinished = self._path / f"_{name}"
-        make_directory(self._path)
-        with unfinished.open("xb") as file:
-            pq.write_table(table, file)
-        sync_path(unfinished)
-        rename_durably(unfinished, self._path / name)
+        if isinstance(self._path, Location):
+            sink = pa.BufferOutputStream()
+            pq.write_table(table, sink)
+            (self._path / name).write(sink.getvalue())
+        else:
+            _write_durably(table, self._path, name)
         self._letters, self._size = [], 0
+
+
+def _write_durably(table: pa.Table, directory: Path, name: str) -> None:
+    # Readers of a table ignore names that begin with an underscore.
+    unfinished = directory / f"_{name}"
+    make_directory(directory)
+    with unfinished.open("xb") as file:
+        pq.write_table(table, file)
+    sync_path(unfinished)
+    rename_durably(unfinished, directory / name)

@@ -14,7 +14,7 @@ from kestrelmq.names import queue_name_error
 from kestrelmq.spark.batch_plan import MAX_PARTITION_ITEMS, MAX_PARTITIONS
 from kestrelmq.spark.given_options import GivenOptions, a_boolean, a_size, a_time, a_whole_number
 from kestrelmq.spark.queue_choice import QueueChoice
-from kestrelmq.spark.storage import Location, local_path, located
+from kestrelmq.spark.storage import Location, located
 
 DEFAULT_ITEMS: Final = 100_000
 DEFAULT_BYTES: Final = 128 << 20
@@ -103,14 +103,15 @@ class KestrelWriteOptions:
         queue: the queue to add to; None takes it from the column `queue`.
         patience: seconds without any item stored after which a task fails.
         delay: seconds for which each item waits before it may be read; None for none.
-        dead_letter_path: a directory for rows that can never become items; None fails the query.
+        dead_letter_path: a directory for rows that can never become items, perhaps in a store;
+            None fails the query.
     """
 
     cluster: ClusterOptions
     queue: str | None = None
     patience: float = DEFAULT_PATIENCE
     delay: float | None = None
-    dead_letter_path: str | None = None
+    dead_letter_path: str | Location | None = None
 
 
 def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
@@ -169,7 +170,7 @@ def kestrel_write_options(given: Mapping[str, str]) -> KestrelWriteOptions:
             options.take("queue", None, _queue),
             options.take("patience", DEFAULT_PATIENCE, a_time),
             options.take("delay", None, a_time),
-            options.take("dead_letter_path", None, _dead_letter_path),
+            options.take("dead_letter_path", None, partial(_dead_letter_path, options.storage())),
         )
     )
 
@@ -198,19 +199,19 @@ def _servers(value: str) -> str:
 
 
 def _staging_location(storage: Mapping[str, str], value: str) -> str | Location:
-    found = located(value, storage, "staging_location") if value else value
-    return _shared_directory(found) if isinstance(found, str) and found else found
+    return _shared_directory(storage, value, "staging_location") if value else value
 
 
-def _shared_directory(path: str) -> str:
-    # Executors may have another working directory than the driver.
-    return str(Path(path).absolute())
-
-
-def _dead_letter_path(value: str) -> str:
+def _dead_letter_path(storage: Mapping[str, str], value: str) -> str | Location:
     if not value:
-        raise ValueError("a directory that every executor sees")
-    return _shared_directory(local_path(value, "dead_letter_path"))
+        raise ValueError("a directory that every executor sees, or a URI of one in a store")
+    return _shared_directory(storage, value, "dead_letter_path")
+
+
+def _shared_directory(storage: Mapping[str, str], value: str, option: str) -> str | Location:
+    found = located(value, storage, option)
+    # Executors may have another working directory than the driver.
+    return found if isinstance(found, Location) else str(Path(found).absolute())
 
 
 def _lease(value: str) -> float:

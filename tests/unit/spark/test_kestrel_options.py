@@ -42,6 +42,8 @@ def test_options_are_parsed() -> None:
     )
     dead = kestrel_write_options({"servers": "a:1", "dead_letter_path": "file:///d"})
     assert dead.dead_letter_path == "/d"
+    stored = {"servers": "a:1", "dead_letter_path": "s3://b/d", "storage.region": "x"}
+    assert str(kestrel_write_options(stored).dead_letter_path) == "s3://b/d"
     assert found == KestrelWriteOptions(ClusterOptions(None, "z:1", "/p"), None, 5.0, 0.5)
 
 
