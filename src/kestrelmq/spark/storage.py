@@ -269,6 +269,54 @@ class Location:
                 system.delete_file(_inner_path(self))
             system.move(_inner_path(temporary), _inner_path(self))
 
+    @contextlib.contextmanager
+    def open(self) -> Iterator[pa.NativeFile]:
+        """Open this file to read it during a `with` block.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            StorageError: the store cannot be reached, or refuses; or what is read is damaged.
+        """
+        with _errors(self), _file_system(self).open_input_file(_inner_path(self)) as file:
+            yield file
+
+    def files(self) -> list[tuple[str, int]]:
+        """Return the files in this directory and those below: relative paths and sizes, sorted.
+
+        There are none if there is no such directory. Raises StorageError.
+        """
+        top = _inner_path(self)
+        with _errors(self):
+            found = _file_system(self).get_file_info(
+                fs.FileSelector(top, allow_not_found=True, recursive=True)
+            )
+        files = [one for one in found if one.type == fs.FileType.File]
+        return sorted((one.path.removeprefix(top).strip("/"), one.size) for one in files)
+
+    def move(self, target: "Location") -> None:
+        """Move this file to another place in the same store, where nothing is.
+
+        In a store without renames this is a copy, which the store makes by itself, and a delete.
+
+        Raises:
+            StorageError: the store cannot be reached, or refuses; or there is no such file.
+            FileNotFoundError: there is no such file.
+        """
+        with _errors(self):
+            system = _file_system(self)
+            if _SCHEMES[self.scheme] is _HDFS:
+                system.create_dir(_inner_path(target.parent))
+            try:
+                system.move(_inner_path(self), _inner_path(target))
+            except pa.ArrowNotImplementedError:
+                system.copy_file(_inner_path(self), _inner_path(target))
+                system.delete_file(_inner_path(self))
+
+    def delete_tree(self) -> None:
+        """Delete this directory with all that is in it, if it is there. Raises StorageError."""
+        with contextlib.suppress(FileNotFoundError), _errors(self):
+            _file_system(self).delete_dir(_inner_path(self))
+
     def delete(self) -> None:
         """Delete this file.
 

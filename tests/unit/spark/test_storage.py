@@ -231,3 +231,20 @@ def test_a_store_that_does_not_answer_is_an_error_after_a_few_attempts(store: Ob
 
     with pytest.raises(StorageError, match=f"s3://{BUCKET}/spool: .*Failed to connect"):
         found.entries()
+
+
+def test_a_tree_is_listed_moved_and_deleted(store: ObjectStore) -> None:
+    """A file is moved with its content; a tree that is not there is empty, and deleted already."""
+    tree = at(store, "tree")
+    assert tree.files() == []
+    (tree / "a" / "one").write(b"1")
+    (tree / "a" / "b" / "two").write(b"22")
+    assert tree.files() == [("a/b/two", 2), ("a/one", 1)]
+    (tree / "a" / "one").move(tree / "c=%2F" / "three")
+    with (tree / "c=%2F" / "three").open() as file:
+        assert file.read() == b"1"
+    with pytest.raises(StorageError, match="s3://bucket/tree/a/one"):
+        (tree / "a" / "one").move(tree / "four")
+    (tree / "a").delete_tree()
+    (tree / "a").delete_tree()
+    assert [one for one in tree.files() if one[1]] == [("c=%2F/three", 1)]
