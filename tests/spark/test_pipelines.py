@@ -310,7 +310,7 @@ def test_report_counts_by_hour_and_writes_a_page(spark: SparkSession, tmp_path: 
     (totals,) = made.queues
     assert (totals.items, totals.bytes, totals.removed, totals.live) == (6, 550, 3, 3)
     assert totals.largest == 500
-    text = made.page.read_text()
+    text = Path(str(made.page)).read_text()
     assert "a+&lt;b&gt;" in text
     assert "<b>.1" not in text
     assert "http" not in text.replace("http-equiv", "")

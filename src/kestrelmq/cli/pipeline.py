@@ -55,7 +55,13 @@ StorageFlag = Annotated[
     ),
 ]
 OutputFlag = Annotated[
-    str, typer.Option("--output", "-o", metavar="DIR", help="Where the result goes.")
+    str,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="DIR",
+        help="Where the result goes: a directory, or a URI such as s3://BUCKET/DIRECTORY.",
+    ),
 ]
 
 
@@ -140,15 +146,19 @@ def history(
     """Write every item that the journals still contain, with its fate, to Parquet."""
     with spark_session(master, "history") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
-        from kestrelmq.spark.reading import read_parquet  # noqa: PLC0415 # as above
+        from kestrelmq.spark.reading import (  # noqa: PLC0415 # as above
+            read_parquet,
+            write_parquet,
+        )
         from kestrelmq.spark.spool import check_apart  # noqa: PLC0415 # as above
         from kestrelmq.spark.storage import located  # noqa: PLC0415 # as above
 
-        journals = located(path, _storage(storage_option))
-        check_apart(journals, output)
+        storage = _storage(storage_option)
+        journals, target = located(path, storage), located(output, storage, "output")
+        check_apart(journals, target)
         items = pipelines.history(spark, journals, with_data=with_data)
-        items.write.mode(_mode(overwrite=overwrite)).parquet(output)
-        counted = read_parquet(spark, output).groupBy("queue", "fate").count()
+        write_parquet(items, target, _mode(overwrite=overwrite))
+        counted = read_parquet(spark, target).groupBy("queue", "fate").count()
         rows = [[str(value) for value in row] for row in counted.orderBy("queue", "fate").collect()]
     print_table(["queue", "fate", "items"], rows)
 
@@ -286,7 +296,10 @@ def archive(  # noqa: PLR0913 # one for each flag
 @app.command()
 def restore(  # noqa: PLR0913 # one for each flag
     source: Annotated[
-        str, typer.Argument(metavar="TABLE", help="The output of replay, history or archive.")
+        str,
+        typer.Argument(
+            metavar="TABLE", help="The output of replay, history or archive: a path or a URI."
+        ),
     ],
     *,
     output: Annotated[
@@ -306,6 +319,7 @@ def restore(  # noqa: PLR0913 # one for each flag
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
+    storage_option: StorageFlag = None,
     master: MasterFlag = _LOCAL,
 ) -> None:
     """Restore items to journals (--output) or to live servers (--live).
@@ -324,15 +338,18 @@ def restore(  # noqa: PLR0913 # one for each flag
     begin, end = _time(since), _time(until)
     if begin is not None and end is not None and begin >= end:
         raise typer.BadParameter(f"--since {since} is not before --until {until}")
+    storage = _storage(storage_option)
     with spark_session(master, "restore") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
         if output is not None:
-            items = pipelines.restore(spark, source, output, since=begin, until=end)
+            items = pipelines.restore(
+                spark, source, output, since=begin, until=end, storage=storage
+            )
         else:
             cluster = _cluster(servers, zookeeper, path_prefix)
             items = pipelines.restore_live(
-                spark, source, cluster, queue=queue, since=begin, until=end
+                spark, source, cluster, queue=queue, since=begin, until=end, storage=storage
             )
     print_table(["restored to", "items"], [[output or "live servers", str(items)]])
 

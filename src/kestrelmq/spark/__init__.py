@@ -21,7 +21,8 @@ def register(spark: "SparkSession") -> None:
     from kestrelmq.spark.journal_source import JournalSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.kestrel_source import KestrelSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.queue_source import QueueSource  # noqa: PLC0415 # needs Spark
+    from kestrelmq.spark.stored_tables import StoredTableSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.trace_source import TraceSource  # noqa: PLC0415 # needs Spark
 
-    for source in (JournalSource, QueueSource, KestrelSource, TraceSource):
+    for source in (JournalSource, QueueSource, KestrelSource, TraceSource, StoredTableSource):
         spark.dataSource.register(source)

@@ -29,6 +29,7 @@ from kestrelmq.spark.planning import (
 from kestrelmq.spark.queue_source import QUEUE_FORMAT, queue_columns, split_by_size
 from kestrelmq.spark.spool import SpoolFile, is_pattern, list_files
 from kestrelmq.spark.storage import Location, located
+from kestrelmq.spark.stored_tables import NULL_NAME, read_table, write_table
 from kestrelmq.spark.tables import SPOOL_COLUMN, with_spool
 from kestrelmq.spark.trees import JournalPath
 
@@ -37,7 +38,9 @@ B = TypeVar("B")
 
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _GLOBS = "__globPaths__"
-_SPARKS_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+WriteMode = Literal["error", "overwrite", "append"]
+"""What to do if there is something where a table is to be written."""
 
 
 def read_journals(
@@ -146,14 +149,31 @@ def write_journals(
     rows.write.format(JOURNAL_FORMAT).mode(mode).save(path)
 
 
-def read_parquet(spark: SparkSession, path: str, schema: StructType | None = None) -> DataFrame:
+def write_parquet(rows: DataFrame, output: str | Location, mode: WriteMode, *columns: str) -> None:
+    """Write a Parquet table, partitioned by `columns`.
+
+    Raises:
+        AnalysisException, TableExists: there is something, and the mode is `error`.
+    """
+    if isinstance(output, Location):
+        write_table(rows, output, mode, columns)
+    else:
+        writer = rows.write.mode(mode)
+        (writer.partitionBy(*columns) if columns else writer).parquet(output)
+
+
+def read_parquet(
+    spark: SparkSession, path: str | Location, schema: StructType | None = None
+) -> DataFrame:
     """Return a Parquet table; `path` is a glob only if nothing exists under exactly that name."""
+    if isinstance(path, Location):
+        return read_table(spark, path, schema)
     reader = spark.read if schema is None else spark.read.schema(schema)
     globs = is_pattern(path.removeprefix("file:"))
     return reader.option(_GLOBS, "true" if globs else "false").parquet(path)
 
 
-def read_partitioned(spark: SparkSession, path: str, schema: StructType) -> DataFrame:
+def read_partitioned(spark: SparkSession, path: str | Location, schema: StructType) -> DataFrame:
     """Return the rows of a Parquet table that is partitioned by queue.
 
     Args:
@@ -164,7 +184,7 @@ def read_partitioned(spark: SparkSession, path: str, schema: StructType) -> Data
     rows = read_parquet(spark, path, schema)
     # A queue may be named like the directory in which Spark keeps rows whose queue is null; Spark
     # reads that name as null.
-    return rows.withColumn("queue", f.coalesce("queue", f.lit(_SPARKS_NULL)))
+    return rows.withColumn("queue", f.coalesce("queue", f.lit(NULL_NAME)))
 
 
 def _load(reader: DataFrameReader, path: JournalPath) -> DataFrame:

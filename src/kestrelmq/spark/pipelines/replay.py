@@ -2,17 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from kestrelmq.spark.reading import read_partitioned, read_queues
+from kestrelmq.spark.reading import WriteMode, read_partitioned, read_queues, write_parquet
 from kestrelmq.spark.spool import check_apart
-from kestrelmq.spark.storage import located
+from kestrelmq.spark.storage import Location, located
 from kestrelmq.spark.trees import JournalPath
-
-WriteMode = Literal["error", "overwrite", "append"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,7 @@ class QueueContents:
 def replay(
     spark: SparkSession,
     path: JournalPath,
-    output: str,
+    output: str | Location,
     *,
     mode: WriteMode = "error",
     storage: Mapping[str, str] | None = None,
@@ -49,9 +46,9 @@ def replay(
     Args:
         spark: the session.
         path: a queue path, a journal file, or a glob of either.
-        output: where to write the Parquet table.
+        output: where to write the Parquet table: a directory, or a URI of one in a store.
         mode: what to do if there is something at `output` already.
-        storage: options of the store that the journals are in; see "Paths" in `docs/pipeline.md`.
+        storage: options of the stores of URIs; see "Paths" in `docs/pipeline.md`.
 
     Returns:
         A summary for each queue that has items, sorted by name.
@@ -59,11 +56,11 @@ def replay(
     Raises:
         ConfigError: `output` is not apart from the journals.
     """
-    path = located(path, storage)
-    check_apart(path, output)
+    path, target = located(path, storage), located(output, storage, "output")
+    check_apart(path, target)
     contents = read_queues(spark, path, delayed=True)
-    contents.write.mode(mode).partitionBy("queue").parquet(output)
-    written = read_partitioned(spark, output, contents.schema)
+    write_parquet(contents, target, mode, "queue")
+    written = read_partitioned(spark, target, contents.schema)
     rows = written.groupBy("queue").agg(
         f.count("*").alias("items"),
         f.count("xid").alias("open_reads"),

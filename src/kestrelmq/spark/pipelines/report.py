@@ -16,7 +16,6 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
 from kestrelmq.spark.pipelines.history import history
-from kestrelmq.spark.pipelines.replay import WriteMode
 from kestrelmq.spark.pipelines.report_page import (
     HOUR_MS,
     LargestItem,
@@ -24,27 +23,28 @@ from kestrelmq.spark.pipelines.report_page import (
     QueueReport,
     page,
 )
-from kestrelmq.spark.reading import read_parquet
+from kestrelmq.spark.reading import WriteMode, read_parquet, write_parquet
 from kestrelmq.spark.spool import check_apart
-from kestrelmq.spark.storage import local_path, located
+from kestrelmq.spark.storage import Location, located
 from kestrelmq.spark.trees import JournalPath
 
 _PERCENTILES = (50, 95, 99)
 _LARGEST = 10
+_PAGE = "report.html"
 
 
 @dataclass(frozen=True, slots=True)
 class ReportResult:
-    """The path of a report's page, and its totals by queue."""
+    """Where a report's page is, and its totals by queue."""
 
-    page: Path
+    page: Path | Location
     queues: tuple[QueueReport, ...]
 
 
 def report(
     spark: SparkSession,
     path: JournalPath,
-    output: str,
+    output: str | Location,
     *,
     mode: WriteMode = "error",
     storage: Mapping[str, str] | None = None,
@@ -54,20 +54,20 @@ def report(
     Args:
         spark: the session.
         path: a queue path, or a glob of queue paths.
-        output: a directory, on a file system that the driver sees.
+        output: a directory, on a file system that the driver sees, or a URI of one in a store.
         mode: what to do if there is something at `output` already.
-        storage: options of the store that the journals are in; see "Paths" in `docs/pipeline.md`.
+        storage: options of the stores of URIs; see "Paths" in `docs/pipeline.md`.
 
     Raises:
         ConfigError: `output` is not apart from the journals.
     """
-    output = local_path(output, "output")
-    path = located(path, storage)
-    check_apart(path, output)
+    path, target = located(path, storage), located(output, storage, "output")
+    check_apart(path, target)
+    hours_table, queues_table = _within(target, "hours"), _within(target, "queues")
     items = history(spark, path).drop("data").persist()
     try:
-        by_hour(items).write.mode(mode).parquet(f"{output}/hours")
-        by_queue(items).write.mode(mode).parquet(f"{output}/queues")
+        write_parquet(by_hour(items), hours_table, mode)
+        write_parquet(by_queue(items), queues_table, mode)
         largest = [
             LargestItem(**row.asDict())
             for row in items.orderBy(f.desc("size"), "queue", "spool", "ordinal")
@@ -79,18 +79,25 @@ def report(
         items.unpersist()
     hours = [
         QueueHour(**row.asDict())
-        for row in read_parquet(spark, f"{output}/hours")
+        for row in read_parquet(spark, hours_table)
         .select(*(field.name for field in fields(QueueHour)))
         .orderBy("queue", "hour")
         .collect()
     ]
     queues = tuple(
         QueueReport(**row.asDict())
-        for row in read_parquet(spark, f"{output}/queues").orderBy("queue").collect()
+        for row in read_parquet(spark, queues_table).orderBy("queue").collect()
     )
-    target = Path(output) / "report.html"
-    target.write_text(page(queues, hours, largest), encoding="utf-8")
-    return ReportResult(target, queues)
+    html = page(queues, hours, largest).encode()
+    if isinstance(target, Location):
+        (target / _PAGE).write(html)
+        return ReportResult(target / _PAGE, queues)
+    (Path(target) / _PAGE).write_bytes(html)
+    return ReportResult(Path(target) / _PAGE, queues)
+
+
+def _within(directory: str | Location, name: str) -> str | Location:
+    return directory / name if isinstance(directory, Location) else f"{directory}/{name}"
 
 
 def by_hour(items: DataFrame) -> DataFrame:

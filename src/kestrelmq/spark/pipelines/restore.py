@@ -1,5 +1,6 @@
 """`restore`: write items from Parquet to journals that a server loads at start."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -11,30 +12,34 @@ from pyspark.sql.types import StringType, StructField, StructType
 from kestrelmq.spark.journal_writer import check_not_served
 from kestrelmq.spark.queue_source import QUEUE_SCHEMA
 from kestrelmq.spark.reading import read_parquet, read_partitioned, write_journals
+from kestrelmq.spark.storage import Location, located
+from kestrelmq.spark.stored_tables import is_without_rows
 
 _KEPT = ("queue", "data", "add_time", "expiry", "due")
 
 
 def restore(
     spark: SparkSession,
-    source: str,
+    source: str | Location,
     path: str,
     *,
     since: datetime | None = None,
     until: datetime | None = None,
     mode: Literal["append", "overwrite"] = "append",
+    storage: Mapping[str, str] | None = None,
 ) -> int:
     """Write items from Parquet to journals, in their original order.
 
     Args:
         spark: the session.
-        source: a Parquet table as `replay` and `history` write it: `queue`, `data`, optionally
-            `add_time`, `expiry` and `due` (ms), and optionally the order of a queue's items:
-            `position` (replay) or `ordinal` (history).
+        source: a Parquet table, or its URI in a store, as `replay` and `history` write it:
+            `queue`, `data`, optionally `add_time`, `expiry` and `due` (ms), and optionally the
+            order of a queue's items: `position` (replay) or `ordinal` (history).
         path: the queue path; no server may run on it.
         since: restore only items added at this time or later; a time without a zone is UTC.
         until: restore only items added before this time.
         mode: `append` or `overwrite`, as for `write_journals`.
+        storage: options of the store that the table is in.
 
     Returns:
         The number of items restored.
@@ -44,7 +49,8 @@ def restore(
         QueuePathLocked: a server uses the queue path.
     """
     check_not_served(path)
-    rows = in_time_range(with_data(read_items(spark, source), source), since, until)
+    table = located(source, storage, "source")
+    rows = in_time_range(with_data(read_items(spark, table), str(table)), since, until)
     order = next((name for name in ("ordinal", "position") if name in rows.columns), None)
     kept = [f.col(name) for name in _KEPT if name in rows.columns]
     if order is not None:
@@ -94,7 +100,7 @@ def milliseconds(time: datetime) -> int:
     return int(aware.timestamp() * 1000)
 
 
-def read_items(spark: SparkSession, source: str) -> DataFrame:
+def read_items(spark: SparkSession, source: str | Location) -> DataFrame:
     """Return the rows of a table of items."""
     if _is_without_rows(source):
         return spark.createDataFrame([], QUEUE_SCHEMA)
@@ -108,7 +114,9 @@ def read_items(spark: SparkSession, source: str) -> DataFrame:
     return read_partitioned(spark, source, schema)
 
 
-def _is_without_rows(source: str) -> bool:
-    """Whether a table on this file system was written by Spark, but has no Parquet file."""
-    table = Path(source.removeprefix("file:"))
+def _is_without_rows(source: str | Location) -> bool:
+    """Whether a table here or in a store was written by Spark, but has no Parquet file."""
+    if isinstance(source, Location):
+        return is_without_rows(source)
+    table = Path(source)
     return (table / "_SUCCESS").exists() and not any(table.rglob("*.parquet"))

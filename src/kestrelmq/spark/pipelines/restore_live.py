@@ -4,6 +4,7 @@ Like every write to servers, it adds items at least once: if a restore fails, so
 been added, and running it again adds them a second time.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from pyspark.sql import SparkSession
@@ -11,19 +12,21 @@ from pyspark.sql import SparkSession
 from kestrelmq.spark.kestrel_options import DEFAULT_PATIENCE, ClusterOptions
 from kestrelmq.spark.kestrel_source import KESTREL_FORMAT
 from kestrelmq.spark.pipelines.restore import in_time_range, read_items, with_data
+from kestrelmq.spark.storage import Location, located
 
 _ORDER = ("ordinal", "position")
 
 
 def restore_live(
     spark: SparkSession,
-    source: str,
+    source: str | Location,
     cluster: ClusterOptions,
     *,
     queue: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
     patience: float = DEFAULT_PATIENCE,
+    storage: Mapping[str, str] | None = None,
 ) -> int:
     """Add the items of a table to queues of running servers.
 
@@ -33,12 +36,14 @@ def restore_live(
 
     Args:
         spark: the session.
-        source: a Parquet table as `replay`, `history` and `archive` write it.
+        source: a Parquet table, or its URI in a store, as `replay`, `history` and `archive` write
+            it.
         cluster: the servers.
         queue: add all items to this queue; None adds each item to the queue that it is from.
         since: restore only items added at this time or later; see `in_time_range`.
         until: restore only items added before this time.
         patience: seconds to wait for room in a full queue.
+        storage: options of the store that the table is in.
 
     Returns:
         The number of items restored.
@@ -46,7 +51,8 @@ def restore_live(
     Raises:
         ValueError: the table has items, but no data.
     """
-    rows = in_time_range(with_data(read_items(spark, source), source), since, until)
+    table = located(source, storage, "source")
+    rows = in_time_range(with_data(read_items(spark, table), str(table)), since, until)
     order = [name for name in _ORDER if name in rows.columns][:1]
     ordered = rows.repartition("queue").sortWithinPartitions("queue", *order)
     kept = [name for name in ("queue", "data", "expiry", "due") if name in rows.columns]

@@ -1,0 +1,387 @@
+"""Parquet tables in a store that Spark itself cannot open: write them from tasks, and read them.
+
+Spark opens `s3://` and the like only with jars of Hadoop's. So tables there are written and read
+with `pyarrow.fs`, by a data source of our own. A table has the layout that Spark gives it: files
+`part-...parquet`, below directories such as `queue=NAME` for columns that it is partitioned by, and
+`_SUCCESS`. Readers of Parquet ignore names that begin with an underscore.
+
+A task writes its files below `_temporary/JOB`; no two attempts have a name in common. The driver
+moves the files of the attempts that Spark accepted to their places when all tasks are done, then
+deletes the files that it replaces, if any, and writes `_SUCCESS` last. A job that fails leaves
+nothing but its directory below `_temporary`, and removes that if it can. If the driver dies while
+it moves files, some are in the table, and `_SUCCESS` is missing.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceWriter,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StringType, StructField, StructType
+
+from kestrelmq.errors import ConfigError, KestrelError, StorageError
+from kestrelmq.spark.storage import Location, located, storage_options
+from kestrelmq.spark.tables import arrow_schema
+
+STORED_TABLE_FORMAT: Final = "kestrel.stored_table"
+SUCCESS: Final = "_SUCCESS"
+TEMPORARY: Final = "_temporary"
+NULL_NAME: Final = "__HIVE_DEFAULT_PARTITION__"
+"""The directory of rows whose value is null; Spark's name for it."""
+_PARTITION_COLUMNS: Final = "partition_columns"
+_ESCAPED: Final = re.compile(r"[\x01-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
+"""What Spark writes as three characters in the name of a directory."""
+_BUFFERED: Final = 64 << 20
+"""Bytes of rows that a task keeps in memory before it writes files."""
+_PARTITION_BYTES: Final = 64 << 20
+_BATCH_ROWS: Final = 10_000
+_THREADS: Final = 16
+
+_log: Final = logging.getLogger("kestrelmq.spark")
+
+Key = tuple[str | None, ...]
+"""The values of a row in the columns by which the table is partitioned, as text."""
+
+
+class FilesWritten(WriterCommitMessage):
+    """A task's message to the driver: the files that it wrote, relative to the job's directory."""
+
+    def __init__(self, files: Sequence[str]) -> None:
+        self.files = tuple(files)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of one directory that are not written yet."""
+
+    batches: list[pa.RecordBatch]
+    bytes: int
+
+
+class PartFiles:
+    """The files of one task."""
+
+    def __init__(self, work: Location, columns: Sequence[str], partition: int) -> None:
+        """Prepare to write.
+
+        Args:
+            work: the job's directory.
+            columns: the columns by which the table is partitioned.
+            partition: the number of the task's partition.
+        """
+        self._work = work
+        self._columns = tuple(columns)
+        self._name = f"part-{partition:05d}-{uuid4().hex}"
+        self._rows: dict[Key, _Rows] = {}
+        self._files: list[str] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows; if there are many in memory, write some."""
+        for key, rows in _split(batch, self._columns):
+            known = self._rows.get(key, _Rows([], 0))
+            self._rows[key] = _Rows([*known.batches, rows], known.bytes + rows.nbytes)
+        total = sum(rows.bytes for rows in self._rows.values())
+        for key in sorted(self._rows, key=lambda one: -self._rows[one].bytes):
+            if total <= _BUFFERED:
+                return
+            total -= self._rows[key].bytes
+            self._write(key)
+
+    def finish(self) -> list[str]:
+        """Write what is left; return all files, relative to the job's directory."""
+        for key in list(self._rows):
+            self._write(key)
+        return self._files
+
+    def _write(self, key: Key) -> None:
+        rows = self._rows.pop(key)
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_batches(rows.batches), sink)
+        directories = [
+            f"{column}={NULL_NAME if value in {None, ''} else _escaped(value or '')}/"
+            for column, value in zip(self._columns, key, strict=True)
+        ]
+        file = f"{''.join(directories)}{self._name}-{len(self._files)}.parquet"
+        (self._work / file).write(sink.getvalue())
+        self._files.append(file)
+
+
+def _split(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[Key, pa.RecordBatch]]:
+    """Yield the rows of each directory, in their order, without the columns of its name."""
+    if not batch.num_rows:
+        return
+    if not columns:
+        yield (), batch
+        return
+    texts = [batch.column(name).cast(pa.string()).to_pylist() for name in columns]
+    places: dict[Key, list[int]] = {}
+    for place, key in enumerate(zip(*texts, strict=True)):
+        places.setdefault(key, []).append(place)
+    rest = batch.drop_columns(list(columns))
+    for key, mine in places.items():
+        yield key, rest.take(pa.array(np.array(mine, dtype=np.int64)))
+
+
+class StoredTableWriter(DataSourceArrowWriter):
+    """Writes a table. The driver makes it, sends a copy to every task, and commits with it."""
+
+    def __init__(self, location: Location, columns: Sequence[str], *, overwrite: bool) -> None:
+        self._location = location
+        self._work = location / TEMPORARY / uuid4().hex
+        self._columns = tuple(columns)
+        self._overwrite = overwrite
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesWritten:
+        """Write the files of one task."""
+        return write_files(self._work, self._columns, iterator)
+
+    def commit(self, messages: "list[WriterCommitMessage | None]") -> None:
+        """Put the files of all tasks in place."""
+        replaced = table_files(self._location) if self._overwrite else []
+        written = files_of(messages)
+        in_parallel(lambda file: (self._work / file).move(self._location / file), written)
+        in_parallel(lambda file: (self._location / file).delete(), replaced)
+        (self._location / SUCCESS).write(b"")
+        self._work.delete_tree()
+
+    def abort(self, messages: "list[WriterCommitMessage | None]") -> None:  # noqa: ARG002
+        """Remove all files of the job."""
+        remove_work(self._work)
+
+
+class _FilesToRead(InputPartition):
+    """What one task reads: files, relative to the table's directory."""
+
+    def __init__(self, files: Sequence[str]) -> None:
+        super().__init__(None)
+        self.files = tuple(files)
+
+
+class StoredTableReader(DataSourceReader):
+    """Reads a table, in parallel over its files."""
+
+    def __init__(self, location: Location, schema: StructType) -> None:
+        self._location = location
+        self._schema = arrow_schema(schema)
+
+    def partitions(self) -> list[InputPartition]:
+        """Return the files of the table; small ones share a partition."""
+        groups: list[list[str]] = []
+        room = 0
+        for file, size in _sizes(self._location):
+            if size > room or not groups:
+                groups.append([])
+                room = _PARTITION_BYTES
+            groups[-1].append(file)
+            room -= size
+        return [_FilesToRead(group) for group in groups]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of some files."""
+        if not isinstance(partition, _FilesToRead):
+            return
+        for file in partition.files:
+            values = _values(file)
+            with _at(self._location, file).open() as opened:
+                for batch in pq.ParquetFile(opened).iter_batches(_BATCH_ROWS):
+                    yield self._conformed(batch, values)
+
+    def _conformed(self, batch: pa.RecordBatch, values: Mapping[str, str | None]) -> pa.RecordBatch:
+        columns = []
+        for field in self._schema:
+            if field.name in values:
+                text = pa.scalar(values[field.name], pa.string())
+                columns.append(pa.repeat(text, batch.num_rows).cast(field.type))
+            elif field.name in batch.schema.names:
+                columns.append(batch.column(field.name).cast(field.type))
+            else:
+                columns.append(pa.nulls(batch.num_rows, field.type))
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+class StoredTableSource(DataSource):
+    """The data source of tables in a store; `write_table` and `read_table` use it."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name."""
+        return STORED_TABLE_FORMAT
+
+    def schema(self) -> StructType:
+        """Return the columns of the table."""
+        return table_schema(self._location())
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return a reader of a table."""
+        return StoredTableReader(self._location(), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002, FBT001 # Spark's
+        """Return a writer of a table."""
+        columns = json.loads(self.options.get(_PARTITION_COLUMNS, "[]"))
+        return StoredTableWriter(self._location(), columns, overwrite=overwrite)
+
+    def _location(self) -> Location:
+        path = self.options.get("path", "")
+        found = located(path, storage_options(self.options))
+        if not isinstance(found, Location):
+            raise ConfigError(f"format {STORED_TABLE_FORMAT}: {path!r} is no URI of a store")
+        return found
+
+
+def write_table(
+    rows: DataFrame, location: Location, mode: str, columns: Sequence[str] = ()
+) -> None:
+    """Write a Parquet table to a store.
+
+    Args:
+        rows: the rows.
+        location: the table's directory.
+        mode: `error` if nothing may be there, `append`, or `overwrite`.
+        columns: the columns by which it is partitioned.
+
+    Raises:
+        TableExists: there is something, and the mode is `error`.
+    """
+    if mode == "error" and location.exists():
+        raise TableExists(
+            f"{location} already exists: give --overwrite, or in a program mode='overwrite', to "
+            "replace it"
+        )
+    (
+        rows.write.format(STORED_TABLE_FORMAT)
+        .options(**location.as_options())
+        .option(_PARTITION_COLUMNS, json.dumps(list(columns)))
+        .mode("overwrite" if mode == "overwrite" else "append")
+        .save(str(location))
+    )
+
+
+def read_table(
+    spark: SparkSession, location: Location, schema: StructType | None = None
+) -> DataFrame:
+    """Return a Parquet table of a store, or a single file.
+
+    Without `schema` the columns are those of its first file, and, as text, those by which it is
+    partitioned.
+
+    Raises:
+        FileNotFoundError: there is no table.
+    """
+    schema = table_schema(location) if schema is None else schema
+    reader = spark.read.format(STORED_TABLE_FORMAT).schema(schema)
+    return reader.options(**location.as_options()).load(str(location))
+
+
+class TableExists(KestrelError):  # noqa: N818 # says what it is
+    """There is something where a table is to be written."""
+
+
+def write_files(
+    work: Location, columns: Sequence[str], iterator: Iterator[pa.RecordBatch]
+) -> FilesWritten:
+    """Write the rows of this task to files below `work`."""
+    context = TaskContext.get()
+    files = PartFiles(work, columns, context.partitionId() if context is not None else 0)
+    for batch in iterator:
+        files.add(batch)
+    return FilesWritten(files.finish())
+
+
+def remove_work(work: Location) -> None:
+    """Remove the files of a job that failed, if the store can be reached."""
+    try:
+        work.delete_tree()
+    except StorageError as error:
+        _log.warning("%s: files of a job that failed are left: %s", work, error)
+
+
+def files_of(messages: "Sequence[WriterCommitMessage | None]") -> list[str]:
+    """Return the files of all tasks."""
+    return [
+        file for message in messages if isinstance(message, FilesWritten) for file in message.files
+    ]
+
+
+def table_files(location: Location) -> list[str]:
+    """Return the Parquet files of a table, relative to its directory, sorted."""
+    return [file for file, _ in _sizes(location) if file]
+
+
+def table_schema(location: Location) -> StructType:
+    """Return the columns of a table's first file, and those by which it is partitioned.
+
+    Raises:
+        FileNotFoundError: there is no table.
+    """
+    files = [file for file, _ in _sizes(location)]
+    if not files:
+        raise FileNotFoundError(f"{location}: there is no Parquet table")
+    with _at(location, files[0]).open() as opened:
+        found = from_arrow_schema(pq.ParquetFile(opened).schema_arrow)
+    named = [StructField(name, StringType()) for name in _values(files[0])]
+    return StructType([*found, *named])
+
+
+def is_without_rows(location: Location) -> bool:
+    """Whether a table was written, but has no Parquet file."""
+    return (location / SUCCESS).exists() and not table_files(location)
+
+
+def in_parallel(work: Callable[[str], object], things: Sequence[str]) -> None:
+    """Do `work` with each of `things`, several at a time."""
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for _ in threads.map(work, things):
+            pass
+
+
+def _at(location: Location, file: str) -> Location:
+    return location / file if file else location
+
+
+def _sizes(location: Location) -> list[tuple[str, int]]:
+    """Return a table's Parquet files with their sizes; of a single file, the name is empty."""
+    found = location.files()
+    if not found:
+        there = location.find()
+        return [("", there.size)] if there is not None and not there.is_directory else []
+    return [(name, size) for name, size in found if not any(map(_is_ignored, name.split("/")))]
+
+
+def _is_ignored(name: str) -> bool:
+    return name.startswith((".", "_")) and "=" not in name
+
+
+def _values(file: str) -> dict[str, str | None]:
+    """Return the values that the names of a file's directories say."""
+    pairs = [part.partition("=") for part in file.split("/")[:-1]]
+    return {
+        name: None if value == NULL_NAME else unquote(value)
+        for name, equals, value in pairs
+        if equals
+    }
+
+
+def _escaped(value: str) -> str:
+    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", value)
