@@ -361,6 +361,25 @@ def test_a_query_that_ends_takes_what_was_there(
     assert counts(client) == (70, 0)
 
 
+def test_a_query_that_ends_takes_what_a_killed_driver_had_reserved(
+    server: ServerProcess, client: Client, location: Location
+) -> None:
+    """It counts what is there once that went back to the queue."""
+    client.put_many(QUEUE, numbered(30))
+    query = Query(location, server)
+    with query.driver() as (driver, _):
+        start: Mapping[str, Any] = driver.initial_offset()
+        assert driver.latest_offset(start, LIMITS) != start
+    assert counts(client) == (0, 30)
+    with query.driver() as (driver, batches):
+        start = driver.initial_offset()
+        driver.limit_to_present_items()
+        query.log.append(driver.latest_offset(start, LIMITS))
+        query.run_batch(driver, batches)
+
+    assert query.items() == numbered(30)
+
+
 def test_a_server_without_reserved_reads_is_refused(location: Location) -> None:
     """Its items would come twice after a crash, and no task could settle which part counts."""
     share = PartitionShare("a:1", 1, 1, reserves=False)

@@ -83,15 +83,16 @@ class FileBatches:
                 "checkpoint: give each query its own"
             )
 
-    def settle(self, before: BatchPlan, only: str | None) -> None:
+    def settle(self, before: BatchPlan, only: str | None) -> bool:
         """Tell servers what was read of them in the batches up to `before`, if tasks could not.
 
         When all is told, release what is still reserved: for tasks that were ended because another
-        one had read their partition, or that are still to come.
+        one had read their partition, or that are still to come. Return False: a batch that was
+        planned is read, whatever happens.
         """
         self._check_last(before)
         if before.epoch == self._retired or self._clock.monotonic() < self._settle_at:
-            return
+            return False
         failed: set[str] = set()
         for name, part in self._staging.unsettled(before.epoch):
             if part.server not in failed and self._servers.settle(part):
@@ -100,7 +101,7 @@ class FileBatches:
                 failed.add(part.server)
         if failed:
             self._settle_at = self._clock.monotonic() + SETTLE_PAUSE
-            return
+            return False
         self._retired = before.epoch
         queues: dict[str, list[str]] = {}
         for share in before.shares:
@@ -109,6 +110,7 @@ class FileBatches:
                 names = [name for name, _ in share.queues] or [only or ""]
                 queues.setdefault(share.server, []).extend(names)
         self._servers.retire(queues, before.staging, before.epoch)
+        return False
 
     def _check_last(self, before: BatchPlan) -> None:
         """Check that the staging location belongs to the checkpoint that `before` is from."""

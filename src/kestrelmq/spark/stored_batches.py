@@ -255,26 +255,29 @@ class StoredBatches:
                 "checkpoint"
             )
 
-    def settle(self, before: BatchPlan, only: str | None) -> None:
+    def settle(self, before: BatchPlan, only: str | None) -> bool:
         """Tell servers what they do not know yet, and release what no logged batch has."""
         del only
         opened, serial = self._open(before), before.serial or 0
         if self._clock.monotonic() < self._settle_at:
-            return
+            return False
         for batch in list(opened.late.values()):
             if self._tell(opened.directory, batch) is None:
                 self._settle_at = self._clock.monotonic() + SETTLE_PAUSE
-                return
+                return False
             del opened.late[batch.serial]
-        if opened.reserved:
-            queues: dict[str, set[str]] = {}
-            for read in opened.reserved.values():
-                for server, names in read.items():
-                    queues.setdefault(server, set()).update(names)
-            # Of the serial numbers above the last batch's, none was logged.
-            self._servers.retire(queues, before.staging, max(opened.last, serial))
-            opened.reserved.clear()
-            self._reached("retired")
+        if not opened.reserved:
+            return False
+        queues: dict[str, set[str]] = {}
+        for read in opened.reserved.values():
+            for server, names in read.items():
+                queues.setdefault(server, set()).update(names)
+        # Of the serial numbers above the last batch's, none was logged.
+        self._servers.retire(queues, before.staging, max(opened.last, serial))
+        has_released = max(opened.reserved) > serial
+        opened.reserved.clear()
+        self._reached("retired")
+        return has_released
 
     def make(
         self, before: BatchPlan, queue: str, shares: tuple[PartitionShare, ...], patience: float

@@ -17,6 +17,10 @@ from kestrelmq.spark.batch_plan import BatchPlan, WaitingQueue, from_offset, sha
 from kestrelmq.spark.queue_choice import QueueChoice
 from kestrelmq.spark.shares import PartitionShare
 
+COUNTING_PAUSE: Final = 0.2
+"""Seconds in which a server gives back some of many items, if it has not given back all."""
+
+
 BACKLOG_PAUSE: Final = 10.0
 """Seconds for which the backlog is not asked for again."""
 
@@ -55,8 +59,10 @@ class Batches(Protocol):
     def check(self, plan: BatchPlan) -> None:
         """Check that a plan is of the query whose batches these are. Raises StagingInUse."""
 
-    def settle(self, before: BatchPlan, only: str | None) -> None:
+    def settle(self, before: BatchPlan, only: str | None) -> bool:
         """Tell the servers what they do not know yet of `before`, which is over.
+
+        Return whether items went back to their queues that no batch has.
 
         Args:
             before: the last batch.
@@ -177,7 +183,8 @@ class StreamDriver:
         """
         before = from_offset(start)
         self._check_identity(before)
-        self._batches.settle(before, self._choice.only)
+        if self._batches.settle(before, self._choice.only) and self._remaining is not None:
+            self._remaining = self._steady_counts()
         if self.is_limited:
             self._servers.check_readable(self._patience)
         limits = self._rated(limits)
@@ -261,6 +268,15 @@ class StreamDriver:
         self._fraction = allowed - items
         most = items if limits.items is None else min(items, limits.items)
         return BatchLimits(most, limits.bytes)
+
+    def _steady_counts(self) -> dict[tuple[str, str], int]:
+        """Return what the servers' queues have when all that goes back to them is there."""
+        found = self._servers.counts()
+        while True:
+            self._pause(COUNTING_PAUSE)
+            before, found = found, self._servers.counts()
+            if found == before:
+                return _by_queue(found)
 
     def _items_left(self, limits: BatchLimits) -> dict[tuple[str, str], int] | None:
         """Return how many items may be taken from each server's queues, or None for no limit."""
