@@ -249,6 +249,14 @@ def archive(  # noqa: PLR0913 # one for each flag
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="With an output in a store: where Spark keeps its checkpoint, a directory that "
+            "stays.",
+        ),
+    ] = None,
     storage_option: StorageFlag = None,
     master: MasterFlag = _LOCAL,
 ) -> None:
@@ -270,13 +278,21 @@ def archive(  # noqa: PLR0913 # one for each flag
         raise typer.BadParameter("--copy and the servers do not go with --journals")
     if journals is None and (accept_loss or start != "earliest"):
         raise typer.BadParameter("--start and --accept-loss go with --journals")
-    interval = every if follow else None
+    interval, storage = every if follow else None, _storage(storage_option)
     with spark_session(master, "archive") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
         if journals is None:
             cluster = _cluster(servers, zookeeper, path_prefix)
-            live = pipelines.ArchiveOptions(cluster, queues or [], output, copy, batch_items)
+            live = pipelines.ArchiveOptions(
+                cluster,
+                queues or [],
+                output,
+                copy,
+                batch_items,
+                checkpoint=checkpoint,
+                storage=storage,
+            )
             query = pipelines.archive(spark, live, every=interval)
         else:
             files = pipelines.JournalArchiveOptions(
@@ -285,11 +301,12 @@ def archive(  # noqa: PLR0913 # one for each flag
                 queues or [],
                 start,
                 not accept_loss,
-                storage=_storage(storage_option),
+                checkpoint=checkpoint,
+                storage=storage,
             )
             query = pipelines.archive_journals(spark, files, every=interval)
         _wait_for(query)
-        written = pipelines.archived(spark, output)
+        written = pipelines.archived(spark, output, storage)
     _table(written, ("queue", "items", "bytes"))
 
 

@@ -10,6 +10,21 @@ moves the files of the attempts that Spark accepted to their places when all tas
 deletes the files that it replaces, if any, and writes `_SUCCESS` last. A job that fails leaves
 nothing but its directory below `_temporary`, and removes that if it can. If the driver dies while
 it moves files, some are in the table, and `_SUCCESS` is missing.
+
+A stream writes each batch once:
+
+    step                                              what a crash during the step leaves
+    1  tasks write files below `_temporary`           files that are not in the table
+    2  write the manifest of the batch: its files     the same
+    3  move these files into place                    some are in place
+    4  delete what else the batch has written,        the whole batch is in place
+       and the manifests of earlier batches
+
+If there is a manifest, the batch is decided: a driver that runs the batch again only finishes steps
+3 and 4, and what its tasks have written is not used. Two drivers that commit the same batch at the
+same moment could both decide, because a store has no lock: so a query must not be started again
+while its driver is still running. The manifests are in `_batches/QUERY`, the last one of which is
+kept: so an archive knows the query, and thereby the checkpoint, that it is of.
 """
 
 import json
@@ -31,6 +46,8 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamWriter,
     DataSourceWriter,
     InputPartition,
     WriterCommitMessage,
@@ -43,6 +60,7 @@ from kestrelmq.spark.storage import Location, located, storage_options
 from kestrelmq.spark.tables import arrow_schema
 
 STORED_TABLE_FORMAT: Final = "kestrel.stored_table"
+BATCHES: Final = "_batches"
 SUCCESS: Final = "_SUCCESS"
 TEMPORARY: Final = "_temporary"
 NULL_NAME: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -65,8 +83,9 @@ Key = tuple[str | None, ...]
 class FilesWritten(WriterCommitMessage):
     """A task's message to the driver: the files that it wrote, relative to the job's directory."""
 
-    def __init__(self, files: Sequence[str]) -> None:
+    def __init__(self, files: Sequence[str], query: str = "") -> None:
         self.files = tuple(files)
+        self.query = query
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +187,87 @@ class StoredTableWriter(DataSourceArrowWriter):
         remove_work(self._work)
 
 
+class StoredTableStreamWriter(DataSourceStreamArrowWriter):
+    """Writes a stream. Spark makes a new one for every batch, and another one to commit it."""
+
+    def __init__(self, location: Location, columns: Sequence[str]) -> None:
+        self._location = location
+        self._columns = tuple(columns)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesWritten:
+        """Write the files of one task."""
+        context = TaskContext.get()
+        if context is None:
+            raise RuntimeError("a batch can be written only by a Spark task")
+        query = context.getLocalProperty("sql.streaming.queryId") or ""
+        batch = int(context.getLocalProperty("streaming.sql.batchId") or 0)
+        work = StoredBatchOfTable(self._location, query, batch).work
+        return FilesWritten(write_files(work, self._columns, iterator).files, query)
+
+    def commit(self, messages: "list[WriterCommitMessage | None]", batchId: int) -> None:  # noqa: N803 # Spark's
+        """Put the files of a batch in place, unless they are."""
+        written = [message for message in messages if isinstance(message, FilesWritten)]
+        if written:
+            StoredBatchOfTable(self._location, written[0].query, batchId).commit(files_of(messages))
+
+    def abort(self, messages: "list[WriterCommitMessage | None]", batchId: int) -> None:  # noqa: N803 # Spark's
+        """Do nothing: when the batch is run again, its commit removes what was written."""
+
+
+class StoredBatchOfTable:
+    """A batch of a stream that is written to a table."""
+
+    def __init__(
+        self,
+        location: Location,
+        query: str,
+        batch: int,
+        reached: Callable[[str], None] = lambda _point: None,
+    ) -> None:
+        """Describe a batch; no I/O is done.
+
+        Args:
+            location: the table's directory.
+            query: Spark's name of the query, which its checkpoint has.
+            batch: the batch's number.
+            reached: called at every step; crash tests stop there.
+        """
+        self._location = location
+        self._manifests = location / BATCHES / query
+        self._name = f"{batch:010d}.json"
+        self._prefix = f"{query}-"
+        self.work = location / TEMPORARY / f"{self._prefix}{batch:010d}"
+        self._reached = reached
+
+    def commit(self, files: Sequence[str]) -> None:
+        """Put files into the table, or those that an earlier attempt has decided on."""
+        manifest = self._manifests / self._name
+        try:
+            files = json.loads(bytes(manifest.read()))
+        except FileNotFoundError:
+            manifest.write(json.dumps(list(files)).encode())
+            moving = list(files)
+        else:
+            left = {name for name, _ in self.work.files()}
+            moving = [file for file in files if file in left]
+        self._reached("decided")
+        in_parallel(self._move, moving)
+        self.work.delete_tree()
+        self._reached("placed")
+        for one in self._manifests.entries():
+            if not one.is_directory and one.name < self._name:
+                (self._manifests / one.name).delete()
+        works = self._location / TEMPORARY
+        for one in works.entries() if works.exists() else ():
+            if one.name.startswith(self._prefix) and one.name < self.work.name:
+                # Of a task that was ended late.
+                (works / one.name).delete_tree()
+
+    def _move(self, file: str) -> None:
+        (self.work / file).move(self._location / file)
+        self._reached("moved")
+
+
 class _FilesToRead(InputPartition):
     """What one task reads: files, relative to the table's directory."""
 
@@ -239,8 +339,18 @@ class StoredTableSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002, FBT001 # Spark's
         """Return a writer of a table."""
-        columns = json.loads(self.options.get(_PARTITION_COLUMNS, "[]"))
-        return StoredTableWriter(self._location(), columns, overwrite=overwrite)
+        return StoredTableWriter(self._location(), self._columns(), overwrite=overwrite)
+
+    def streamWriter(  # noqa: N802 # Spark's
+        self,
+        schema: StructType,  # noqa: ARG002
+        overwrite: bool,  # noqa: ARG002, FBT001 # Spark's
+    ) -> DataSourceStreamWriter:
+        """Return a writer of a stream."""
+        return StoredTableStreamWriter(self._location(), self._columns())
+
+    def _columns(self) -> list[str]:
+        return [str(name) for name in json.loads(self.options.get(_PARTITION_COLUMNS, "[]"))]
 
     def _location(self) -> Location:
         path = self.options.get("path", "")
@@ -271,11 +381,19 @@ def write_table(
         )
     (
         rows.write.format(STORED_TABLE_FORMAT)
-        .options(**location.as_options())
-        .option(_PARTITION_COLUMNS, json.dumps(list(columns)))
+        .options(**table_options(location, columns))
         .mode("overwrite" if mode == "overwrite" else "append")
-        .save(str(location))
+        .save()
     )
+
+
+def table_options(location: Location, columns: Sequence[str]) -> dict[str, str]:
+    """Return the options of writing a table to `location`, partitioned by `columns`."""
+    return {
+        **location.as_options(),
+        "path": str(location),
+        _PARTITION_COLUMNS: json.dumps(list(columns)),
+    }
 
 
 def read_table(

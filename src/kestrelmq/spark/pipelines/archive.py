@@ -15,6 +15,10 @@ nothing from a server. What counts is in `new_items`.
 The table has the columns of `kestrel` and `date` (of the read time, UTC), and is partitioned by
 `queue` and `date`. Spark's file sink writes each batch to it once. A crash may leave files in it
 that belong to no batch: Spark ignores them, but other readers of Parquet do not.
+
+If the table is in a store, our own sink writes each batch once (`stored_tables`), and no reader
+finds a file that belongs to no batch. The staging location is in the store, too. The checkpoint is
+Spark's, and is somewhere else, because Spark does not open the store.
 """
 
 import functools
@@ -26,6 +30,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
@@ -49,7 +54,13 @@ from kestrelmq.spark.server_probe import ServerProbe
 from kestrelmq.spark.session import start_query
 from kestrelmq.spark.spool import check_apart
 from kestrelmq.spark.staging import Staging
-from kestrelmq.spark.storage import Location, local_path, located
+from kestrelmq.spark.storage import Location, StoredFile, located, scheme_of
+from kestrelmq.spark.stored_tables import (
+    BATCHES,
+    STORED_TABLE_FORMAT,
+    table_files,
+    table_options,
+)
 from kestrelmq.spark.trees import JournalPath
 
 STAGING: Final = "_staging"
@@ -59,6 +70,7 @@ _SEVERAL: Final = "~queues"
 _QUEUES: Final = "queues"
 JOURNALS: Final = "_journals"
 _SOURCE: Final = "source.json"
+_COLUMNS: Final = ("queue", "date")
 _FOLLOWED: Final = (
     "queue string, operation string, add_time long, expiry long, size int, data binary, "
     "sequence long, spool string"
@@ -74,18 +86,22 @@ class ArchiveOptions:
         queues: names and patterns of the queues, without duplicates.
         output: the table's directory, which the driver and every executor see. Its subdirectories
             `_staging` and `_checkpoint` hold staged items and the checkpoint, so that a query that
-            is started again continues where it stopped.
+            is started again continues where it stopped. Or the URI of a directory in a store.
         child: copy through the fanout child with this name; None drains the queues.
         max_items_per_batch: maximum number of items in a batch.
         max_bytes_per_batch: approximate maximum of bytes in a batch.
+        checkpoint: the directory of the checkpoint, if the output is in a store.
+        storage: options of that store.
     """
 
     cluster: ClusterOptions
     queues: Sequence[str]
-    output: str
+    output: str | Location
     child: str | None = None
     max_items_per_batch: int = DEFAULT_ITEMS
     max_bytes_per_batch: int = DEFAULT_BYTES
+    checkpoint: str | None = None
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def choice(self) -> QueueChoice:
         """Return the queues to read: the given ones, or their children.
@@ -130,15 +146,17 @@ class JournalArchiveOptions:
             `startingOffsets` of `kestrel.journal`.
         fails_on_loss: whether the query fails if files are gone that it has not read.
         max_bytes_per_batch: approximate maximum of bytes of journal in a batch.
-        storage: options of the store that the journals are in.
+        checkpoint: the directory of the checkpoint, if the output is in a store.
+        storage: options of the stores that the journals and the output are in.
     """
 
     path: JournalPath
-    output: str
+    output: str | Location
     queues: Sequence[str] = ()
     starting: str = "earliest"
     fails_on_loss: bool = True
     max_bytes_per_batch: int = DEFAULT_BATCH_BYTES
+    checkpoint: str | None = None
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
@@ -166,15 +184,21 @@ def archive(
         ConfigError: the options cannot be used, or `output` is the archive of other queues.
         ServerUnavailable: ZooKeeper cannot be reached.
     """
-    options = replace(options, output=local_path(options.output, "output"))
+    output = located(options.output, options.storage, "output")
+    checkpoint = _checkpoint(spark, output, options.checkpoint)
     choice = options.choice()
-    _check_same_queues(Path(options.output), choice)
+    sources: list[tuple[Path | Location, QueueChoice]]
+    if isinstance(output, Location):
+        _check_kept(output, STAGING, _QUEUES, str(choice), JOURNALS)
+        sources = [(output / STAGING, choice)]
+    else:
+        _check_same_queues(Path(output), choice)
+        sources = list(_sources(Path(output), choice).items())
     if options.child is not None:
         _create_children(options.cluster, choice)
-    sources = _sources(Path(options.output), choice).items()
     tables = [_read(spark, options, queues, location) for location, queues in sources]
     rows = functools.reduce(DataFrame.union, tables)
-    return _start(rows, options.output, every)
+    return _start(rows, output, checkpoint, every)
 
 
 def archive_journals(
@@ -192,7 +216,9 @@ def archive_journals(
         FileNotFoundError: there are no such journals.
     """
     path = located(options.path, options.storage)
-    options = replace(options, path=path, output=local_path(options.output, "output"))
+    output = located(options.output, options.storage, "output")
+    options = replace(options, path=path)
+    checkpoint = _checkpoint(spark, output, options.checkpoint)
     choice = _choice(options.queues)
     given = {
         "startingOffsets": options.starting,
@@ -202,15 +228,15 @@ def archive_journals(
     if isinstance(path, Location):
         given |= path.as_options()
     journal_stream_options({"path": str(path), **given})
-    check_apart(path, options.output)
-    _check_same_journals(options)
+    check_apart(path, output)
+    _check_same_journals(options, output)
     reader = spark.readStream.format(JOURNAL_FORMAT).schema(_FOLLOWED).options(**given)
     rows = new_items(reader.load(str(path)))
     if choice.patterns:
         rows = rows.where(f.udf(choice.matches, "boolean", useArrow=False)("queue"))
     elif choice.names:
         rows = rows.where(f.col("queue").isin(*choice.names))
-    return _start(rows, options.output, every)
+    return _start(rows, output, checkpoint, every)
 
 
 def new_items(operations: DataFrame) -> DataFrame:
@@ -240,42 +266,94 @@ def new_items(operations: DataFrame) -> DataFrame:
     )
 
 
-def _start(rows: DataFrame, output: str, every: str | None) -> StreamingQuery:
+def _start(
+    rows: DataFrame, output: str | Location, checkpoint: str, every: str | None
+) -> StreamingQuery:
     """Start to append rows with the columns of `kestrel` to the table."""
-    writer = (
-        rows.withColumn("date", f.to_date(f.timestamp_millis("read_time")))
-        .writeStream.format("parquet")
-        .option("path", output)
-        .option("checkpointLocation", f"{output}/{CHECKPOINT}")
-        .partitionBy("queue", "date")
-        .queryName("archive")
-    )
+    dated = rows.withColumn("date", f.to_date(f.timestamp_millis("read_time"))).writeStream
+    if isinstance(output, Location):
+        options = table_options(output, _COLUMNS)
+        writer = dated.format(STORED_TABLE_FORMAT).options(**options)
+    else:
+        writer = dated.format("parquet").option("path", output).partitionBy(*_COLUMNS)
+    writer = writer.option("checkpointLocation", checkpoint).queryName("archive")
     if every is None:
         return start_query(writer.trigger(availableNow=True))
     return start_query(writer.trigger(processingTime=every))
 
 
-def read_archive(spark: SparkSession, output: str) -> DataFrame:
+def _checkpoint(spark: SparkSession, output: str | Location, given: str | None) -> str:
+    """Return the directory of the checkpoint.
+
+    Raises:
+        ConfigError: none is given, or not the one that the archive was begun with.
+    """
+    if not isinstance(output, Location):
+        if given is not None:
+            raise ConfigError(f"archive: the checkpoint is in {output}: give no other")
+        return f"{output}/{CHECKPOINT}"
+    if given is None or scheme_of(given) == output.scheme:
+        raise ConfigError(
+            f"archive: {output} is in a store, and Spark keeps its checkpoint itself: give "
+            "--checkpoint, or checkpoint= in a program, with a directory that Spark can write to, "
+            "and that stays"
+        )
+    known = {one.name for one in _entries(output / BATCHES)}
+    if known and _query_of(spark, given) not in known:
+        raise ConfigError(
+            f"archive: {output} was not begun with the checkpoint in {given}: it would get items "
+            "twice, or miss some. Give the checkpoint that it was begun with"
+        )
+    return given
+
+
+def _query_of(spark: SparkSession, checkpoint: str) -> str | None:
+    """Return Spark's name of the query that a checkpoint is of; None if there is none."""
+    try:
+        (row,) = spark.read.text(f"{checkpoint}/metadata").collect()
+    except AnalysisException:
+        return None
+    return str(json.loads(row[0])["id"])
+
+
+def _entries(location: Location) -> list[StoredFile]:
+    try:
+        return location.entries()
+    except FileNotFoundError:
+        return []
+
+
+def read_archive(
+    spark: SparkSession, output: str | Location, storage: Mapping[str, str] | None = None
+) -> DataFrame:
     """Return the table that `archive` writes; it is empty if nothing was written yet."""
     schema = StructType([*KESTREL_SCHEMA.fields, StructField("date", DateType())])
-    if not (Path(local_path(output, "output")) / "_spark_metadata").exists():
+    target = located(output, storage, "output")
+    if isinstance(target, Location):
+        is_empty = not table_files(target)
+    else:
+        is_empty = not (Path(target) / "_spark_metadata").exists()
+    if is_empty:
         return spark.createDataFrame([], schema)
-    return read_partitioned(spark, output, schema)
+    return read_partitioned(spark, target, schema)
 
 
-def archived(spark: SparkSession, output: str) -> list[ArchivedQueue]:
+def archived(
+    spark: SparkSession, output: str | Location, storage: Mapping[str, str] | None = None
+) -> list[ArchivedQueue]:
     """Return the totals of an archive, by queue."""
-    rows = read_archive(spark, output).groupBy("queue")
+    rows = read_archive(spark, output, storage).groupBy("queue")
     totals = rows.agg(f.count("*").alias("items"), f.sum("size").alias("bytes")).orderBy("queue")
     return [ArchivedQueue(**row.asDict()) for row in totals.collect()]
 
 
 def _read(
-    spark: SparkSession, options: ArchiveOptions, queues: QueueChoice, location: Path
+    spark: SparkSession, options: ArchiveOptions, queues: QueueChoice, location: Path | Location
 ) -> DataFrame:
+    storage = location.as_options() if isinstance(location, Location) else {}
     return (
         spark.readStream.format(KESTREL_FORMAT)
-        .options(**options.cluster.as_options())
+        .options(**options.cluster.as_options(), **storage)
         .option("queue", str(queues))
         .option("create_children", str(options.child is not None))
         .option("staging_location", str(location))
@@ -330,19 +408,47 @@ def _sources(output: Path, choice: QueueChoice) -> dict[Path, QueueChoice]:
     return {output / STAGING / name: QueueChoice.of_names([name]) for name in choice.names}
 
 
-def _check_same_journals(options: JournalArchiveOptions) -> None:
+def _check_same_journals(options: JournalArchiveOptions, output: str | Location) -> None:
     """Check that a query is not started again with other journals than before."""
-    output = Path(options.output)
-    if (output / STAGING).exists():
-        raise ConfigError(f"archive: {output} is an archive of live queues, not of journals")
     path = str(options.path)
     if not isinstance(options.path, Location):
         path = os.path.abspath(path)  # noqa: PTH100 # it may be a glob, and keeps links
     source = {"path": path, "queues": sorted(set(options.queues))}
-    before = json.loads(Staging(output / JOURNALS).keep_first(_SOURCE, json.dumps(source)))
+    if isinstance(output, Location):
+        _check_kept(output, JOURNALS, _SOURCE, json.dumps(source), STAGING)
+        return
+    if (Path(output) / STAGING).exists():
+        raise ConfigError(f"archive: {output} is an archive of live queues, not of journals")
+    before = json.loads(Staging(Path(output) / JOURNALS).keep_first(_SOURCE, json.dumps(source)))
     if before != source:
         queues = ", ".join(before["queues"]) or "all queues"
         raise ConfigError(
             f"archive: {output} holds {queues} of the journals in {before['path']}: archive others "
             "to another directory"
+        )
+
+
+def _check_kept(output: Location, directory: str, name: str, text: str, other: str) -> None:
+    """Check what an archive in a store is of, or take note of it.
+
+    Args:
+        output: the archive.
+        directory: the directory of the note.
+        name: the name of the note.
+        text: what the archive is to be of.
+        other: the directory that an archive of the other kind has.
+
+    Raises:
+        ConfigError: it is of something else.
+    """
+    if (output / other).exists():
+        kind = "live queues" if other == STAGING else "journals"
+        raise ConfigError(f"archive: {output} is an archive of {kind}")
+    note = output / directory / name
+    if not note.exists():
+        note.write(text.encode())
+    before = bytes(note.read()).decode()
+    if before != text:
+        raise ConfigError(
+            f"archive: {output} holds {before}, not {text}: archive others to another directory"
         )
