@@ -35,7 +35,7 @@ long that its batch is over gives its items back, because its part would never b
 
 The staging location is a directory that the driver and every executor see, on a file system with
 hard links and locks. It belongs to one query, whose name is in the file `identity`. The process of
-the query's driver keeps it locked while the query runs.
+the query's driver keeps it locked while the query runs. For one in a store see `stored_batches`.
 """
 
 import json

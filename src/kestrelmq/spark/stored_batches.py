@@ -81,7 +81,7 @@ from kestrelmq.spark.storage import Location, StoredFile
 _NAME: Final = re.compile(r"(\d{16})(?:-\d{5}-\d{5})?\.(intent|batch|late|settled|arrow)")
 _IDENTITY: Final = re.compile(r"[0-9a-f]{32}")
 _DRIVER: Final = "driver"
-_MOST_THREADS: Final = 16
+_MOST_THREADS: Final = 8
 _PLANNING_PATIENCE: Final = 600.0
 _PLANNING_PAUSE: Final = 0.05
 _FIELDS: Final = (*DATA_FIELDS, *(one for one in RESERVED_FIELDS if one.name != "read"))
