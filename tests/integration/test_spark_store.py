@@ -252,6 +252,25 @@ def test_of_two_drivers_at_once_only_the_logged_one_gives_items(
     assert counts(client) == (0, 0)
 
 
+def test_a_driver_that_is_superseded_as_it_plans_gives_its_items_back(
+    server: ServerProcess, client: Client, location: Location
+) -> None:
+    """The one that was started meanwhile does not know that they are reserved."""
+    client.put_many(QUEUE, numbered(30))
+    query = Query(location, server)
+
+    def start_another(point: str) -> None:
+        if point == "planned":
+            (identity,) = location.entries()
+            (location / identity.name / "driver").write(b"another")
+
+    with query.driver(start_another) as (driver, _):
+        start = driver.initial_offset()
+        with pytest.raises(StagingInUse, match=r"another driver .*\(another\)"):
+            driver.latest_offset(start, LIMITS)
+    assert counts(client) == (30, 0)
+
+
 def test_an_offset_that_was_not_logged_gives_its_items_back(
     server: ServerProcess, client: Client, location: Location
 ) -> None:

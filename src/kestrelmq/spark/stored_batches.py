@@ -50,6 +50,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Final, Protocol
 from uuid import uuid4
@@ -212,7 +213,7 @@ class StoredBatches:
         """Prepare; no I/O is done before the first call.
 
         Args:
-            location: the staging location; several queries may use it.
+            location: the staging location.
             servers: the servers to tell.
             connect: makes the reads of a partition.
             reached: called at every step.
@@ -298,6 +299,7 @@ class StoredBatches:
                 "the driver and every executor see"
             )
         opened = self._open(before)
+        opened.check_driver()
         serial = max(self._clock.now(), opened.last + 1, (before.serial or 0) + 1)
         opened.last = serial
         read: dict[str, list[str]] = {}
@@ -312,11 +314,14 @@ class StoredBatches:
             return None
         (opened.directory / f"{serial:016d}.batch").write(batch.to_json())
         self._reached("planned")
-        driver = bytes((opened.directory / _DRIVER).read()).decode()
-        if driver != opened.name:
-            raise StagingInUse(
-                f"another driver of the same query was started ({driver}); this one ends"
-            )
+        try:
+            opened.check_driver()
+        except StagingInUse:
+            # The other driver does not know of these.
+            for part in chain.from_iterable(batch.partitions):
+                for chunk_queue, tag, _ in part.chunks:
+                    self._servers.release(part.server, chunk_queue, tag)
+            raise
         return BatchPlan(before.epoch + 1, before.staging, queue, serial=serial)
 
     def to_read(self, plan: BatchPlan) -> list[PartsToRead]:
@@ -549,6 +554,17 @@ class _Opened:
     last: int
     late: dict[int, StoredBatch] = field(default_factory=dict)
     reserved: dict[int, dict[str, list[str]]] = field(default_factory=dict)
+
+    def check_driver(self) -> None:
+        """Raise StagingInUse if another driver of the same query was started, or all is deleted."""
+        try:
+            driver = bytes((self.directory / _DRIVER).read()).decode()
+        except FileNotFoundError:
+            raise StagingInUse(f"{self.directory} was deleted while the query runs") from None
+        if driver != self.name:
+            raise StagingInUse(
+                f"another driver of the same query was started ({driver}); this one ends"
+            )
 
 
 @contextmanager
