@@ -101,7 +101,7 @@ def test_live_queues_are_archived_once(
         ClusterOptions(server.address),
         [QUEUE, "other"],
         output,
-        max_items_per_batch=30,
+        max_items_per_batch=40,
         checkpoint=checkpoint,
         storage=store.options,
     )

@@ -25,6 +25,7 @@ from kestrelmq.spark.stored_tables import (
     TableExists,
     is_without_rows,
     table_files,
+    table_schema,
 )
 from tests.spark.spools import adds, load, random_spool, write
 from tests.support.object_store import BUCKET, SECRET_KEY, ObjectStore
@@ -127,6 +128,8 @@ def test_attempts_that_do_not_count_leave_nothing(store: ObjectStore) -> None:
     rows = [(row["queue"], row["n"]) for row in read.to_table().to_pylist()]
     assert sorted(rows, key=str) == [("q", 1), ("q", 1), ("q", 3), ("r", 4), (None, 2)]
     assert len(table_files(table)) == 3
+    assert table_schema(table).names == ["n", "queue"]
+    assert table_schema(table / table_files(table)[0]).names == ["n"]
     empty = StoredTableWriter(table, ["queue"], overwrite=True)
     empty.commit([empty.write(iter([batch.slice(0, 0)]))])
     assert is_without_rows(table)
