@@ -33,6 +33,7 @@ from kestrelmq.protocol.reserving import (
     Extend,
     ExtendOwner,
     Finish,
+    Reads,
     Release,
     Reserve,
     Retire,
@@ -229,7 +230,7 @@ def _checked(make: Callable[[], Request]) -> Request:
         raise ApiError(400, "invalid_body", str(error)) from None
 
 
-def _reads(reads: Sequence[str]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def _reads(reads: Sequence[str]) -> Reads:
     return parse_reads([read.encode() for read in reads])
 
 
