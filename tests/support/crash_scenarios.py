@@ -587,14 +587,17 @@ def journal_switched(run: Run) -> None:
     run.configure_journal(keep_journal=True)
     for _ in range(8):
         run.add(15)
-    run.kill()
-    run.leave_pack()
-    run.config = run.config.model_copy(update={"keep_journal": False})
-    run.start()
-    run.waiting.clear()
-    run.add_in_memory()
-    run.configure_journal(keep_journal=True)
-    run.add(15)
+    for has_pack in (True, False):
+        run.kill()
+        if has_pack:
+            run.leave_pack()
+        run.config = run.config.model_copy(update={"keep_journal": False})
+        run.start()
+        run.waiting.clear()
+        run.add_in_memory()
+        run.configure_journal(keep_journal=True)
+        for _ in range(8):
+            run.add(15)
 
 
 def begun_over_a_pack(run: Run) -> None:
