@@ -80,15 +80,15 @@ def test_replay_and_restore_bring_items_back(
 
 
 def test_a_report_and_its_page(spark: SparkSession, store: ObjectStore, tmp_path: Path) -> None:
-    """The same figures as in a directory."""
-    write(tmp_path / "spool" / "q", [*adds([b"gone", b"waits"]), Remove()])
-    local = report(spark, str(tmp_path / "spool"), str(tmp_path / "report"))
-    stored = report(spark, str(tmp_path / "spool"), f"s3://{BUCKET}/report", storage=store.options)
+    """The tables and the page are in the store; the figures come from there."""
+    write(tmp_path / "q", [*adds([b"gone", b"waits"]), Remove()])
+    made = report(spark, str(tmp_path), f"s3://{BUCKET}/report", storage=store.options)
 
-    assert stored.queues == local.queues
-    assert str(stored.page) == "s3://bucket/report/report.html"
-    assert isinstance(local.page, Path)
-    assert store.get("report/report.html") == local.page.read_bytes()
+    (totals,) = made.queues
+    assert (totals.queue, totals.items, totals.removed, totals.live) == ("q", 2, 1, 1)
+    assert str(made.page) == "s3://bucket/report/report.html"
+    assert b"<!doctype html>" in store.get("report/report.html")
+    assert table_files(at(store, "report/hours"))
 
 
 def test_a_table_of_no_rows_and_live_servers(
@@ -161,9 +161,11 @@ def test_a_job_that_fails_leaves_the_table_as_it_was(
     """Also when it was to replace it; what is appended is added."""
     table = at(store, "jobs")
     rows = spark.range(3000, numPartitions=2).withColumn("queue", f.lit("q"))
+    failing = rows.withColumn("id", f.expr("if(id = 2999, raise_error('no more'), id)"))
+    with pytest.raises(PySparkException, match="no more"):
+        write_parquet(failing, table, "error", "queue")
     write_parquet(rows, table, "error", "queue")
     before = files_in(table)
-    failing = rows.withColumn("id", f.expr("if(id = 2999, raise_error('no more'), id)"))
     with pytest.raises(PySparkException, match="no more"):
         write_parquet(failing, table, "overwrite", "queue")
     assert files_in(table) == before

@@ -374,7 +374,7 @@ def write_table(
     Raises:
         TableExists: there is something, and the mode is `error`.
     """
-    if mode == "error" and location.exists():
+    if mode == "error" and _is_taken(location):
         raise TableExists(
             f"{location} already exists: give --overwrite, or in a program mode='overwrite', to "
             "replace it"
@@ -385,6 +385,13 @@ def write_table(
         .mode("overwrite" if mode == "overwrite" else "append")
         .save()
     )
+
+
+def _is_taken(location: Location) -> bool:
+    """Whether there is anything but what a job has left that failed."""
+    found = [name for name, _ in location.files() if not name.startswith(f"{TEMPORARY}/")]
+    there = None if found else location.find()
+    return bool(found) or (there is not None and not there.is_directory)
 
 
 def table_options(location: Location, columns: Sequence[str]) -> dict[str, str]:
