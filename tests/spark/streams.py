@@ -1,10 +1,13 @@
 """Streams of the tests: the queue `work` of live servers to a table."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
+from kestrelmq.spark.kestrel_source import KestrelSource
 from kestrelmq.spark.session import start_query
 from tests.support.patience import PATIENCE
 
@@ -46,3 +49,23 @@ def items_in(spark: SparkSession, root: Path) -> list[bytes]:
         return []
     rows = spark.read.parquet(str(table)).orderBy("position").select("data").collect()
     return [bytes(row[0]) for row in rows]
+
+
+def register_killed(spark: SparkSession, step: str, marker: Path) -> None:
+    """Register a source whose first worker to come to a step is killed there: `kestrel.killed`."""
+
+    def reached(point: str) -> None:
+        if point == step and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class KilledSource(KestrelSource):
+        """The source, told where to die."""
+
+        @classmethod
+        def name(cls) -> str:
+            """Return the format's name."""
+            return "kestrel.killed"
+
+    KilledSource.reached = staticmethod(reached)
+    spark.dataSource.register(KilledSource)

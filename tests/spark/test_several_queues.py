@@ -13,7 +13,7 @@ from kestrelmq.spark.pipelines import ArchiveOptions, archive, archived, read_ar
 from kestrelmq.spark.pipelines.archive import ArchivedQueue
 from tests.spark.processes import SparkProcess
 from tests.spark.spools import adds, write
-from tests.spark.streams import drain, numbered, stream
+from tests.spark.streams import drain, numbered, register_killed, stream
 from tests.support.patience import PATIENCE
 from tests.support.server import running_server
 
@@ -58,11 +58,9 @@ def test_a_worker_that_is_killed_over_several_queues_is_replaced(
     spark: SparkSession, cluster: str, client: Client, tmp_path: Path
 ) -> None:
     """The task that follows it takes up what it had reserved in each queue."""
-    from tests.spark.test_stream_kills import _register_killed  # noqa: PLC0415 # its source
-
     for queue in QUEUES:
         client.put_many(queue, numbered(60))
-    _register_killed(spark, "opened", tmp_path / "killed")
+    register_killed(spark, "opened", tmp_path / "killed")
     options = {"form": "kestrel.killed", "queue": ",".join(QUEUES), "min_partitions": "4"}
     drain(stream(spark, cluster, tmp_path, **options), tmp_path)
 

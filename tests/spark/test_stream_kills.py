@@ -1,9 +1,7 @@
 """A running stream is killed, with its servers and producers, and loses nothing."""
 
 import logging
-import os
 import random
-import signal
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -13,10 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
-from kestrelmq.spark.kestrel_source import KestrelSource
 from tests.spark.processes import SparkProcess
 from tests.spark.producing import Producer
-from tests.spark.streams import QUEUE, drain, stream
+from tests.spark.streams import QUEUE, drain, register_killed, stream
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
@@ -74,7 +71,7 @@ def test_a_worker_that_is_killed_within_the_protocol_is_replaced(
             client.put_many(
                 QUEUE, [b"%d" % number for number in range(100 * place, 100 * place + 100)]
             )
-            _register_killed(spark, step, tmp_path / f"killed at {step}")
+            register_killed(spark, step, tmp_path / f"killed at {step}")
             rows = stream(spark, server.address, tmp_path, form="kestrel.killed")
             drain(rows, tmp_path)
             assert (tmp_path / f"killed at {step}").exists()
@@ -83,26 +80,6 @@ def test_a_worker_that_is_killed_within_the_protocol_is_replaced(
 
     items = rows_in(spark, tmp_path)
     assert sorted(int(item) for item, _ in items) == list(range(100 * len(TASK_STEPS)))
-
-
-def _register_killed(spark: SparkSession, step: str, marker: Path) -> None:
-    """Register a source whose first worker to come to a step is killed there."""
-
-    def reached(point: str) -> None:
-        if point == step and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    class KilledSource(KestrelSource):
-        """The source, told where to die."""
-
-        @classmethod
-        def name(cls) -> str:
-            """Return the format's name."""
-            return "kestrel.killed"
-
-    KilledSource.reached = staticmethod(reached)
-    spark.dataSource.register(KilledSource)
 
 
 @pytest.mark.soak

@@ -4,8 +4,6 @@
 """
 
 import json
-import os
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,9 +12,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
-from kestrelmq.spark.kestrel_source import KestrelSource
 from tests.spark.processes import SparkProcess
-from tests.spark.streams import QUEUE, drain, items_in, numbered, stream
+from tests.spark.streams import QUEUE, drain, items_in, numbered, register_killed, stream
 from tests.support.object_store import BUCKET, SECRET_KEY, ObjectStore
 from tests.support.server import ServerProcess
 
@@ -52,21 +49,7 @@ def test_a_worker_that_is_killed_is_replaced(
     """Spark runs its task again, which reads the same; items wait on two partitions."""
     marker = tmp_path / "killed"
 
-    def reached(point: str) -> None:
-        if point == "yielding" and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    class KilledSource(KestrelSource):
-        """The source, told where to die."""
-
-        @classmethod
-        def name(cls) -> str:
-            """Return the format's name."""
-            return "kestrel.killed"
-
-    KilledSource.reached = staticmethod(reached)
-    spark.dataSource.register(KilledSource)
+    register_killed(spark, "yielding", marker)
     options = {**staged_in(store, "worker"), "min_partitions": "2"}
     with Client(server.address) as client:
         client.put_many(QUEUE, numbered(300))
